@@ -9,16 +9,16 @@ from ..bus.port.bus import Bus
 from ..runtime.clock import Environment
 from ..schemas.names import Names, WorkerId
 from ..telemetry.logs import Log
-from .execution.executor_registry import Executors
+from .execution.executor_registry import ExecutorRegistry
 from .execution.executors.execution import MAX_COLLECTED_BYTES, ExecutorSettings
 from .pool.pool import Pool
 from .settings import WorkerSettings
-from .slots.admission_core import CoreSettings, WorkerCore
+from .slots.admission_core import AdmissionCore, CoreSettings
 from .slots.epochs import next_epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WorkerIdentity:
     """Who one worker is, what it serves, and where it lives."""
 
     worker: WorkerId
@@ -33,10 +33,10 @@ class Place:
     ambient: Environment
     log: Log
 
-    def new_core(self) -> WorkerCore:
+    def new_core(self) -> AdmissionCore:
         """Empty books, in a first epoch."""
         pool, settings = self.pool, self.settings
-        return WorkerCore(
+        return AdmissionCore(
             pool.slots if settings.slots is None else settings.slots,
             next_epoch(0, self.ambient.wall()),
             CoreSettings(
@@ -48,9 +48,9 @@ class Place:
             declared=pool.slots,
         )
 
-    def new_executors(self, on_models: Callable[[tuple[str, ...]], None]) -> Executors:
+    def new_executors(self, on_models: Callable[[tuple[str, ...]], None]) -> ExecutorRegistry:
         """Not started. `on_models` is told the ids of all loaded models after each change."""
-        return Executors(
+        return ExecutorRegistry(
             self.pool,
             settings=ExecutorSettings(
                 send_tracebacks=self.settings.send_tracebacks,

@@ -12,24 +12,24 @@ from ..schemas.messages.operations import StatsReply
 from ..schemas.names import Operation
 from ..schemas.text import count_of
 from ..telemetry.metrics.router_and_worker import WorkerMetrics
-from .execution.executor_registry import Executors
-from .execution.runner import Runs
-from .gangs.server import GangDesk
-from .identity import Place
-from .ledger.audit_journal import Journal, JournalSink
-from .ledger.core_driver import Books
-from .ledger.lease_service import Grants
+from .execution.executor_registry import ExecutorRegistry
+from .execution.runner import TaskRunner
+from .gangs.server import GangServer
+from .identity import WorkerIdentity
+from .ledger.audit_journal import AuditJournal, JournalSink
+from .ledger.core_driver import CoreDriver
+from .ledger.lease_service import LeaseService
 from .ledger.ledger_writer import LedgerWriter
-from .registration.description import Description
+from .registration.description import WorkerDescription
 from .registration.nats_service import worker_service
-from .registration.registrar import Presence, WorkerEvent
-from .slots.admission_core import WorkerCore
+from .registration.registrar import Registrar, WorkerEvent
+from .slots.admission_core import AdmissionCore
 from .slots.epochs import next_epoch
-from .wire.answer_batcher import Outbox
-from .wire.durable_jobs import Jobs
-from .wire.fast_path import Express
-from .wire.frame_server import Intake
-from .wire.operations_server import Operations
+from .wire.answer_batcher import AnswerBatcher
+from .wire.durable_jobs import DurableJobServer
+from .wire.fast_path import InlineRunner
+from .wire.frame_server import FrameServer
+from .wire.operations_server import OperationsServer
 
 SWEEP_TICKS = 4
 """What is remembered is swept every so many ticks: each second."""
@@ -40,16 +40,16 @@ _REASONS = {"frozen": "frozen: the process or its event loop stood still, as blo
 """For people, what the journal says in one word."""
 
 
-class Desk:
+class WorkerServer:
     """Made at a worker's start, on its loop, when the bucket is open."""
 
     def __init__(
         self,
-        place: Place,
+        place: WorkerIdentity,
         *,
         kv: KeyValue,
-        core: WorkerCore,
-        executors: Executors,
+        core: AdmissionCore,
+        executors: ExecutorRegistry,
         journal: JournalSink | None,
         begin_drain: Callable[[float | None], None],
         on_lost: Callable[[str], None],
@@ -73,33 +73,33 @@ class Desk:
         """Of the drain, as it was first asked for."""
         self.core = core
         self.guard = FreezeDetector(settings.freeze_after_s, self._loop.time())
-        self.journal = Journal(journal, place.worker, core, place.ambient)
+        self.journal = AuditJournal(journal, place.worker, core, place.ambient)
         self.metrics = WorkerMetrics(place.worker.pool, place.worker.worker, lambda: core.load)
         self.books = self._new_books()
         self.ledger = LedgerWriter(
             kv, place.names, place.worker, self.books.describe, ambient=place.ambient, log=place.log
         )
         self.books.ledger = self.ledger
-        self.outbox = Outbox(
+        self.outbox = AnswerBatcher(
             place.bus, lambda: (core.epoch, core.told_load), keep_bytes=settings.unsent_bytes, log=place.log
         )
         self.books.contenders, self.books.on_room = self.outbox.contenders, self.outbox.invite
-        self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
-        self.grants = Grants(self.books, settings)
-        self.jobs = Jobs(place.bus, place.names, self.books, self.outbox, log=place.log)
-        express = Express(self.books, self.runs, executors, self.outbox)
-        self.intake = Intake(
+        self.runs = TaskRunner(self.books, executors, stream_window=settings.stream_window)
+        self.grants = LeaseService(self.books, settings)
+        self.jobs = DurableJobServer(place.bus, place.names, self.books, self.outbox, log=place.log)
+        express = InlineRunner(self.books, self.runs, executors, self.outbox)
+        self.intake = FrameServer(
             place.pool, self.books, self.runs, express, self.jobs, self.grants, self.outbox, log=place.log
         )
         self.operations = self._new_operations(begin_drain)
-        self.description = Description(place, core)
+        self.description = WorkerDescription(place, core)
         self.presence = self._new_presence(kv, on_lost)
         self.gangs = self._new_gangs(kv)
         self.nats_service = worker_service(place, self.description.registration, self._counts)
 
-    def _new_books(self) -> Books:
+    def _new_books(self) -> CoreDriver:
         place = self._place
-        books = Books(
+        books = CoreDriver(
             self.core,
             place.worker,
             journal=self.journal,
@@ -110,9 +110,9 @@ class Desk:
         books.on_rest = self._at_rest.set
         return books
 
-    def _new_operations(self, begin_drain: Callable[[float | None], None]) -> Operations:
+    def _new_operations(self, begin_drain: Callable[[float | None], None]) -> OperationsServer:
         place = self._place
-        operations = Operations(
+        operations = OperationsServer(
             place.bus,
             place.pool,
             self.books,
@@ -126,9 +126,9 @@ class Desk:
         operations.serve(Operation.JOBS, self.jobs.on_list)
         return operations
 
-    def _new_presence(self, kv: KeyValue, on_lost: Callable[[str], None]) -> Presence:
+    def _new_presence(self, kv: KeyValue, on_lost: Callable[[str], None]) -> Registrar:
         place = self._place
-        return Presence(
+        return Registrar(
             place.bus,
             kv,
             place.names,
@@ -143,9 +143,9 @@ class Desk:
             log=place.log,
         )
 
-    def _new_gangs(self, kv: KeyValue) -> GangDesk:
+    def _new_gangs(self, kv: KeyValue) -> GangServer:
         place = self._place
-        return GangDesk(
+        return GangServer(
             place.bus,
             kv,
             place.names,

@@ -18,13 +18,13 @@ from ..schemas.names import CHANNEL_CHARS, Names, WorkerId
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
 from ..telemetry.logs import logger_for
-from .identity import Place
+from .identity import WorkerIdentity
 from .ledger.audit_journal import JournalSink
 from .ledger.ledger_writer import LedgerStatistics
 from .pool.health import HealthWatch
 from .pool.pool import Pool
 from .registration.registrar import WorkerEvent
-from .server import Desk
+from .server import WorkerServer
 from .settings import WorkerSettings
 from .slots.epochs import next_epoch
 
@@ -103,7 +103,7 @@ class Worker(Service[WorkerState]):
         super().__init__(f"worker {self.id}", WorkerState)
         self._log = logger_for("worker", pool=self.id.pool, worker=self.id.worker)
         instance = ambient.token()
-        self._place = Place(
+        self._place = WorkerIdentity(
             worker=self.id,
             instance=instance,
             channel=self._channel_of(instance),
@@ -118,7 +118,7 @@ class Worker(Service[WorkerState]):
         self.core = self._place.new_core()
         """The books; for tests and statistics, not to be changed from outside."""
         self._executors = self._place.new_executors(self._on_models)
-        self._desk: Desk | None = None
+        self._desk: WorkerServer | None = None
         self._subscription: Subscription | None = None
         self._forget_connection = _nothing
         self._leaving: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class Worker(Service[WorkerState]):
         bus = self.bus
         patiently = StartPatience(self.settings.start_timeout_s, self._log)
         kv = await patiently(lambda: bus.bucket(self.names.ledger_bucket, self.settings.bucket))
-        desk = self._desk = Desk(
+        desk = self._desk = WorkerServer(
             self._place,
             kv=kv,
             core=self.core,
@@ -241,7 +241,7 @@ class Worker(Service[WorkerState]):
         await self._executors.stop()
         self._closed.set()
 
-    async def _drain(self, desk: Desk) -> None:
+    async def _drain(self, desk: WorkerServer) -> None:
         while not self.core.may_leave:
             self._grace.clear()
             left_s = self._leave_by - desk.books.now()
@@ -288,7 +288,7 @@ class Worker(Service[WorkerState]):
         if self._subscription is not None:
             self._log.info("left", extra={"action": "worker.left"})
 
-    async def _clear(self, desk: Desk) -> None:
+    async def _clear(self, desk: WorkerServer) -> None:
         now = desk.books.now()
         if self._subscription is not None and not self.core.draining:
             # A start that failed when routers may have known of us already.

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .schemas.records.gangs import Bundle as Bundle
     from .schemas.records.jobs import JobState as JobState
     from .worker.context.gang_context import GangContext as GangContext
-    from .worker.context.gang_context import GangMember as GangMember
+    from .worker.context.gang_context import GangPeer as GangPeer
     from .worker.context.task_context import TaskContext as TaskContext
     from .worker.context.task_context import current_task as current_task
     from .worker.pool.middleware import CallNext as CallNext
@@ -81,7 +81,7 @@ _PUBLIC = {
     "Environment": "runtime.clock",
     "Gang": "dispatcher.gangs.gang",
     "GangContext": "worker.context.gang_context",
-    "GangMember": "worker.context.gang_context",
+    "GangPeer": "worker.context.gang_context",
     "GanglineError": "schemas.errors.base",
     "Gateway": "dispatcher.gateway.gateway",
     "GatewaySettings": "dispatcher.gateway.gateway",
@@ -117,6 +117,7 @@ _PUBLIC = {
 # Public under another name before: the old name works for one more release, and warns.
 _RENAMED = {
     "Ambient": "Environment",
+    "GangMember": "GangPeer",
 }
 
 __all__ = [
@@ -138,7 +139,7 @@ __all__ = [
     "Environment",
     "Gang",
     "GangContext",
-    "GangMember",
+    "GangPeer",
     "GanglineError",
     "Gateway",
     "GatewaySettings",

@@ -12,7 +12,7 @@ from gangline.dispatcher.leases import held_slots as hold_module
 from gangline.schemas.wire.frames import Frame
 from gangline.testing.sim.plan.clocks import with_clocks
 from gangline.testing.sim.plan.plan import Plan, draw_plan
-from gangline.worker.slots.admission_core import WorkerCore
+from gangline.worker.slots.admission_core import AdmissionCore
 
 from .mutants import mutant
 
@@ -31,16 +31,16 @@ def the_margin_of_a_lease_is_for_clocks_that_hardly_differ(patch: pytest.MonkeyP
 
 @clock_mutant("outcome")
 def a_deadline_travels_as_a_time_of_the_callers_clock(patch: pytest.MonkeyPatch) -> None:
-    frame, admit = Order.frame, WorkerCore.admit
+    frame, admit = Order.frame, AdmissionCore.admit
 
     def absolute(self: Order, *args: Any) -> Frame:
         made = frame(self, *args)
         return made if self.deadline is None else (*made[:5], round(self.deadline * 1000), *made[6:])
 
     def compared(
-        self: WorkerCore, sender: Any, task_id: int, cost: int, token: Any, deadline_at: float, now: float
+        self: AdmissionCore, sender: Any, task_id: int, cost: int, token: Any, deadline_at: float, now: float
     ) -> Any:
         return admit(self, sender, task_id, cost, token, deadline_at - now, now)
 
     patch.setattr(Order, "frame", absolute)
-    patch.setattr(WorkerCore, "admit", compared)
+    patch.setattr(AdmissionCore, "admit", compared)

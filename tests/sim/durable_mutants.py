@@ -37,10 +37,10 @@ from gangline.schemas.wire.frames import Frame, Reason
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan, draw_unheard_plan
 from gangline.testing.sim.plan.durable_plan import JobKind
 from gangline.testing.sim.plan.plan import Accident, Plan
-from gangline.worker.slots.admission_core import WorkerCore
-from gangline.worker.slots.request_dedup import Sender
-from gangline.worker.wire.durable_jobs import JobName, Jobs
-from gangline.worker.wire.frame_responder import FrameCaller
+from gangline.worker.slots.admission_core import AdmissionCore
+from gangline.worker.slots.request_dedup import RouterHistory
+from gangline.worker.wire.durable_jobs import DurableJobServer, JobName
+from gangline.worker.wire.frame_responder import FrameResponder
 
 from .mutants import has, mutant
 
@@ -155,7 +155,7 @@ def a_failing_task_is_tried_once_more_than_it_may(patch: pytest.MonkeyPatch) -> 
 
 @durable_mutant("roll-out", needs=_rolls_out, seeds=60)
 def a_draining_worker_leaves_before_its_ends_are_stored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkerCore, "may_leave", property(lambda self: self.at_rest))
+    patch.setattr(AdmissionCore, "may_leave", property(lambda self: self.at_rest))
 
 
 @durable_mutant("roll-out", needs=_rolls_out, seeds=60)
@@ -184,12 +184,14 @@ def a_new_dispatcher_looks_only_at_what_runs(patch: pytest.MonkeyPatch) -> None:
 
 @durable_mutant("busy")
 def a_refused_attach_is_repeated_at_once(patch: pytest.MonkeyPatch) -> None:
-    original = Jobs.attach
+    original = DurableJobServer.attach
 
-    def attach(self: Jobs, name: JobName, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> Any:
+    def attach(
+        self: DurableJobServer, name: JobName, sender: RouterHistory, caller: FrameResponder, frame: Frame, now: float
+    ) -> Any:
         return Reason.FULL if name.attach else original(self, name, sender, caller, frame, now)
 
-    patch.setattr(Jobs, "attach", attach)
+    patch.setattr(DurableJobServer, "attach", attach)
     patch.setattr(flights_module, "_ATTACH_AGAIN_S", 0.001)
 
 

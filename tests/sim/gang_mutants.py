@@ -29,7 +29,7 @@ from gangline.schemas.records.gangs import LeaderRecord
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.gang_plan import BadStart, Breaking, GangKind
 from gangline.testing.sim.plan.plan import POOLS, Accident, Plan
-from gangline.worker.gangs.member_tasks import GangSeats
+from gangline.worker.gangs.member_tasks import MemberTasks
 from gangline.worker.gangs.reconciler import form_request_of
 
 from .mutants import has, mutant
@@ -133,12 +133,12 @@ def the_record_of_a_gang_has_the_size_of_the_generation_before(patch: pytest.Mon
 
 @gang_mutant("L8", needs=_breaks(Breaking.FAIL))
 def members_are_not_stopped_with_their_gang(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GangSeats, "_runs_on", lambda self, seats: [])
+    patch.setattr(MemberTasks, "_runs_on", lambda self, seats: [])
 
 
 @gang_mutant("L8", needs=_breaks(Breaking.STUBBORN))
 def who_does_not_stop_when_told_is_let_be(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GangSeats, "insist", lambda self, leaving: 0)
+    patch.setattr(MemberTasks, "insist", lambda self, leaving: 0)
 
 
 @gang_mutant("L8")

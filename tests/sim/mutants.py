@@ -29,9 +29,9 @@ from gangline.testing.sim.calls.slots import WorkerModel
 from gangline.testing.sim.plan.plan import Accident, Plan, draw_plan
 from gangline.testing.sim.run import Report, run
 from gangline.worker.ledger.ledger_writer import LedgerWriter
-from gangline.worker.server import Desk
-from gangline.worker.slots.admission_core import WorkerCore
-from gangline.worker.slots.lease_table import Change, Lease, LeaseTable, Refusal
+from gangline.worker.server import WorkerServer
+from gangline.worker.slots.admission_core import AdmissionCore
+from gangline.worker.slots.lease_table import GrantedLease, LeaseTable, LeaseTransition, Refusal
 from gangline.worker.slots.limiter import SlotLimiter
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -131,22 +131,22 @@ def one_slot_too_many_is_granted(patch: pytest.MonkeyPatch) -> None:
         return True
 
     patch.setattr(SlotLimiter, "reserve_nowait", reserve_nowait)
-    patch.setattr(WorkerCore, "_no_room", lambda self, slots: Refusal.DRAINING if self.draining else None)
+    patch.setattr(AdmissionCore, "_no_room", lambda self, slots: Refusal.DRAINING if self.draining else None)
 
 
 @mutant("L1")
 def a_task_costs_one_slot_whatever_it_declares(patch: pytest.MonkeyPatch) -> None:
-    admit = WorkerCore.admit
+    admit = AdmissionCore.admit
 
-    def cheap(self: WorkerCore, sender: Any, task_id: int, cost: int, *rest: Any, **named: Any) -> Any:
+    def cheap(self: AdmissionCore, sender: Any, task_id: int, cost: int, *rest: Any, **named: Any) -> Any:
         return admit(self, sender, task_id, 1, *rest, **named)
 
-    patch.setattr(WorkerCore, "admit", cheap)
+    patch.setattr(AdmissionCore, "admit", cheap)
 
 
 @mutant("L1", needs=twins_hear_the_same, seeds=160)
 def a_woken_worker_serves_before_its_id_is_confirmed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Desk, "_doubt", lambda self: self.new_epoch("frozen"))
+    patch.setattr(WorkerServer, "_doubt", lambda self: self.new_epoch("frozen"))
 
 
 # -- L2: balance --------------------------------------------------------------------------------------------------
@@ -155,7 +155,9 @@ def a_woken_worker_serves_before_its_id_is_confirmed(patch: pytest.MonkeyPatch) 
 @mutant("L2")
 def a_failing_use_of_a_lease_keeps_its_slots(patch: pytest.MonkeyPatch) -> None:
     def release(self: SlotLimiter, lease: object) -> int:
-        return 0 if isinstance(lease, Lease) and lease.single_use and not lease.claimed else original(self, lease)
+        return (
+            0 if isinstance(lease, GrantedLease) and lease.single_use and not lease.claimed else original(self, lease)
+        )
 
     original = SlotLimiter.release
     patch.setattr(SlotLimiter, "release", release)
@@ -175,7 +177,7 @@ def a_finished_task_gives_back_twice(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("L2")
 def slots_of_a_lease_that_ended_meanwhile_are_not_freed(patch: pytest.MonkeyPatch) -> None:
-    def give_back(self: LeaseTable, lease: Lease, task: object) -> None:
+    def give_back(self: LeaseTable, lease: GrantedLease, task: object) -> None:
         lease.busy -= self._limiter.finish(task, lease)
 
     patch.setattr(LeaseTable, "give_back", give_back)
@@ -186,7 +188,9 @@ def slots_of_a_lease_that_ended_meanwhile_are_not_freed(patch: pytest.MonkeyPatc
 
 @mutant("L3")
 def a_single_use_token_stays_good_after_its_task(patch: pytest.MonkeyPatch) -> None:
-    def use(self: LeaseTable, lease: Lease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
+    def use(
+        self: LeaseTable, lease: GrantedLease, task: object, slots: int, due_at: float, now: float
+    ) -> Refusal | None:
         if slots > lease.slots - lease.busy:
             return Refusal.LEASE_BUSY
         self._limiter.start(lease, task, slots)
@@ -205,7 +209,9 @@ def a_selection_can_be_dispatched_again(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("L3")
 def a_lease_runs_more_than_its_slots(patch: pytest.MonkeyPatch) -> None:
-    def use(self: LeaseTable, lease: Lease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
+    def use(
+        self: LeaseTable, lease: GrantedLease, task: object, slots: int, due_at: float, now: float
+    ) -> Refusal | None:
         if slots > lease.slots - lease.busy:
             # "There is room on the worker, so why not."
             return None if self._limiter.run_nowait(task, slots) else Refusal.LEASE_BUSY
@@ -223,12 +229,12 @@ def a_lease_runs_more_than_its_slots(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("L4")
 def unclaimed_grants_wait_for_a_minute(patch: pytest.MonkeyPatch) -> None:
-    original = WorkerCore.reserve
+    original = AdmissionCore.reserve
 
-    def reserve(self: WorkerCore, *args: Any, claim_s: float, **rest: Any) -> Any:
+    def reserve(self: AdmissionCore, *args: Any, claim_s: float, **rest: Any) -> Any:
         return original(self, *args, claim_s=60.0, **rest)
 
-    patch.setattr(WorkerCore, "reserve", reserve)
+    patch.setattr(AdmissionCore, "reserve", reserve)
 
 
 @mutant("L4")
@@ -241,7 +247,7 @@ def nothing_expires_by_itself(patch: pytest.MonkeyPatch) -> None:
 def a_used_lease_never_expires(patch: pytest.MonkeyPatch) -> None:
     original = LeaseTable.extend
 
-    def extend(self: LeaseTable, lease: Lease, due_at: float) -> None:
+    def extend(self: LeaseTable, lease: GrantedLease, due_at: float) -> None:
         original(self, lease, due_at + 30.0)
 
     patch.setattr(LeaseTable, "extend", extend)
@@ -252,7 +258,7 @@ def a_used_lease_never_expires(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("L5", needs=has(Accident.WORKER_FREEZE, 0.6, 1.0), seeds=300)
 def an_overdue_lease_is_good_until_the_timer_comes(patch: pytest.MonkeyPatch) -> None:
-    def find(self: LeaseTable, token: str, now: float) -> Lease | Refusal:
+    def find(self: LeaseTable, token: str, now: float) -> GrantedLease | Refusal:
         lease = self.living.get(token)
         return Refusal.UNKNOWN_TOKEN if lease is None else lease
 
@@ -280,8 +286,8 @@ def a_holder_measures_from_the_answer_and_trusts_too_long(patch: pytest.MonkeyPa
 def the_leases_of_an_older_epoch_stay_good(patch: pytest.MonkeyPatch) -> None:
     original = LeaseTable.end
 
-    def end(self: LeaseTable, lease: Lease, change: Change, now: float) -> None:
-        if change is not Change.DROP:
+    def end(self: LeaseTable, lease: GrantedLease, change: LeaseTransition, now: float) -> None:
+        if change is not LeaseTransition.DROP:
             original(self, lease, change, now)
 
     patch.setattr(LeaseTable, "end", end)
@@ -313,20 +319,20 @@ def released_leases_are_left_to_expire_in_the_ledger(patch: pytest.MonkeyPatch) 
 
 @mutant("L11", needs=has(Accident.DRAIN), seeds=200)
 def a_draining_worker_goes_on_granting(patch: pytest.MonkeyPatch) -> None:
-    def no_room(self: WorkerCore, slots: int) -> Refusal | None:
+    def no_room(self: AdmissionCore, slots: int) -> Refusal | None:
         return Refusal.FULL if slots > self._limiter.free else None
 
-    patch.setattr(WorkerCore, "_no_room", no_room)
+    patch.setattr(AdmissionCore, "_no_room", no_room)
 
 
 @mutant("L11", needs=has(Accident.DRAIN))
 def a_draining_worker_refuses_what_it_granted(patch: pytest.MonkeyPatch) -> None:
-    original = WorkerCore._admit_on_lease
+    original = AdmissionCore._admit_on_lease
 
-    def admit(self: WorkerCore, *args: Any, **rest: Any) -> Any:
+    def admit(self: AdmissionCore, *args: Any, **rest: Any) -> Any:
         return Refusal.DRAINING if self.draining else original(self, *args, **rest)
 
-    patch.setattr(WorkerCore, "_admit_on_lease", admit)
+    patch.setattr(AdmissionCore, "_admit_on_lease", admit)
 
 
 @mutant("L11", needs=has(Accident.DRAIN))
@@ -374,18 +380,18 @@ def a_router_forgets_to_count_down(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("L12")
 def the_heartbeat_tells_a_load_of_long_ago(patch: pytest.MonkeyPatch) -> None:
-    from gangline.worker.registration.description import Description
+    from gangline.worker.registration.description import WorkerDescription
 
     busy: dict[object, Any] = {}
-    original = Description.heartbeat
+    original = WorkerDescription.heartbeat
 
-    def heartbeat(self: Description) -> Any:
+    def heartbeat(self: WorkerDescription) -> Any:
         beat = original(self)
         if beat.running + beat.reserved:
             busy[self] = beat
         return busy.get(self, beat)
 
-    patch.setattr(Description, "heartbeat", heartbeat)
+    patch.setattr(WorkerDescription, "heartbeat", heartbeat)
 
 
 # -- outcomes -----------------------------------------------------------------------------------------------------
@@ -393,7 +399,7 @@ def the_heartbeat_tells_a_load_of_long_ago(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("outcome")
 def a_duplicate_runs_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkerCore, "repeated", lambda self, sender, task_id: None)
+    patch.setattr(AdmissionCore, "repeated", lambda self, sender, task_id: None)
 
 
 @mutant("outcome", needs=has(Accident.WORKER_CRASH), seeds=80)
@@ -439,8 +445,8 @@ def a_reserve_is_awaited_past_its_callers_deadline(patch: pytest.MonkeyPatch) ->
 
 
 def _wakes_as_if_nothing_had_happened(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Desk, "_doubt", lambda self: self.new_epoch("frozen"))
-    patch.setattr(Desk, "fence", lambda self: self.new_epoch("id taken"))
+    patch.setattr(WorkerServer, "_doubt", lambda self: self.new_epoch("frozen"))
+    patch.setattr(WorkerServer, "fence", lambda self: self.new_epoch("id taken"))
 
 
 @mutant("outcome", needs=twins_hear_the_same, seeds=80)

@@ -14,7 +14,7 @@ from .task_context import TaskContext, wait_in_thread
 R = TypeVar("R")
 
 
-class GangTalk(Protocol):
+class Collectives(Protocol):
     """Collective calls of the members in one run; see worker.gangs.collectives. Only for the worker's event loop."""
 
     async def barrier(self) -> None: ...
@@ -25,7 +25,7 @@ class GangTalk(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GangMember:
+class GangPeer:
     """One member, as all of them see it."""
 
     rank: int
@@ -41,13 +41,13 @@ class GangMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GangFacts:
+class GangInfo:
     """The plain facts of a GangContext; what child processes are given."""
 
     id: str
     generation: int
     rank: int
-    members: tuple[GangMember, ...]
+    members: tuple[GangPeer, ...]
     rendezvous: HostPort | None
     fence: int
     owner: str = ""
@@ -55,13 +55,13 @@ class GangFacts:
 
 
 @dataclass(slots=True, kw_only=True)
-class GangLink:
+class GangBinding:
     """How a context reaches its gang. `talk` and `latest` are called on `loop`; `fail` in any thread."""
 
     loop: asyncio.AbstractEventLoop
-    talk: Callable[[GangFacts], GangTalk]
+    talk: Callable[[GangInfo], Collectives]
     fail: Callable[[str], None]
-    latest: Callable[[], GangFacts | None]
+    latest: Callable[[], GangInfo | None]
 
 
 class GangContext:
@@ -93,9 +93,9 @@ class GangContext:
         "run",
     )
 
-    def __init__(self, facts: GangFacts) -> None:
+    def __init__(self, facts: GangInfo) -> None:
         self._facts = facts
-        self._link: GangLink | None = None
+        self._link: GangBinding | None = None
         self._task: TaskContext | None = None
         self.id = facts.id
         self.generation = facts.generation
@@ -112,7 +112,7 @@ class GangContext:
         return len(self.members)
 
     @property
-    def me(self) -> GangMember:
+    def me(self) -> GangPeer:
         """This member."""
         return self.members[self.rank]
 
@@ -174,19 +174,19 @@ class GangContext:
         later._link, later._task = self._link, self._task
         return later
 
-    def _need(self) -> GangLink:
+    def _need(self) -> GangBinding:
         if self._link is None:
             raise LookupError("this context was not made by a running worker, so it reaches no gang")
         return self._link
 
-    async def _together(self, call: Callable[[GangTalk], Coroutine[Any, Any, R]]) -> R:
+    async def _together(self, call: Callable[[Collectives], Coroutine[Any, Any, R]]) -> R:
         link = self._need()
         if asyncio.get_running_loop() is link.loop:
             return await call(link.talk(self._facts))
         # An `async def` task in a thread has a loop of its own there.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._there(call), link.loop))
 
-    def _blocking(self, call: Callable[[GangTalk], Coroutine[Any, Any, R]]) -> R:
+    def _blocking(self, call: Callable[[Collectives], Coroutine[Any, Any, R]]) -> R:
         link = self._need()
         try:
             asyncio.get_running_loop()
@@ -200,10 +200,10 @@ class GangContext:
             return link.loop.run_until_complete(self._there(call))
         return wait_in_thread(self._task, asyncio.run_coroutine_threadsafe(self._there(call), link.loop))
 
-    async def _there(self, call: Callable[[GangTalk], Coroutine[Any, Any, R]]) -> R:
+    async def _there(self, call: Callable[[Collectives], Coroutine[Any, Any, R]]) -> R:
         return await call(self._need().talk(self._facts))
 
-    def __reduce__(self) -> tuple[type[GangContext], tuple[GangFacts]]:
+    def __reduce__(self) -> tuple[type[GangContext], tuple[GangInfo]]:
         return GangContext, (self._facts,)
 
     def __repr__(self) -> str:
@@ -214,21 +214,21 @@ class GangContext:
 # pyright: reportPrivateUsage=false
 
 
-def link(context: GangContext, to: GangLink, task: TaskContext | None = None) -> None:
+def link(context: GangContext, to: GangBinding, task: TaskContext | None = None) -> None:
     """Connect it to the worker's side."""
     context._link = to
     context._task = task
 
 
-def facts_of(form: FormRequest, rank: int, run: int = 0) -> GangFacts:
+def facts_of(form: FormRequest, rank: int, run: int = 0) -> GangInfo:
     """The facts of one rank of a formed gang."""
     first = {seat.rank: seat for seat in form.seats if seat.part == 0}
-    return GangFacts(
+    return GangInfo(
         id=form.gang,
         generation=form.generation,
         rank=rank,
         members=tuple(
-            GangMember(
+            GangPeer(
                 rank=seat.rank,
                 pool=seat.pool,
                 worker=f"{seat.pool}.{seat.worker}",

@@ -44,7 +44,7 @@ class PoolResources(Protocol):
     def max_models(self) -> int: ...
 
 
-class Scope:
+class Lifespans:
     """Opened before the first task, closed after the last. Child processes have their own."""
 
     def __init__(self, pool: PoolResources, on_models: Callable[[tuple[str, ...]], None] | None = None) -> None:

@@ -51,7 +51,7 @@ def written(value: Any, where: str) -> Any:
     return plain
 
 
-class ProgressFeed:
+class ProgressPublisher:
     """The reports of one execution. But for `report`, only used on the event loop."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.

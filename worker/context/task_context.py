@@ -13,7 +13,7 @@ from .progress import Progress, written
 
 if TYPE_CHECKING:
     from .gang_context import GangContext
-    from .lifespans import Scope
+    from .lifespans import Lifespans
 
 R = TypeVar("R")
 
@@ -108,7 +108,7 @@ class TaskContext:
         self._gang = gang
         self._progress: Progress | None = None
         self._reason: GanglineError | None = None
-        self._scope: Scope | None = None
+        self._scope: Lifespans | None = None
         self._ended = False
         self._waiting: Future[Any] | None = None
         """What a thread of this execution blocks on; cancelled with it."""
@@ -200,7 +200,7 @@ class TaskContext:
         """`model()` for code that runs in a thread or a child process, as plain `def` tasks do."""
         return self._owner().model_blocking(self)
 
-    def _owner(self) -> Scope:
+    def _owner(self) -> Lifespans:
         if self._ended:
             raise LookupError("this task has ended: code that outlives it has no resources and no models")
         if self._scope is None:
@@ -216,7 +216,7 @@ class TaskContext:
 # pyright: reportPrivateUsage=false
 
 
-def attach(context: TaskContext, scope: Scope) -> None:
+def attach(context: TaskContext, scope: Lifespans) -> None:
     """Give it the worker's resources and models."""
     context._scope = scope
 

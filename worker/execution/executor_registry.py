@@ -1,4 +1,4 @@
-"""`Executors`: runs bound calls, each where its task wants to run."""
+"""`ExecutorRegistry`: runs bound calls, each where its task wants to run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Callable
 
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings
-from ..context.lifespans import Scope
+from ..context.lifespans import Lifespans
 from ..context.task_context import TaskContext, attach, end
 from ..pool.declared_task import BoundCall, DeclaredTask, ExecutorKind, Outcome, Shape
 from ..pool.pool import Pool
-from .executors.event_loop import LoopRun
-from .executors.execution import DEFAULT_WINDOW, ExecutorSettings, OnDone, OnItem, Run, Site
+from .executors.event_loop import CoroutineExecution
+from .executors.execution import DEFAULT_WINDOW, ExecutionSite, ExecutorSettings, OnDone, OnItem, TaskExecution
 from .executors.failures import failure_of
-from .executors.middleware import WrappedRun
-from .executors.processes.pool import Processes, ProcessRun
+from .executors.middleware import MiddlewareExecution
+from .executors.processes.pool import ProcessExecution, ProcessPool
 from .executors.stepper import Stepper
-from .executors.threads import ThreadRun, Threads
+from .executors.threads import ThreadExecution, ThreadExecutor
 
 
-class Executors:
+class ExecutorRegistry:
     """Owned by one worker. `start()` before the first launch; `stop()` when nothing runs any more."""
 
     def __init__(
@@ -38,9 +38,9 @@ class Executors:
         self._pool = pool
         self._settings = settings or ExecutorSettings()
         self._on_models = on_models
-        self._scope = Scope(pool, lambda _: self._models_changed())
-        self._threads = Threads(f"gangline-{pool.name}")
-        self._processes = Processes(pool, self._settings, self._models_changed)
+        self._scope = Lifespans(pool, lambda _: self._models_changed())
+        self._threads = ThreadExecutor(f"gangline-{pool.name}")
+        self._processes = ProcessPool(pool, self._settings, self._models_changed)
         self._models: tuple[str, ...] = ()
         self._middleware = tuple(pool.middlewares)
         self._plain: frozenset[DeclaredTask] = frozenset()
@@ -59,8 +59,8 @@ class Executors:
         for task in self._pool.tasks.values():
             task.prepare()
         self._middleware = tuple(self._pool.middlewares)
-        self._threads = Threads(f"gangline-{self._pool.name}")
-        self._processes = Processes(self._pool, self._settings, self._models_changed)
+        self._threads = ThreadExecutor(f"gangline-{self._pool.name}")
+        self._processes = ProcessPool(self._pool, self._settings, self._models_changed)
         self._plain = frozenset(task for task in self._pool.tasks.values() if self._is_plain(task))
         await self._scope.open()
         try:
@@ -71,7 +71,7 @@ class Executors:
             raise
         loop = asyncio.get_running_loop()
         self._stepper = Stepper(loop)
-        self._site = Site(loop=loop, scope=self._scope, settings=self._settings, stepper=self._stepper)
+        self._site = ExecutionSite(loop=loop, scope=self._scope, settings=self._settings, stepper=self._stepper)
         self._running = True
 
     async def stop(self) -> None:
@@ -105,7 +105,7 @@ class Executors:
         window: int = DEFAULT_WINDOW,
         on_abandoned: OnDone | None = None,
         wrapped: bool = True,
-    ) -> Run:
+    ) -> TaskExecution:
         """Run it. All callbacks come on the loop, and never before this returns.
 
         It is stopped at the task's own `timeout_s`, and `context.deadline` is moved there if that comes first. The
@@ -133,18 +133,18 @@ class Executors:
         if self._middleware and wrapped:
             return self._wrap(call, context, on_done, on_item, window, on_abandoned)
         self._launched += 1
-        run: LoopRun | ThreadRun | ProcessRun
+        run: CoroutineExecution | ThreadExecution | ProcessExecution
         if task.executor is ExecutorKind.ASYNC:
-            run = LoopRun(call, context, self._site, on_done, on_item, on_abandoned)
+            run = CoroutineExecution(call, context, self._site, on_done, on_item, on_abandoned)
             if task.timeout_s is not None:
                 run.arm()
             run.start(window)
         elif task.executor is ExecutorKind.PROCESS:
-            run = ProcessRun(call, context, self._site, on_done, on_item, on_abandoned)
+            run = ProcessExecution(call, context, self._site, on_done, on_item, on_abandoned)
             run.arm()
             run.start(window, self._processes)
         else:
-            run = ThreadRun(call, context, self._site, on_done, on_item, on_abandoned)
+            run = ThreadExecution(call, context, self._site, on_done, on_item, on_abandoned)
             run.arm()
             run.start(window, self._threads)
         return run
@@ -157,8 +157,8 @@ class Executors:
         on_item: OnItem | None,
         window: int,
         on_abandoned: OnDone | None,
-    ) -> Run:
-        def launch(on_done: OnDone, on_item: OnItem | None, on_abandoned: OnDone, window: int) -> Run:
+    ) -> TaskExecution:
+        def launch(on_done: OnDone, on_item: OnItem | None, on_abandoned: OnDone, window: int) -> TaskExecution:
             inner = self.launch(
                 call,
                 context,
@@ -171,7 +171,7 @@ class Executors:
             inner.inner = True
             return inner
 
-        run = WrappedRun(call, context, self._site, on_done, on_item, on_abandoned)
+        run = MiddlewareExecution(call, context, self._site, on_done, on_item, on_abandoned)
         run.arm()
         run.start(window, self._middleware, launch)
         return run
@@ -197,7 +197,7 @@ class Executors:
         return self._plain
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> Lifespans:
         """What executions may ask for; see `launch`."""
         return self._scope
 

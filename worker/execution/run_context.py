@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ..context.task_context import TaskContext
-from ..ledger.core_driver import Books
+from ..ledger.core_driver import CoreDriver
 from ..slots.request_dedup import TaskRecord
 
 if TYPE_CHECKING:
-    from ..context.lifespans import Scope
+    from ..context.lifespans import Lifespans
 
 
 class RunContext(TaskContext):
@@ -21,12 +21,12 @@ class RunContext(TaskContext):
         self,
         record: TaskRecord,
         method: str,
-        books: Books,
+        books: CoreDriver,
         token: str | None,
         trace: str | None,
         meta: dict[str, Any] | None,
         deadline_at: float | None,
-        scope: Scope | None = None,
+        scope: Lifespans | None = None,
     ) -> None:
         self.deadline = deadline_at
         self._scope = scope

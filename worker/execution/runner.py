@@ -13,24 +13,24 @@ from ...telemetry.logs import logger_for
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..context.progress import Progress
 from ..context.task_context import TaskContext, report_to
-from ..ledger.core_driver import Books
+from ..ledger.core_driver import CoreDriver
 from ..pool.declared_task import BoundCall, CancelReason, DeclaredTask, Execution, Outcome
-from ..slots.job_table import Job
-from ..slots.lease_table import Lease
-from ..slots.request_dedup import Sender, TaskRecord
-from .executor_registry import Executors
+from ..slots.job_table import RunningJob
+from ..slots.lease_table import GrantedLease
+from ..slots.request_dedup import RouterHistory, TaskRecord
+from .executor_registry import ExecutorRegistry
 from .run_context import RunContext, unique
-from .start_gate import Gate
+from .start_gate import StartGate
 
 MAX_STREAM_WINDOW = 100_000
 """Larger windows are not believed."""
 
 
-class Caller(Protocol):
+class ResultSink(Protocol):
     """Who gets the answer of one run: a router by frames, or a requester in another language."""
 
     @property
-    def job(self) -> Job | None:
+    def job(self) -> RunningJob | None:
         """The durable job that the run is an execution of. Then it is answered when its code has stopped, not when it
         is told to stop: the next attempt must not meet this one."""
         ...
@@ -40,29 +40,31 @@ class Caller(Protocol):
         """Where it says how far it is, if it is such."""
         ...
 
-    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+    def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
         """Called exactly once for each run; returns the error that was answered: a result may not fit a message."""
         ...
 
-    def item(self, run: Run, sequence: int, value: Any) -> None:
+    def item(self, run: TaskRun, sequence: int, value: Any) -> None:
         """One item of a stream; never called when the caller did not ask for a stream."""
         ...
 
 
-class Seats(Protocol):
+class MemberSeats(Protocol):
     """What the worker's gangs have to do with runs on their seats."""
 
-    def attach(self, lease: Lease, context: TaskContext, run: int, generation: int) -> asyncio.Future[None] | None:
+    def attach(
+        self, lease: GrantedLease, context: TaskContext, run: int, generation: int
+    ) -> asyncio.Future[None] | None:
         """Give the task its gang. A future: the member has not begun yet (or was not told of that generation), and the
         task starts when it has, or fails with the future's exception."""
         ...
 
-    def ended(self, lease: Lease, context: TaskContext, outcome: Outcome) -> None:
+    def ended(self, lease: GrantedLease, context: TaskContext, outcome: Outcome) -> None:
         """The task's code has stopped; it is off its slots."""
         ...
 
 
-class Run:
+class TaskRun:
     """One execution. Its record holds the slots until the code has really stopped; its caller may hear earlier."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
@@ -74,11 +76,13 @@ class Run:
     _uncredited = 0
     """Items that were sent and are not known to have been read."""
     context: TaskContext | None = None
-    gate: Gate | None = None
+    gate: StartGate | None = None
     """What keeps it from beginning, where it was to be held."""
     span: Span = NO_SPAN
 
-    def __init__(self, runs: Runs, record: TaskRecord, task: DeclaredTask, caller: Caller, now: float) -> None:
+    def __init__(
+        self, runs: TaskRunner, record: TaskRecord, task: DeclaredTask, caller: ResultSink, now: float
+    ) -> None:
         self._runs = runs
         self.record = record
         self.task = task
@@ -153,15 +157,15 @@ class Run:
         return f"<Run {self.task.full_name} {self.record!r}>"
 
 
-class Runs:
+class TaskRunner:
     """All runs of one worker: starts them, counts them, cancels them."""
 
-    def __init__(self, books: Books, executors: Executors, *, stream_window: int) -> None:
+    def __init__(self, books: CoreDriver, executors: ExecutorRegistry, *, stream_window: int) -> None:
         self._books = books
         self._executors = executors
         self._stream_window = stream_window
         self._worker: WorkerId = books.worker
-        self.seats: Seats | None = None
+        self.seats: MemberSeats | None = None
         """Looks after runs on seats of gangs."""
         self._log = logger_for("worker", pool=self._worker.pool, worker=self._worker.worker)
         self.counts = dict.fromkeys(("started", "succeeded", "failed", "cancelled", "crashed"), 0)
@@ -170,19 +174,19 @@ class Runs:
         self,
         record: TaskRecord,
         call: BoundCall,
-        caller: Caller,
+        caller: ResultSink,
         *,
         token: str | None,
         deadline_at: float | None,
         trace: str | None,
         meta: dict[str, Any] | None,
         stream: bool,
-        held: Callable[[Run], None] | None = None,
-    ) -> Run:
+        held: Callable[[TaskRun], None] | None = None,
+    ) -> TaskRun:
         """Launch an admitted task.
 
         Args:
-            held: told that the task waits for `Run.begin`, where it was asked for that (and is on a gang's seat).
+            held: told that the task waits for `TaskRun.begin`, where it was asked for that (and is on a gang's seat).
         """
         task, books = call.task, self._books
         span = NO_SPAN
@@ -194,7 +198,7 @@ class Runs:
                 attributes={"gangline.worker": str(self._worker), "gangline.task_id": str(record.id)},
             )
             trace = span.traceparent()
-        run = Run(self, record, task, caller, books.now())
+        run = TaskRun(self, record, task, caller, books.now())
         run.span = span
         record.handle = run
         context = RunContext(record, task.name, books, token, trace, meta, deadline_at)
@@ -216,7 +220,7 @@ class Runs:
             ready = self.seats.attach(seat, context, _number(of.get("run")), _number(of.get("generation")))
             hold = held is not None and of.get("hold") is True
             if hold or ready is not None:
-                run.gate = Gate(run.task.full_name, run.cancel, ready, books.loop, hold=hold)
+                run.gate = StartGate(run.task.full_name, run.cancel, ready, books.loop, hold=hold)
                 ready = run.gate.ready
             if hold and held is not None:
                 held(run)
@@ -229,7 +233,7 @@ class Runs:
     def _ready(
         self,
         ready: asyncio.Future[None],
-        run: Run,
+        run: TaskRun,
         call: BoundCall,
         context: TaskContext,
         window: int | None,
@@ -251,7 +255,7 @@ class Runs:
             run.done(Outcome(error=refused))
 
     def _begin(
-        self, run: Run, call: BoundCall, context: TaskContext, window: int | None, deadline_at: float | None
+        self, run: TaskRun, call: BoundCall, context: TaskContext, window: int | None, deadline_at: float | None
     ) -> None:
         # Clients that the task's code uses inherit both. Not entered without need: this is the way of every task.
         if run.span is not NO_SPAN:
@@ -263,7 +267,7 @@ class Runs:
         else:
             self._launch(run, call, context, window)
 
-    def _launch(self, run: Run, call: BoundCall, context: TaskContext, window: int | None) -> None:
+    def _launch(self, run: TaskRun, call: BoundCall, context: TaskContext, window: int | None) -> None:
         execution = self._executors.launch(
             call,
             context,
@@ -274,7 +278,7 @@ class Runs:
         )
         run.launched(execution)
 
-    def end_unread(self, senders: Iterable[Sender], silent_since: float) -> None:
+    def end_unread(self, senders: Iterable[RouterHistory], silent_since: float) -> None:
         """Stop streams whose reader has gone: they would wait for credit, and keep their slots, for ever. Whoever reads
         gives credit, or asks after them, every few seconds. Durable jobs are left to their dispatchers."""
         for sender in senders:
@@ -282,12 +286,12 @@ class Runs:
                 continue
             for record in list(sender.running.values()):
                 run = record.handle
-                if isinstance(run, Run) and run.caller.job is None and run.unread:
+                if isinstance(run, TaskRun) and run.caller.job is None and run.unread:
                     run.cancel(TaskCancelled("whoever reads its items has not been heard of for a minute"))
 
     # -- for worker.wire.fast_path --------------------------------------------------------------------------------
 
-    def completed(self, run: Run, answer: bytes, now: float) -> None:
+    def completed(self, run: TaskRun, answer: bytes, now: float) -> None:
         """An adopted run has its result, which is to be sent as it is written: `answer` and `done` in one."""
         books, method = self._books, run.task.name
         books.core.complete(run.record, answer, now)
@@ -298,13 +302,13 @@ class Runs:
         books.metrics.finished(method, now - run.started_at, "ok")
         books.after_end()
 
-    def began(self, record: TaskRecord, method: str, token: str | None, caller: Caller) -> None:
+    def began(self, record: TaskRecord, method: str, token: str | None, caller: ResultSink) -> None:
         """Write the begin into the journal."""
         if self._books.journal.enabled:
             facts = _facts(caller)
             self._books.record("start", id=unique(record), method=method, token=token, cost=record.cost, **facts)
 
-    def ended(self, record: TaskRecord, method: str, caller: Caller) -> None:
+    def ended(self, record: TaskRecord, method: str, caller: ResultSink) -> None:
         """Likewise the end of what was not adopted."""
         if self._books.journal.enabled:
             self._books.record("end", id=unique(record), method=method, cost=record.cost, **_facts(caller))
@@ -320,14 +324,14 @@ class Runs:
             self._books.metrics.succeeded(method, number)
 
     def step(self) -> None:
-        """What was started needs not wait for the loop's next turn; see Executors.step."""
+        """What was started needs not wait for the loop's next turn; see ExecutorRegistry.step."""
         self._executors.step()
 
     def overdue(self, record: TaskRecord) -> None:
         """The deadline has passed: the code is stopped, and the caller hears at once; that of a durable job, when the
         code has stopped."""
         run = record.handle
-        if isinstance(run, Run):
+        if isinstance(run, TaskRun):
             reason = DeadlineExceeded(f"{run.task.full_name} was stopped at its deadline", may_have_started=True)
             if run.caller.job is None:
                 run.answer(Outcome(error=reason))
@@ -337,11 +341,11 @@ class Runs:
         """Cancel whatever runs; returns how many."""
         records = list(self._books.core.tasks)
         for record in records:
-            if isinstance(record.handle, Run):
+            if isinstance(record.handle, TaskRun):
                 record.handle.cancel(reason)
         return len(records)
 
-    def finished(self, run: Run, outcome: Outcome, error: GanglineError | None) -> None:
+    def finished(self, run: TaskRun, outcome: Outcome, error: GanglineError | None) -> None:
         """Called by a run whose code has stopped; `error`: what its caller was told, None is a result."""
         books, record, method = self._books, run.record, run.task.name
         books.core.finish(record)
@@ -372,7 +376,7 @@ def _window(meta: dict[str, Any] | None, default: int) -> int:
     return asked if type(asked) is int and 1 <= asked <= MAX_STREAM_WINDOW else default
 
 
-def _facts(caller: Caller) -> dict[str, Any]:
+def _facts(caller: ResultSink) -> dict[str, Any]:
     """For the journal: of a durable job."""
     job = caller.job
     return {} if job is None else {"job": job.key.job, "endpoint": job.key.endpoint, "attempt": job.attempt}

@@ -16,7 +16,7 @@ HOLD_S: Final = 2.0
 """How long the word is waited for. Whoever would give it may be gone, and the slots are wanted by others."""
 
 
-class Gate:
+class StartGate:
     """Keeps one task from beginning."""
 
     __slots__ = ("_member", "_timer", "ready")

@@ -14,7 +14,7 @@ from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidRequest, MalformedMessage
 from ...schemas.names import Names
 from ...schemas.wire import codec
-from .collectives_core import HUB, Collective, Send, TalkCore
+from .collectives_core import HUB, Collective, CollectivesCore, Send
 
 LINGER_S: Final = 30.0
 """How long a talk goes on after its task ended: others may still have to ask for the last result."""
@@ -25,7 +25,7 @@ _BURST_BYTES: Final = 1024 * 1024
 """Sent without looking whether the connection keeps up."""
 
 
-class GangTalk:
+class CollectiveSession:
     """One member's end of the talk of one run. All members must make the same calls in the same order, one at a time;
     each call returns when all members have made it.
 
@@ -41,7 +41,7 @@ class GangTalk:
         self._bus = bus
         self._names = names
         part_bytes = max(1, min(_PART_MAX_BYTES, bus.max_payload - _HEADER_BYTES))
-        self._core = TalkCore(rank=rank, size=size, part_bytes=part_bytes)
+        self._core = CollectivesCore(rank=rank, size=size, part_bytes=part_bytes)
         self._subscriptions: list[Subscription] = []
         self._unlisten: Callable[[], None] | None = None
         self._opening = asyncio.Lock()
@@ -215,17 +215,17 @@ class GangTalk:
             self._queue.clear()
 
 
-class GangTalks:
+class CollectiveSessions:
     """The talks of one member of one generation, one for each run."""
 
     def __init__(self, bus: Bus, names: Names, *, gang: str, generation: int, rank: int, size: int) -> None:
-        self._make = partial(GangTalk, bus, names, gang=gang, generation=generation, rank=rank, size=size)
-        self._talks: dict[int, GangTalk] = {}
+        self._make = partial(CollectiveSession, bus, names, gang=gang, generation=generation, rank=rank, size=size)
+        self._talks: dict[int, CollectiveSession] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._closing = TaskSet("end of a session")
         self._error: GanglineError | None = None
 
-    def session(self, run: int = 0) -> GangTalk:
+    def session(self, run: int = 0) -> CollectiveSession:
         """The talk of a run; the same one for the same number. 0 is for tasks that belong to no run."""
         talk = self._talks.get(run)
         if talk is None:

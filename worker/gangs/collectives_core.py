@@ -42,7 +42,7 @@ ASK_MAX_S: Final = 2.0
 _ASKED_RANKS: Final = 200
 
 
-class Say(IntEnum):
+class PeerMessage(IntEnum):
     GIVE = 1
     ASK = 2
     WANT = 3
@@ -66,7 +66,7 @@ class Send(NamedTuple):
     message: tuple[Any, ...]
 
 
-class Parts:
+class Chunks:
     """A value on its way, in parts."""
 
     __slots__ = ("_have", "count")
@@ -76,7 +76,7 @@ class Parts:
         self._have: dict[int, bytes] = {}
 
     @classmethod
-    def of(cls, value: bytes, size: int) -> Parts:
+    def of(cls, value: bytes, size: int) -> Chunks:
         """Cut a value into parts of at most `size` bytes."""
         cut = [value[start : start + size] for start in range(0, len(value), size)] or [b""]
         made = cls(len(cut))
@@ -108,7 +108,7 @@ class Parts:
         return b"".join(self._have[part] for part in range(self.count))
 
 
-class Round:
+class CollectiveRound:
     """One collective: whose values have come."""
 
     __slots__ = ("kind", "number", "root", "values")
@@ -117,7 +117,7 @@ class Round:
         self.number = number
         self.kind = kind
         self.root = root
-        self.values: dict[int, Parts] = {}
+        self.values: dict[int, Chunks] = {}
 
     def has(self, rank: int) -> bool:
         parts = self.values.get(rank)
@@ -128,7 +128,7 @@ class Round:
         return range(size) if self.kind is Collective.ALL_GATHER else range(self.root, self.root + 1)
 
 
-class TalkCore:
+class CollectivesCore:
     """One member's end of one talk. What a method returns is to be sent, in order."""
 
     def __init__(self, *, rank: int, size: int, part_bytes: int) -> None:
@@ -141,17 +141,17 @@ class TalkCore:
         self.malformed = 0
         """Messages that could not be read."""
         self._part_bytes = part_bytes
-        self._mine: Round | None = None
+        self._mine: CollectiveRound | None = None
         """The newest collective begun here; `values` has what is known of its results."""
-        self._given: Parts | None = None
+        self._given: Chunks | None = None
         self._done = True
         self._taken = True
         """Whether the result of `_mine` was asked for."""
         self._ask_at = 0.0
         self._asking = Backoff(ASK_FIRST_S, ASK_MAX_S)
-        self._gathering: Round | None = None
+        self._gathering: CollectiveRound | None = None
         """At the hub: the collective that not all have begun."""
-        self._kept: Round | None = None
+        self._kept: CollectiveRound | None = None
         """At the hub: the newest that all have begun."""
 
     @property
@@ -194,8 +194,8 @@ class TalkCore:
                 "store it and pass on where",
                 details={"size": len(value), "limit": self.limit(kind)},
             )
-        self._mine = mine = Round(self.number + 1, kind, root)
-        self._given = given = Parts.of(value, self._part_bytes)
+        self._mine = mine = CollectiveRound(self.number + 1, kind, root)
+        self._given = given = Chunks.of(value, self._part_bytes)
         self._done = self._taken = False
         self._asking.reset()
         self._ask_at = now + self._asking.next_s()
@@ -205,7 +205,7 @@ class TalkCore:
         for part, count, data in given.some():
             sends += self._take(mine.number, HUB, kind, root, part, count, data)
         if mine.number == 1 and not self._done:
-            sends.append(Send(None, (Say.WANT, 1, None)))  # who gave before we listened gave in vain
+            sends.append(Send(None, (PeerMessage.WANT, 1, None)))  # who gave before we listened gave in vain
         return sends
 
     def result(self) -> list[bytes]:
@@ -226,23 +226,23 @@ class TalkCore:
         if mine.values:
             told = [rank for rank in mine.told(self.size) if not mine.has(rank)][:_ASKED_RANKS]
             missing = {rank: mine.values[rank].missing if rank in mine.values else [] for rank in told}
-        return [Send(HUB, (Say.ASK, mine.number, self.rank, missing))]
+        return [Send(HUB, (PeerMessage.ASK, mine.number, self.rank, missing))]
 
     def receive(self, message: object, now: float) -> list[Send]:
         """A message came; one that cannot be read, or is of the past, changes nothing."""
         match message:
-            case [Say.GIVE, int(n), int(rank), str(kind), int(root), int(part), int(count), bytes(data)]:
+            case [PeerMessage.GIVE, int(n), int(rank), str(kind), int(root), int(part), int(count), bytes(data)]:
                 if self.rank == HUB and 0 <= rank < self.size and kind in _KINDS and 0 < count <= MAX_VALUE_BYTES:
                     return self._take(n, rank, _KINDS[kind], root, part, count, data)
-            case [Say.ASK, int(n), int(rank), dict() | None as missing]:
+            case [PeerMessage.ASK, int(n), int(rank), dict() | None as missing]:
                 if self.rank == HUB and 0 < rank < self.size:
                     return self._asked(n, rank, missing)
-            case [Say.WANT, int(n), list() | None as parts]:
+            case [PeerMessage.WANT, int(n), list() | None as parts]:
                 if not self._done and n == self.number and self.rank != HUB and self._given is not None:
                     return self._give(self._given.some(parts))
-            case [Say.RESULT, int(n), list(items)]:
+            case [PeerMessage.RESULT, int(n), list(items)]:
                 self._told(n, items, now)
-            case [Say.FAIL, int(), str(text)]:
+            case [PeerMessage.FAIL, int(), str(text)]:
                 self.failure = self.failure or text
             case _:
                 self.malformed += 1
@@ -253,7 +253,9 @@ class TalkCore:
     def _give(self, parts: Iterable[tuple[int, int, bytes]]) -> list[Send]:
         mine = self._mine
         assert mine is not None
-        return [Send(HUB, (Say.GIVE, mine.number, self.rank, mine.kind.value, mine.root, *part)) for part in parts]
+        return [
+            Send(HUB, (PeerMessage.GIVE, mine.number, self.rank, mine.kind.value, mine.root, *part)) for part in parts
+        ]
 
     def _told(self, n: int, items: list[Any], now: float) -> None:
         mine = self._mine
@@ -264,7 +266,7 @@ class TalkCore:
                 case [int(rank), int(part), int(count), bytes(data)] if (
                     rank in mine.told(self.size) and 0 < count <= MAX_VALUE_BYTES
                 ):
-                    if mine.values.setdefault(rank, Parts(count)).add(part, count, data):
+                    if mine.values.setdefault(rank, Chunks(count)).add(part, count, data):
                         self._asking.reset()
                         self._ask_at = now + self._asking.next_s()
                 case _:
@@ -279,10 +281,10 @@ class TalkCore:
             return []  # of the past: nobody can be further ahead than by one (law 2)
         current = self._gathering
         if current is None:
-            self._gathering = current = Round(n, kind, root)
+            self._gathering = current = CollectiveRound(n, kind, root)
         elif (current.kind, current.root) != (kind, root):
             return self._fail(current, rank, kind, root)
-        current.values.setdefault(rank, Parts(count)).add(part, count, data)
+        current.values.setdefault(rank, Chunks(count)).add(part, count, data)
         if len(current.values) < self.size or not all(parts.whole for parts in current.values.values()):
             return []
         self._gathering, self._kept = None, current
@@ -292,17 +294,17 @@ class TalkCore:
         self._done = True
         return self._results(current, None, None)
 
-    def _fail(self, current: Round, rank: int, kind: Collective, root: int) -> list[Send]:
+    def _fail(self, current: CollectiveRound, rank: int, kind: Collective, root: int) -> list[Send]:
         other = next(iter(current.values))
         self.failure = (
             f"collective {current.number}: rank {rank} called {_call(kind, root)}, "
             f"rank {other} called {_call(current.kind, current.root)}: all members must make the same calls"
         )
-        return [Send(None, (Say.FAIL, current.number, self.failure))]
+        return [Send(None, (PeerMessage.FAIL, current.number, self.failure))]
 
     def _asked(self, n: int, rank: int, missing: dict[Any, Any] | None) -> list[Send]:
         if self.failure is not None:
-            return [Send(rank, (Say.FAIL, n, self.failure))]
+            return [Send(rank, (PeerMessage.FAIL, n, self.failure))]
         kept = self._kept
         completed = kept.number if kept is not None else 0
         if kept is not None and n == completed:
@@ -311,10 +313,10 @@ class TalkCore:
             return []
         parts = self._gathering.values.get(rank) if self._gathering is not None else None
         if parts is None:
-            return [Send(rank, (Say.WANT, n, None))]
-        return [] if parts.whole else [Send(rank, (Say.WANT, n, parts.missing))]
+            return [Send(rank, (PeerMessage.WANT, n, None))]
+        return [] if parts.whole else [Send(rank, (PeerMessage.WANT, n, parts.missing))]
 
-    def _results(self, done: Round, to: int | None, missing: dict[Any, Any] | None) -> list[Send]:
+    def _results(self, done: CollectiveRound, to: int | None, missing: dict[Any, Any] | None) -> list[Send]:
         """The results (or what is missing of them), as many to a message as fit."""
         sends: list[Send] = []
         batch: list[tuple[int, int, int, bytes]] = []
@@ -325,11 +327,11 @@ class TalkCore:
             wanted = missing[rank] if missing is not None else None
             for part in done.values[rank].some(wanted if isinstance(wanted, list) and wanted else None):
                 if batch and held + len(part[2]) > self._part_bytes:
-                    sends.append(Send(to, (Say.RESULT, done.number, batch)))
+                    sends.append(Send(to, (PeerMessage.RESULT, done.number, batch)))
                     batch, held = [], 0
                 batch.append((rank, *part))
                 held += len(part[2]) + _ITEM_BYTES
-        sends.append(Send(to, (Say.RESULT, done.number, batch)))
+        sends.append(Send(to, (PeerMessage.RESULT, done.number, batch)))
         return sends
 
 

@@ -25,7 +25,7 @@ _Key = tuple[str, int, int, bool]
 """Gang, generation, rank, and whether it is that it has started."""
 
 
-class Reports:
+class FailureReporter:
     """For each member of each generation one report that it has started, and one of its end: the first cause counts."""
 
     def __init__(self, bus: Bus, names: Names, *, log: Log) -> None:

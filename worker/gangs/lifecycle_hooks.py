@@ -16,8 +16,8 @@ from ...telemetry.logs import Log
 from ..context.gang_context import GangContext
 from ..pool.health import Probe, look_at
 from ..pool.pool import GangHook, Pool
-from ..slots.gang_records import Leaving, SeatHere
-from ..slots.lease_table import Lease
+from ..slots.gang_records import LeavingMember, LocalSeat
+from ..slots.lease_table import GrantedLease
 
 
 class _Start:
@@ -36,14 +36,14 @@ class _Start:
         """Its hooks have begun, so those for its end are due."""
 
 
-class GangHooks:
+class GangLifecycleHooks:
     """Runs the hooks of one worker's members. Without hooks in the pool it does nothing at all."""
 
     def __init__(
         self,
         pool: Pool,
         *,
-        context: Callable[[FormRequest, SeatHere], GangContext],
+        context: Callable[[FormRequest, LocalSeat], GangContext],
         started: Callable[[FormRequest, int], None],
         failed: Callable[[FormRequest, int, str], None],
         unhealthy: Callable[[str], None],
@@ -78,7 +78,7 @@ class GangHooks:
         """Whether there are hooks, or health checks."""
         return bool(self._pool.gang_starts or self._pool.gang_stops or self._pool.health_checks)
 
-    def begin(self, form: FormRequest, seats: Iterable[SeatHere]) -> None:
+    def begin(self, form: FormRequest, seats: Iterable[LocalSeat]) -> None:
         """These members begin."""
         if not self.any:
             return
@@ -92,14 +92,14 @@ class GangHooks:
                     start.timer = loop.call_later(form.start_timeout_s, self._too_late, *late)
                 start.task = loop.create_task(self._start(form, seat, start), name="gangline gang start")
 
-    def ready(self, lease: Lease) -> asyncio.Future[None] | None:
+    def ready(self, lease: GrantedLease) -> asyncio.Future[None] | None:
         """What a task on this seat must wait for; None: nothing."""
         start = self._starts.get(lease.token)
         if start is None or (start.ready.done() and not start.ready.cancelled() and start.ready.exception() is None):
             return None
         return start.ready
 
-    def end(self, leaving: Leaving) -> None:
+    def end(self, leaving: LeavingMember) -> None:
         """These seats have ended: stop what begins, and when their tasks have stopped run the stop hooks."""
         starts = [self._starts.pop(seat.lease.token) for seat in leaving.seats if seat.lease.token in self._starts]
         if not starts:
@@ -124,7 +124,7 @@ class GangHooks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start(self, form: FormRequest, seat: SeatHere, start: _Start) -> None:
+    async def _start(self, form: FormRequest, seat: LocalSeat, start: _Start) -> None:
         start.began = True
         try:
             for hook in self._pool.gang_starts:
@@ -159,7 +159,7 @@ class GangHooks:
         found = await asyncio.gather(*(probe.first() for probe in self._probes))
         return next((why for why in found if why is not None), None)
 
-    def _too_late(self, form: FormRequest, seat: SeatHere, start: _Start, timeout_s: float) -> None:
+    def _too_late(self, form: FormRequest, seat: LocalSeat, start: _Start, timeout_s: float) -> None:
         """Its hooks have had their time. It has failed now, even if they cannot be stopped."""
         checks = " and first health checks" if self._pool.health_checks else ""
         detail = (
@@ -173,7 +173,7 @@ class GangHooks:
         if start.task is not None:
             start.task.cancel()
 
-    def _fail(self, form: FormRequest, seat: SeatHere, start: _Start, detail: str) -> None:
+    def _fail(self, form: FormRequest, seat: LocalSeat, start: _Start, detail: str) -> None:
         if start.ready.done():
             return
         details = {"rank": seat.rank, "generation": form.generation, "reason": detail}
@@ -181,7 +181,7 @@ class GangHooks:
         start.ready.set_exception(GangFailed(text, details=details, may_have_started=False))
         self._failed(form, seat.rank, detail)
 
-    async def _end(self, leaving: Leaving, starts: list[_Start]) -> None:
+    async def _end(self, leaving: LeavingMember, starts: list[_Start]) -> None:
         try:
             for start in starts:
                 if start.task is not None:

@@ -12,15 +12,15 @@ from ...schemas.errors.base import GanglineError, TaskCancelled, TaskCrashed
 from ...schemas.errors.gangs import GangEnded, StaleGeneration
 from ...schemas.messages.gangs import FormRequest, MemberCause
 from ...schemas.names import Names
-from ..context.gang_context import GangContext, GangFacts, GangLink, GangTalk, facts_of, link
+from ..context.gang_context import Collectives, GangBinding, GangContext, GangInfo, facts_of, link
 from ..context.task_context import TaskContext, gang_of, seat
-from ..execution.runner import Run
+from ..execution.runner import TaskRun
 from ..pool.declared_task import Outcome
-from ..slots.admission_core import WorkerCore
-from ..slots.gang_records import Leaving, Member, SeatHere
-from ..slots.lease_table import Lease
-from .collectives import GangTalks
-from .lifecycle_hooks import GangHooks
+from ..slots.admission_core import AdmissionCore
+from ..slots.gang_records import LeavingMember, LocalMember, LocalSeat
+from ..slots.lease_table import GrantedLease
+from .collectives import CollectiveSessions
+from .lifecycle_hooks import GangLifecycleHooks
 
 Fail = Callable[[FormRequest, int, MemberCause, str], None]
 
@@ -35,31 +35,33 @@ class _Early:
     """A task that came before the news of its generation."""
 
     generation: int
-    lease: Lease
+    lease: GrantedLease
     context: TaskContext
     run: int
     ready: asyncio.Future[None]
 
 
-class GangSeats:
+class MemberTasks:
     """Implements runs.Seats for one worker."""
 
-    def __init__(self, core: WorkerCore, bus: Bus, names: Names, *, fail: Fail) -> None:
+    def __init__(self, core: AdmissionCore, bus: Bus, names: Names, *, fail: Fail) -> None:
         """`fail`: that rank of that generation has failed."""
         self._core = core
         self._bus = bus
         self._names = names
         self._fail = fail
         self._loop = asyncio.get_running_loop()
-        self.hooks: GangHooks | None = None
-        self._talks: dict[str, tuple[int, GangTalks]] = {}
+        self.hooks: GangLifecycleHooks | None = None
+        self._talks: dict[str, tuple[int, CollectiveSessions]] = {}
         """By token: those of the present generation, which is named."""
         self._early: dict[str, list[_Early]] = {}
         """By token: tasks of a generation of which we were not told yet."""
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def attach(self, lease: Lease, context: TaskContext, run: int, generation: int) -> asyncio.Future[None] | None:
+    def attach(
+        self, lease: GrantedLease, context: TaskContext, run: int, generation: int
+    ) -> asyncio.Future[None] | None:
         """See runs.Seats. A gang's owner may hear sooner than the worker of a survivor that the gang has a new
         generation (`restart_member`). The task belongs to that one, so it waits for the word."""
         member = self._core.gangs.member_of(lease)
@@ -72,13 +74,13 @@ class GangSeats:
             return early.ready
         return self.hooks.ready(lease) if self.hooks is not None else None
 
-    def _seat(self, member: Member, lease: Lease, context: TaskContext, run: int) -> None:
+    def _seat(self, member: LocalMember, lease: GrantedLease, context: TaskContext, run: int) -> None:
         here = member.seats[lease.token]
         gang = GangContext(facts_of(member.form, here.rank, run))
         link(gang, self._link(member.form, here, context), context)
         seat(context, gang)
 
-    def _now(self, early: _Early, member: Member) -> None:
+    def _now(self, early: _Early, member: LocalMember) -> None:
         """The generation that it is of has come."""
         if not early.ready.done():
             self._seat(member, early.lease, early.context, early.run)
@@ -96,7 +98,7 @@ class GangSeats:
                 StaleGeneration(text, details={"generation": early.generation}, may_have_started=False)
             )
 
-    def ended(self, lease: Lease, context: TaskContext, outcome: Outcome) -> None:
+    def ended(self, lease: GrantedLease, context: TaskContext, outcome: Outcome) -> None:
         """See runs.Seats. A child process that dies takes its member with it; what a task raises is its caller's."""
         gang, talks = gang_of(context), self._talks.get(lease.token)
         if gang is not None and talks is not None and talks[0] == gang.generation:
@@ -109,7 +111,7 @@ class GangSeats:
             if member is not None and gang is not None:
                 self._fail(member.form, gang.rank, MemberCause.CRASHED, error.message)
 
-    def hook_context(self, form: FormRequest, here: SeatHere) -> GangContext:
+    def hook_context(self, form: FormRequest, here: LocalSeat) -> GangContext:
         """For hooks, which are no tasks."""
         context = GangContext(facts_of(form, here.rank))
         link(context, self._link(form, here, None))
@@ -117,7 +119,7 @@ class GangSeats:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def stop(self, leaving: Leaving) -> None:
+    def stop(self, leaving: LeavingMember) -> None:
         """Tell all that runs on these seats to stop."""
         details = {"gang": leaving.gang, "generation": leaving.generation, "rank": leaving.rank}
         text = f"gang {leaving.gang} was torn down in generation {leaving.generation}: {leaving.reason}"
@@ -128,14 +130,14 @@ class GangSeats:
         for run in self._runs_on(leaving.seats):
             run.cancel(TaskCancelled(text, details=details))
 
-    def insist(self, leaving: Leaving) -> int:
+    def insist(self, leaving: LeavingMember) -> int:
         """The grace is over: tell again what still runs. Returns how many."""
         runs = self._runs_on(leaving.seats)
         for run in runs:
             run.insist()
         return len(runs)
 
-    def renewed(self, member: Member) -> None:
+    def renewed(self, member: LocalMember) -> None:
         """Its seats go on in a new generation: nobody answers collective calls of the one before."""
         text = f"gang {member.gang} has a new generation, {member.generation}: see current_task().gang.latest"
         for token, here in member.seats.items():
@@ -155,28 +157,28 @@ class GangSeats:
         for _, each in talks.values():
             await each.close()
 
-    def _hush(self, here: SeatHere, error: GanglineError) -> None:
+    def _hush(self, here: LocalSeat, error: GanglineError) -> None:
         known = self._talks.pop(here.lease.token, None)
         if known is not None:
             known[1].end(error)
 
-    def _runs_on(self, seats: Iterable[SeatHere]) -> list[Run]:
+    def _runs_on(self, seats: Iterable[LocalSeat]) -> list[TaskRun]:
         leases = {id(here.lease) for here in seats}
         records = [
             record
             for record in self._core.tasks
             if record.lease is not None and id(record.lease.seat or record.lease) in leases
         ]
-        return [record.handle for record in records if isinstance(record.handle, Run)]
+        return [record.handle for record in records if isinstance(record.handle, TaskRun)]
 
     # -- what a context can ask -----------------------------------------------------------------------------------
 
-    def _link(self, form: FormRequest, here: SeatHere, task: TaskContext | None) -> GangLink:
+    def _link(self, form: FormRequest, here: LocalSeat, task: TaskContext | None) -> GangBinding:
         def now() -> FormRequest | None:
             member = self._core.gangs.member_of(here.lease)
             return None if member is None or member.over else member.form
 
-        def latest() -> GangFacts | None:
+        def latest() -> GangInfo | None:
             gang, current = gang_of(task) if task is not None else None, now()
             return None if current is None else facts_of(current, here.rank, 0 if gang is None else gang.run)
 
@@ -188,16 +190,16 @@ class GangSeats:
             if current is not None:
                 self._fail(current, here.rank, MemberCause.FAILED, reason)
 
-        def talk(facts: GangFacts) -> GangTalk:
+        def talk(facts: GangInfo) -> Collectives:
             if task is None:
                 raise LookupError("a hook makes no collective calls: members begin and end each on their own")
             if here.part != 0:
                 raise LookupError("collective calls are for the member itself, not for slots that are held beside it")
             return self._talk(facts, here, now())
 
-        return GangLink(loop=self._loop, talk=talk, fail=fail, latest=latest)
+        return GangBinding(loop=self._loop, talk=talk, fail=fail, latest=latest)
 
-    def _talk(self, facts: GangFacts, here: SeatHere, current: FormRequest | None) -> GangTalk:
+    def _talk(self, facts: GangInfo, here: LocalSeat, current: FormRequest | None) -> Collectives:
         if current is None:
             raise GangEnded(f"gang {facts.id} was torn down", details={"generation": facts.generation})
         if current.generation != facts.generation:
@@ -207,7 +209,7 @@ class GangSeats:
             )
         token = here.lease.token
         if token not in self._talks:
-            talks = GangTalks(
+            talks = CollectiveSessions(
                 self._bus,
                 self._names,
                 gang=facts.id,

@@ -5,8 +5,8 @@ A reading that fails frees nothing and stops nothing; it is repeated. Two cases 
 - A *hold* never does: as long as the registration cannot be written anew and the member record cannot be read, a
   commit may have been made, so the slots stay reserved. That lasts as long as the storage is away, and no longer.
 - A *member* that heard no ping for its gang's time to live, and could then neither hear nor read anything for as long
-  again (`Member.alone_at`), is cut off: a coordinator on the other side has long given its place to another one. It
-  stops by itself.
+  again (`LocalMember.alone_at`), is cut off: a coordinator on the other side has long given its place to another one.
+  It stops by itself.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ...schemas.messages.gangs import FormRequest
 from ...schemas.names import Names, WorkerId
 from ...schemas.records.gangs import GangRecord, GangState, MemberRecord
 from ...telemetry.logs import Log
-from ..registration.registrar import Presence
-from ..slots.gang_core import GangCore
-from ..slots.gang_records import Hold, Member
+from ..registration.registrar import Registrar
+from ..slots.gang_core import WorkerGangCore
+from ..slots.gang_records import LocalMember, TentativeHold
 
 RETRY_S = 0.1
 RETRY_MAX_S = 1.0
@@ -36,7 +36,7 @@ MIN_TTL_S = 10.0
 """As the coordinator has it: members are given no shorter time than this."""
 
 
-class GangLedger:
+class GangReconciler:
     """Looks things up, and acts on what it finds through `form`, `free` and `end`."""
 
     def __init__(
@@ -44,12 +44,12 @@ class GangLedger:
         kv: KeyValue,
         names: Names,
         worker: WorkerId,
-        presence: Presence,
-        core: GangCore,
+        presence: Registrar,
+        core: WorkerGangCore,
         *,
         form: Callable[[FormRequest], str | None],
-        free: Callable[[Hold], None],
-        end: Callable[[Member, str, bool], None],
+        free: Callable[[TentativeHold], None],
+        end: Callable[[LocalMember, str, bool], None],
         changed: Callable[[], None],
         ambient: Environment,
         log: Log,
@@ -73,13 +73,13 @@ class GangLedger:
         self._ambient = ambient
         self._log = log
         self._looks = TaskSet("gang reconciler")
-        self._looking: set[Member] = set()
+        self._looking: set[LocalMember] = set()
 
-    def resolve(self, hold: Hold) -> None:
+    def resolve(self, hold: TentativeHold) -> None:
         """The time of a hold is up: find out whether it was committed."""
         self._looks.start(self._resolve(hold))
 
-    def look(self, member: Member) -> None:
+    def look(self, member: LocalMember) -> None:
         """Find out whether a gang still stands. One look at a time for each."""
         if member not in self._looking:
             self._looking.add(member)
@@ -91,10 +91,10 @@ class GangLedger:
 
     # -- holds ----------------------------------------------------------------------------------------------------
 
-    def _stands(self, hold: Hold) -> bool:
+    def _stands(self, hold: TentativeHold) -> bool:
         return self._core.holds.get((hold.gang, hold.generation)) is hold
 
-    async def _resolve(self, hold: Hold) -> None:
+    async def _resolve(self, hold: TentativeHold) -> None:
         backoff = Backoff(RETRY_S, RETRY_MAX_S)
         while self._stands(hold):
             try:
@@ -113,7 +113,7 @@ class GangLedger:
                 self._log.debug("hold not resolved: %s", error, extra={"action": "gang.hold_unresolved"})
             await asyncio.sleep(backoff.next_s() * (0.5 + self._ambient.random.random()))
 
-    def _decide(self, hold: Hold, found: tuple[GangRecord, int] | None, granted: bool) -> None:
+    def _decide(self, hold: TentativeHold, found: tuple[GangRecord, int] | None, granted: bool) -> None:
         why = "it was not committed"
         if granted and found is not None and found[0].generation == hold.generation and found[0].state in STANDING:
             why = self._form(form_request_of(*found)) or ""
@@ -128,7 +128,7 @@ class GangLedger:
 
     # -- members --------------------------------------------------------------------------------------------------
 
-    async def _look(self, member: Member) -> None:
+    async def _look(self, member: LocalMember) -> None:
         try:
             found: tuple[GangRecord, int] | None = None
             unreadable = ""
@@ -152,7 +152,7 @@ class GangLedger:
             self._judge(member, found, now)
         self._changed()
 
-    def _judge(self, member: Member, found: tuple[GangRecord, int] | None, now: float) -> None:
+    def _judge(self, member: LocalMember, found: tuple[GangRecord, int] | None, now: float) -> None:
         """The ledger was read."""
         if found is None:
             self._end(member, "the ledger has no such gang any more", False)
@@ -197,7 +197,7 @@ def _gang_of(entry: KvEntry | None) -> tuple[GangRecord, int] | None:
     return None if entry is None else (GangRecord.model_validate_json(entry.value), entry.revision)
 
 
-def _same(record: MemberRecord, hold: Hold) -> bool:
+def _same(record: MemberRecord, hold: TentativeHold) -> bool:
     return set(hold.tokens) <= {seat.token for seat in record.seats}
 
 

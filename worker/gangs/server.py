@@ -39,18 +39,18 @@ from ...schemas.names import Names, Operation
 from ...telemetry.logs import Log
 from ...telemetry.metrics.gangs import WorkerGangMetrics
 from ...telemetry.tracing import Span, tracer
-from ..execution.runner import Runs
-from ..ledger.core_driver import Books
+from ..execution.runner import TaskRunner
+from ..ledger.core_driver import CoreDriver
 from ..pool.pool import Pool
-from ..registration.registrar import Presence
-from ..slots.gang_records import Hold, Leaving, Member, SeatHere
+from ..registration.registrar import Registrar
+from ..slots.gang_records import LeavingMember, LocalMember, LocalSeat, TentativeHold
 from ..slots.lease_table import Refusal
 from ..slots.timers import NEVER
-from ..wire.operations_server import Operations
-from .failure_reporter import Reports
-from .lifecycle_hooks import GangHooks
-from .member_tasks import GangSeats
-from .reconciler import GangLedger
+from ..wire.operations_server import OperationsServer
+from .failure_reporter import FailureReporter
+from .lifecycle_hooks import GangLifecycleHooks
+from .member_tasks import MemberTasks
+from .reconciler import GangReconciler
 
 LAST_WORDS_S = 0.5
 """How long a worker that leaves waits for its reports to be taken."""
@@ -63,7 +63,7 @@ class UnholdReply(Reply):
     load: LoadReply
 
 
-class GangDesk:
+class GangServer:
     """Serves the gang operations of one worker. Made at its start, on its loop."""
 
     def __init__(
@@ -72,10 +72,10 @@ class GangDesk:
         kv: KeyValue,
         names: Names,
         pool: Pool,
-        books: Books,
-        runs: Runs,
-        presence: Presence,
-        operations: Operations,
+        books: CoreDriver,
+        runs: TaskRunner,
+        presence: Registrar,
+        operations: OperationsServer,
         *,
         grace_s: Callable[[], float],
         unhealthy: Callable[[str], None],
@@ -94,15 +94,15 @@ class GangDesk:
         self._timer_at = NEVER
         self._settling = False
         self._again = False
-        self._waiting: dict[Leaving, list[_Waiter]] = {}
+        self._waiting: dict[LeavingMember, list[_Waiter]] = {}
         """Teardowns to be answered when these have stopped."""
-        self._began: dict[Leaving, float] = {}
+        self._began: dict[LeavingMember, float] = {}
         self._spans: dict[str, Span] = {}
         """Of living members, by token."""
         self.metrics = WorkerGangMetrics(books.worker.pool, books.worker.worker)
-        self.reports = Reports(bus, names, log=log)
-        self.seats = GangSeats(self._core, bus, names, fail=self._fail)
-        self.hooks = GangHooks(
+        self.reports = FailureReporter(bus, names, log=log)
+        self.seats = MemberTasks(self._core, bus, names, fail=self._fail)
+        self.hooks = GangLifecycleHooks(
             pool,
             context=self.seats.hook_context,
             started=self._started,
@@ -113,7 +113,7 @@ class GangDesk:
         )
         self.seats.hooks = self.hooks
         self._gangs.lingers = self.hooks.any
-        self.ledger = GangLedger(
+        self.ledger = GangReconciler(
             kv,
             names,
             books.worker,
@@ -130,7 +130,7 @@ class GangDesk:
         books.on_gangs = self._settle
         self._serve(operations)
 
-    def _serve(self, operations: Operations) -> None:
+    def _serve(self, operations: OperationsServer) -> None:
         operations.serve(Operation.HOLD, self._on_hold)
         operations.serve(Operation.UNHOLD, self._on_unhold)
         operations.serve(Operation.KEEP, self._on_keep)
@@ -208,7 +208,7 @@ class GangDesk:
             self._record("unhold", hold)
         responder.reply(UnholdReply(released=released, load=self._load()))
 
-    def _free(self, hold: Hold) -> None:
+    def _free(self, hold: TentativeHold) -> None:
         self._gangs.free(hold, self._books.now())
         self.metrics.event("freed")
         self._record("unhold", hold)
@@ -274,7 +274,7 @@ class GangDesk:
         member = self._gangs.members.get(form.gang)
         return form if member is None else member.form
 
-    def _begin(self, form: FormRequest, seat: SeatHere) -> None:
+    def _begin(self, form: FormRequest, seat: LocalSeat) -> None:
         self.metrics.members(1)
         if tracer.enabled and seat.part == 0:
             facts: dict[str, str | int] = {
@@ -324,7 +324,7 @@ class GangDesk:
         if not all_of_it:
             waiter.done(self._load())
 
-    def _end(self, member: Member, reason: str, alone: bool) -> None:
+    def _end(self, member: LocalMember, reason: str, alone: bool) -> None:
         """The ledger says that a member's gang is over; or `alone`: nobody says anything."""
         now = self._books.now()
         if alone:
@@ -336,7 +336,7 @@ class GangDesk:
         self._begin_stop(self._gangs.stop(member, reason, member.form.grace_s, now))
         self._books.after()
 
-    def _begin_stop(self, leaving: Leaving) -> None:
+    def _begin_stop(self, leaving: LeavingMember) -> None:
         self._began[leaving] = self._loop.time()
         self.metrics.event("torn_down")
         self.metrics.members(-len(leaving.seats))
@@ -349,7 +349,7 @@ class GangDesk:
         self.seats.stop(leaving)
         self.hooks.end(leaving)
 
-    def _stopped(self, leaving: Leaving) -> None:
+    def _stopped(self, leaving: LeavingMember) -> None:
         self.metrics.torn_down(self._loop.time() - self._began.pop(leaving, self._loop.time()))
         self._record("stopped", leaving)
         for seat in leaving.seats:
@@ -428,10 +428,10 @@ class GangDesk:
         self._books.after()
         self._arm()
 
-    def _record(self, event: str, what: Hold | Member | Leaving, **facts: object) -> None:
+    def _record(self, event: str, what: TentativeHold | LocalMember | LeavingMember, **facts: object) -> None:
         self._books.record(event, gang=what.gang, generation=what.generation, **facts)
 
-    def _record_dropped(self, held: list[Hold]) -> None:
+    def _record_dropped(self, held: list[TentativeHold]) -> None:
         """Of these, some may be held no more."""
         for hold in held:
             if self._gangs.holds.get((hold.gang, hold.generation)) is not hold:

@@ -10,24 +10,24 @@ from typing import Any
 
 from ...runtime.clock import Environment
 from ...schemas.names import WorkerId
-from ..slots.admission_core import WorkerCore
-from ..slots.lease_table import Change, Lease
+from ..slots.admission_core import AdmissionCore
+from ..slots.lease_table import GrantedLease, LeaseTransition
 
 JournalSink = Callable[[dict[str, Any]], None]
 """Takes one record; must not block and must not raise."""
 
 _EVENTS = {
-    Change.GRANT: "grant",
-    Change.USE: "use",
-    Change.RELEASE: "release",
-    Change.EXPIRE: "expire",
-    Change.DROP: "drop",
-    Change.TEARDOWN: "release",
+    LeaseTransition.GRANT: "grant",
+    LeaseTransition.USE: "use",
+    LeaseTransition.RELEASE: "release",
+    LeaseTransition.EXPIRE: "expire",
+    LeaseTransition.DROP: "drop",
+    LeaseTransition.TEARDOWN: "release",
 }
 """Renewals are left out: they move no slot."""
 
 
-class Journal:
+class AuditJournal:
     """Writes records `{"t", "event", "worker", "epoch", "running", "reserved", "total", ...}` into a sink.
 
     Events: start, end (a task; of a durable one with job, endpoint and attempt); attach (one more request hears how a
@@ -39,7 +39,7 @@ class Journal:
 
     __slots__ = ("_ambient", "_core", "_sink", "_worker", "enabled")
 
-    def __init__(self, sink: JournalSink | None, worker: WorkerId, core: WorkerCore, ambient: Environment) -> None:
+    def __init__(self, sink: JournalSink | None, worker: WorkerId, core: AdmissionCore, ambient: Environment) -> None:
         self._sink = sink
         self._worker = str(worker)
         self._core = core
@@ -64,10 +64,10 @@ class Journal:
             }
         )
 
-    def lease(self, change: Change, lease: Lease) -> None:
+    def lease(self, change: LeaseTransition, lease: GrantedLease) -> None:
         """Record what became of a lease; a grant with its terms, so that a reader can keep books of its own."""
         event = _EVENTS.get(change)
-        if change is Change.GRANT:
+        if change is LeaseTransition.GRANT:
             seat: dict[str, object] = {} if lease.gang is None else {"gang": lease.gang}
             if lease.seat is not None:
                 seat = {"gang": lease.seat.gang, "seat": lease.seat.token}

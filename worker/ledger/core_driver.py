@@ -12,18 +12,18 @@ from ...runtime.clock import Environment
 from ...schemas.names import WorkerId
 from ...schemas.records.workers import LeaseRecord
 from ...telemetry.metrics.router_and_worker import WorkerMetrics
-from ..slots.admission_core import WorkerCore
-from ..slots.capacity_waiters import Contenders
-from ..slots.lease_table import Change, LeaseChange
+from ..slots.admission_core import AdmissionCore
+from ..slots.capacity_waiters import CapacityWaiters
+from ..slots.lease_table import LeaseChange, LeaseTransition
 from ..slots.request_dedup import TaskRecord
-from .audit_journal import Journal
-from .ledger_writer import Desired, LedgerWriter
+from .audit_journal import AuditJournal
+from .ledger_writer import DesiredState, LedgerWriter
 
-_GRANT, _RENEW, _EXPIRE = Change.GRANT, Change.RENEW, Change.EXPIRE
+_GRANT, _RENEW, _EXPIRE = LeaseTransition.GRANT, LeaseTransition.RENEW, LeaseTransition.EXPIRE
 
 
-class Books:
-    """Binds one WorkerCore to the event loop. `after` must be called after each decision, in the same turn."""
+class CoreDriver:
+    """Binds one AdmissionCore to the event loop. `after` must be called after each decision, in the same turn."""
 
     __slots__ = (
         "_collecting",
@@ -45,10 +45,10 @@ class Books:
 
     def __init__(
         self,
-        core: WorkerCore,
+        core: AdmissionCore,
         worker: WorkerId,
         *,
-        journal: Journal,
+        journal: AuditJournal,
         metrics: WorkerMetrics,
         ambient: Environment,
         on_overdue: Callable[[TaskRecord], None],
@@ -67,7 +67,7 @@ class Books:
         """Called when nothing is held any more while the core drains; and again when it may leave."""
         self.on_gangs: Callable[[], None] | None = None
         """Called after decisions while this worker has something of a gang."""
-        self.contenders: Contenders | None = None
+        self.contenders: CapacityWaiters | None = None
         """Who waits for room."""
         self.on_room: Callable[[], None] | None = None
         """Called after each decision that leaves slots free while somebody waits for them."""
@@ -122,7 +122,7 @@ class Books:
             self.tell()
             self.journal.write(event, **facts)
 
-    def describe(self, token: str) -> Desired | None:
+    def describe(self, token: str) -> DesiredState | None:
         """What the ledger shall say of a lease; None: no such lease."""
         lease = self.core.leases.get(token)
         if lease is None or lease.in_gang is not None:
@@ -144,7 +144,7 @@ class Books:
             granted_at=round(wall - (now - lease.granted_at), 3),
             expires_at=round(wall + left_s, 3),
         )
-        return Desired(value=record.model_dump_json().encode(), expires_in_s=left_s)
+        return DesiredState(value=record.model_dump_json().encode(), expires_in_s=left_s)
 
     def close(self) -> None:
         """Stop the timer. Idempotent."""

@@ -8,16 +8,16 @@ from collections.abc import Coroutine
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidRequest, Unavailable
 from ..settings import WorkerSettings
-from ..slots.lease_table import Lease, Refusal
+from ..slots.lease_table import GrantedLease, Refusal
 from ..slots.refusals import error_of
-from ..slots.request_dedup import RequestId, Sender
-from .core_driver import Books
+from ..slots.request_dedup import RequestId, RouterHistory
+from .core_driver import CoreDriver
 
 
-class Grants:
+class LeaseService:
     """The core's lease decisions with the worker's bounds and tokens, and with the ledger for `sync`."""
 
-    def __init__(self, books: Books, settings: WorkerSettings) -> None:
+    def __init__(self, books: CoreDriver, settings: WorkerSettings) -> None:
         self._books = books
         self._settings = settings
         self._recording: dict[str, asyncio.Task[int]] = {}
@@ -29,7 +29,7 @@ class Grants:
 
     def reserve(
         self,
-        sender: Sender,
+        sender: RouterHistory,
         rid: RequestId | None,
         *,
         slots: int,
@@ -39,8 +39,8 @@ class Grants:
         owner: str,
         seat: str | None = None,
         now: float,
-    ) -> Lease | Refusal:
-        """See WorkerCore.reserve.
+    ) -> GrantedLease | Refusal:
+        """See AdmissionCore.reserve.
 
         Raises:
             InvalidRequest: longer than this worker allows.
@@ -65,7 +65,7 @@ class Grants:
             now=now,
         )
 
-    def recorded(self, lease: Lease) -> bool:
+    def recorded(self, lease: GrantedLease) -> bool:
         """Whether a `sync` lease has its revision for a fence already."""
         return lease.token in self._recorded
 
@@ -73,7 +73,7 @@ class Grants:
         """Run what answers a request once its lease is recorded."""
         self._background.start(answering)
 
-    async def record(self, token: str) -> Lease | None:
+    async def record(self, token: str) -> GrantedLease | None:
         """Write a lease to the ledger; its fence is then the revision. None: it ended meanwhile.
 
         Raises:

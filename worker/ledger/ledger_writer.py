@@ -32,7 +32,7 @@ RETRY_MAX_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desired:
+class DesiredState:
     """What shall stand under a key."""
 
     value: bytes
@@ -67,7 +67,7 @@ class LedgerWriter:
         kv: KeyValue,
         names: Names,
         worker: WorkerId,
-        describe: Callable[[str], Desired | None],
+        describe: Callable[[str], DesiredState | None],
         *,
         ambient: Environment,
         log: Log,
@@ -217,7 +217,7 @@ class LedgerWriter:
         self._cancelled_out += 1
         return None
 
-    def _expects(self, token: str, desired: Desired) -> float:
+    def _expects(self, token: str, desired: DesiredState) -> float:
         """Note until when the key about to be written will stand; returns its time to live, in whole seconds."""
         ttl_s = max(1, math.ceil(desired.expires_in_s)) + 1
         self._until[token] = asyncio.get_running_loop().time() + ttl_s

@@ -50,7 +50,7 @@ class _Builder:
     """Walks one annotation. Models that contain themselves are met again while they are being built."""
 
     def __init__(self) -> None:
-        self._models: dict[type, _FieldsDecoder] = {}
+        self._models: dict[type, Base64Decoder] = {}
 
     def build(self, annotation: Any) -> Decoder | None:
         if annotation in (bytes, bytearray):
@@ -109,7 +109,7 @@ class _Builder:
         fields = _fields_of(kind)
         if not fields:
             return None
-        decoder = self._models[kind] = _FieldsDecoder([names[0] for names, _ in fields])
+        decoder = self._models[kind] = Base64Decoder([names[0] for names, _ in fields])
         for names, annotation in fields:
             found = self.build(annotation)
             if found is not None:
@@ -139,7 +139,7 @@ def _with_metadata(annotation: Any, metadata: list[Any]) -> Any:
     return Annotated[(annotation, *metadata)] if metadata else annotation
 
 
-class _FieldsDecoder:
+class Base64Decoder:
     """Decodes the fields of a map, or of a list of them in order (named tuples)."""
 
     __slots__ = ("_order", "fields")

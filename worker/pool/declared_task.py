@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ...schemas.errors.base import DeadlineExceeded, GanglineError, TaskCancelled
 from ...schemas.records.workers import MethodInfo
 from .resources import filling
-from .result_encoding import ResultWriter
+from .result_encoding import ResultEncoder
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class DeclaredTask:
         self.shape = Shape.of(function)
         self.streams = self.shape.streams
         self.signature = Signature(function, self.full_name, namespace)
-        self.result = ResultWriter(self.signature, self.full_name, streams=self.streams)
+        self.result = ResultEncoder(self.signature, self.full_name, streams=self.streams)
 
     def prepare(self) -> None:
         """Resolve what could not be resolved at declaration (annotations that name classes defined further down).

@@ -23,7 +23,7 @@ class Resource:
     """
 
 
-class Filled(NamedTuple):
+class ResolvedResources(NamedTuple):
     """A parameter that the worker fills in."""
 
     name: str
@@ -48,7 +48,7 @@ def resource_kind(annotation: Any, where: str) -> type[Any] | None:
     return kind
 
 
-def filling(function: Callable[..., Any], parameters: tuple[Filled, ...]) -> Callable[..., Any]:
+def filling(function: Callable[..., Any], parameters: tuple[ResolvedResources, ...]) -> Callable[..., Any]:
     """The function without these parameters; they are filled in when it is called in a task."""
 
     @functools.wraps(function)

@@ -20,7 +20,7 @@ _ITERATORS = (collections.abc.AsyncIterator, collections.abc.AsyncGenerator, col
               collections.abc.Iterator, collections.abc.Generator, collections.abc.Iterable)  # fmt: skip
 
 
-class ResultWriter:
+class ResultEncoder:
     """Turns what one task returns (or each item it yields) into wire values."""
 
     __slots__ = ("_adapter", "_exact", "_resolved", "_signature", "_streams", "_where")

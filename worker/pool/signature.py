@@ -17,7 +17,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnno
 
 from ...schemas.errors.base import InvalidArguments, InvalidSettings
 from .base64_arguments import Decoder, decoder_for
-from .resources import Filled, resource_kind
+from .resources import ResolvedResources, resource_kind
 
 Converter = Callable[[Any], Any]
 _EXACT = frozenset({int, str, float, bool, bytes, dict, list})
@@ -99,7 +99,7 @@ class Signature:
         self._rest_named: Parameter | None = None
         self.resolved = False
         """Whether all annotations are known; `returns` and `filled` mean something then."""
-        self.filled: tuple[Filled, ...] = ()
+        self.filled: tuple[ResolvedResources, ...] = ()
         """Parameters that are the worker's, and that no caller can give."""
         self.returns: Any = inspect.Parameter.empty
         _refuse_methods(function, where)
@@ -125,7 +125,7 @@ class Signature:
         by_name: dict[str, Parameter] = {}
         only_by_place: list[str] = []
         required: list[tuple[int, str]] = []
-        filled: list[Filled] = []
+        filled: list[ResolvedResources] = []
         rest = rest_named = None
         for declared in inspect.signature(self._function).parameters.values():
             is_required = declared.default is inspect.Parameter.empty
@@ -251,11 +251,11 @@ class Signature:
         return InvalidArguments(f"{self._where}: {text}", details=details)
 
 
-def _filled(declared: inspect.Parameter, kind: type[Any], place: int, where: str) -> Filled:
+def _filled(declared: inspect.Parameter, kind: type[Any], place: int, where: str) -> ResolvedResources:
     if declared.kind is _Kind.KEYWORD_ONLY:
-        return Filled(declared.name, kind, None)
+        return ResolvedResources(declared.name, kind, None)
     if declared.kind is _Kind.POSITIONAL_OR_KEYWORD:
-        return Filled(declared.name, kind, place)
+        return ResolvedResources(declared.name, kind, place)
     raise InvalidSettings(f"{where}: parameter {declared.name!r} cannot be filled in: it has no name to give it by")
 
 

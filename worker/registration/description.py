@@ -8,20 +8,20 @@ from ...bus.rpc.micro_service import package_version
 from ...schemas.messages.operations import LeaseInfo, LoadReply, StatsReply
 from ...schemas.public_id import public_id
 from ...schemas.records.workers import Heartbeat, Registration
-from ..identity import Place
+from ..identity import WorkerIdentity
 from ..ledger.ledger_writer import LedgerStatistics
-from ..slots.admission_core import WorkerCore
-from ..slots.lease_table import Lease
+from ..slots.admission_core import AdmissionCore
+from ..slots.lease_table import GrantedLease
 from ..slots.timers import NEVER
 from .gang_shares import shares
 
 
-class Description:
+class WorkerDescription:
     """The constant facts of one worker, joined to its core's changing ones."""
 
     __slots__ = ("_core", "_place", "_started_at", "_version", "drain_grace_s", "models")
 
-    def __init__(self, place: Place, core: WorkerCore) -> None:
+    def __init__(self, place: WorkerIdentity, core: AdmissionCore) -> None:
         self._place = place
         self._core = core
         self._started_at = place.ambient.wall()
@@ -102,7 +102,7 @@ class Description:
         )
 
 
-def _patience_s(core: WorkerCore, lease: Lease, now: float) -> float:
+def _patience_s(core: AdmissionCore, lease: GrantedLease, now: float) -> float:
     """For how long a gang's seat goes on without a word of its coordinator; NEVER for other leases."""
     if lease.gang is None:
         return NEVER

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Literal
 
 from ...schemas.messages.operations import GangShare
-from ..slots.gang_core import GangCore
-from ..slots.gang_records import Hold, Leaving, Member, SeatHere
+from ..slots.gang_core import WorkerGangCore
+from ..slots.gang_records import LeavingMember, LocalMember, LocalSeat, TentativeHold
 
 
-def shares(gangs: GangCore) -> tuple[GangShare, ...]:
+def shares(gangs: WorkerGangCore) -> tuple[GangShare, ...]:
     """What a worker has of gangs, for operators."""
     kept = [GangShare(gang=gang, state="kept", slots=keep.has) for gang, keep in gangs.keeps.by_gang.items()]
     held = [_share(hold, "held", hold.seats, 0) for hold in gangs.holds.values()]
@@ -23,9 +23,9 @@ def shares(gangs: GangCore) -> tuple[GangShare, ...]:
 
 
 def _share(
-    of: Hold | Member | Leaving,
+    of: TentativeHold | LocalMember | LeavingMember,
     state: Literal["held", "formed", "over", "stopping"],
-    seats: Iterable[SeatHere],
+    seats: Iterable[LocalSeat],
     more: int,
 ) -> GangShare:
     seats = list(seats)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from ...bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, statistics_of
 from ...schemas.names import Operation
 from ...schemas.records.workers import Registration
-from ..identity import Place
+from ..identity import WorkerIdentity
 
 SERVICE = "gangline-worker"
 
 
 def worker_service(
-    place: Place, registration: Callable[[], Registration], counts: Callable[[], Mapping[str, Sequence[int]]]
+    place: WorkerIdentity, registration: Callable[[], Registration], counts: Callable[[], Mapping[str, Sequence[int]]]
 ) -> MicroService:
     """Shows one worker. Its endpoints are its operations; FRAMES counts messages, not tasks.
 

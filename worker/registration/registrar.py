@@ -42,7 +42,7 @@ class WorkerEvent(StrEnum):
     LEFT = "left"
 
 
-class Presence:
+class Registrar:
     """Keeps `reg` and `alive` of one worker. `registration` and `heartbeat` say what shall stand there now."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Nothing in here awaits, reads a clock, draws a random number or logs: time (`now`, the loop's monotonic seconds) and
 new tokens come in with the event; outcomes are returned, and what became of leases is left in `changes`. Nothing
-outside changes state but by the methods of WorkerCore, and each either does all of what it says or nothing.
+outside changes state but by the methods of AdmissionCore, and each either does all of what it says or nothing.
 
 The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers are those of the project's laws):
 
@@ -32,12 +32,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from ...schemas.wire.frames import Load, LoadFlag, TaskState
-from .epochs import Fences
-from .gang_core import GangCore
-from .job_table import Hearer, Job, JobKey, JobTable
-from .lease_table import Change, Lease, LeaseChange, LeaseTable, Refusal
+from .epochs import FencingTokens
+from .gang_core import WorkerGangCore
+from .job_table import JobKey, JobListener, JobTable, RunningJob
+from .lease_table import GrantedLease, LeaseChange, LeaseTable, LeaseTransition, Refusal
 from .limiter import SlotLimiter
-from .request_dedup import WITHDRAWN, Memory, RequestId, Sender, TaskRecord
+from .request_dedup import WITHDRAWN, RequestDedup, RequestId, RouterHistory, TaskRecord
 from .timers import NEVER, DeadlineHeap
 
 _tuple = tuple.__new__
@@ -63,7 +63,7 @@ class CoreSettings:
     """Most bytes of them."""
 
 
-class Repeat(NamedTuple):
+class DuplicateRequest(NamedTuple):
     """A task id came again."""
 
     state: TaskState
@@ -71,7 +71,7 @@ class Repeat(NamedTuple):
     """To be sent again if `state` is ANSWERED; WITHDRAWN if it was cancelled before it came."""
 
 
-class Overdue(NamedTuple):
+class ExpiredTasks(NamedTuple):
     """What `expire` found."""
 
     leases: int
@@ -80,7 +80,7 @@ class Overdue(NamedTuple):
     """Whose deadline passed: to be cancelled and answered. Each is named once."""
 
 
-class WorkerCore:
+class AdmissionCore:
     """One worker's books. `now` must never go backwards from call to call."""
 
     __slots__ = (
@@ -123,12 +123,12 @@ class WorkerCore:
         """No lease lives longer than this: the end of the drain's grace."""
         self._declared = total if declared is None else declared
         """What the pool was declared with: a request for more than this can never be met, however the total moves."""
-        self._fences = Fences(epoch)
+        self._fences = FencingTokens(epoch)
         self._limiter = SlotLimiter(total)
         self._leases = LeaseTable(self._limiter, keep=settings.keep, keep_s=settings.keep_s)
         self.changes = self._leases.changes
         """What became of leases since `take_changes`; not to be changed."""
-        self.gangs = GangCore(self._limiter, self._leases, keep_s=settings.keep_s, keep=settings.keep)
+        self.gangs = WorkerGangCore(self._limiter, self._leases, keep_s=settings.keep_s, keep=settings.keep)
         """What this worker has of gangs. Its decisions are made through it, with `epoch` and the time."""
         self.jobs = JobTable(
             keep=settings.keep,
@@ -139,7 +139,7 @@ class WorkerCore:
             unstored_s=settings.unstored_s,
         )
         """Durable jobs that run here, or ended a moment ago; to be read. Changed by the methods below."""
-        self._memory = Memory(keep=settings.keep, keep_bytes=settings.keep_bytes, keep_s=settings.keep_s)
+        self._memory = RequestDedup(keep=settings.keep, keep_bytes=settings.keep_bytes, keep_s=settings.keep_s)
         self._deadlines: DeadlineHeap[TaskRecord] = DeadlineHeap()
 
     def __repr__(self) -> str:
@@ -149,7 +149,7 @@ class WorkerCore:
     # -- what can be seen -----------------------------------------------------------------------------------------
 
     @property
-    def senders(self) -> Collection[Sender]:
+    def senders(self) -> Collection[RouterHistory]:
         """All that are remembered."""
         return self._memory.senders.values()
 
@@ -187,7 +187,7 @@ class WorkerCore:
         return cast("KeysView[TaskRecord]", self._limiter.runners)
 
     @property
-    def leases(self) -> dict[str, Lease]:
+    def leases(self) -> dict[str, GrantedLease]:
         """The living leases by token; not to be changed."""
         return self._leases.living
 
@@ -196,7 +196,7 @@ class WorkerCore:
         """Of this worker at its best: more can never be held."""
         return max(self._declared, self._limiter.total)
 
-    def sender(self, name: str, now: float) -> Sender:
+    def sender(self, name: str, now: float) -> RouterHistory:
         """What is remembered of that router."""
         return self._memory.sender(name, now)
 
@@ -210,7 +210,7 @@ class WorkerCore:
 
     def reserve(
         self,
-        sender: Sender,
+        sender: RouterHistory,
         rid: RequestId | None,
         *,
         slots: int,
@@ -221,7 +221,7 @@ class WorkerCore:
         token: str,
         seat: str | None = None,
         now: float,
-    ) -> Lease | Refusal:
+    ) -> GrantedLease | Refusal:
         """Grant `slots` for `claim_s`, and for `ttl_s` from each use. The same `rid` again gets the same answer.
 
         `token` is used if something is granted and must be new. None as `rid`: the request cannot come again. With
@@ -231,10 +231,10 @@ class WorkerCore:
         """
         if rid is not None and rid in sender.reserves:
             known = sender.reserves[rid]
-            if not isinstance(known, Lease):
+            if not isinstance(known, GrantedLease):
                 return known
             found = self._leases.find(known.token, now)
-            return found if isinstance(found, Lease) else Refusal.EXPIRED
+            return found if isinstance(found, GrantedLease) else Refusal.EXPIRED
         if sender.doubtful and isinstance(rid, int):
             sender.saw_new(rid)
         if seat is None:
@@ -247,11 +247,11 @@ class WorkerCore:
 
     def _grant(
         self, slots: int, ttl_s: float, claim_s: float, single_use: bool, owner: str, token: str, now: float
-    ) -> Lease | Refusal:
+    ) -> GrantedLease | Refusal:
         refusal = Refusal.STALE if self.doubted else self._no_room(slots)
         if refusal is not None:
             return refusal
-        lease = Lease(token, slots, ttl_s, claim_s, single_use, owner, self._fences.next(), now)
+        lease = GrantedLease(token, slots, ttl_s, claim_s, single_use, owner, self._fences.next(), now)
         return lease if self._leases.grant(lease) else Refusal.FULL
 
     def _sublease(
@@ -264,30 +264,30 @@ class WorkerCore:
         owner: str,
         token: str,
         now: float,
-    ) -> Lease | Refusal:
+    ) -> GrantedLease | Refusal:
         if self.doubted:
             return Refusal.STALE
         if self.draining:
             return Refusal.DRAINING
         seat = self._leases.find(seat_token, now)
-        if not isinstance(seat, Lease):
+        if not isinstance(seat, GrantedLease):
             # As for tasks: whoever asks may know of the commit a moment before this worker does.
             return Refusal.FULL if self.gangs.holds_token(seat_token) else seat
         if seat.gang is None:
             return Refusal.UNKNOWN_TOKEN
         if slots > seat.slots:
             return Refusal.LEASE_TOO_SMALL
-        lease = Lease(token, slots, ttl_s, claim_s, single_use, owner, seat.fence, now)
+        lease = GrantedLease(token, slots, ttl_s, claim_s, single_use, owner, seat.fence, now)
         return lease if self._leases.sublease(lease, seat) else Refusal.FULL
 
-    def set_fence(self, lease: Lease, fence: int) -> None:
+    def set_fence(self, lease: GrantedLease, fence: int) -> None:
         """Replace the fence of a lease that was written to the ledger before it was answered: by the revision."""
         lease.fence = fence
 
     def renew(self, token: str, ttl_s: float | None, now: float) -> float | Refusal:
         """Let a lease live `ttl_s` from now (None: its own). Returns the seconds it has, fewer near a drain's end."""
         lease = self._leases.find(token, now)
-        if not isinstance(lease, Lease):
+        if not isinstance(lease, GrantedLease):
             return lease
         if lease.gang is not None:
             return min(lease.ttl_s, lease.due_at - now)  # its coordinator's pings renew a seat, and nobody else
@@ -296,7 +296,7 @@ class WorkerCore:
         self._leases.extend(lease, min(now + lease.ttl_s, self._cut_at))
         return lease.due_at - now
 
-    def release(self, sender: Sender, rid: RequestId | None, token: str | None, now: float) -> bool:
+    def release(self, sender: RouterHistory, rid: RequestId | None, token: str | None, now: float) -> bool:
         """End a lease by its token, or by the request that it was granted for. True if there was one.
 
         A release that overtakes its reserve leaves a mark, and the reserve is refused when it comes.
@@ -311,26 +311,26 @@ class WorkerCore:
                 return False
             token = known.token
         lease = self._leases.find(token, now) if token is not None else None
-        if not isinstance(lease, Lease) or lease.gang is not None:
+        if not isinstance(lease, GrantedLease) or lease.gang is not None:
             return False
-        self._leases.end(lease, Change.RELEASE, now)
+        self._leases.end(lease, LeaseTransition.RELEASE, now)
         return True
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def repeated(self, sender: Sender, task_id: int) -> Repeat | None:
+    def repeated(self, sender: RouterHistory, task_id: int) -> DuplicateRequest | None:
         """What is known of a task id that comes; None: it is new."""
         if task_id in sender.running:
-            return Repeat(TaskState.RUNNING, WITHDRAWN)
+            return DuplicateRequest(TaskState.RUNNING, WITHDRAWN)
         answer = sender.done.get(task_id)
         if answer is not None:
-            return Repeat(TaskState.ANSWERED, answer)
+            return DuplicateRequest(TaskState.ANSWERED, answer)
         if task_id <= sender.floor:
-            return Repeat(TaskState.FORGOTTEN, WITHDRAWN)
+            return DuplicateRequest(TaskState.FORGOTTEN, WITHDRAWN)
         return None
 
     def admit(
-        self, sender: Sender, task_id: int, cost: int, token: str | None, deadline_at: float, now: float
+        self, sender: RouterHistory, task_id: int, cost: int, token: str | None, deadline_at: float, now: float
     ) -> TaskRecord | Refusal:
         """Take `cost` slots for a task that starts now: from the lease of `token`, or without one from the free ones.
 
@@ -360,7 +360,7 @@ class WorkerCore:
         if token is not None:
             self._leases.spend(token, now)
 
-    def settle(self, sender: Sender, task_id: int, answer: bytes, now: float) -> None:
+    def settle(self, sender: RouterHistory, task_id: int, answer: bytes, now: float) -> None:
         """Note the answer to a task id, once for each: a repeated one gets it again and starts nothing."""
         record = sender.running.pop(task_id, None)
         if record is not None:
@@ -391,7 +391,7 @@ class WorkerCore:
         else:
             self._leases.give_back(record.lease, record)
 
-    def withdraw(self, sender: Sender, task_id: int, now: float) -> TaskRecord | None:
+    def withdraw(self, sender: RouterHistory, task_id: int, now: float) -> TaskRecord | None:
         """The caller does not want this task. Returns it if it runs, to be cancelled; if it has not come yet, it will
         be refused when it does."""
         record = sender.running.get(task_id)
@@ -399,21 +399,21 @@ class WorkerCore:
             self._memory.note_done(sender, task_id, WITHDRAWN, now)
         return record
 
-    def look_up(self, sender: Sender, task_id: int, now: float) -> Repeat:
+    def look_up(self, sender: RouterHistory, task_id: int, now: float) -> DuplicateRequest:
         """What became of a task. One that never came is from now on refused, so that it is safe to send elsewhere."""
         if sender.doubtful:
             sender.floor = max(sender.floor, task_id)
         known = self.repeated(sender, task_id)
         if known is None:
             self._memory.note_done(sender, task_id, WITHDRAWN, now)
-            return Repeat(TaskState.UNKNOWN, WITHDRAWN)
+            return DuplicateRequest(TaskState.UNKNOWN, WITHDRAWN)
         if known.state is TaskState.ANSWERED and known.answer == WITHDRAWN:
-            return Repeat(TaskState.UNKNOWN, WITHDRAWN)
+            return DuplicateRequest(TaskState.UNKNOWN, WITHDRAWN)
         return known
 
     # -- durable jobs ---------------------------------------------------------------------------------------------
 
-    def known_job(self, key: JobKey, attempt: int, *, attach: bool) -> Job | None:
+    def known_job(self, key: JobKey, attempt: int, *, attach: bool) -> RunningJob | None:
         """The job whose answer a request for an attempt of it is to get, in place of a start: it runs; or it ended, in
         that attempt or a later one, or well (with all items that nobody took). `attach`: nothing is to start, so
         whatever is known of it will do."""
@@ -423,27 +423,27 @@ class WorkerCore:
             return job
         return None
 
-    def attach(self, job: Job, hearer: Hearer, items: int | None) -> Iterator[bytes]:
+    def attach(self, job: RunningJob, hearer: JobListener, items: int | None) -> Iterator[bytes]:
         """A request is to hear how a running job ends, and takes no slot for it. Until then its id is `running`: it can
         be withdrawn, which is to cancel the job, and looked up. See JobTable.attach. The id must be new."""
         hearer.sender.saw_new(hearer.id)
         hearer.sender.running[hearer.id] = job.record
         return self.jobs.attach(job, hearer, items)
 
-    def settle_new(self, sender: Sender, task_id: int, answer: bytes, now: float) -> None:
+    def settle_new(self, sender: RouterHistory, task_id: int, answer: bytes, now: float) -> None:
         """Note the answer to a task id that came for the first time, and for which nothing was admitted."""
         sender.saw_new(task_id)
         self._memory.note_done(sender, task_id, answer, now)
 
     # -- time and operators ---------------------------------------------------------------------------------------
 
-    def expire(self, now: float) -> Overdue:
+    def expire(self, now: float) -> ExpiredTasks:
         """End what is overdue. To be called at `next_deadline()` or later; calling it early does no harm."""
         ended = self._leases.expire(now)
         overdue = self._deadlines.pop_due(now)
         for record in overdue:
             record.due_at = NEVER
-        return Overdue(ended, overdue)
+        return ExpiredTasks(ended, overdue)
 
     def sweep(self, now: float) -> None:
         """Forget what is too old to matter. To be called every second or so."""
@@ -497,7 +497,7 @@ class WorkerCore:
     def _void(self, now: float) -> None:
         for lease in list(self._leases.living.values()):
             if lease.ended is None:  # subleases end with their seat
-                self._leases.end(lease, Change.DROP, now)
+                self._leases.end(lease, LeaseTransition.DROP, now)
         self.gangs.new_epoch(now)
 
     def statistics(self) -> dict[str, int]:
@@ -540,10 +540,10 @@ class WorkerCore:
         return Refusal.TOO_LARGE if slots > self.most_slots else Refusal.FULL
 
     def _admit_on_lease(
-        self, sender: Sender, task_id: int, cost: int, token: str, deadline_at: float, now: float
+        self, sender: RouterHistory, task_id: int, cost: int, token: str, deadline_at: float, now: float
     ) -> TaskRecord | Refusal:
         lease = self._leases.find(token, now)
-        if not isinstance(lease, Lease):
+        if not isinstance(lease, GrantedLease):
             # A gang's owner may know of the commit a moment before its members do: it tries again, as if we were full.
             return Refusal.FULL if self.gangs.holds_token(token) else lease
         seat = lease.seat

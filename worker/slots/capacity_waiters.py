@@ -15,7 +15,7 @@ KEEP_S: Final = 2.0
 MOST: Final = 10_000
 
 
-class Contenders:
+class CapacityWaiters:
     """By reply subject, longest waiting first."""
 
     __slots__ = ("_waiting",)

@@ -19,7 +19,7 @@ def next_epoch(previous: int, wall: float) -> int:
     return max(previous + 1, int(wall * 1000))
 
 
-class Fences:
+class FencingTokens:
     """Fences of the leases that are not written to the ledger first: `epoch * 2**20 + count`.
 
     Comparable within one worker only. They grow within an epoch by counting and over epochs by the epoch, which grows

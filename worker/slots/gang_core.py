@@ -22,27 +22,27 @@ from typing import NamedTuple
 
 from ...schemas.messages.gangs import FormRequest, HoldRequest
 from ...schemas.records.gangs import Seat
-from .gang_records import Hold, Leaving, Member, PastGangs, SeatHere
-from .gang_reservations import Keeps
-from .lease_table import Change, Lease, LeaseTable, Refusal
+from .gang_records import EndedGangs, LeavingMember, LocalMember, LocalSeat, TentativeHold
+from .gang_reservations import SlotReservations
+from .lease_table import GrantedLease, LeaseTable, LeaseTransition, Refusal
 from .limiter import SlotLimiter
 from .timers import NEVER
 
 
-class Formed(NamedTuple):
+class FormedGang(NamedTuple):
     """What a `form` came to."""
 
-    member: Member
-    started: list[SeatHere]
+    member: LocalMember
+    started: list[LocalSeat]
     """Seats that begin now; empty when the request came again."""
-    leaving: Leaving | None
+    leaving: LeavingMember | None
     """Seats of the generation before that are no longer ours (`restart_member`)."""
     new: bool
     """False: the request came again."""
 
 
-class GangCore:
-    """Holds, members and what is leaving, of one worker. A part of WorkerCore; made by it."""
+class WorkerGangCore:
+    """Holds, members and what is leaving, of one worker. A part of AdmissionCore; made by it."""
 
     __slots__ = ("_cut_at", "_leases", "_limiter", "_past", "draining", "holds", "keeps", "leaving",
                  "lingers", "members", "voided")  # fmt: skip
@@ -50,15 +50,15 @@ class GangCore:
     def __init__(self, limiter: SlotLimiter, leases: LeaseTable, *, keep_s: float, keep: int) -> None:
         self._limiter = limiter
         self._leases = leases
-        self._past = PastGangs(keep_s, keep)
+        self._past = EndedGangs(keep_s, keep)
         self._cut_at = NEVER
-        self.holds: dict[tuple[str, int], Hold] = {}
+        self.holds: dict[tuple[str, int], TentativeHold] = {}
         """By gang and generation; of each the newest attempt."""
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, LocalMember] = {}
         """By gang; the newest generation that was formed here."""
-        self.leaving: list[Leaving] = []
-        self.keeps = Keeps(limiter)
-        self.voided: list[Member] = []
+        self.leaving: list[LeavingMember] = []
+        self.keeps = SlotReservations(limiter)
+        self.voided: list[LocalMember] = []
         """Ended by a new epoch, to be reported; taken by whoever drives the core."""
         self.draining = False
         self.lingers = False
@@ -89,7 +89,7 @@ class GangCore:
             + sum(held(leaving)[0] for leaving in self.leaving)
         )
 
-    def reserved_by(self, leaving: Leaving) -> int:
+    def reserved_by(self, leaving: LeavingMember) -> int:
         """Idle slots that wait for the hooks of seats that have ended."""
         return self._limiter.held(leaving)[0]
 
@@ -97,7 +97,7 @@ class GangCore:
     def borrowers(self) -> int:
         return sum(len(hold.seats) for hold in self.holds.values()) + len(self.keeps) + len(self.leaving)
 
-    def member_of(self, lease: Lease) -> Member | None:
+    def member_of(self, lease: GrantedLease) -> LocalMember | None:
         """Whose seat that is, while the gang stands here."""
         member = self.members.get(lease.gang) if lease.gang is not None else None
         return member if member is not None and lease.token in member.seats else None
@@ -125,7 +125,7 @@ class GangCore:
 
     def hold(
         self, request: HoldRequest, tokens: Sequence[str], *, ttl_s: float, most: int, now: float
-    ) -> Hold | Refusal:
+    ) -> TentativeHold | Refusal:
         """Take the slots of all seats, or of none. The same attempt again gets the same answer.
 
         Args:
@@ -148,13 +148,13 @@ class GangCore:
         if refusal is not None:
             self._past.given_up(request.gang, request.attempt, refusal, now)
             return refusal
-        hold = Hold(
+        hold = TentativeHold(
             gang=request.gang,
             generation=request.generation,
             attempt=request.attempt,
             due_at=now + request.hold_s,
             seats=tuple(
-                SeatHere(rank=seat.rank, part=seat.part, lease=_lease(token, request.gang, seat.slots, ttl_s, now))
+                LocalSeat(rank=seat.rank, part=seat.part, lease=_lease(token, request.gang, seat.slots, ttl_s, now))
                 for seat, token in zip(request.seats, tokens, strict=True)
             ),
         )
@@ -165,7 +165,7 @@ class GangCore:
         self.holds[hold.gang, hold.generation] = hold
         return hold
 
-    def _known(self, request: HoldRequest) -> Hold | Refusal | None:
+    def _known(self, request: HoldRequest) -> TentativeHold | Refusal | None:
         """What a request is answered without taking anything; None: it is new."""
         hold = self.holds.get((request.gang, request.generation))
         member = self.members.get(request.gang)
@@ -195,13 +195,13 @@ class GangCore:
         self._drop(hold)
         return True
 
-    def free(self, hold: Hold, now: float) -> None:
+    def free(self, hold: TentativeHold, now: float) -> None:
         """The ledger was read, after the registration was written anew: there was no commit for this hold."""
         if self.holds.get((hold.gang, hold.generation)) is hold:
             self._past.given_up(hold.gang, hold.attempt, Refusal.EXPIRED, now)
             self._drop(hold)
 
-    def _drop(self, hold: Hold) -> None:
+    def _drop(self, hold: TentativeHold) -> None:
         del self.holds[hold.gang, hold.generation]
         for seat in hold.seats:
             self._limiter.release(seat.lease)
@@ -212,7 +212,7 @@ class GangCore:
 
     # -- members --------------------------------------------------------------------------------------------------
 
-    def form(self, request: FormRequest, ours: Sequence[Seat], *, epoch: int, now: float) -> Formed | str:
+    def form(self, request: FormRequest, ours: Sequence[Seat], *, epoch: int, now: float) -> FormedGang | str:
         """The commit is in the ledger: the held seats `ours` begin, those that go on go on. Text: why not.
 
         Idempotent for one generation. What a gang has here beyond `ours` is leaving.
@@ -224,12 +224,12 @@ class GangCore:
         if member is not None and member.generation == request.generation:
             member.proven_at = now
             member.look_at = now + member.form.ttl_s
-            return Formed(member, [], None, False)
+            return FormedGang(member, [], None, False)
         hold = self.holds.get((request.gang, request.generation))
         held = {seat.lease.token: seat for seat in hold.seats} if hold is not None else {}
         before = dict(member.seats) if member is not None else {}
-        seats: dict[str, SeatHere] = {}
-        started: list[SeatHere] = []
+        seats: dict[str, LocalSeat] = {}
+        started: list[LocalSeat] = []
         for seat in ours:
             here = before.pop(seat.token, None)
             if here is None:
@@ -248,7 +248,7 @@ class GangCore:
             leaving = self._leave(
                 member, list(before.values()), "it moved to another worker", None, 0.0, now, whole=False
             )
-        member = Member(
+        member = LocalMember(
             gang=request.gang,
             form=request,
             seats=seats,
@@ -257,9 +257,11 @@ class GangCore:
             look_at=now + request.ttl_s,
         )
         self.members[request.gang] = member
-        return Formed(member, started, leaving, True)
+        return FormedGang(member, started, leaving, True)
 
-    def _not_formed(self, request: FormRequest, ours: Sequence[Seat], member: Member | None, epoch: int) -> str | None:
+    def _not_formed(
+        self, request: FormRequest, ours: Sequence[Seat], member: LocalMember | None, epoch: int
+    ) -> str | None:
         past = self._past.get(request.gang)
         hold = self.holds.get((request.gang, request.generation))
         if not ours:
@@ -278,7 +280,7 @@ class GangCore:
         lacks = [seat.rank for seat in ours if seat.token not in known]
         return f"rank {lacks[0]} is not held here (any more)" if lacks else None
 
-    def ping(self, gangs: Mapping[str, int], now: float) -> tuple[dict[str, int], list[Member]]:
+    def ping(self, gangs: Mapping[str, int], now: float) -> tuple[dict[str, int], list[LocalMember]]:
         """Renew. Returns what is neither formed nor held of what was named, and the members that were not named."""
         missing: dict[str, int] = {}
         for gang, generation in gangs.items():
@@ -291,12 +293,12 @@ class GangCore:
                 missing[gang] = generation
         return missing, [member for gang, member in self.members.items() if gang not in gangs]
 
-    def proven(self, member: Member, now: float) -> None:
+    def proven(self, member: LocalMember, now: float) -> None:
         """The ledger was read, and has the gang as it is here."""
         member.proven_at = now
         member.look_at = now + member.form.ttl_s
 
-    def look_again(self, member: Member, at: float) -> None:
+    def look_again(self, member: LocalMember, at: float) -> None:
         """Ask the ledger again at that time."""
         member.look_at = at
 
@@ -312,7 +314,7 @@ class GangCore:
         grace_s: float,
         only: Iterable[str] | None,
         now: float,
-    ) -> list[Leaving]:
+    ) -> list[LeavingMember]:
         """End a generation and all before it, or only the seats with these tokens. Of a newer one nothing is touched.
 
         Returns all that must have stopped before this is done, also what an earlier teardown began.
@@ -328,7 +330,7 @@ class GangCore:
                 self._leave(member, list(member.seats.values()), reason, rank, grace_s, now, whole=True)
         return [leaving for leaving in self.leaving if leaving.gang == gang and leaving.generation <= generation]
 
-    def stop(self, member: Member, reason: str, grace_s: float, now: float) -> Leaving:
+    def stop(self, member: LocalMember, reason: str, grace_s: float, now: float) -> LeavingMember:
         """End a whole member of our own accord."""
         self._past.over(member.gang, member.generation, now)
         return self._leave(member, list(member.seats.values()), reason, None, grace_s, now, whole=True)
@@ -353,16 +355,16 @@ class GangCore:
 
     def _leave(
         self,
-        member: Member,
-        seats: list[SeatHere],
+        member: LocalMember,
+        seats: list[LocalSeat],
         reason: str,
         rank: int | None,
         grace_s: float,
         now: float,
         *,
         whole: bool,
-    ) -> Leaving:
-        leaving = Leaving(
+    ) -> LeavingMember:
+        leaving = LeavingMember(
             gang=member.gang,
             generation=member.generation,
             seats=seats,
@@ -381,10 +383,10 @@ class GangCore:
         self.leaving.append(leaving)
         for seat in seats:
             if seat.lease.ended is None:
-                self._leases.end(seat.lease, Change.TEARDOWN, now, heir=leaving if self.lingers else None)
+                self._leases.end(seat.lease, LeaseTransition.TEARDOWN, now, heir=leaving if self.lingers else None)
         return leaving
 
-    def take_stopped(self) -> list[Leaving]:
+    def take_stopped(self) -> list[LeavingMember]:
         """Teardowns that are complete now; their last slots are free."""
         done = [leaving for leaving in self.leaving if leaving.stopped]
         for leaving in done:
@@ -392,7 +394,7 @@ class GangCore:
             self._limiter.release(leaving)
         return done
 
-    def take_cut(self, now: float) -> list[Leaving]:
+    def take_cut(self, now: float) -> list[LeavingMember]:
         """Members whose seats ended with a drain's grace."""
         cut = [
             member
@@ -401,14 +403,14 @@ class GangCore:
         ]
         return [self.stop(member, "the worker's drain came to its end", 0.0, now) for member in cut]
 
-    def take_voided(self) -> list[Member]:
+    def take_voided(self) -> list[LocalMember]:
         """Members that a new epoch ended, since the last call."""
         voided, self.voided = self.voided, []
         return voided
 
     # -- time -----------------------------------------------------------------------------------------------------
 
-    def take_due(self, now: float) -> tuple[list[Hold], list[Member], list[Leaving]]:
+    def take_due(self, now: float) -> tuple[list[TentativeHold], list[LocalMember], list[LeavingMember]]:
         """What time has brought: holds and members to be looked up in the ledger, and what shall stop harder. Each is
         named once."""
         self.keeps.lapse(now)
@@ -432,7 +434,7 @@ class GangCore:
         for hold in self.holds.values():
             hold.due_at = min(hold.due_at, now)
 
-    def forsake(self, now: float) -> list[Hold]:
+    def forsake(self, now: float) -> list[TentativeHold]:
         """The registration is gone, and every commit that was conditioned on it with it: no hold is needed."""
         holds = list(self.holds.values())
         for hold in holds:
@@ -478,8 +480,8 @@ class GangCore:
         self.keeps.check()
 
 
-def _lease(token: str, gang: str, slots: int, ttl_s: float, now: float) -> Lease:
+def _lease(token: str, gang: str, slots: int, ttl_s: float, now: float) -> GrantedLease:
     owner = f"gang {gang}"
-    return Lease(
+    return GrantedLease(
         token, slots=slots, ttl_s=ttl_s, claim_s=ttl_s, single_use=False, owner=owner, fence=0, now=now, gang=gang
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...schemas.messages.gangs import FormRequest
-from .lease_table import Lease, Refusal
+from .lease_table import GrantedLease, Refusal
 
 ALONE_TTLS: Final = 2.0
 """A member that for so many times its gang's time to live heard no ping, and could not read the ledger either, is cut
@@ -18,23 +18,23 @@ off, and stops by itself."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SeatHere:
+class LocalSeat:
     """One part of one rank of a gang, on this worker."""
 
     rank: int
     part: int
-    lease: Lease
+    lease: GrantedLease
     """While it is only held, the lease is not in the table: nothing can start on it (L7)."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Hold:
+class TentativeHold:
     """Slots taken tentatively, for a commit that is on its way or not."""
 
     gang: str
     generation: int
     attempt: int
-    seats: tuple[SeatHere, ...]
+    seats: tuple[LocalSeat, ...]
     due_at: float
     """When it must be looked up whether the commit came."""
     due: bool = False
@@ -49,14 +49,14 @@ class Hold:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Member:
+class LocalMember:
     """What one formed gang has here: one or more seats of one generation."""
 
     gang: str
     form: FormRequest
-    seats: dict[str, SeatHere]
+    seats: dict[str, LocalSeat]
     """By token, never empty. While not `over`, each has its lease in the table."""
-    hold: Hold | None = None
+    hold: TentativeHold | None = None
     """That its newest seats came from."""
     proven_at: float
     """When it was last known for certain that the gang stands: formed, named in a ping, or read in the ledger."""
@@ -85,12 +85,12 @@ class Member:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Leaving:
+class LeavingMember:
     """Seats that were taken from a gang, or all of its seats: their leases have ended, their tasks are told to stop."""
 
     gang: str
     generation: int
-    seats: list[SeatHere]
+    seats: list[LocalSeat]
     form: FormRequest
     whole: bool
     """Nothing of that generation stays here."""
@@ -107,7 +107,7 @@ class Leaving:
 
 
 @dataclass(slots=True)
-class Past:
+class EndedGang:
     """What is over of one gang."""
 
     at: float = 0.0
@@ -120,15 +120,15 @@ class Past:
 
 
 @dataclass(slots=True)
-class PastGangs:
+class EndedGangs:
     """Marks of what is over, so that what comes late starts nothing. Bounded by age and by count."""
 
     keep_s: float
     keep: int
-    _by_gang: OrderedDict[str, Past] = field(default_factory=OrderedDict)
+    _by_gang: OrderedDict[str, EndedGang] = field(default_factory=OrderedDict)
     """Least recently marked first."""
 
-    def get(self, gang: str) -> Past | None:
+    def get(self, gang: str) -> EndedGang | None:
         return self._by_gang.get(gang)
 
     def over(self, gang: str, generation: int, now: float) -> None:
@@ -146,8 +146,8 @@ class PastGangs:
         while self._by_gang and next(iter(self._by_gang.values())).at + self.keep_s <= now:
             self._by_gang.popitem(last=False)
 
-    def _mark(self, gang: str, now: float) -> Past:
-        past = self._by_gang.setdefault(gang, Past())
+    def _mark(self, gang: str, now: float) -> EndedGang:
+        past = self._by_gang.setdefault(gang, EndedGang())
         past.at = now
         self._by_gang.move_to_end(gang)
         while len(self._by_gang) > self.keep:

@@ -11,7 +11,7 @@ from .timers import NEVER
 
 
 @dataclass(slots=True, eq=False)
-class Keep:
+class SlotReservation:
     """What one gang has set aside."""
 
     wanted: int = 0
@@ -19,7 +19,7 @@ class Keep:
     until: float = NEVER
 
 
-class Keeps:
+class SlotReservations:
     """All keeps of one worker. Free slots go to them first, to the oldest before the others.
 
     Invariant: a keep has what it wants, or no slot is free.
@@ -31,7 +31,7 @@ class Keeps:
         self._limiter = limiter
         self._paused = False
         """Slots move from a keep to a hold: nobody may take them in between."""
-        self.by_gang: dict[str, Keep] = {}
+        self.by_gang: dict[str, SlotReservation] = {}
         """Oldest first."""
 
     def __bool__(self) -> bool:
@@ -56,7 +56,7 @@ class Keeps:
         if slots == 0:
             self._give_back(gang)
             return 0
-        keep = self.by_gang.setdefault(gang, Keep())
+        keep = self.by_gang.setdefault(gang, SlotReservation())
         self._limiter.on_free = self._top_up
         keep.wanted, keep.until = slots, now + keep_s
         surplus = keep.has - slots

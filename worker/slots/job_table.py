@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from .request_dedup import WITHDRAWN, Sender, TaskRecord
+from .request_dedup import WITHDRAWN, RouterHistory, TaskRecord
 
 FIRST: Final = ""
 """Where a listing begins."""
@@ -40,12 +40,12 @@ class JobKey(NamedTuple):
     """Of the gang on all of whose ranks it runs: of each rank there is an execution of its own."""
 
 
-class Hearer:
+class JobListener:
     """A request that hears how the job ends. It is among its sender's running tasks until then."""
 
     __slots__ = ("handle", "id", "sender", "streams")
 
-    def __init__(self, sender: Sender, id: int, handle: object, *, streams: bool) -> None:
+    def __init__(self, sender: RouterHistory, id: int, handle: object, *, streams: bool) -> None:
         self.sender = sender
         self.id = id
         self.handle = handle
@@ -54,7 +54,7 @@ class Hearer:
         """It reads items."""
 
 
-class Job:
+class RunningJob:
     """One execution of a job. Only the table changes it."""
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Job:
         attempt: int,
         record: TaskRecord,
         number: int,
-        first: Hearer,
+        first: JobListener,
         *,
         ranks: int = 0,
         pool: str = "",
@@ -101,7 +101,7 @@ class Job:
         """Grows from start to start; once it has ended, from end to end."""
         self.hearers = [first]
         """All that are to be answered; the first one's task it is."""
-        self.reader: Hearer | None = first if first.streams else None
+        self.reader: JobListener | None = first if first.streams else None
         """Whose credit counts."""
         self.read = 0
         """Items that the reader is known to have taken: the index of the first one kept."""
@@ -178,18 +178,18 @@ class JobTable:
         self._keep_bytes = keep_bytes
         self._keep_s = keep_s
         self._number = 0
-        self._jobs: dict[JobKey, Job] = {}
-        self._running: dict[Job, None] = {}
+        self._jobs: dict[JobKey, RunningJob] = {}
+        self._running: dict[RunningJob, None] = {}
         """In the order of their starts."""
-        self._ended: deque[tuple[float, Job]] = deque()
+        self._ended: deque[tuple[float, RunningJob]] = deque()
         """In the order of their ends, with when to forget; those that were started again are in here no less."""
-        self._unstored: dict[Job, float] = {}
+        self._unstored: dict[RunningJob, float] = {}
         """In the order of their ends, with until when they are kept."""
         self._unstored_bytes = 0
         self._unstored_keep = unstored
         self._unstored_keep_bytes = unstored_bytes
         self._unstored_keep_s = unstored_s
-        self._with_items: dict[Job, None] = {}
+        self._with_items: dict[RunningJob, None] = {}
         """That keep items, oldest first."""
         self._item_bytes = 0
 
@@ -207,7 +207,7 @@ class JobTable:
         """Ends of which nobody has said that they are stored, though somebody will."""
         return len(self._unstored)
 
-    def find(self, key: JobKey) -> Job | None:
+    def find(self, key: JobKey) -> RunningJob | None:
         """The job, if it runs, or ended and its answer is still kept."""
         job = self._jobs.get(key)
         if job is not None and not job.running and job.answer is None:
@@ -220,23 +220,23 @@ class JobTable:
         key: JobKey,
         attempt: int,
         record: TaskRecord,
-        first: Hearer,
+        first: JobListener,
         *,
         ranks: int = 0,
         pool: str = "",
         acks: bool = False,
-    ) -> Job:
-        """An execution starts. The job must not run. See Job for the last three."""
+    ) -> RunningJob:
+        """An execution starts. The job must not run. See RunningJob for the last three."""
         before = self._jobs.get(key)
         if before is not None:
             assert not before.running, before
             self._drop(before)
         self._number += 1
-        job = self._jobs[key] = Job(key, attempt, record, self._number, first, ranks=ranks, pool=pool, acks=acks)
+        job = self._jobs[key] = RunningJob(key, attempt, record, self._number, first, ranks=ranks, pool=pool, acks=acks)
         self._running[job] = None
         return job
 
-    def attach(self, job: Job, hearer: Hearer, items: int | None) -> Iterator[bytes]:
+    def attach(self, job: RunningJob, hearer: JobListener, items: int | None) -> Iterator[bytes]:
         """A running job is to be answered to one more, before whom `items` were read. Returns the items that it lacks
         and that are kept, as they were sent to another."""
         job.hearers.append(hearer)
@@ -245,12 +245,12 @@ class JobTable:
         job.reader = hearer
         return self.items(job, items)
 
-    def items(self, job: Job, start: int | None) -> Iterator[bytes]:
+    def items(self, job: RunningJob, start: int | None) -> Iterator[bytes]:
         """Kept items from number `start` on; all that are kept if it is not said, or less than is kept."""
         kept_from = job.sent - len(job.items)
         return islice(job.items, max(0, (kept_from if start is None else start) - kept_from), None)
 
-    def add_item(self, job: Job, frame: bytes) -> None:
+    def add_item(self, job: RunningJob, frame: bytes) -> None:
         """The next item, as it is sent."""
         job.sent += 1
         job.items.append(frame)
@@ -259,7 +259,7 @@ class JobTable:
         self._with_items[job] = None
         self.keep_items(self._keep_bytes)
 
-    def take_items(self, job: Job, upto: int) -> int:
+    def take_items(self, job: RunningJob, upto: int) -> int:
         """The reader has taken all items before number `upto`. Returns how many more that are than was known."""
         more = min(upto, job.sent) - job.read
         if more <= 0:
@@ -273,7 +273,7 @@ class JobTable:
             self._with_items.pop(job, None)
         return more
 
-    def end(self, job: Job, answer: bytes, *, failed: bool, now: float) -> None:
+    def end(self, job: RunningJob, answer: bytes, *, failed: bool, now: float) -> None:
         """All its hearers were answered, and its code has stopped."""
         del self._running[job]
         self._number += 1
@@ -290,7 +290,7 @@ class JobTable:
         while len(self._unstored) > self._unstored_keep or self._unstored_bytes > self._unstored_keep_bytes:
             self._let_go(next(iter(self._unstored)), now)
 
-    def asked(self, job: Job, *, acks: bool, now: float) -> None:
+    def asked(self, job: RunningJob, *, acks: bool, now: float) -> None:
         """Somebody attaches, and will say when the end is stored, or will not: then nobody need wait for that."""
         job.acks = acks
         if not acks and job.kept is not None:
@@ -302,7 +302,7 @@ class JobTable:
         if job is not None and job.attempt <= attempt:
             self.asked(job, acks=False, now=now)
 
-    def _let_go(self, job: Job, now: float) -> None:
+    def _let_go(self, job: RunningJob, now: float) -> None:
         """Its end is kept no more than any other."""
         assert job.kept is not None
         del self._unstored[job]
@@ -312,7 +312,7 @@ class JobTable:
         job.number = self._number
         self._note_ended(job, now)
 
-    def _note_ended(self, job: Job, now: float) -> None:
+    def _note_ended(self, job: RunningJob, now: float) -> None:
         self._ended.append((now + self._keep_s, job))
         if len(self._ended) > self._keep:
             self._drop(self._ended.popleft()[1])
@@ -331,11 +331,11 @@ class JobTable:
         while self._ended and self._ended[0][0] <= now:
             self._drop(self._ended.popleft()[1])
 
-    def listing(self, endpoint: str | None, after: str, most: int) -> tuple[list[Job], str | None]:
+    def listing(self, endpoint: str | None, after: str, most: int) -> tuple[list[RunningJob], str | None]:
         """Jobs of an endpoint (None: of all), at most so many: what runs, then unstored ends, then others, the newest
         first. With them the place after which to go on; None: there are no more. One that ends between two parts of a
         listing, or is stored then, may be named in both."""
-        found: list[Job] = []
+        found: list[RunningJob] = []
         part, ended = after[:1], after[:1] == "e"
         number = int(after[1:]) if after[1:].isdigit() else 0
         for place, jobs in (("r", self._running), ("u", self._unstored)):
@@ -356,7 +356,7 @@ class JobTable:
                     return found, job.place
         return found, None
 
-    def hears(self, record: TaskRecord, sender: Sender, task_id: int) -> bool:
+    def hears(self, record: TaskRecord, sender: RouterHistory, task_id: int) -> bool:
         """Whether that request hears of the job that the record runs. For checks."""
         return any(
             hearer.sender is sender and hearer.id == task_id
@@ -389,7 +389,7 @@ class JobTable:
         """Too many bytes: the job that is oldest here loses what it keeps. Its next reader will miss some."""
         self._forget_items(next(iter(self._with_items)))
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: RunningJob) -> None:
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
             self._forget_items(job)
@@ -398,7 +398,7 @@ class JobTable:
                 self._unstored_bytes -= len(job.kept)
                 job.kept = None
 
-    def _forget_items(self, job: Job) -> None:
+    def _forget_items(self, job: RunningJob) -> None:
         self._with_items.pop(job, None)
         self._item_bytes -= job.item_bytes
         job.item_bytes = 0

@@ -13,7 +13,7 @@ from .limiter import SlotLimiter
 from .timers import NEVER, DeadlineHeap
 
 if TYPE_CHECKING:
-    from .request_dedup import RequestId, Sender
+    from .request_dedup import RequestId, RouterHistory
 
 
 class Refusal(StrEnum):
@@ -39,7 +39,7 @@ class Refusal(StrEnum):
     """The seat's gang was torn down."""
 
 
-class Change(StrEnum):
+class LeaseTransition(StrEnum):
     """What became of a lease."""
 
     GRANT = "grant"
@@ -54,7 +54,7 @@ class Change(StrEnum):
     """A seat's gang was torn down."""
 
 
-class Lease:
+class GrantedLease:
     """One granted lease. Only the table changes it."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
@@ -63,16 +63,16 @@ class Lease:
     """How many of its slots tasks are on, or subleases have; busy <= slots (L3)."""
     queued_at = NEVER
     claimed = False
-    asked: tuple[Sender, RequestId] | None = None
+    asked: tuple[RouterHistory, RequestId] | None = None
     """The request that it was granted for; None for seats, and once it has ended."""
     ended: Refusal | None = None
     """None while it lives; then what a use of its token is told."""
     gang: str | None = None
     """The gang that it is a seat of. A seat lives as long as its gang does here, whether it is used or not: its
     `due_at` is NEVER, but for the end of a drain, and nobody can renew or release it by its token."""
-    seat: Lease | None = None
+    seat: GrantedLease | None = None
     """Of a sublease: the gang's seat that its slots were taken from and go back to. It ends with that at the latest."""
-    subleases: tuple[Lease, ...] = ()
+    subleases: tuple[GrantedLease, ...] = ()
     """Of a seat: the living leases that have slots of it."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Lease:
         self.granted_at = now
 
     @property
-    def in_gang(self) -> Lease | None:
+    def in_gang(self) -> GrantedLease | None:
         """The seat that a task on it runs on: itself, or the one that its slots are of. None: it is of no gang."""
         return self if self.gang is not None else self.seat
 
@@ -114,19 +114,24 @@ class Lease:
         return f"<Lease {self.token} {kind}, {state}, due_at={self.due_at:.3f}>"
 
 
-LeaseChange = tuple[Change, Lease]
+LeaseChange = tuple[LeaseTransition, GrantedLease]
 """One change, for the ledger, the journal and the metrics, in the order in which they happened."""
 
 # An enum's members take longer to look up than what is done with them here.
-_GRANT, _RENEW, _USE, _EXPIRE = Change.GRANT, Change.RENEW, Change.USE, Change.EXPIRE
+_GRANT, _RENEW, _USE, _EXPIRE = (
+    LeaseTransition.GRANT,
+    LeaseTransition.RENEW,
+    LeaseTransition.USE,
+    LeaseTransition.EXPIRE,
+)
 _EXPIRED, _UNKNOWN_TOKEN, _LEASE_EXPIRED = Refusal.EXPIRED, Refusal.UNKNOWN_TOKEN, Refusal.LEASE_EXPIRED
 
 _ENDED_AS = {
-    Change.USE: Refusal.LEASE_USED,
-    Change.RELEASE: Refusal.LEASE_USED,
-    Change.EXPIRE: Refusal.LEASE_EXPIRED,
-    Change.DROP: Refusal.LEASE_STALE,
-    Change.TEARDOWN: Refusal.GANG_OVER,
+    LeaseTransition.USE: Refusal.LEASE_USED,
+    LeaseTransition.RELEASE: Refusal.LEASE_USED,
+    LeaseTransition.EXPIRE: Refusal.LEASE_EXPIRED,
+    LeaseTransition.DROP: Refusal.LEASE_STALE,
+    LeaseTransition.TEARDOWN: Refusal.GANG_OVER,
 }
 
 
@@ -155,16 +160,16 @@ class LeaseTable:
         self._limiter = limiter
         self._keep = keep
         self._keep_s = keep_s
-        self._heap: DeadlineHeap[Lease] = DeadlineHeap()
+        self._heap: DeadlineHeap[GrantedLease] = DeadlineHeap()
         self._ended: dict[str, Refusal] = {}
         """What a use of an ended token is told. No more of the lease is kept: there may be many."""
         self._ended_order: deque[str] = deque()
         self._ended_at: deque[float] = deque()
-        self.living: dict[str, Lease] = {}
+        self.living: dict[str, GrantedLease] = {}
         self.changes: list[LeaseChange] = []
         """Taken and emptied by whoever drives the core."""
 
-    def find(self, token: str, now: float) -> Lease | Refusal:
+    def find(self, token: str, now: float) -> GrantedLease | Refusal:
         """The living lease of that token; an overdue one is ended on the spot, whatever the timer does (L5)."""
         lease = self.living.get(token)
         if lease is None:
@@ -174,7 +179,7 @@ class LeaseTable:
             return _LEASE_EXPIRED
         return lease
 
-    def grant(self, lease: Lease) -> bool:
+    def grant(self, lease: GrantedLease) -> bool:
         """Take its slots and make it live. False when they are not free."""
         if lease.token in self.living or lease.token in self._ended:
             raise ValueError(f"token {lease.token!r} was granted before: tokens are never used again")
@@ -185,7 +190,7 @@ class LeaseTable:
         self.changes.append((_GRANT, lease))
         return True
 
-    def seat(self, lease: Lease, due_at: float) -> None:
+    def seat(self, lease: GrantedLease, due_at: float) -> None:
         """Make a seat of a gang live, whose slots the limiter has reserved for it already."""
         assert lease.gang is not None and lease.token not in self.living and lease.token not in self._ended
         lease.due_at = due_at
@@ -193,7 +198,7 @@ class LeaseTable:
         self._heap.push(lease)
         self.changes.append((_GRANT, lease))
 
-    def sublease(self, lease: Lease, seat: Lease) -> bool:
+    def sublease(self, lease: GrantedLease, seat: GrantedLease) -> bool:
         """Take its slots from the idle ones of a seat, and make it live. False when the seat has not so many."""
         if lease.token in self.living or lease.token in self._ended:
             raise ValueError(f"token {lease.token!r} was granted before: tokens are never used again")
@@ -208,7 +213,7 @@ class LeaseTable:
         self.changes.append((_GRANT, lease))
         return True
 
-    def extend(self, lease: Lease, due_at: float) -> None:
+    def extend(self, lease: GrantedLease, due_at: float) -> None:
         """Move the expiry: a first use (claim) or a renewal. Nothing moves where it was used in this moment before:
         the uses of one message are one."""
         if lease.due_at == due_at and lease.claimed:
@@ -218,13 +223,13 @@ class LeaseTable:
         self._heap.push(lease)
         self.changes.append((_RENEW, lease))
 
-    def cut(self, lease: Lease, due_at: float) -> None:
+    def cut(self, lease: GrantedLease, due_at: float) -> None:
         """Bring the expiry forward; neither a use nor a renewal."""
         lease.due_at = due_at
         self._heap.push(lease)
         self.changes.append((_RENEW, lease))
 
-    def end(self, lease: Lease, change: Change, now: float, *, heir: object = None) -> None:
+    def end(self, lease: GrantedLease, change: LeaseTransition, now: float, *, heir: object = None) -> None:
         """End a living lease: its idle slots are free at once (or the heir's, or its seat's again), those with tasks as
         the tasks end. With a seat its subleases end, first."""
         for sublease in lease.subleases:
@@ -250,11 +255,11 @@ class LeaseTable:
             self._forget()
         self.changes.append((change, lease))
 
-    def _leave_seat(self, lease: Lease, seat: Lease) -> None:
+    def _leave_seat(self, lease: GrantedLease, seat: GrantedLease) -> None:
         seat.subleases = tuple(other for other in seat.subleases if other is not lease)
         seat.busy -= self._limiter.move(lease, seat)
 
-    def use(self, lease: Lease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
+    def use(self, lease: GrantedLease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
         """Put a task on a living lease. A single-use one ends here, whether the task can start or not (L3)."""
         if slots > lease.slots:
             self._spend(lease, now)
@@ -270,7 +275,7 @@ class LeaseTable:
             self.extend(lease, due_at)
         return None
 
-    def give_back(self, lease: Lease, task: object) -> None:
+    def give_back(self, lease: GrantedLease, task: object) -> None:
         """The task is off its slots: they are the lease's again; if it has ended its seat's, or free."""
         seat = lease.seat if lease.ended is not None else None
         owner = lease if seat is None else seat
@@ -282,10 +287,10 @@ class LeaseTable:
     def spend(self, token: str, now: float) -> None:
         """A task came with this token and cannot start: a single-use token is consumed all the same."""
         lease = self.find(token, now)
-        if isinstance(lease, Lease):
+        if isinstance(lease, GrantedLease):
             self._spend(lease, now)
 
-    def _spend(self, lease: Lease, now: float) -> None:
+    def _spend(self, lease: GrantedLease, now: float) -> None:
         if lease.single_use:
             self.end(lease, _USE, now)
 
@@ -321,6 +326,6 @@ class LeaseTable:
             assert all(living.seat is lease and living.ended is None for living in lease.subleases), lease
             assert lease.seat is None or (lease.seat.ended is None and lease in lease.seat.subleases), lease
         for borrower in self._limiter.holders():
-            assert not isinstance(borrower, Lease) or borrower.ended is None, borrower
+            assert not isinstance(borrower, GrantedLease) or borrower.ended is None, borrower
         assert not self._ended.keys() & self.living.keys()
         assert len(self._ended) == len(self._ended_order) == len(self._ended_at)

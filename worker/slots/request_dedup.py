@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from .lease_table import Lease, Refusal
+from .lease_table import GrantedLease, Refusal
 from .timers import NEVER
 
 RequestId = int | str
@@ -41,7 +41,9 @@ class TaskRecord:
     handle: object = None
     """For whoever drives the core; not looked at in here."""
 
-    def __init__(self, sender: Sender, task_id: int, cost: int, lease: Lease | None, due_at: float) -> None:
+    def __init__(
+        self, sender: RouterHistory, task_id: int, cost: int, lease: GrantedLease | None, due_at: float
+    ) -> None:
         self.sender = sender
         self.id = task_id
         self.cost = cost
@@ -55,7 +57,7 @@ class TaskRecord:
         return f"<TaskRecord {self.sender.name}:{self.id} cost={self.cost}{' answered' if self.answered else ''}>"
 
 
-class Sender:
+class RouterHistory:
     """What is remembered of one router."""
 
     __slots__ = ("done", "doubtful", "floor", "name", "reserves", "running", "seen_at")
@@ -64,7 +66,7 @@ class Sender:
         self.name = name
         self.doubtful = doubtful
         """It may have been here before and forgotten; until it sends a new id."""
-        self.reserves: dict[RequestId, Lease | Refusal] = {}
+        self.reserves: dict[RequestId, GrantedLease | Refusal] = {}
         """Answer to each reserve; EXPIRED also marks one that was released before it came."""
         self.running: dict[int, TaskRecord] = {}
         """By id of the request: admitted and not answered. Of a durable job, also those that only wait for its end."""
@@ -90,7 +92,7 @@ class Sender:
         return not (self.running or self.done or self.reserves)
 
 
-class Memory:
+class RequestDedup:
     """All senders, with one bound over them."""
 
     __slots__ = (
@@ -114,29 +116,29 @@ class Memory:
         self._keep = keep
         self._keep_bytes = keep_bytes
         self._keep_s = keep_s
-        self.senders: dict[str, Sender] = {}
+        self.senders: dict[str, RouterHistory] = {}
         # Three rows and not one of tuples, which the garbage collector would have to look through again and again.
         self._done: deque[int] = deque()
-        self._done_by: deque[Sender] = deque()
+        self._done_by: deque[RouterHistory] = deque()
         self._done_at: deque[float] = deque()
         self._reserves: deque[RequestId] = deque()
-        self._reserves_by: deque[Sender] = deque()
+        self._reserves_by: deque[RouterHistory] = deque()
         self._reserves_at: deque[float] = deque()
         self._bytes = 0
         self._forgot_senders = False
 
-    def sender(self, name: str, now: float) -> Sender:
+    def sender(self, name: str, now: float) -> RouterHistory:
         """The sender of that name, known or new."""
         sender = self.senders.get(name)
         if sender is None:
-            sender = self.senders[name] = Sender(name, doubtful=self._forgot_senders)
+            sender = self.senders[name] = RouterHistory(name, doubtful=self._forgot_senders)
         sender.seen_at = now
         return sender
 
-    def note_reserve(self, sender: Sender, rid: RequestId, answer: Lease | Refusal, now: float) -> None:
+    def note_reserve(self, sender: RouterHistory, rid: RequestId, answer: GrantedLease | Refusal, now: float) -> None:
         """Remember the answer to a reserve, or EXPIRED for one that was released before it came."""
         sender.reserves[rid] = answer
-        if isinstance(answer, Lease):
+        if isinstance(answer, GrantedLease):
             answer.asked = (sender, rid)
         self._reserves.append(rid)
         self._reserves_by.append(sender)
@@ -144,7 +146,7 @@ class Memory:
         if len(self._reserves) > self._keep:
             self._forget_reserve(now)
 
-    def note_done(self, sender: Sender, task_id: int, answer: bytes, now: float) -> None:
+    def note_done(self, sender: RouterHistory, task_id: int, answer: bytes, now: float) -> None:
         """Remember that a task was answered (or WITHDRAWN), and the answer. It must not be among those that run."""
         assert task_id not in sender.done
         sender.done[task_id] = answer
@@ -179,7 +181,7 @@ class Memory:
             "answer_bytes": self._bytes,
         }
 
-    def waiting(self) -> Iterator[tuple[Sender, int, TaskRecord]]:
+    def waiting(self) -> Iterator[tuple[RouterHistory, int, TaskRecord]]:
         """Each request that is not answered, with the task that it waits for. For checks."""
         for sender in self.senders.values():
             for task_id, record in sender.running.items():
@@ -206,7 +208,7 @@ class Memory:
         self._reserves_at.popleft()
         sender, rid = self._reserves_by.popleft(), self._reserves.popleft()
         answer = sender.reserves[rid]
-        if isinstance(answer, Lease) and answer.ended is None:
+        if isinstance(answer, GrantedLease) and answer.ended is None:
             # It can still be released by its request id. There are no more of these than slots.
             self._reserves.append(rid)
             self._reserves_by.append(sender)

@@ -11,11 +11,11 @@ from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, Inv
 from ...schemas.wire.codec import unpack
 from ...schemas.wire.frames import ENVELOPE_BYTES, AnswerOp, Load, join_answer
 from ...telemetry.logs import Log
-from ..slots.capacity_waiters import Contenders
+from ..slots.capacity_waiters import CapacityWaiters
 from .error_frames import error_frame
 
 
-class Outbox:
+class AnswerBatcher:
     """Collects frames by reply subject and publishes them at the end of the turn. There is no timer in it: a lone
     answer waits for nothing.
 
@@ -36,7 +36,7 @@ class Outbox:
         self._kept: deque[tuple[str, list[bytes], int]] = deque()
         """What could not be sent: reply subject, frames, their bytes."""
         self._kept_bytes = 0
-        self.contenders = Contenders()
+        self.contenders = CapacityWaiters()
         """Who was refused, and is to be invited."""
         self.messages = 0
         self.frames = 0

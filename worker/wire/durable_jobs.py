@@ -24,15 +24,15 @@ from ...schemas.names import Names, check_name, is_name
 from ...schemas.wire import codec
 from ...schemas.wire.frames import Frame, Reason, TaskFlag, encode_frame
 from ...telemetry.logs import Log
-from ..context.progress import ProgressFeed
-from ..execution.runner import Run
-from ..ledger.core_driver import Books
+from ..context.progress import ProgressPublisher
+from ..execution.runner import TaskRun
+from ..ledger.core_driver import CoreDriver
 from ..pool.declared_task import Outcome
-from ..slots.job_table import FIRST, Hearer, Job, JobKey
-from ..slots.request_dedup import Sender, TaskRecord
-from .answer_batcher import Outbox
+from ..slots.job_table import FIRST, JobKey, JobListener, RunningJob
+from ..slots.request_dedup import RouterHistory, TaskRecord
+from .answer_batcher import AnswerBatcher
 from .error_frames import error_frame
-from .frame_responder import FrameCaller
+from .frame_responder import FrameResponder
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
 _STREAM: Final = int(TaskFlag.STREAM)
@@ -92,7 +92,7 @@ class JobRun:
 
     __slots__ = ("_books", "_failure", "_outbox", "job", "progress")
 
-    def __init__(self, job: Job, progress: ProgressFeed, books: Books, outbox: Outbox) -> None:
+    def __init__(self, job: RunningJob, progress: ProgressPublisher, books: CoreDriver, outbox: AnswerBatcher) -> None:
         self.job = job
         self.progress = progress
         self._books = books
@@ -100,7 +100,7 @@ class JobRun:
         self._failure: GanglineError | None = None
         """Why it was stopped, where the reason is none of its own."""
 
-    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+    def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
         """Answer all of them; the job has ended."""
         self.progress.close()
         core, now, record = self._books.core, self._books.now(), run.record
@@ -128,7 +128,7 @@ class JobRun:
         _caller(self.job.hearers[0]).send(answer)
         self._books.core.jobs.end(self.job, answer, failed=False, now=now)
 
-    def item(self, run: Run, sequence: int, value: Any) -> None:
+    def item(self, run: TaskRun, sequence: int, value: Any) -> None:
         """Send an item to all who read them. One that cannot be sent ends the job with InvalidResult."""
         if self._failure is not None:
             return
@@ -142,22 +142,22 @@ class JobRun:
             if hearer.streams:
                 _caller(hearer).send(frame if hearer.id == run.record.id else _readdressed(frame, hearer.id))
 
-    def fail(self, run: Run, error: GanglineError) -> None:
+    def fail(self, run: TaskRun, error: GanglineError) -> None:
         """Stop it, for a reason that is none of its own."""
         self._failure = error
         run.cancel(TaskCancelled(error.message))
 
-    def credit(self, sender: Sender, task_id: int, items: int, run: Run) -> None:
+    def credit(self, sender: RouterHistory, task_id: int, items: int, run: TaskRun) -> None:
         """One of them has taken so many items."""
         reader = self.job.reader
         if reader is not None and reader.sender is sender and reader.id == task_id:
             run.credit(self._books.core.jobs.take_items(self.job, self.job.read + items))
 
 
-class Jobs:
+class DurableJobServer:
     """The durable jobs of one worker."""
 
-    def __init__(self, bus: Bus, names: Names, books: Books, outbox: Outbox, *, log: Log) -> None:
+    def __init__(self, bus: Bus, names: Names, books: CoreDriver, outbox: AnswerBatcher, *, log: Log) -> None:
         self._bus = bus
         self._names = names
         self._books = books
@@ -170,7 +170,9 @@ class Jobs:
         """See JobName.of."""
         return JobName.of(meta, flags, self._pool)
 
-    def attach(self, name: JobName, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> Reason | None:
+    def attach(
+        self, name: JobName, sender: RouterHistory, caller: FrameResponder, frame: Frame, now: float
+    ) -> Reason | None:
         """Answer a TASK frame by what is known of its job, now or at its end; or say why not. UNKNOWN_JOB: nothing is
         known that would do."""
         job = self._core.known_job(name.key, name.attempt, attach=name.attach)
@@ -179,7 +181,7 @@ class Jobs:
         if len(job.hearers) >= MOST_HEARERS:
             return Reason.FULL
         task_id, meta = frame[1], frame[9]
-        hearer = Hearer(sender, task_id, caller, streams=frame[8] & _STREAM != 0)
+        hearer = JobListener(sender, task_id, caller, streams=frame[8] & _STREAM != 0)
         items = meta.get("items")
         start = items if type(items) is int and items >= 0 else None
         self._books.record("attach", id=f"{sender.name}.{task_id}", job=name.key.job, attempt=job.attempt)
@@ -189,22 +191,22 @@ class Jobs:
             return None
         self._core.jobs.asked(job, acks=name.acks, now=now)
         run = job.record.handle
-        if hearer.streams and start is not None and isinstance(run, Run):
+        if hearer.streams and start is not None and isinstance(run, TaskRun):
             run.credit(self._core.jobs.take_items(job, start))
-        if hearer.streams and job.lost(start or 0) and isinstance(run, Run) and isinstance(run.caller, JobRun):
+        if hearer.streams and job.lost(start or 0) and isinstance(run, TaskRun) and isinstance(run.caller, JobRun):
             # Else its reader would wait for them, and it for its reader, for ever.
             run.caller.fail(run, _items_lost(job, start))
         for item in self._core.attach(job, hearer, start):
             caller.send(_readdressed(item, task_id))
         return None
 
-    def begin(self, name: JobName, record: TaskRecord, caller: FrameCaller, *, stream: bool) -> JobRun:
+    def begin(self, name: JobName, record: TaskRecord, caller: FrameResponder, *, stream: bool) -> JobRun:
         """An execution starts: who is to be told."""
-        first = Hearer(record.sender, record.id, caller, streams=stream)
+        first = JobListener(record.sender, record.id, caller, streams=stream)
         job = self._core.jobs.begin(
             name.key, name.attempt, record, first, ranks=name.ranks, pool=name.pool, acks=name.acks
         )
-        progress = ProgressFeed(
+        progress = ProgressPublisher(
             self._bus,
             self._names,
             name.key.job,
@@ -225,7 +227,7 @@ class Jobs:
         request = messages.parse_request(jobs.JobsRequest, body)
         room = self._outbox.largest_frame - 1024
         found, more = self._core.jobs.listing(request.endpoint, request.after or FIRST, LISTED)
-        shown: list[Job] = []
+        shown: list[RunningJob] = []
         for job in found:
             room -= len(job.key.job) + len(job.key.endpoint) + len(job.pool) + _ENTRY_BYTES
             if room < 0 and shown:
@@ -234,7 +236,7 @@ class Jobs:
             shown.append(job)
         responder.reply(jobs.JobsReply(epoch=self._core.epoch, jobs=tuple(map(_listed, shown)), next=more))
 
-    def _answer_again(self, job: Job, hearer: Hearer, start: int | None, now: float) -> None:
+    def _answer_again(self, job: RunningJob, hearer: JobListener, start: int | None, now: float) -> None:
         """Give the kept answer of a job that has ended, and the items that nobody has taken."""
         caller, answer = _caller(hearer), job.answer
         assert answer is not None
@@ -251,7 +253,7 @@ class Jobs:
         caller.send(own)
 
 
-def _items_lost(job: Job, start: int | None) -> StreamBroken:
+def _items_lost(job: RunningJob, start: int | None) -> StreamBroken:
     first, kept = max(start or 0, job.read), job.sent - len(job.items)
     return StreamBroken(
         f"items {first} to {kept - 1} are no longer kept: they were too many bytes for the worker's memory",
@@ -259,8 +261,8 @@ def _items_lost(job: Job, start: int | None) -> StreamBroken:
     )
 
 
-def _caller(hearer: Hearer) -> FrameCaller:
-    assert isinstance(hearer.handle, FrameCaller)
+def _caller(hearer: JobListener) -> FrameResponder:
+    assert isinstance(hearer.handle, FrameResponder)
     return hearer.handle
 
 
@@ -270,7 +272,7 @@ def _readdressed(frame: bytes, task_id: int) -> bytes:
     return encode_frame((operation, task_id, *rest))
 
 
-def _listed(job: Job) -> jobs.WorkerJob:
+def _listed(job: RunningJob) -> jobs.WorkerJob:
     endpoint, name, sequence, rank = job.key
     return jobs.WorkerJob(
         job=name,

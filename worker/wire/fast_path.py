@@ -19,39 +19,39 @@ from ...schemas.wire.frames import AnswerOp, Frame, TaskFlag
 from ...telemetry.metrics.instruments import metrics_enabled
 from ...telemetry.tracing import tracer
 from ..context.task_context import report_to, stop
-from ..execution.executor_registry import Executors
+from ..execution.executor_registry import ExecutorRegistry
 from ..execution.executors.stepper import Stepper
 from ..execution.run_context import RunContext
-from ..execution.runner import Run, Runs
-from ..ledger.core_driver import Books
+from ..execution.runner import TaskRun, TaskRunner
+from ..ledger.core_driver import CoreDriver
 from ..pool.declared_task import CancelReason, DeclaredTask, Outcome
 from ..slots.request_dedup import TaskRecord
-from .answer_batcher import Outbox
+from .answer_batcher import AnswerBatcher
 from .durable_jobs import ID_BYTES, JobRun
-from .frame_responder import FrameCaller
+from .frame_responder import FrameResponder
 
 _OK: Final = int(AnswerOp.OK)
 _JSON: Final = int(TaskFlag.JSON)
 _NONE: Final[frozenset[DeclaredTask]] = frozenset()
 
 
-class PlainRun(Run):
+class InlineRun(TaskRun):
     """A plain task that had to wait, or did not simply end: a run and its execution in one."""
 
     carrier: asyncio.Task[None] | None = None
     """What it runs as."""
     reason: CancelReason | None = None
     """Why it was told to stop."""
-    caller: FrameCaller | JobRun
+    caller: FrameResponder | JobRun
     context: RunContext
 
     def __init__(
         self,
-        express: Express,
-        runs: Runs,
+        express: InlineRunner,
+        runs: TaskRunner,
         record: TaskRecord,
         task: DeclaredTask,
-        caller: FrameCaller | JobRun,
+        caller: FrameResponder | JobRun,
         context: RunContext,
         now: float,
     ) -> None:
@@ -82,10 +82,10 @@ class PlainRun(Run):
         self.done(self._express.outcome(self, value, error))
 
 
-class Express:
+class InlineRunner:
     """Runs the plain tasks of one worker."""
 
-    def __init__(self, books: Books, runs: Runs, executors: Executors, outbox: Outbox) -> None:
+    def __init__(self, books: CoreDriver, runs: TaskRunner, executors: ExecutorRegistry, outbox: AnswerBatcher) -> None:
         self._books = books
         self._core = books.core
         self._journal = books.journal
@@ -128,7 +128,7 @@ class Express:
         record: TaskRecord,
         task: DeclaredTask,
         frame: Frame,
-        caller: FrameCaller | JobRun,
+        caller: FrameResponder | JobRun,
         deadline_at: float | None,
         now: float,
     ) -> None:
@@ -141,7 +141,7 @@ class Express:
         given, named = task.signature.bind(args, kwargs, flags & _JSON != 0)
         context = RunContext(record, task.name, self._books, token, trace, meta, deadline_at, self._scope)
         self._launched += 1
-        if not isinstance(caller, FrameCaller):
+        if not isinstance(caller, FrameResponder):
             report_to(context, caller.progress)
         if self._journal.enabled:
             self._runs.began(record, task.name, token, caller)
@@ -161,7 +161,7 @@ class Express:
             return
         self._executors.let_go(context)
         self._core.complete(record, answer, now)
-        if isinstance(caller, FrameCaller):
+        if isinstance(caller, FrameResponder):
             caller.send(answer)
         else:
             caller.completed(answer, now)
@@ -170,15 +170,15 @@ class Express:
         self._succeeded[task.name] = self._succeeded.get(task.name, 0) + 1
 
     def _adopt(
-        self, record: TaskRecord, task: DeclaredTask, caller: FrameCaller | JobRun, context: RunContext, now: float
-    ) -> PlainRun:
+        self, record: TaskRecord, task: DeclaredTask, caller: FrameResponder | JobRun, context: RunContext, now: float
+    ) -> InlineRun:
         self._adopted[task.name] = self._adopted.get(task.name, 0) + 1
-        return PlainRun(self, self._runs, record, task, caller, context, now)
+        return InlineRun(self, self._runs, record, task, caller, context, now)
 
-    def end(self, run: PlainRun, value: Any, error: BaseException | None) -> None:
+    def end(self, run: InlineRun, value: Any, error: BaseException | None) -> None:
         """A run that had to wait has come to its end."""
         self._executors.let_go(run.context)
-        if error is None and not run.record.answered and isinstance(run.caller, FrameCaller):
+        if error is None and not run.record.answered and isinstance(run.caller, FrameResponder):
             answer = self._written(run.record.id, run.task, value)
             if answer is not None:
                 run.caller.send(answer)
@@ -186,7 +186,7 @@ class Express:
                 return
         run.over(value, error)
 
-    def outcome(self, run: PlainRun, value: Any, error: BaseException | None) -> Outcome:
+    def outcome(self, run: InlineRun, value: Any, error: BaseException | None) -> Outcome:
         """What it came to, in words."""
         task = run.task
         if error is None:

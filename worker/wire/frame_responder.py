@@ -6,23 +6,23 @@ from typing import Any, Final
 
 from ...schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
 from ...schemas.wire.frames import AnswerOp, Frame, encode_frame
-from ..execution.runner import Run
-from ..ledger.core_driver import Books
+from ..execution.runner import TaskRun
+from ..ledger.core_driver import CoreDriver
 from ..pool.declared_task import Outcome
-from .answer_batcher import Outbox
+from .answer_batcher import AnswerBatcher
 from .error_frames import error_frame
 
 _OK: Final = int(AnswerOp.OK)
 
 
-class FrameCaller:
+class FrameResponder:
     """Whoever sent one envelope: where answers to its frames go."""
 
     __slots__ = ("_again", "_books", "_outbox", "_reply")
     job = None
     progress = None
 
-    def __init__(self, reply: str, outbox: Outbox, books: Books) -> None:
+    def __init__(self, reply: str, outbox: AnswerBatcher, books: CoreDriver) -> None:
         self._reply = reply
         self._outbox = outbox
         self._books = books
@@ -47,14 +47,14 @@ class FrameCaller:
         if self._reply:
             self._outbox.put(self._reply, frame)
 
-    def held(self, run: Run) -> None:
+    def held(self, run: TaskRun) -> None:
         """Say that it waits for BEGIN."""
         self.send_frame((AnswerOp.HELD, run.record.id))
 
     def send_frame(self, frame: Frame) -> None:
         self.send(encode_frame(frame))
 
-    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+    def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
         """Send the outcome of a run, and note it for whoever asks again."""
         record = run.record
         error = outcome.error
@@ -67,7 +67,7 @@ class FrameCaller:
         self.send(frame)
         return error
 
-    def item(self, run: Run, sequence: int, value: Any) -> None:
+    def item(self, run: TaskRun, sequence: int, value: Any) -> None:
         """Send an item. One that cannot be sent ends the stream with InvalidResult."""
         try:
             frame = self.item_frame(run, sequence, value)
@@ -77,7 +77,7 @@ class FrameCaller:
         else:
             self.send(frame)
 
-    def item_frame(self, run: Run, sequence: int, value: Any, spare: int = 0) -> bytes:
+    def item_frame(self, run: TaskRun, sequence: int, value: Any, spare: int = 0) -> bytes:
         """Write an item, to leave so many bytes of a message free.
 
         Raises:
@@ -85,7 +85,7 @@ class FrameCaller:
         """
         return self._fitting((AnswerOp.ITEM, run.record.id, sequence, value), f"item {sequence}", run, spare)
 
-    def frame(self, run: Run, outcome: Outcome, spare: int = 0) -> bytes:
+    def frame(self, run: TaskRun, outcome: Outcome, spare: int = 0) -> bytes:
         """Write the answer, to leave so many bytes of a message free.
 
         Raises:
@@ -98,7 +98,7 @@ class FrameCaller:
             return encode_frame((AnswerOp.END, task_id, outcome.items))
         return self._fitting((_OK, task_id, outcome.value), "the result", run, spare)
 
-    def _fitting(self, frame: Frame, what: str, run: Run, spare: int) -> bytes:
+    def _fitting(self, frame: Frame, what: str, run: TaskRun, spare: int) -> bytes:
         limit = self._outbox.largest_frame - spare
         try:
             written = encode_frame(frame)

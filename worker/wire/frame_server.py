@@ -12,20 +12,20 @@ from ...schemas.errors.base import GanglineError, InvalidRequest, MalformedMessa
 from ...schemas.wire import frames
 from ...schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, ReserveFlag, TaskFlag, TaskState
 from ...telemetry.logs import Log
-from ..execution.runner import Run, Runs
-from ..ledger.core_driver import Books
-from ..ledger.lease_service import Grants
+from ..execution.runner import TaskRun, TaskRunner
+from ..ledger.core_driver import CoreDriver
+from ..ledger.lease_service import LeaseService
 from ..pool.declared_task import BoundCall, DeclaredTask
 from ..pool.pool import Pool
-from ..slots.lease_table import Lease, Refusal
+from ..slots.lease_table import GrantedLease, Refusal
 from ..slots.refusals import REASONS, error_of
-from ..slots.request_dedup import WITHDRAWN, Sender, TaskRecord
+from ..slots.request_dedup import WITHDRAWN, RouterHistory, TaskRecord
 from ..slots.timers import NEVER
-from .answer_batcher import Outbox
-from .durable_jobs import JobName, JobRun, Jobs
+from .answer_batcher import AnswerBatcher
+from .durable_jobs import DurableJobServer, JobName, JobRun
 from .error_frames import error_frame
-from .fast_path import Express
-from .frame_responder import FrameCaller
+from .fast_path import InlineRunner
+from .frame_responder import FrameResponder
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
 _TASK: Final = int(RequestOp.TASK)
@@ -39,18 +39,18 @@ _STREAM: Final = int(TaskFlag.STREAM)
 _ATTACH: Final = int(TaskFlag.ATTACH)
 
 
-class Intake:
+class FrameServer:
     """Takes the envelopes of one worker."""
 
     def __init__(
         self,
         pool: Pool,
-        books: Books,
-        runs: Runs,
-        express: Express,
-        jobs: Jobs,
-        grants: Grants,
-        outbox: Outbox,
+        books: CoreDriver,
+        runs: TaskRunner,
+        express: InlineRunner,
+        jobs: DurableJobServer,
+        grants: LeaseService,
+        outbox: AnswerBatcher,
         *,
         log: Log,
     ) -> None:
@@ -92,7 +92,7 @@ class Intake:
             return  # sent to the process that has our id now: it answers
         sender = core.sender(envelope.sender, now)
         stale = core.doubted or envelope.epoch != core.epoch
-        caller = FrameCaller(message.reply, self._outbox, self._books)
+        caller = FrameResponder(message.reply, self._outbox, self._books)
         books, changes = self._books, core.changes
         in_order = books.journal.enabled
         books.collect()
@@ -117,7 +117,9 @@ class Intake:
             self._runs.step()
             books.collected()
 
-    def _one(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
+    def _one(
+        self, sender: RouterHistory, caller: FrameResponder, frame: Frame, stale: bool, now: float, stall_s: float
+    ) -> None:
         operation = frame[0]
         if operation == _RESERVE:
             self._reserve(sender, caller, frame, stale, now, stall_s)
@@ -136,7 +138,9 @@ class Intake:
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def _task(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
+    def _task(
+        self, sender: RouterHistory, caller: FrameResponder, frame: Frame, stale: bool, now: float, stall_s: float
+    ) -> None:
         _, task_id, method, _, _, deadline_ms, token, _, flags, meta = frame
         core = self._core
         if task_id <= sender.floor or task_id in sender.running or task_id in sender.done:
@@ -186,7 +190,7 @@ class Intake:
         record: TaskRecord,
         task: DeclaredTask,
         job: JobName | None,
-        caller: FrameCaller,
+        caller: FrameResponder,
         frame: Frame,
         deadline_at: float | None,
     ) -> None:
@@ -211,7 +215,7 @@ class Intake:
         )
 
     def _job(
-        self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float
+        self, sender: RouterHistory, caller: FrameResponder, frame: Frame, stale: bool, now: float
     ) -> tuple[JobName | None, bool]:
         """The durable job that a task is of, if it is; and whether it needs no start: another one's answer is its, or
         it asked for no more than that. To attach starts nothing, and is done in any epoch: what runs goes on through
@@ -232,7 +236,7 @@ class Intake:
             self._core.settle_new(sender, task_id, self._reject(caller, task_id, reason), now)
         return job, True
 
-    def _repeated(self, sender: Sender, caller: FrameCaller, task_id: int) -> None:
+    def _repeated(self, sender: RouterHistory, caller: FrameResponder, task_id: int) -> None:
         """A task id came again: it gets its answer again, and starts nothing."""
         known = self._core.repeated(sender, task_id)
         assert known is not None
@@ -254,8 +258,8 @@ class Intake:
 
     def _refused(
         self,
-        sender: Sender,
-        caller: FrameCaller,
+        sender: RouterHistory,
+        caller: FrameResponder,
         task_id: int,
         refusal: Refusal,
         cost: int,
@@ -274,7 +278,7 @@ class Intake:
                 caller.refused(cost)
 
     def _settle_error(
-        self, sender: Sender, caller: FrameCaller, task_id: int, error: GanglineError, now: float
+        self, sender: RouterHistory, caller: FrameResponder, task_id: int, error: GanglineError, now: float
     ) -> None:
         frame = error_frame(task_id, error, self._outbox.largest_frame)
         self._core.settle(sender, task_id, frame, now)
@@ -290,27 +294,27 @@ class Intake:
             return error
         return InvalidRequest(f"no task {method[:80]!r}")
 
-    def _cancel(self, sender: Sender, frame: Frame, now: float) -> None:
+    def _cancel(self, sender: RouterHistory, frame: Frame, now: float) -> None:
         record = self._core.withdraw(sender, frame[1], now)
-        if record is not None and isinstance(record.handle, Run):
+        if record is not None and isinstance(record.handle, TaskRun):
             record.handle.cancel(TaskCancelled("the caller cancelled the task"))
 
-    def _begin(self, sender: Sender, frame: Frame) -> None:
+    def _begin(self, sender: RouterHistory, frame: Frame) -> None:
         record = sender.running.get(frame[1])
-        if record is not None and isinstance(record.handle, Run):
+        if record is not None and isinstance(record.handle, TaskRun):
             record.handle.begin()
 
-    def _credit(self, sender: Sender, frame: Frame) -> None:
+    def _credit(self, sender: RouterHistory, frame: Frame) -> None:
         record = sender.running.get(frame[1])
         run = None if record is None else record.handle
-        if not isinstance(run, Run):
+        if not isinstance(run, TaskRun):
             return
         if isinstance(run.caller, JobRun):
             run.caller.credit(sender, frame[1], frame[2], run)
         else:
             run.credit(frame[2])
 
-    def _check(self, sender: Sender, caller: FrameCaller, frame: Frame, ours: bool, now: float) -> None:
+    def _check(self, sender: RouterHistory, caller: FrameResponder, frame: Frame, ours: bool, now: float) -> None:
         """Say what became of tasks. `ours`: they were sent to this process, and not to one before it with our id, of
         which nobody can say any more what it started."""
         states: list[int] = []
@@ -325,7 +329,7 @@ class Intake:
     # -- leases ---------------------------------------------------------------------------------------------------
 
     def _reserve(
-        self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float
+        self, sender: RouterHistory, caller: FrameResponder, frame: Frame, stale: bool, now: float, stall_s: float
     ) -> None:
         _, rid, slots, ttl_ms, claim_ms, flags, deadline_ms, meta = frame
         if stale:
@@ -354,14 +358,14 @@ class Intake:
         except InvalidRequest as error:
             caller.send(error_frame(rid, error, self._outbox.largest_frame))
             return
-        if not isinstance(lease, Lease):
+        if not isinstance(lease, GrantedLease):
             self._not_granted(caller, rid, lease, slots, seat)
         elif flags & _SYNC and not self._grants.recorded(lease):
             self._grants.in_background(self._grant_recorded(caller, rid, sender, lease.token))
         else:
             caller.send_frame((_GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000)))
 
-    async def _grant_recorded(self, caller: FrameCaller, rid: int, sender: Sender, token: str) -> None:
+    async def _grant_recorded(self, caller: FrameResponder, rid: int, sender: RouterHistory, token: str) -> None:
         """Answer a reserve once its lease stands in the ledger."""
         try:
             lease = await self._grants.record(token)
@@ -373,7 +377,7 @@ class Intake:
             else:
                 caller.send_frame((AnswerOp.GRANTED, rid, token, lease.fence, round(lease.ttl_s * 1000)))
 
-    def _not_granted(self, caller: FrameCaller, rid: int, refusal: Refusal, slots: int, seat: str | None) -> None:
+    def _not_granted(self, caller: FrameResponder, rid: int, refusal: Refusal, slots: int, seat: str | None) -> None:
         reason = REASONS.get(refusal)
         if reason is not None:
             self._reject(caller, rid, reason)
@@ -384,7 +388,7 @@ class Intake:
         error = error_of(refusal, worker=str(self._books.worker), slots=slots, total=total, token=seat)
         caller.send(error_frame(rid, error, self._outbox.largest_frame))
 
-    def _renew(self, caller: FrameCaller, frame: Frame, stale: bool, now: float) -> None:
+    def _renew(self, caller: FrameResponder, frame: Frame, stale: bool, now: float) -> None:
         _, request_id, token, ttl_ms = frame
         if stale:
             self._reject(caller, request_id, Reason.STALE)
@@ -398,7 +402,7 @@ class Intake:
 
     # -- refusals -------------------------------------------------------------------------------------------------
 
-    def _reject(self, caller: FrameCaller, request_id: int, reason: Reason) -> bytes:
+    def _reject(self, caller: FrameResponder, request_id: int, reason: Reason) -> bytes:
         frame = frames.encode_frame((AnswerOp.REJECTED, request_id, str(reason)))
         caller.send(frame)
         self.rejected += 1
@@ -406,7 +410,9 @@ class Intake:
         self._books.record("reject", id=request_id, reason=str(reason))
         return frame
 
-    def _broken(self, sender: Sender, caller: FrameCaller, frame: Frame, error: Exception, now: float) -> None:
+    def _broken(
+        self, sender: RouterHistory, caller: FrameResponder, frame: Frame, error: Exception, now: float
+    ) -> None:
         """Answer a frame that failed inside, unless it cannot be answered."""
         if frame[0] in (RequestOp.RELEASE, RequestOp.CREDIT, RequestOp.CANCEL, RequestOp.BEGIN):
             return

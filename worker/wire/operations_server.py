@@ -23,29 +23,29 @@ from ...schemas.names import Operation
 from ...schemas.wire import headers
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import Log
-from ..execution.runner import Run, Runs
-from ..ledger.core_driver import Books
-from ..ledger.lease_service import OPERATIONS, Grants
+from ..execution.runner import TaskRun, TaskRunner
+from ..ledger.core_driver import CoreDriver
+from ..ledger.lease_service import OPERATIONS, LeaseService
 from ..pool.declared_task import Outcome
 from ..pool.pool import Pool
-from ..slots.lease_table import Lease, Refusal
+from ..slots.lease_table import GrantedLease, Refusal
 from ..slots.refusals import REASONS, error_of
 from ..slots.request_dedup import WITHDRAWN
 from ..slots.timers import NEVER
 
 
-class _RunCaller:
+class RunResponder:
     """Binds a run to its responder."""
 
     __slots__ = ("_books", "_responder")
     job = None
     progress = None
 
-    def __init__(self, responder: Responder, books: Books) -> None:
+    def __init__(self, responder: Responder, books: CoreDriver) -> None:
         self._responder = responder
         self._books = books
 
-    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+    def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
         record = run.record
         self._books.core.settle(record.sender, record.id, WITHDRAWN, self._books.now())
         error = outcome.error
@@ -60,20 +60,20 @@ class _RunCaller:
             self._responder.fail(error)
         return error
 
-    def item(self, run: Run, sequence: int, value: Any) -> None:
+    def item(self, run: TaskRun, sequence: int, value: Any) -> None:
         raise AssertionError("a plain request asks for no stream")
 
 
-class Operations:
+class OperationsServer:
     """Carries out the operations of one worker."""
 
     def __init__(
         self,
         bus: Bus,
         pool: Pool,
-        books: Books,
-        runs: Runs,
-        grants: Grants,
+        books: CoreDriver,
+        runs: TaskRunner,
+        grants: LeaseService,
         *,
         drain: Callable[[float | None], None],
         resize: Callable[[int], None],
@@ -153,7 +153,7 @@ class Operations:
         else:
             responder.reply(self._granted(lease))
 
-    def _granted(self, lease: Lease) -> messages.ReserveReply:
+    def _granted(self, lease: GrantedLease) -> messages.ReserveReply:
         return messages.ReserveReply(
             accepted=True,
             token=lease.token,
@@ -218,7 +218,7 @@ class Operations:
             self._runs.start(
                 record,
                 call,
-                _RunCaller(responder, self._books),
+                RunResponder(responder, self._books),
                 token=request.token,
                 deadline_at=None if deadline_at == NEVER else deadline_at,
                 trace=responder.headers.get(headers.TRACEPARENT),

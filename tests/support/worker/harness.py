@@ -9,7 +9,7 @@ from typing import Any
 
 from gangline.schemas.errors.base import TaskCancelled
 from gangline.worker.context.task_context import TaskContext
-from gangline.worker.execution.executor_registry import Executors
+from gangline.worker.execution.executor_registry import ExecutorRegistry
 from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.pool.declared_task import Execution, Outcome
 from gangline.worker.pool.pool import Pool
@@ -18,7 +18,9 @@ from gangline.worker.pool.pool import Pool
 class Launched:
     """One launched call and all that was heard of it."""
 
-    def __init__(self, executors: Executors, pool: Pool, method: str, kwargs: dict[str, Any], options: dict[str, Any]):
+    def __init__(
+        self, executors: ExecutorRegistry, pool: Pool, method: str, kwargs: dict[str, Any], options: dict[str, Any]
+    ):
         self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.abandoned: list[Outcome] = []
         self.items: list[Any] = []
@@ -70,7 +72,7 @@ class Launched:
 class Harness:
     """Running executors of one pool."""
 
-    def __init__(self, pool: Pool, executors: Executors) -> None:
+    def __init__(self, pool: Pool, executors: ExecutorRegistry) -> None:
         self.pool = pool
         self.executors = executors
 
@@ -93,7 +95,7 @@ async def running(
     settings: ExecutorSettings | None = None,
     on_models: Callable[[tuple[str, ...]], None] | None = None,
 ) -> AsyncIterator[Harness]:
-    executors = Executors(pool, settings=settings, on_models=on_models)
+    executors = ExecutorRegistry(pool, settings=settings, on_models=on_models)
     await executors.start()
     try:
         yield Harness(pool, executors)

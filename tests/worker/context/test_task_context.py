@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from gangline.schemas.errors.base import DeadlineExceeded, TaskCancelled, TaskFailed
-from gangline.worker.context.lifespans import Scope
+from gangline.worker.context.lifespans import Lifespans
 from gangline.worker.context.task_context import TaskContext, current_task, stop
 from gangline.worker.pool.pool import Pool
 
@@ -158,7 +158,7 @@ async def test_a_scope_can_be_cancelled_while_it_opens():
         await asyncio.sleep(100)
         yield
 
-    opening_task = asyncio.create_task(Scope(pool).open())
+    opening_task = asyncio.create_task(Lifespans(pool).open())
     await asyncio.sleep(50)
     opening_task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -14,17 +14,20 @@ from gangline.bus.port.bus import ConnectionEvent
 from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge
 from gangline.schemas.errors.gangs import GangEnded, StaleGeneration
 from gangline.schemas.names import Names
-from gangline.worker.gangs.collectives import LINGER_S, GangTalk, GangTalks
+from gangline.worker.gangs.collectives import LINGER_S, CollectiveSession, CollectiveSessions
 
 NAMES = Names("test")
 
 
 @contextlib.asynccontextmanager
-async def members(size: int, hub: MemoryServer | None = None, *, generation: int = 1) -> AsyncIterator[list[GangTalks]]:
+async def members(
+    size: int, hub: MemoryServer | None = None, *, generation: int = 1
+) -> AsyncIterator[list[CollectiveSessions]]:
     hub = hub or MemoryServer()
     buses = [hub.connect(f"m{rank}") for rank in range(size)]
     made = [
-        GangTalks(bus, NAMES, gang="g", generation=generation, rank=rank, size=size) for rank, bus in enumerate(buses)
+        CollectiveSessions(bus, NAMES, gang="g", generation=generation, rank=rank, size=size)
+        for rank, bus in enumerate(buses)
     ]
     try:
         yield made
@@ -35,11 +38,11 @@ async def members(size: int, hub: MemoryServer | None = None, *, generation: int
             await bus.close()
 
 
-def sessions(made: list[GangTalks], run: int = 1) -> list[GangTalk]:
+def sessions(made: list[CollectiveSessions], run: int = 1) -> list[CollectiveSession]:
     return [talks.session(run) for talks in made]
 
 
-async def on_all(talks: list[GangTalk], what: Any) -> list[Any]:
+async def on_all(talks: list[CollectiveSession], what: Any) -> list[Any]:
     return await asyncio.gather(*(what(talk) for talk in talks))
 
 
@@ -50,7 +53,7 @@ async def test_members_gather_broadcast_and_meet():
         assert gathered == [[{"rank": rank} for rank in range(4)]] * 4
         told = await on_all(talks, lambda talk: talk.broadcast(f"from {talk.rank}", root=2))
         assert told == ["from 2"] * 4
-        assert await on_all(talks, GangTalk.barrier) == [None] * 4
+        assert await on_all(talks, CollectiveSession.barrier) == [None] * 4
 
 
 async def test_nobody_leaves_a_barrier_before_the_last_has_come():
@@ -120,7 +123,7 @@ async def test_what_was_lost_with_the_connection_is_asked_for_when_it_is_back():
     hub = MemoryServer()
     async with members(3, hub) as made:
         talks = sessions(made)
-        await on_all(talks, GangTalk.barrier)
+        await on_all(talks, CollectiveSession.barrier)
         bus = talks[2]._bus
         waiting = asyncio.ensure_future(talks[2].all_gather(2))
         await asyncio.sleep(0)
@@ -181,7 +184,7 @@ async def test_the_hub_still_answers_for_a_while_after_its_task_has_ended():
     hub = MemoryServer()
     async with members(2, hub) as made:
         talks = sessions(made)
-        await on_all(talks, GangTalk.barrier)
+        await on_all(talks, CollectiveSession.barrier)
         hub.partition(talks[1]._bus)
         slow = asyncio.ensure_future(talks[1].all_gather("b"))
         quick = asyncio.ensure_future(talks[0].all_gather("a"))

@@ -16,11 +16,11 @@ from gangline.worker.gangs.collectives_core import (
     ASK_MAX_S,
     MAX_TOTAL_BYTES,
     MAX_VALUE_BYTES,
+    Chunks,
     Collective,
-    Parts,
-    Say,
+    CollectivesCore,
+    PeerMessage,
     Send,
-    TalkCore,
 )
 
 from ...scale import repetitions
@@ -34,7 +34,7 @@ class Network:
 
     def __init__(self, script: Script, size: int, *, seed: int = 0, loss: float = 0.0, part_bytes: int = 64) -> None:
         self.script = script
-        self.members = [TalkCore(rank=rank, size=size, part_bytes=part_bytes) for rank in range(size)]
+        self.members = [CollectivesCore(rank=rank, size=size, part_bytes=part_bytes) for rank in range(size)]
         self.results: list[list[list[bytes]]] = [[] for _ in range(size)]
         self.flying: list[tuple[int, bytes]] = []
         self.random = random.Random(seed)
@@ -128,7 +128,7 @@ def test_the_hub_keeps_one_round_only_however_many_there_were():
 
 
 def test_a_value_given_before_the_hub_listened_is_asked_for_when_it_does():
-    hub, other = (TalkCore(rank=rank, size=2, part_bytes=64) for rank in (0, 1))
+    hub, other = (CollectivesCore(rank=rank, size=2, part_bytes=64) for rank in (0, 1))
     other.begin(Collective.ALL_GATHER, 0, b"b", 0.0)  # reaches nobody
     [hello] = hub.begin(Collective.ALL_GATHER, 0, b"a", 0.0)
     [given_again] = other.receive(list(hello.message), 0.0)
@@ -138,7 +138,7 @@ def test_a_value_given_before_the_hub_listened_is_asked_for_when_it_does():
 
 
 def test_who_waits_asks_after_a_while_and_then_less_often():
-    member = TalkCore(rank=1, size=2, part_bytes=64)
+    member = CollectivesCore(rank=1, size=2, part_bytes=64)
     member.begin(Collective.BARRIER, 0, b"", 10.0)
     assert member.wake_at == 10.0 + ASK_FIRST_S
     assert member.tick(10.1) == []
@@ -148,12 +148,12 @@ def test_who_waits_asks_after_a_while_and_then_less_often():
         assert at is not None
         gaps.append(round(at - now, 6))
         now = at
-        assert member.tick(now) == [Send(0, (Say.ASK, 1, 1, None))]
+        assert member.tick(now) == [Send(0, (PeerMessage.ASK, 1, 1, None))]
     assert gaps[:5] == [0.2, 0.4, 0.8, 1.6, 2.0] and set(gaps[5:]) == {ASK_MAX_S}
 
 
 def test_different_calls_at_one_place_fail_everybody_and_say_who_called_what():
-    hub, one, two = (TalkCore(rank=rank, size=3, part_bytes=64) for rank in range(3))
+    hub, one, two = (CollectivesCore(rank=rank, size=3, part_bytes=64) for rank in range(3))
     hub.begin(Collective.BARRIER, 0, b"", 0.0)
     [given_] = one.begin(Collective.BROADCAST, 1, b"x", 0.0)
     [fail] = hub.receive(list(given_.message), 0.0)
@@ -164,12 +164,12 @@ def test_different_calls_at_one_place_fail_everybody_and_say_who_called_what():
     assert hub.failure == one.failure == two.failure
     assert hub.failure is not None
     assert "rank 1 called broadcast(root=1), rank 0 called barrier()" in hub.failure
-    late = hub.receive([Say.ASK, 1, 2, None], 0.0)
-    assert late == [Send(2, (Say.FAIL, 1, hub.failure))], "who missed it hears it when it asks"
+    late = hub.receive([PeerMessage.ASK, 1, 2, None], 0.0)
+    assert late == [Send(2, (PeerMessage.FAIL, 1, hub.failure))], "who missed it hears it when it asks"
 
 
 def test_a_cancelled_call_is_taken_up_by_the_same_call_even_when_it_is_over_by_then():
-    hub, other = (TalkCore(rank=rank, size=2, part_bytes=64) for rank in (0, 1))
+    hub, other = (CollectivesCore(rank=rank, size=2, part_bytes=64) for rank in (0, 1))
     hub.begin(Collective.ALL_GATHER, 0, b"a", 0.0)
     assert hub.begin(Collective.ALL_GATHER, 0, b"ignored", 0.0) == []
     with pytest.raises(InvalidRequest, match=r"all_gather\(\) was cancelled"):
@@ -184,7 +184,7 @@ def test_a_cancelled_call_is_taken_up_by_the_same_call_even_when_it_is_over_by_t
 
 
 def test_values_and_roots_out_of_bounds_are_refused_before_anything_is_begun():
-    member = TalkCore(rank=0, size=32, part_bytes=64)
+    member = CollectivesCore(rank=0, size=32, part_bytes=64)
     with pytest.raises(InvalidRequest, match="0 to 31"):
         member.begin(Collective.BROADCAST, 32, b"", 0.0)
     limit = MAX_TOTAL_BYTES // 32
@@ -204,12 +204,12 @@ def test_results_share_messages_as_far_as_they_fit():
 
 
 def test_parts_come_in_any_order_and_only_fitting_ones_count():
-    parts = Parts(3)
+    parts = Chunks(3)
     assert parts.add(2, 3, b"c") and parts.add(0, 3, b"a")
     assert not parts.add(0, 3, b"z") and not parts.add(1, 4, b"z") and not parts.add(3, 3, b"z")
     assert not parts.whole and parts.missing == [1]
     assert parts.add(1, 3, b"b") and parts.whole and parts.join() == b"abc"
-    assert Parts.of(b"", 10).join() == b"" and Parts.of(b"", 10).count == 1
+    assert Chunks.of(b"", 10).join() == b"" and Chunks.of(b"", 10).count == 1
 
 
 messages = st.recursive(
@@ -218,10 +218,10 @@ messages = st.recursive(
 )
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(Say)), st.lists(messages, max_size=7))), st.sampled_from((0, 1)))
+@given(st.lists(st.tuples(st.sampled_from(list(PeerMessage)), st.lists(messages, max_size=7))), st.sampled_from((0, 1)))
 @settings(max_examples=repetitions(12, whole=settings().max_examples))
 def test_no_message_breaks_a_member(heard, rank):
-    member = TalkCore(rank=rank, size=3, part_bytes=64)
+    member = CollectivesCore(rank=rank, size=3, part_bytes=64)
     member.begin(Collective.BROADCAST, 1, b"x", 0.0)
     for say, rest in heard:
         message: list[Any] = [int(say), *rest]

@@ -12,7 +12,7 @@ from gangline.bus.port.bus import BucketSettings, StorageUnavailable
 from gangline.runtime.clock import Environment
 from gangline.schemas.names import Names, WorkerId
 from gangline.telemetry.logs import logger_for
-from gangline.worker.ledger.ledger_writer import Desired, LedgerWriter
+from gangline.worker.ledger.ledger_writer import DesiredState, LedgerWriter
 
 
 class Bench:
@@ -45,11 +45,11 @@ class Bench:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def describe(self, token: str) -> Desired | None:
+    def describe(self, token: str) -> DesiredState | None:
         if token not in self.leases:
             return None
         text, due_at = self.leases[token]
-        return Desired(value=text.encode(), expires_in_s=due_at - self.now)
+        return DesiredState(value=text.encode(), expires_in_s=due_at - self.now)
 
     def grant(self, token: str, ttl_s: float = 10.0, text: str = "lease") -> None:
         self.leases[token] = (text, self.now + ttl_s)

@@ -16,7 +16,7 @@ from gangline.schemas.records.workers import Heartbeat, Registration
 from gangline.schemas.wire import codec
 from gangline.telemetry.logs import logger_for
 from gangline.worker.registration.owned_key import KeyLost, OwnedKey, epoch_of, owner_of
-from gangline.worker.registration.registrar import Presence, WorkerEvent
+from gangline.worker.registration.registrar import Registrar, WorkerEvent
 from gangline.worker.settings import WorkerSettings
 
 ID = WorkerId("images", "w1")
@@ -37,7 +37,7 @@ class Bench:
     async def __aenter__(self) -> Bench:
         self.bus = self.hub.connect(self.instance)
         self.kv = await self.bus.bucket(NAMES.ledger_bucket, BucketSettings())
-        self.presence = Presence(
+        self.presence = Registrar(
             self.bus,
             self.kv,
             NAMES,

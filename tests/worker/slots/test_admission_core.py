@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gangline.schemas.wire.frames import Load, LoadFlag, TaskState
-from gangline.worker.slots.admission_core import CoreSettings, WorkerCore
-from gangline.worker.slots.lease_table import Change, Lease, Refusal
+from gangline.worker.slots.admission_core import AdmissionCore, CoreSettings
+from gangline.worker.slots.lease_table import GrantedLease, LeaseTransition, Refusal
 from gangline.worker.slots.limiter import LimiterError
 from gangline.worker.slots.request_dedup import WITHDRAWN, TaskRecord
 from gangline.worker.slots.timers import NEVER
@@ -16,7 +16,7 @@ class Bench:
     """A core, a clock and a source of tokens. `check` runs after every call."""
 
     def __init__(self, slots: int = 2, **settings: float) -> None:
-        self.core = WorkerCore(slots, 1000, CoreSettings(**settings))  # type: ignore[arg-type]
+        self.core = AdmissionCore(slots, 1000, CoreSettings(**settings))  # type: ignore[arg-type]
         self.now = 0.0
         self.tokens = 0
 
@@ -31,7 +31,7 @@ class Bench:
         ttl_s: float = 10.0,
         claim_s: float = 2.0,
         single_use: bool = False,
-    ) -> Lease | Refusal:  # noqa: E501
+    ) -> GrantedLease | Refusal:  # noqa: E501
         self.tokens += 1
         answer = self.core.reserve(
             self.me(), rid, slots=slots, ttl_s=ttl_s, claim_s=claim_s, single_use=single_use, owner="",
@@ -40,9 +40,9 @@ class Bench:
         self.core.check()
         return answer
 
-    def granted(self, rid: int | str | None = 1, **terms) -> Lease:
+    def granted(self, rid: int | str | None = 1, **terms) -> GrantedLease:
         lease = self.reserve(rid, **terms)
-        assert isinstance(lease, Lease), lease
+        assert isinstance(lease, GrantedLease), lease
         return lease
 
     def admit(self, task_id: int, *, cost: int = 1, token: str | None = None, deadline_at: float = NEVER):
@@ -60,7 +60,7 @@ class Bench:
         self.core.finish(record)
         self.core.check()
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[LeaseTransition]:
         return [change for change, _ in self.core.take_changes()]
 
     @property
@@ -134,7 +134,7 @@ def test_the_same_request_id_gets_the_same_grant():
     first = bench.granted(1)
     assert bench.reserve(1) is first
     assert bench.slots == (0, 1, 2)
-    assert bench.changes() == [Change.GRANT]
+    assert bench.changes() == [LeaseTransition.GRANT]
 
 
 def test_a_refusal_is_repeated_too_even_when_there_is_room_now():
@@ -143,7 +143,7 @@ def test_a_refusal_is_repeated_too_even_when_there_is_room_now():
     assert bench.reserve(2) is Refusal.FULL
     bench.core.release(bench.me(), None, lease.token, bench.now)
     assert bench.reserve(2) is Refusal.FULL, "the caller was told so and may have gone elsewhere"
-    assert isinstance(bench.reserve(3), Lease)
+    assert isinstance(bench.reserve(3), GrantedLease)
 
 
 def test_a_repeated_request_whose_lease_has_ended_gets_nothing_new():
@@ -169,7 +169,7 @@ def test_a_release_by_request_id_ends_the_lease():
     assert bench.core.release(bench.me(), 1, None, bench.now)
     assert not bench.core.release(bench.me(), 1, None, bench.now)
     assert bench.slots == (0, 0, 2)
-    assert bench.changes() == [Change.GRANT, Change.RELEASE]
+    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.RELEASE]
 
 
 def test_releasing_the_unknown_is_a_no_op():
@@ -206,7 +206,7 @@ def test_a_single_use_token_starts_one_task():
     bench.end(record)
     assert bench.slots == (0, 0, 2)
     assert bench.admit(4, token=lease.token) is Refusal.LEASE_USED
-    assert bench.changes() == [Change.GRANT, Change.USE]
+    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.USE]
 
 
 def test_a_single_use_token_is_consumed_by_a_task_that_cannot_start():
@@ -377,7 +377,7 @@ def test_nothing_starts_on_an_expired_token_even_if_the_timer_is_late():
     assert bench.admit(3, token=lease.token) is Refusal.LEASE_EXPIRED
     assert bench.core.renew(lease.token, None, bench.now) is Refusal.LEASE_EXPIRED
     assert bench.slots == (0, 0, 2)
-    assert bench.changes() == [Change.GRANT, Change.EXPIRE]
+    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.EXPIRE]
 
 
 def test_nothing_starts_on_an_unknown_token():
@@ -421,7 +421,7 @@ def test_a_new_epoch_voids_the_leases_and_lets_tasks_go_on():
     assert bench.admit(3, token=lease.token) is Refusal.LEASE_STALE
     bench.end(record)
     assert bench.slots == (0, 0, 3)
-    assert bench.changes() == [Change.GRANT, Change.RENEW, Change.DROP]
+    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW, LeaseTransition.DROP]
 
 
 def test_an_epoch_never_goes_back():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gangline.schemas.wire import frames
 from gangline.schemas.wire.frames import AnswerOp, Load
-from gangline.worker.slots.capacity_waiters import KEEP_S, MOST, Contenders
+from gangline.worker.slots.capacity_waiters import KEEP_S, MOST, CapacityWaiters
 
 from ...support.worker.rig import Rig, on_rig, reserve, task
 
 
 def test_the_longest_waiting_is_invited_first_and_once() -> None:
-    contenders = Contenders()
+    contenders = CapacityWaiters()
     for reply in ("a", "b", "a", "c"):
         contenders.refused(reply, 1, 0.0)
     assert contenders.invite(2, 0.1) == ["a", "b"]
@@ -19,7 +19,7 @@ def test_the_longest_waiting_is_invited_first_and_once() -> None:
 
 
 def test_no_more_are_invited_than_there_is_room_for() -> None:
-    contenders = Contenders()
+    contenders = CapacityWaiters()
     contenders.refused("large", 3, 0.0)
     contenders.refused("small", 1, 0.0)
     assert contenders.invite(2, 0.1) == ["small"]
@@ -27,7 +27,7 @@ def test_no_more_are_invited_than_there_is_room_for() -> None:
 
 
 def test_who_was_told_otherwise_or_gave_up_long_ago_is_not_invited() -> None:
-    contenders = Contenders()
+    contenders = CapacityWaiters()
     contenders.refused("told", 1, 0.0)
     contenders.refused("", 1, 0.0)
     contenders.refused("gone", 1, 0.0)
@@ -39,7 +39,7 @@ def test_who_was_told_otherwise_or_gave_up_long_ago_is_not_invited() -> None:
 
 
 def test_they_are_bounded() -> None:
-    contenders = Contenders()
+    contenders = CapacityWaiters()
     for number in range(MOST + 5):
         contenders.refused(f"r{number}", 1, 0.0)
     assert len(contenders) == MOST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.worker.slots.epochs import Fences, next_epoch
+from gangline.worker.slots.epochs import FencingTokens, next_epoch
 
 
 def test_an_epoch_is_the_time_in_milliseconds():
@@ -14,7 +14,7 @@ def test_an_epoch_grows_even_when_the_clock_was_set_back():
 
 
 def test_fences_grow_within_and_over_epochs():
-    fences = Fences(1_700_000_000_000)
+    fences = FencingTokens(1_700_000_000_000)
     first = [fences.next() for _ in range(5)]
     fences.new_epoch(1_700_000_000_001)
     second = [fences.next() for _ in range(5)]
@@ -23,11 +23,11 @@ def test_fences_grow_within_and_over_epochs():
 
 def test_fences_fit_a_signed_64_bit_number_for_centuries():
     year_2248 = 8_770_000_000_000  # milliseconds
-    assert Fences(year_2248).next() < 2**63
+    assert FencingTokens(year_2248).next() < 2**63
 
 
 def test_fences_grow_even_if_an_epoch_counted_past_its_share():
-    fences = Fences(5)
+    fences = FencingTokens(5)
     for _ in range(2**20 + 10):
         last = fences.next()
     fences.new_epoch(6)

@@ -9,9 +9,9 @@ import pytest
 from gangline.schemas.messages.gangs import FormRequest, HoldRequest, SeatRequest
 from gangline.schemas.records.gangs import Seat
 from gangline.worker.registration.gang_shares import shares
-from gangline.worker.slots.admission_core import WorkerCore
-from gangline.worker.slots.gang_core import Formed
-from gangline.worker.slots.gang_records import Hold, Leaving
+from gangline.worker.slots.admission_core import AdmissionCore
+from gangline.worker.slots.gang_core import FormedGang
+from gangline.worker.slots.gang_records import LeavingMember, TentativeHold
 from gangline.worker.slots.lease_table import Refusal
 from gangline.worker.slots.request_dedup import TaskRecord
 from gangline.worker.slots.timers import NEVER
@@ -23,7 +23,7 @@ class Desk:
     """A core, and short words for what a coordinator asks of it."""
 
     def __init__(self, total: int = 4) -> None:
-        self.core = WorkerCore(total, EPOCH)
+        self.core = AdmissionCore(total, EPOCH)
         self.gangs = self.core.gangs
         self.now = 0.0
         self.tokens = 0
@@ -45,13 +45,18 @@ class Desk:
         self.core.check()
         return found
 
-    def held(self, *args: Any, **terms: Any) -> Hold:
+    def held(self, *args: Any, **terms: Any) -> TentativeHold:
         found = self.hold(*args, **terms)
-        assert isinstance(found, Hold), found
+        assert isinstance(found, TentativeHold), found
         return found
 
     def form(
-        self, hold: Hold | None = None, *, generation: int | None = None, seats: list[Seat] | None = None, **more: Any
+        self,
+        hold: TentativeHold | None = None,
+        *,
+        generation: int | None = None,
+        seats: list[Seat] | None = None,
+        **more: Any,
     ) -> Any:
         seats = seats if seats is not None else seats_of(hold) if hold is not None else []
         request = FormRequest(
@@ -67,17 +72,19 @@ class Desk:
         self.core.check()
         return found
 
-    def formed(self, *args: Any, **terms: Any) -> Formed:
+    def formed(self, *args: Any, **terms: Any) -> FormedGang:
         found = self.form(*args, **terms)
-        assert isinstance(found, Formed), found
+        assert isinstance(found, FormedGang), found
         return found
 
-    def gang(self, gang: str = "g", *, slots: tuple[int, ...] = (1,), attempt: int = 1, generation: int = 1) -> Hold:
+    def gang(
+        self, gang: str = "g", *, slots: tuple[int, ...] = (1,), attempt: int = 1, generation: int = 1
+    ) -> TentativeHold:
         hold = self.held(gang, slots=slots, attempt=attempt, generation=generation)
         self.formed(hold)
         return hold
 
-    def teardown(self, gang: str = "g", *, generation: int = 1, only: list[str] | None = None) -> list[Leaving]:
+    def teardown(self, gang: str = "g", *, generation: int = 1, only: list[str] | None = None) -> list[LeavingMember]:
         found = self.gangs.teardown(
             gang, generation, reason="over", rank=None, grace_s=1.0, only=only, now=self.now
         )  # fmt: skip
@@ -107,7 +114,7 @@ class Desk:
         return self.core.load.running, self.core.load.reserved
 
 
-def seats_of(hold: Hold) -> list[Seat]:
+def seats_of(hold: TentativeHold) -> list[Seat]:
     return [
         Seat(
             rank=seat.rank,

@@ -12,10 +12,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from gangline.schemas.messages.gangs import FormRequest, HoldRequest, SeatRequest
 from gangline.schemas.records.gangs import Seat
-from gangline.worker.slots.admission_core import CoreSettings, WorkerCore
-from gangline.worker.slots.gang_core import Formed
-from gangline.worker.slots.gang_records import Hold, SeatHere
-from gangline.worker.slots.lease_table import Lease
+from gangline.worker.slots.admission_core import AdmissionCore, CoreSettings
+from gangline.worker.slots.gang_core import FormedGang
+from gangline.worker.slots.gang_records import LocalSeat, TentativeHold
+from gangline.worker.slots.lease_table import GrantedLease
 from gangline.worker.slots.request_dedup import TaskRecord
 from gangline.worker.slots.timers import NEVER
 
@@ -36,7 +36,7 @@ class GangMachine(RuleBasedStateMachine):
 
     @initialize(total=st.integers(3, 8), lingers=st.booleans())
     def begin(self, total: int, lingers: bool) -> None:
-        self.core = WorkerCore(total, 1, CoreSettings(keep_s=1e9))
+        self.core = AdmissionCore(total, 1, CoreSettings(keep_s=1e9))
         self.core.gangs.lingers = lingers
         self.gangs = self.core.gangs
         self.now = 0.0
@@ -46,11 +46,11 @@ class GangMachine(RuleBasedStateMachine):
         """The newest generation that was torn down."""
         self.given_up: set[tuple[str, int]] = set()
         self.cut_at = NEVER
-        self.granted: dict[str, SeatHere] = {}
+        self.granted: dict[str, LocalSeat] = {}
         """Seats that may be used, by token."""
         self.running: set[TaskRecord] = set()
         self.due: set[int] = set()
-        self.subleases: list[Lease] = []
+        self.subleases: list[GrantedLease] = []
 
     def next(self) -> int:
         self.count += 1
@@ -105,7 +105,7 @@ class GangMachine(RuleBasedStateMachine):
         freed = sum(seat.lease.slots for seat in known.seats) if known is not None else 0
         tokens = [f"g{self.next()}" for _ in slots]
         found = self.gangs.hold(request, tokens, ttl_s=2.0, most=self.core.most_slots, now=self.now)
-        if not isinstance(found, Hold):
+        if not isinstance(found, TentativeHold):
             return multiple()
         if found.tokens != tuple(tokens):
             assert found.attempt == attempt and found.gang == gang, "an answer of another attempt"
@@ -123,7 +123,7 @@ class GangMachine(RuleBasedStateMachine):
         self.given_up.add((gang, attempt))
 
     @rule(hold=holds)
-    def free(self, hold: Hold) -> None:
+    def free(self, hold: TentativeHold) -> None:
         standing = self.gangs.holds.get((hold.gang, hold.generation)) is hold
         self.gangs.free(hold, self.now)
         if standing:
@@ -143,10 +143,10 @@ class GangMachine(RuleBasedStateMachine):
         member = self.gangs.members.get(gang)
         ahead = 1 if member is None else member.generation - self.torn.get(gang, 0) + 1
         found = self.hold(gang, ahead, slots, 0)
-        return self.form(found, False) if isinstance(found, Hold) else multiple()
+        return self.form(found, False) if isinstance(found, TentativeHold) else multiple()
 
     @rule(target=seats, hold=holds, survivors=st.booleans())
-    def form(self, hold: Hold, survivors: bool):
+    def form(self, hold: TentativeHold, survivors: bool):
         """Form what is held; with what the gang has here already, or in its place."""
         member = self.gangs.members.get(hold.gang)
         stay = list(member.seats.values()) if member is not None and survivors and not member.over else []
@@ -160,7 +160,7 @@ class GangMachine(RuleBasedStateMachine):
             ),
         )  # fmt: skip
         found = self.gangs.form(request, request.seats, epoch=self.core.epoch, now=self.now)
-        if not isinstance(found, Formed):
+        if not isinstance(found, FormedGang):
             newer = member is not None and member.generation >= hold.generation
             torn = self.torn.get(hold.gang, 0) >= hold.generation
             assert not standing or newer or torn, found
@@ -175,12 +175,12 @@ class GangMachine(RuleBasedStateMachine):
             self.granted[seat.lease.token] = seat
         return multiple(*found.started)
 
-    def take_away(self, seats: list[SeatHere]) -> None:
+    def take_away(self, seats: list[LocalSeat]) -> None:
         for seat in seats:
             self.granted.pop(seat.lease.token, None)
 
     @rule(target=records, seat=seats, cost=st.integers(1, 2))
-    def dispatch(self, seat: SeatHere, cost: int):
+    def dispatch(self, seat: LocalSeat, cost: int):
         lease = seat.lease
         room = lease.slots - lease.busy
         found = self.core.admit(
@@ -197,7 +197,7 @@ class GangMachine(RuleBasedStateMachine):
         return found
 
     @rule(target=records, seat=seats, slots=st.integers(1, 2), single_use=st.booleans(), cost=st.integers(0, 2))
-    def sublease(self, seat: SeatHere, slots: int, single_use: bool, cost: int):
+    def sublease(self, seat: LocalSeat, slots: int, single_use: bool, cost: int):
         """Hold slots of a seat by a token of their own, and maybe start a task on it."""
         room, free = seat.lease.slots - seat.lease.busy, self.core.load.free
         sender, token = self.core.sender("s", self.now), f"s{self.next()}"
@@ -205,7 +205,7 @@ class GangMachine(RuleBasedStateMachine):
             sender, self.next(), slots=slots, ttl_s=3.0, claim_s=1.0, single_use=single_use,
             owner="", token=token, seat=seat.lease.token, now=self.now,
         )  # fmt: skip
-        if not isinstance(found, Lease):
+        if not isinstance(found, GrantedLease):
             alive = seat.lease.token in self.granted and self.now < self.cut_at
             assert not alive or self.core.draining or slots > room, "idle slots of a seat that is granted can be had"
             return multiple()
@@ -215,7 +215,7 @@ class GangMachine(RuleBasedStateMachine):
         self.subleases.append(found)
         return self.dispatch_on(found, cost) if cost else multiple()
 
-    def dispatch_on(self, lease: Lease, cost: int):
+    def dispatch_on(self, lease: GrantedLease, cost: int):
         room, ended = lease.slots - lease.busy, lease.ended
         found = self.core.admit(
             self.core.sender("s", self.now), self.next(), cost=cost, token=lease.token, deadline_at=NEVER, now=self.now
@@ -240,7 +240,7 @@ class GangMachine(RuleBasedStateMachine):
             assert token not in self.core.leases
 
     @rule(hold=holds)
-    def dispatch_on_a_hold(self, hold: Hold) -> None:
+    def dispatch_on_a_hold(self, hold: TentativeHold) -> None:
         if self.gangs.holds.get((hold.gang, hold.generation)) is hold:
             found = self.core.admit(
                 self.core.sender("s", self.now), self.next(), cost=1, token=hold.tokens[0], deadline_at=NEVER,
@@ -249,7 +249,7 @@ class GangMachine(RuleBasedStateMachine):
             assert not isinstance(found, TaskRecord), "L7: started before the commit"
 
     @rule(seat=seats)
-    def release_or_renew_a_seat(self, seat: SeatHere) -> None:
+    def release_or_renew_a_seat(self, seat: LocalSeat) -> None:
         before = seat.lease.ended
         self.core.release(self.core.sender("s", self.now), None, seat.lease.token, self.now)
         self.core.renew(seat.lease.token, 0.5, self.now)
@@ -283,7 +283,7 @@ class GangMachine(RuleBasedStateMachine):
                 leaving.hooks = 1
 
     @rule(seat=seats)
-    def lose_one(self, seat: SeatHere) -> None:
+    def lose_one(self, seat: LocalSeat) -> None:
         gang = seat.lease.gang
         assert gang is not None
         member = self.gangs.members.get(gang)

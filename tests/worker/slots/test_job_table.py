@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gangline.worker.slots.job_table import FIRST, Hearer, Job, JobKey, JobTable
-from gangline.worker.slots.request_dedup import Sender, TaskRecord
+from gangline.worker.slots.job_table import FIRST, JobKey, JobListener, JobTable, RunningJob
+from gangline.worker.slots.request_dedup import RouterHistory, TaskRecord
 from gangline.worker.slots.timers import NEVER
 
 
@@ -14,27 +14,29 @@ class Bench:
         self.table = JobTable(
             keep=keep, keep_bytes=keep_bytes, keep_s=keep_s, unstored=3, unstored_bytes=100, unstored_s=600.0
         )
-        self.sender = Sender("s", doubtful=False)
+        self.sender = RouterHistory("s", doubtful=False)
         self.ids = 0
 
-    def hearer(self, *, streams: bool = False) -> Hearer:
+    def hearer(self, *, streams: bool = False) -> JobListener:
         self.ids += 1
-        return Hearer(self.sender, self.ids, None, streams=streams)
+        return JobListener(self.sender, self.ids, None, streams=streams)
 
     def begin(
         self, job: str, attempt: int = 1, *, endpoint: str = "e", streams: bool = False, acks: bool = False
-    ) -> Job:
+    ) -> RunningJob:
         first = self.hearer(streams=streams)
         record = TaskRecord(self.sender, first.id, 1, None, NEVER)
         self.sender.running[first.id] = record
         return self.table.begin(JobKey(endpoint, job), attempt, record, first, acks=acks)
 
-    def attach(self, job: Job, *, streams: bool = False, items: int | None = None) -> tuple[Hearer, list[bytes]]:
+    def attach(
+        self, job: RunningJob, *, streams: bool = False, items: int | None = None
+    ) -> tuple[JobListener, list[bytes]]:
         hearer = self.hearer(streams=streams)
         self.sender.running[hearer.id] = job.record
         return hearer, list(self.table.attach(job, hearer, items))
 
-    def end(self, job: Job, *, failed: bool = False, now: float = 0.0, answer: bytes = b"answer") -> None:
+    def end(self, job: RunningJob, *, failed: bool = False, now: float = 0.0, answer: bytes = b"answer") -> None:
         for hearer in job.hearers:
             del self.sender.running[hearer.id]
             self.sender.done[hearer.id] = answer

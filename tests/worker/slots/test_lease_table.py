@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.worker.slots.lease_table import Change, Lease, LeaseTable, Refusal
+from gangline.worker.slots.lease_table import GrantedLease, LeaseTable, LeaseTransition, Refusal
 from gangline.worker.slots.limiter import SlotLimiter
 
 
@@ -13,12 +13,14 @@ class Bench:
         self.limiter = SlotLimiter(slots)
         self.table = LeaseTable(self.limiter, keep=keep, keep_s=keep_s)
 
-    def grant(self, token: str = "t", *, slots: int = 1, single_use: bool = False, now: float = 0.0) -> Lease:
-        lease = Lease(token, slots=slots, ttl_s=10.0, claim_s=2.0, single_use=single_use, owner="", fence=1, now=now)
+    def grant(self, token: str = "t", *, slots: int = 1, single_use: bool = False, now: float = 0.0) -> GrantedLease:
+        lease = GrantedLease(
+            token, slots=slots, ttl_s=10.0, claim_s=2.0, single_use=single_use, owner="", fence=1, now=now
+        )
         assert self.table.grant(lease)
         return lease
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[LeaseTransition]:
         taken, self.table.changes = self.table.changes, []
         self.table.check()
         self.limiter.check()
@@ -32,7 +34,7 @@ def test_an_unclaimed_lease_ends_after_its_claim_timeout():
     assert bench.table.expire(6.9) == 0
     assert bench.table.expire(7.0) == 1
     assert bench.limiter.free == 4
-    assert bench.changes() == [Change.GRANT, Change.EXPIRE]
+    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.EXPIRE]
     assert bench.table.find("t", 7.0) is Refusal.LEASE_EXPIRED
 
 
@@ -43,7 +45,7 @@ def test_a_claimed_lease_ends_its_time_to_live_after_its_last_use():
     bench.table.give_back(lease, "task")
     assert bench.table.expire(10.9) == 0
     assert bench.table.expire(11.0) == 1
-    assert bench.changes() == [Change.GRANT, Change.RENEW, Change.EXPIRE]
+    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW, LeaseTransition.EXPIRE]
 
 
 def test_uses_of_one_moment_are_one_use():
@@ -51,10 +53,10 @@ def test_uses_of_one_moment_are_one_use():
     lease = bench.grant(slots=3)
     for task in ("a", "b", "c"):
         assert bench.table.use(lease, task, 1, 11.0, 1.0) is None
-    assert bench.changes() == [Change.GRANT, Change.RENEW]
+    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW]
     bench.table.give_back(lease, "a")
     assert bench.table.use(lease, "d", 1, 12.0, 2.0) is None
-    assert bench.changes() == [Change.RENEW]
+    assert bench.changes() == [LeaseTransition.RENEW]
     assert bench.table.next_at() <= 12.0
     assert bench.table.expire(11.9) == 0
     assert bench.table.expire(12.0) == 1
@@ -65,7 +67,7 @@ def test_a_first_use_counts_though_it_moves_nothing():
     lease = bench.grant(now=0.0)
     assert bench.table.use(lease, "a", 1, lease.due_at, 1.0) is None
     assert lease.claimed
-    assert bench.changes() == [Change.GRANT, Change.RENEW]
+    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.RENEW]
 
 
 def test_an_overdue_lease_is_dead_before_the_timer_says_so():
@@ -81,7 +83,7 @@ def test_a_single_use_lease_ends_with_its_first_task_and_frees_what_that_does_no
     assert bench.table.use(lease, "task", 1, 99.0, 1.0) is None
     assert (bench.limiter.running, bench.limiter.reserved, bench.limiter.free) == (1, 0, 3)
     assert bench.table.find("t", 1.0) is Refusal.LEASE_USED
-    assert bench.changes() == [Change.GRANT, Change.USE]
+    assert bench.changes() == [LeaseTransition.GRANT, LeaseTransition.USE]
 
 
 def test_a_single_use_lease_ends_even_with_a_task_that_is_too_big_for_it():
@@ -114,7 +116,7 @@ def test_slots_of_a_lease_that_ends_come_back_as_its_tasks_end():
     bench = Bench()
     lease = bench.grant(slots=3)
     bench.table.use(lease, "a", 1, 9.0, 0.0)
-    bench.table.end(lease, Change.RELEASE, 1.0)
+    bench.table.end(lease, LeaseTransition.RELEASE, 1.0)
     assert (bench.limiter.running, bench.limiter.free) == (1, 3)
     bench.table.give_back(lease, "a")
     assert bench.limiter.free == 4
@@ -123,7 +125,12 @@ def test_slots_of_a_lease_that_ends_come_back_as_its_tasks_end():
 
 def test_each_end_is_told_to_later_users():
     bench = Bench(slots=9)
-    for token, change in (("r", Change.RELEASE), ("d", Change.DROP), ("e", Change.EXPIRE), ("u", Change.USE)):
+    for token, change in (
+        ("r", LeaseTransition.RELEASE),
+        ("d", LeaseTransition.DROP),
+        ("e", LeaseTransition.EXPIRE),
+        ("u", LeaseTransition.USE),
+    ):
         bench.table.end(bench.grant(token), change, 0.0)
     found = {token: bench.table.find(token, 0.0) for token in "rdeux"}
     assert found == {
@@ -138,7 +145,7 @@ def test_each_end_is_told_to_later_users():
 def test_ended_tokens_are_forgotten_by_age_and_by_count():
     bench = Bench(slots=9, keep=2, keep_s=5.0)
     for number in range(4):
-        bench.table.end(bench.grant(f"t{number}"), Change.RELEASE, float(number))
+        bench.table.end(bench.grant(f"t{number}"), LeaseTransition.RELEASE, float(number))
     assert bench.table.find("t1", 3.0) is Refusal.UNKNOWN_TOKEN
     assert bench.table.find("t2", 3.0) is Refusal.LEASE_USED
     bench.table.expire(100.0)
@@ -151,14 +158,14 @@ def test_a_token_is_never_granted_twice():
     lease = bench.grant()
     with pytest.raises(ValueError, match="never used again"):
         bench.grant()
-    bench.table.end(lease, Change.RELEASE, 0.0)
+    bench.table.end(lease, LeaseTransition.RELEASE, 0.0)
     with pytest.raises(ValueError, match="never used again"):
         bench.grant()
 
 
 def test_a_grant_without_room_changes_nothing():
     bench = Bench(slots=1)
-    lease = Lease("big", slots=2, ttl_s=1.0, claim_s=1.0, single_use=False, owner="", fence=1, now=0.0)
+    lease = GrantedLease("big", slots=2, ttl_s=1.0, claim_s=1.0, single_use=False, owner="", fence=1, now=0.0)
     assert not bench.table.grant(lease)
     assert bench.changes() == []
     assert bench.table.next_at() is None

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from gangline.schemas.wire.frames import TaskState
-from gangline.worker.slots.admission_core import CoreSettings, WorkerCore
-from gangline.worker.slots.lease_table import Lease, Refusal
-from gangline.worker.slots.request_dedup import Sender, TaskRecord
+from gangline.worker.slots.admission_core import AdmissionCore, CoreSettings
+from gangline.worker.slots.lease_table import GrantedLease, Refusal
+from gangline.worker.slots.request_dedup import RouterHistory, TaskRecord
 from gangline.worker.slots.timers import NEVER
 
 from ...scale import repetitions
@@ -31,7 +31,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @initialize(total=st.integers(1, 5), keep_s=st.sampled_from([0.2, 60.0]), keep=st.sampled_from([3, 1000]))
     def begin(self, total: int, keep_s: float, keep: int) -> None:
-        self.core = WorkerCore(total, 1, CoreSettings(keep_s=keep_s, keep=keep))
+        self.core = AdmissionCore(total, 1, CoreSettings(keep_s=keep_s, keep=keep))
         self.total = total
         self.now = 0.0
         self.tokens = 0
@@ -39,12 +39,12 @@ class CoreMachine(RuleBasedStateMachine):
         self.epoch = 1
         self.drained = False
         self.cut_at = NEVER
-        self.alive: dict[Lease, float] = {}
+        self.alive: dict[GrantedLease, float] = {}
         """Leases that have not ended, as far as the caller can know, with when they must end."""
-        self.used: set[Lease] = set()
+        self.used: set[GrantedLease] = set()
         self.started: set[tuple[str, int]] = set()
         self.withdrawn: set[tuple[str, int]] = set()
-        self.running: dict[TaskRecord, Lease | None] = {}
+        self.running: dict[TaskRecord, GrantedLease | None] = {}
         self.overdue: set[TaskRecord] = set()
         self.released_first: set[tuple[str, int]] = set()
         self.gone: set[tuple[str, int]] = set()
@@ -52,7 +52,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.keep_s = keep_s
         self.heard_at: dict[str, float] = {}
 
-    def who(self, name: str) -> Sender:
+    def who(self, name: str) -> RouterHistory:
         """The sender; what the model knows of one that was forgotten goes too, if that was not too early."""
         if name in self.heard_at and name not in self.core._memory.senders:
             assert self.now - self.heard_at[name] >= 10 * self.keep_s, "forgotten too early"
@@ -77,7 +77,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def room(self) -> int:
         self.drop_expired()
-        busy: dict[Lease, int] = {}
+        busy: dict[GrantedLease, int] = {}
         for record, lease in self.running.items():
             if lease is not None:
                 busy[lease] = busy.get(lease, 0) + record.cost
@@ -101,7 +101,7 @@ class CoreMachine(RuleBasedStateMachine):
             owner="", token=f"t{self.tokens}", now=self.now,
         )  # fmt: skip
         if known is not None:
-            if isinstance(answer, Lease):
+            if isinstance(answer, GrantedLease):
                 assert answer in self.alive, "the same grant, and only while it lives"
             return multiple()
         if isinstance(answer, Refusal):
@@ -118,20 +118,20 @@ class CoreMachine(RuleBasedStateMachine):
     def release_by_request(self, sender: str, rid: int) -> None:
         known = self.who(sender).reserves.get(rid)
         self.core.release(self.who(sender), rid, None, self.now)
-        if isinstance(known, Lease):
+        if isinstance(known, GrantedLease):
             self.alive.pop(known, None)
         elif known is None:
             self.released_first.add((sender, rid))
 
     @rule(lease=leases)
-    def release_by_token(self, lease: Lease) -> None:
+    def release_by_token(self, lease: GrantedLease) -> None:
         self.drop_expired()
         released = self.core.release(self.who("r1"), None, lease.token, self.now)
         assert released == (lease in self.alive), "L2: once"
         self.alive.pop(lease, None)
 
     @rule(lease=leases, ttl=st.sampled_from([None, 1.0, 7.0]))
-    def renew(self, lease: Lease, ttl: float | None) -> None:
+    def renew(self, lease: GrantedLease, ttl: float | None) -> None:
         self.drop_expired()
         answer = self.core.renew(lease.token, ttl, self.now)
         assert isinstance(answer, Refusal) == (lease not in self.alive), "L5"
@@ -148,7 +148,7 @@ class CoreMachine(RuleBasedStateMachine):
         lease=st.one_of(st.none(), leases),
         in_s=st.sampled_from([None, 0.0, 0.7, 3.0]),
     )  # noqa: E501
-    def task(self, sender: str, task_id: int, cost: int, lease: Lease | None, in_s: float | None):
+    def task(self, sender: str, task_id: int, cost: int, lease: GrantedLease | None, in_s: float | None):
         if not self.keeps_the_wire(sender, task_id):
             return multiple()
         who = self.who(sender)
@@ -189,7 +189,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.running[answer] = None if lease is None or lease.single_use else lease
         return answer
 
-    def drop_single_use(self, lease: Lease | None) -> None:
+    def drop_single_use(self, lease: GrantedLease | None) -> None:
         if lease is not None and lease.single_use:
             self.alive.pop(lease, None)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gangline.worker.slots.lease_table import Change, Lease, LeaseTable, Refusal
+from gangline.worker.slots.lease_table import GrantedLease, LeaseTable, LeaseTransition, Refusal
 from gangline.worker.slots.limiter import SlotLimiter
-from gangline.worker.slots.request_dedup import WITHDRAWN, Memory
+from gangline.worker.slots.request_dedup import WITHDRAWN, RequestDedup
 
 
-def memory(keep: int = 100, keep_bytes: int = 1000, keep_s: float = 10.0) -> Memory:
-    return Memory(keep=keep, keep_bytes=keep_bytes, keep_s=keep_s)
+def memory(keep: int = 100, keep_bytes: int = 1000, keep_s: float = 10.0) -> RequestDedup:
+    return RequestDedup(keep=keep, keep_bytes=keep_bytes, keep_s=keep_s)
 
 
 def test_answers_are_kept_for_their_time():
@@ -88,13 +88,13 @@ def test_a_reserve_is_forgotten_by_age_but_not_while_its_lease_lives():
     mind = memory()
     sender = mind.sender("r1", 0.0)
     table = LeaseTable(SlotLimiter(1), keep=10, keep_s=1.0)
-    lease = Lease("t", slots=1, ttl_s=99.0, claim_s=99.0, single_use=False, owner="", fence=1, now=0.0)
+    lease = GrantedLease("t", slots=1, ttl_s=99.0, claim_s=99.0, single_use=False, owner="", fence=1, now=0.0)
     table.grant(lease)
     mind.note_reserve(sender, 1, lease, 0.0)
     mind.note_reserve(sender, 2, Refusal.FULL, 0.0)
     mind.sweep(50.0)
     assert sender.reserves == {1: lease}
-    table.end(lease, Change.RELEASE, 51.0)
+    table.end(lease, LeaseTransition.RELEASE, 51.0)
     mind.sweep(61.0)
     assert sender.reserves == {}
     mind.check()

@@ -14,7 +14,7 @@ from gangline.schemas.errors.base import ClosedError, Disconnected, InvalidName,
 from gangline.schemas.wire import frames
 from gangline.schemas.wire.frames import ENVELOPE_BYTES, AnswerOp, Load
 from gangline.telemetry.logs import logger_for
-from gangline.worker.wire.answer_batcher import Outbox
+from gangline.worker.wire.answer_batcher import AnswerBatcher
 
 from ...scale import repetitions
 
@@ -43,8 +43,8 @@ class Wire:
         return [list(frame) for _, data in self.sent for frame in frames.decode_answer(data).frames]
 
 
-def outbox(wire: Wire, keep_bytes: int = 10_000) -> Outbox:
-    return Outbox(cast(Bus, wire), lambda: (7, Load(1, 2, 4)), keep_bytes=keep_bytes, log=logger_for("test"))
+def outbox(wire: Wire, keep_bytes: int = 10_000) -> AnswerBatcher:
+    return AnswerBatcher(cast(Bus, wire), lambda: (7, Load(1, 2, 4)), keep_bytes=keep_bytes, log=logger_for("test"))
 
 
 def ok(number: int, size: int = 0) -> bytes:

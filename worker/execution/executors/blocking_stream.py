@@ -8,21 +8,21 @@ from typing import Any
 from ....schemas.deadline import UNDER
 from ...context.task_context import TaskContext
 from ...pool.declared_task import BoundCall, Outcome, Shape
-from .collected_stream import Collected
+from .collected_stream import CollectedStream
 from .execution import OnItem
-from .stream_credit import Room
+from .stream_credit import StreamCredit
 
 Ending = Outcome | BaseException
 RunCoroutine = Callable[[Coroutine[Any, Any, Ending]], Ending]
 """Runs a coroutine to its end on an event loop of this thread."""
 
 
-class Stream:
+class BlockingStream:
     """The way out for items."""
 
     __slots__ = ("_on_item", "_room", "sent")
 
-    def __init__(self, on_item: OnItem, room: Room) -> None:
+    def __init__(self, on_item: OnItem, room: StreamCredit) -> None:
         self._on_item = on_item
         self._room = room
         self.sent = 0
@@ -41,7 +41,7 @@ class Stream:
 
 
 def run_here(
-    call: BoundCall, context: TaskContext, stream: Stream | None, limit_bytes: int, run_coroutine: RunCoroutine
+    call: BoundCall, context: TaskContext, stream: BlockingStream | None, limit_bytes: int, run_coroutine: RunCoroutine
 ) -> Outcome:
     """Run the task's function, in a copy of the context variables that is its own.
 
@@ -87,10 +87,10 @@ async def _await(call: BoundCall) -> Outcome:
     return Outcome(value=call.task.result.write(await call.task.function(*call.args, **call.kwargs)))
 
 
-def _drive(call: BoundCall, context: TaskContext, stream: Stream | None, limit_bytes: int) -> Outcome:
+def _drive(call: BoundCall, context: TaskContext, stream: BlockingStream | None, limit_bytes: int) -> Outcome:
     task = call.task
     generator = task.function(*call.args, **call.kwargs)
-    collected = Collected(task.full_name, limit_bytes)
+    collected = CollectedStream(task.full_name, limit_bytes)
     send = collected.add if stream is None else stream.send
     try:
         for item in generator:
@@ -101,10 +101,10 @@ def _drive(call: BoundCall, context: TaskContext, stream: Stream | None, limit_b
     return Outcome(value=collected.items) if stream is None else Outcome(items=stream.sent)
 
 
-async def _drive_async(call: BoundCall, stream: Stream | None, limit_bytes: int) -> Outcome:
+async def _drive_async(call: BoundCall, stream: BlockingStream | None, limit_bytes: int) -> Outcome:
     task = call.task
     generator = task.function(*call.args, **call.kwargs)
-    collected = Collected(task.full_name, limit_bytes)
+    collected = CollectedStream(task.full_name, limit_bytes)
     try:
         async for item in generator:
             value = task.result.write(item)

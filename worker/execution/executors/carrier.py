@@ -26,7 +26,7 @@ IDLE: Final = "gangline idle"
 Function = Callable[..., Coroutine[Any, Any, Any]]
 
 
-class Ending(Protocol):
+class WaitingExecution(Protocol):
     """An execution that waits for its end."""
 
     def ended(self, result: Any, error: BaseException | None) -> None:
@@ -87,7 +87,7 @@ class Carrier:
         """Its task was cancelled while it carried nothing, and has not heard of it yet."""
         self._wake: Callable[[Carrier], object] | None = None
         """Makes the task go on; None while it does not rest."""
-        self._execution: Ending | None = None
+        self._execution: WaitingExecution | None = None
         """What it carries."""
         self._variables: contextvars.Context | None = None
         """The execution's own."""
@@ -143,7 +143,7 @@ class Carrier:
         self._variables, self._waits_for = variables, waits_for
         return False
 
-    def carry(self, execution: Ending, name: str) -> None:
+    def carry(self, execution: WaitingExecution, name: str) -> None:
         """What was started waits: be its task to its end. To be called outside of any task."""
         self._execution = execution
         self.task.set_name(name)

@@ -8,7 +8,7 @@ from ....schemas.errors.base import InvalidResult
 from ....schemas.wire import codec
 
 
-class Collected:
+class CollectedStream:
     """Gathers items."""
 
     __slots__ = ("_bytes", "_limit_bytes", "_where", "items")

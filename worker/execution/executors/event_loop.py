@@ -10,14 +10,14 @@ from typing import Any
 from ....schemas.errors.base import GanglineError
 from ...pool.declared_task import Outcome, Shape
 from .carrier import Carrier
-from .collected_stream import Collected
-from .execution import Run
+from .collected_stream import CollectedStream
+from .execution import TaskExecution
 
 _TURN_ITEMS = 16
 """A generator that awaits nothing lets others have the loop after so many items."""
 
 
-class LoopRun(Run):
+class CoroutineExecution(TaskExecution):
     """One execution on the event loop; see stepper for how it is stepped.
 
     Cancelling raises CancelledError at the task's current await. A task that swallows it runs on, and its slot stays in
@@ -89,7 +89,7 @@ class LoopRun(Run):
         if self.call.task.shape is Shape.GENERATOR:
             generator = _as_async(generator)
         write = self.call.task.result.write
-        collected = Collected(self.where, self.settings.max_collected_bytes)
+        collected = CollectedStream(self.where, self.settings.max_collected_bytes)
         sequence, closed = 0, False
         try:
             async for item in generator:

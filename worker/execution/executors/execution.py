@@ -10,7 +10,7 @@ from typing import Any, Final
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, InvalidSettings
 from ....schemas.text import plain
 from ....telemetry.logs import logger_for
-from ...context.lifespans import Scope
+from ...context.lifespans import Lifespans
 from ...context.task_context import TaskContext, end, stop
 from ...pool.declared_task import BoundCall, CancelReason, Outcome
 from .failures import failure_of
@@ -54,16 +54,16 @@ class ExecutorSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class ExecutionSite:
     """What all executions of one worker share."""
 
     loop: asyncio.AbstractEventLoop
-    scope: Scope
+    scope: Lifespans
     settings: ExecutorSettings
     stepper: Stepper
 
 
-class Run:
+class TaskExecution:
     """One execution. All methods run on the event loop, unless they say otherwise.
 
     Invariant: `_on_done` is called exactly once, never from inside `launch`, and nothing of the task runs after it.
@@ -82,7 +82,7 @@ class Run:
         self,
         call: BoundCall,
         context: TaskContext,
-        site: Site,
+        site: ExecutionSite,
         on_done: OnDone,
         on_item: OnItem | None,
         on_abandoned: OnDone | None,

@@ -12,16 +12,16 @@ from ....schemas.errors.base import DeadlineExceeded, GanglineError, TaskCancell
 from ....schemas.wire.plain_values import to_wire
 from ...pool.declared_task import Outcome
 from ...pool.middleware import CallNext, Middleware
-from .execution import OnDone, OnItem, Run
+from .execution import OnDone, OnItem, TaskExecution
 
 
 class Launch(Protocol):
     """Starts the task itself."""
 
-    def __call__(self, on_done: OnDone, on_item: OnItem | None, on_abandoned: OnDone, window: int) -> Run: ...
+    def __call__(self, on_done: OnDone, on_item: OnItem | None, on_abandoned: OnDone, window: int) -> TaskExecution: ...
 
 
-class WrappedRun(Run):
+class MiddlewareExecution(TaskExecution):
     """One execution with what is around it, as one: it ends, and its slot is free, when all of that has ended.
 
     Cancelling cancels the task; middleware sees how that ends, and may clean up. Where no task runs yet, or none any
@@ -30,7 +30,7 @@ class WrappedRun(Run):
 
     _begun = False
     _called = False
-    _inner: Run | None = None
+    _inner: TaskExecution | None = None
     _raised: GanglineError | None = None
     """What the task's own execution ended with."""
     _value: Any = None

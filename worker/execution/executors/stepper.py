@@ -15,13 +15,13 @@ from asyncio import _enter_task, _leave_task  # documented, for those who extend
 from collections import deque
 from typing import Any, Final, Protocol
 
-from .carrier import IDLE, Carrier, Ending, Traces
+from .carrier import IDLE, Carrier, Traces, WaitingExecution
 
 MOST_IDLE: Final = 512
 """Carriers kept for executions to come; less than four kilobytes each."""
 
 
-class Steppable(Ending, Protocol):
+class Steppable(WaitingExecution, Protocol):
     """An execution that wants to be stepped."""
 
     @property
@@ -112,7 +112,7 @@ class Stepper:
         _enter_task(self._loop, carrier.task)
         return carrier
 
-    def keep(self, execution: Ending, name: str) -> None:
+    def keep(self, execution: WaitingExecution, name: str) -> None:
         """What was started waits: the task is its own from now on. For more to be started, `enter` again."""
         carrier = self.inside
         assert carrier is not None, "entered first"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ....schemas.errors.base import GanglineError
 
 
-class Room:
+class StreamCredit:
     """Taken by the thread that produces, given by the thread that hears from the reader."""
 
     def __init__(

@@ -17,14 +17,14 @@ from typing import Any
 
 from ....schemas.errors.base import GanglineError
 from ...pool.declared_task import Outcome
-from .blocking_stream import Ending, Stream, run_here
-from .execution import Run
-from .stream_credit import Room
+from .blocking_stream import BlockingStream, Ending, run_here
+from .execution import TaskExecution
+from .stream_credit import StreamCredit
 
 Job = Callable[[], None]
 
 
-class Threads:
+class ThreadExecutor:
     """Threads kept for reuse. As many as run tasks at once, which the worker's slots bound.
 
     They are daemons, unlike those of ThreadPoolExecutor: code that does not return must not keep a worker that was
@@ -81,7 +81,7 @@ class Threads:
         return f"Threads({self._name!r}, total={self._total}, idle={self._idle})"
 
 
-class ThreadRun(Run):
+class ThreadExecution(TaskExecution):
     """One execution in a thread.
 
     Waiting is announced to the loop by `run_in_executor`, as a *leg* from the start, or from the end of a block, to the
@@ -91,12 +91,12 @@ class ThreadRun(Run):
 
     __slots__ = ("_context_vars", "_inner", "_leg", "_lock", "_loop_vars", "_room", "_stream")
 
-    def start(self, window: int, threads: Threads) -> None:  # type: ignore[override]
+    def start(self, window: int, threads: ThreadExecutor) -> None:  # type: ignore[override]
         self._lock = threading.Lock()
         self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Task[Ending]] | None = None
         """The thread's own loop and task, if the function needs one. Guarded by `_lock`."""
-        self._room = Room(window, on_park=self._end_leg, on_unpark=self._begin_leg)
-        self._stream = None if self._on_item is None else Stream(self._pass_item, self._room)
+        self._room = StreamCredit(window, on_park=self._end_leg, on_unpark=self._begin_leg)
+        self._stream = None if self._on_item is None else BlockingStream(self._pass_item, self._room)
         self._context_vars = contextvars.copy_context()
         self._loop_vars = contextvars.copy_context()
         self._begin_leg()

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from gangline.worker.wire.durable_jobs import Jobs
+from gangline.worker.wire.durable_jobs import DurableJobServer
 
 from ....support.durable.site import Site, simulate
 
 
 def _loses(patch: pytest.MonkeyPatch, lost: int) -> list[Any]:
     """The first of what tells workers that ends are stored gets lost. Returns a list of all that came."""
-    original, came = Jobs.stored, list[Any]()
+    original, came = DurableJobServer.stored, list[Any]()
 
-    def stored(self: Jobs, frame: Any, now: float) -> None:
+    def stored(self: DurableJobServer, frame: Any, now: float) -> None:
         came.append(frame)
         if len(came) > lost:
             original(self, frame, now)
 
-    patch.setattr(Jobs, "stored", stored)
+    patch.setattr(DurableJobServer, "stored", stored)
     return came
 
 

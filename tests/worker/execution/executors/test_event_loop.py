@@ -9,7 +9,7 @@ import pytest
 
 from gangline.schemas.errors.base import ClosedError, DeadlineExceeded, InvalidResult, TaskCancelled, TaskFailed
 from gangline.worker.context.task_context import TaskContext, current_task
-from gangline.worker.execution.executor_registry import Executors
+from gangline.worker.execution.executor_registry import ExecutorRegistry
 from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.pool.declared_task import Outcome
 from gangline.worker.pool.pool import Pool
@@ -429,7 +429,7 @@ async def test_executors_that_do_not_run_launch_nothing():
     @pool.task
     async def work() -> None: ...
 
-    executors = Executors(pool)
+    executors = ExecutorRegistry(pool)
     call = pool.find("work").bind(None, None)
     with pytest.raises(ClosedError, match="do not run"):
         executors.launch(call, TaskContext(), on_done=lambda outcome: None)

@@ -21,7 +21,7 @@ from gangline.schemas.errors.base import (
     TaskCrashed,
     TaskFailed,
 )
-from gangline.worker.execution.executor_registry import Executors
+from gangline.worker.execution.executor_registry import ExecutorRegistry
 from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.execution.executors.processes import pool as processes
 from gangline.worker.pool.declared_task import Outcome
@@ -363,7 +363,7 @@ async def test_code_in_a_child_that_traces_goes_on_with_the_callers_trace(tmp_pa
 async def test_what_children_cannot_import_is_known_at_the_start(tmp_path, monkeypatch, changed, text):
     imported = module(tmp_path, monkeypatch, "child_changed", POOL)
     (tmp_path / "child_changed.py").write_text(changed)
-    executors = Executors(imported.pool)
+    executors = ExecutorRegistry(imported.pool)
     with pytest.raises(GanglineError, match=text):
         await executors.start()
     assert executors.statistics()["processes"] == 0
@@ -386,7 +386,7 @@ async def test_a_child_that_cannot_start_later_is_the_tasks_error_and_nothing_ha
 async def test_a_child_that_takes_too_long_to_start_is_killed(tmp_path, monkeypatch):
     imported = module(tmp_path, monkeypatch, "child_slow", POOL)
     (tmp_path / "child_slow.py").write_text("import time; time.sleep(600)")
-    executors = Executors(imported.pool, settings=ExecutorSettings(process_start_s=0.5))
+    executors = ExecutorRegistry(imported.pool, settings=ExecutorSettings(process_start_s=0.5))
     with pytest.raises(
         GanglineError, match=r"was not ready after 0.5 s of imports and lifespans: raise process_start_s"
     ):
@@ -403,7 +403,7 @@ async def test_a_script_cannot_have_its_own_functions_run_in_children(monkeypatc
     pool = Pool("p")
     pool.task(executor="process")(work)
     with pytest.raises(InvalidSettings, match=r"p\.work runs in child processes, .* move the pool to a module"):
-        await Executors(pool).start()
+        await ExecutorRegistry(pool).start()
 
 
 WORKER = """
@@ -411,10 +411,10 @@ import asyncio, os, sys
 sys.path.insert(0, {modules!r})
 import process_samples
 from gangline.worker.context.task_context import TaskContext
-from gangline.worker.execution.executor_registry import Executors
+from gangline.worker.execution.executor_registry import ExecutorRegistry
 
 async def main():
-    executors = Executors(process_samples.pool)
+    executors = ExecutorRegistry(process_samples.pool)
     await executors.start()
     call = process_samples.pool.find("hang").bind(None, {{"marker": {marker!r}}})
     executors.launch(call, TaskContext(), on_done=print)

@@ -13,9 +13,9 @@ from gangline.schemas.wire import codec
 from gangline.worker.execution.executors.processes.child_main import _Child
 from gangline.worker.execution.executors.processes.protocol import (
     Close,
-    Credit,
+    GrantCredit,
     Splitter,
-    Start,
+    StartTask,
     ToChild,
     ToWorker,
     messages_for_child,
@@ -43,7 +43,7 @@ def test_bodies_come_out_whole_however_the_bytes_arrive(messages, cuts):
 
 def test_a_child_reads_orders_until_the_worker_is_gone():
     ours, theirs = socket.socketpair()
-    start = Start(
+    start = StartTask(
         method="m",
         args=[1 << 70, b"\x00" * 300_000],
         kwargs=None,
@@ -53,7 +53,7 @@ def test_a_child_reads_orders_until_the_worker_is_gone():
         streams=False,
         window=1,
     )
-    orders: list[ToChild] = [start, Credit(3), Close()]
+    orders: list[ToChild] = [start, GrantCredit(3), Close()]
 
     def send() -> None:
         for order in orders:

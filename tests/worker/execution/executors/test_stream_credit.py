@@ -9,14 +9,14 @@ import threading
 import pytest
 
 from gangline.schemas.errors.base import TaskCancelled
-from gangline.worker.execution.executors.stream_credit import Room
+from gangline.worker.execution.executors.stream_credit import StreamCredit
 
 PATIENCE_S = 10
 
 
 def test_room_that_is_there_is_taken_without_a_wait():
     parked = []
-    room = Room(3, on_park=lambda: parked.append(True))
+    room = StreamCredit(3, on_park=lambda: parked.append(True))
     for _ in range(3):
         room.take()
     assert not parked
@@ -30,7 +30,7 @@ def test_a_taker_without_room_parks_until_somebody_gives():
         story.append("park")
         parked.set()
 
-    room = Room(0, on_park=park, on_unpark=lambda: story.append("unpark"))
+    room = StreamCredit(0, on_park=park, on_unpark=lambda: story.append("unpark"))
 
     def take() -> None:
         room.take()
@@ -47,19 +47,19 @@ def test_a_taker_without_room_parks_until_somebody_gives():
 
 
 def test_a_debt_must_be_paid_before_there_is_room():
-    room = Room(-2)
+    room = StreamCredit(-2)
     room.add(2)
     with pytest.raises(TaskCancelled):
         room.close(TaskCancelled("done"))
         room.take()
-    room = Room(-2)
+    room = StreamCredit(-2)
     room.add(3)
     room.take()
 
 
 def test_closing_wakes_a_parked_taker_with_the_first_reason():
     parked = threading.Event()
-    room = Room(0, on_park=parked.set)
+    room = StreamCredit(0, on_park=parked.set)
     raised: list[BaseException] = []
 
     def take() -> None:
@@ -82,7 +82,7 @@ def test_closing_wakes_a_parked_taker_with_the_first_reason():
 
 
 async def test_a_coroutine_waits_without_blocking_its_loop():
-    room = Room(1)
+    room = StreamCredit(1)
     await room.take_async()
     taking = asyncio.create_task(room.take_async())
     await asyncio.sleep(1)
@@ -97,7 +97,7 @@ async def test_a_coroutine_waits_without_blocking_its_loop():
 
 
 async def test_a_waiting_coroutine_can_be_cancelled_and_loses_no_room():
-    room = Room(0)
+    room = StreamCredit(0)
     taking = asyncio.create_task(room.take_async())
     await asyncio.sleep(1)
     room.add(1)
@@ -110,7 +110,7 @@ async def test_a_waiting_coroutine_can_be_cancelled_and_loses_no_room():
 @pytest.mark.parametrize("seed", range(5))
 def test_no_item_is_lost_or_taken_twice_between_two_threads(seed):
     rng = random.Random(seed)
-    room = Room(2)
+    room = StreamCredit(2)
     total, taken = 2000, 0
 
     def take() -> None:

@@ -12,7 +12,7 @@ import pytest
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidResult, TaskCancelled, TaskFailed
 from gangline.worker.context.task_context import current_task
 from gangline.worker.execution.executors.execution import ExecutorSettings
-from gangline.worker.execution.executors.threads import Threads
+from gangline.worker.execution.executors.threads import ThreadExecutor
 from gangline.worker.pool.declared_task import Outcome
 from gangline.worker.pool.pool import Pool
 
@@ -292,7 +292,7 @@ async def test_a_stream_that_nobody_asked_for_is_collected_within_bounds(method)
 
 
 def test_idle_threads_end_when_closed_and_busy_ones_after_their_job():
-    threads = Threads("test")
+    threads = ThreadExecutor("test")
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def job() -> None:

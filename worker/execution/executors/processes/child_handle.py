@@ -23,7 +23,7 @@ _LAST_WORDS_S = 1.0
 """How long the rest of what a dead child said is waited for; a process it left behind may hold the socket open."""
 
 
-class Listener(Protocol):
+class ChildListener(Protocol):
     """Who runs in the child."""
 
     def child_item(self, sequence: int, value: Any) -> None: ...
@@ -41,14 +41,14 @@ class Listener(Protocol):
         ...
 
 
-class Child(asyncio.Protocol):
+class ChildHandle(asyncio.Protocol):
     """Start it, give it one task after the other, kill it. Only used on the loop."""
 
     def __init__(
         self,
         opening: Open,
         *,
-        on_exit: Callable[[Child], None],
+        on_exit: Callable[[ChildHandle], None],
         on_models: Callable[[], None],
     ) -> None:
         """
@@ -69,7 +69,7 @@ class Child(asyncio.Protocol):
         self._popen: subprocess.Popen[bytes] | None = None
         self._broken = ""
         self._socket_closed = False
-        self._listener: Listener | None = None
+        self._listener: ChildListener | None = None
         self.models: tuple[str, ...] = ()
         """Ids of the models that it has loaded."""
         self.doomed = False
@@ -130,12 +130,12 @@ class Child(asyncio.Protocol):
                 "child processes need an event loop with sockets, which a virtual one has not"
             ) from None
 
-    def run(self, listener: Listener, start: ToChild) -> None:
+    def run(self, listener: ChildListener, start: ToChild) -> None:
         """Begin a task; the listener hears how it ends."""
         self._listener = listener
         self.send(start)
 
-    def keep(self, listener: Listener) -> None:
+    def keep(self, listener: ChildListener) -> None:
         """Tell the listener of the end of the process too, though its task has finished."""
         self._listener = listener
 
@@ -193,7 +193,7 @@ class Child(asyncio.Protocol):
                 if self._listener is not None:
                     self._of_task(self._listener, kind, places)
 
-    def _of_task(self, listener: Listener, kind: ToWorker, places: list[Any]) -> None:
+    def _of_task(self, listener: ChildListener, kind: ToWorker, places: list[Any]) -> None:
         """About the task that it runs."""
         match kind:
             case ToWorker.GANG:

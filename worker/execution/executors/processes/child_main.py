@@ -26,15 +26,15 @@ from typing import Any
 from .....schemas.errors.base import GanglineError
 from .....telemetry.logs import RECORD_FIELDS
 from .....telemetry.tracing import tracer
-from ....context.lifespans import Scope
+from ....context.lifespans import Lifespans
 from ....context.task_context import TaskContext, attach, end, report_to
 from ....pool.declared_task import Outcome
 from ....pool.pool import TASKS_ATTRIBUTE, Pool
-from ..blocking_stream import Ending, Stream, run_here
+from ..blocking_stream import BlockingStream, Ending, run_here
 from ..failures import failure_of
-from ..stream_credit import Room
-from .gang_bridge import ChildGang
-from .protocol import Close, Credit, GangAnswer, Open, Start, ToWorker, messages_for_child, pack_for_worker
+from ..stream_credit import StreamCredit
+from .gang_bridge import GangBridge
+from .protocol import Close, GangAnswer, GrantCredit, Open, StartTask, ToWorker, messages_for_child, pack_for_worker
 
 _PR_SET_PDEATHSIG = 1
 
@@ -72,10 +72,10 @@ class _Child:
         self._sock = sock
         # May be taken again by who has it: what the garbage collector finds in the middle of sending may log.
         self._sending = threading.RLock()
-        self._orders: queue.SimpleQueue[Open | Start | Close] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Open | StartTask | Close] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
-        self._gang = ChildGang(self._loop, self._ask_gang)
-        self._room: Room | None = None
+        self._gang = GangBridge(self._loop, self._ask_gang)
+        self._room: StreamCredit | None = None
         """Of the stream that runs. Set before the worker can know of it, so no credit comes without it."""
 
     def serve(self) -> None:
@@ -86,7 +86,7 @@ class _Child:
         logging.basicConfig(level=opening.log_level, handlers=[_Forward(self)], force=True)
         try:
             pool = find_pool(opening.pool, opening.functions)
-            scope = Scope(pool, lambda ids: self._send(ToWorker.MODELS, ids))
+            scope = Lifespans(pool, lambda ids: self._send(ToWorker.MODELS, ids))
             self._loop.run_until_complete(scope.open())
         except BaseException as error:
             text = str(error) if isinstance(error, GanglineError) else f"{type(error).__name__}: {error}"
@@ -96,7 +96,7 @@ class _Child:
             self._send(ToWorker.BROKEN, text)
             raise SystemExit(1) from None
         self._send(ToWorker.READY)
-        while isinstance(order := self._orders.get(), Start):
+        while isinstance(order := self._orders.get(), StartTask):
             outcome = self._run(order, opening, pool, scope)
             self._flush_output()
             self._done(outcome)
@@ -104,7 +104,7 @@ class _Child:
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
-    def _run(self, order: Start, opening: Open, pool: Pool, scope: Scope) -> Outcome:
+    def _run(self, order: StartTask, opening: Open, pool: Pool, scope: Lifespans) -> Outcome:
         clock = time.monotonic
         deadline = None if order.remaining_s is None else clock() + order.remaining_s
         context = TaskContext(**order.context, deadline=deadline, clock=clock)
@@ -113,8 +113,8 @@ class _Child:
         if context.job is not None:
             report_to(context, self)
         task = pool.find(order.method)
-        self._room = Room(order.window)
-        stream = Stream(self._item, self._room) if order.streams else None
+        self._room = StreamCredit(order.window)
+        stream = BlockingStream(self._item, self._room) if order.streams else None
         try:
             call = task.bind(order.args, order.kwargs, json=order.json)
             # For code here that traces: the tasks' modules set a provider up, or there is none.
@@ -132,13 +132,13 @@ class _Child:
 
     def _listen(self) -> None:
         for message in messages_for_child(self._sock):
-            if isinstance(message, Credit):
+            if isinstance(message, GrantCredit):
                 if self._room is not None:
                     self._room.add(message.items)
             elif isinstance(message, GangAnswer):
                 self._gang.answered(message)
             else:
-                if isinstance(message, Start):
+                if isinstance(message, StartTask):
                     self._room = None  # credit that came late belonged to the stream before
                 self._orders.put(message)
         os._exit(1)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .....schemas.errors.base import GanglineError, error_from_wire
-from ....context.gang_context import GangContext, GangFacts, GangLink, link
+from ....context.gang_context import GangBinding, GangContext, GangInfo, link
 from ....context.task_context import TaskContext, gang_of
 from .protocol import GangAnswer, GangCall
 
@@ -16,7 +16,7 @@ Ask = Callable[[int, str, Any, int], None]
 """Send a call to the worker: number, GangCall, value, root. From any thread."""
 
 
-class ChildGang:
+class GangBridge:
     """In the child: the calls on their way."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ask: Ask) -> None:
@@ -31,7 +31,7 @@ class ChildGang:
         if gang is not None:
             link(
                 gang,
-                GangLink(loop=self._loop, talk=lambda _: _ChildTalk(self), fail=self._fail, latest=_latest),
+                GangBinding(loop=self._loop, talk=lambda _: _ChildTalk(self), fail=self._fail, latest=_latest),
                 context,
             )
 
@@ -66,7 +66,7 @@ class _ChildTalk:
 
     __slots__ = ("_gang",)
 
-    def __init__(self, gang: ChildGang) -> None:
+    def __init__(self, gang: GangBridge) -> None:
         self._gang = gang
 
     async def barrier(self) -> None:
@@ -81,7 +81,7 @@ class _ChildTalk:
         return values
 
 
-def _latest() -> GangFacts | None:
+def _latest() -> GangInfo | None:
     raise LookupError("a task in a child process knows its gang as it was at its start")
 
 

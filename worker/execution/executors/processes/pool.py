@@ -18,10 +18,10 @@ from .....telemetry.logs import logger_for
 from ....context.task_context import TaskContext, gang_of, progress_of
 from ....pool.declared_task import DeclaredTask, ExecutorKind, Outcome
 from ....pool.pool import Pool
-from ..execution import ExecutorSettings, Run
-from .child_handle import Child
+from ..execution import ExecutorSettings, TaskExecution
+from .child_handle import ChildHandle
 from .gang_bridge import answer_child
-from .protocol import Close, Credit, Open, Start
+from .protocol import Close, GrantCredit, Open, StartTask
 
 _log = logger_for("worker.processes")
 
@@ -32,7 +32,7 @@ _CLOSE_S = 5.0
 """How long children may take to leave their lifespans when the worker stops."""
 
 
-class Processes:
+class ProcessPool:
     """The children of one worker."""
 
     def __init__(self, pool: Pool, settings: ExecutorSettings, on_models: Callable[[], None]) -> None:
@@ -41,8 +41,8 @@ class Processes:
         self._settings = settings
         self._on_models = on_models
         self._most_idle = pool.slots if settings.idle_processes is None else settings.idle_processes
-        self._children: set[Child] = set()
-        self._idle: list[Child] = []
+        self._children: set[ChildHandle] = set()
+        self._idle: list[ChildHandle] = []
         """Ready for a task; the most recently used last, and used first: its memory is warm."""
         self._starting = TaskSet("start of a child process")
         self._open: Open | None = None
@@ -89,7 +89,7 @@ class Processes:
         if late:
             await asyncio.wait(late, timeout=_CLOSE_S)
 
-    def begin(self, run: ProcessRun) -> None:
+    def begin(self, run: ProcessExecution) -> None:
         """Give the run a child: an idle one (that has its model, if possible), or a new one as soon as it is up."""
         idle = self._idle
         if idle:
@@ -101,7 +101,7 @@ class Processes:
             return
         self._starting.start(self._begin_in_new(run))
 
-    def give_back(self, child: Child) -> None:
+    def give_back(self, child: ChildHandle) -> None:
         """The child has nothing to do now."""
         if child.doomed:
             return
@@ -118,7 +118,7 @@ class Processes:
     def statistics(self) -> dict[str, int]:
         return {"children": len(self._children), "idle": len(self._idle), "starting": len(self._starting)}
 
-    async def _begin_in_new(self, run: ProcessRun) -> None:
+    async def _begin_in_new(self, run: ProcessExecution) -> None:
         try:
             child = await self._spawn()
         except asyncio.CancelledError:
@@ -133,9 +133,9 @@ class Processes:
         else:
             run.assign(child)
 
-    async def _spawn(self) -> Child:
+    async def _spawn(self) -> ChildHandle:
         assert self._open is not None
-        child = Child(self._open, on_exit=self._gone, on_models=self._on_models)
+        child = ChildHandle(self._open, on_exit=self._gone, on_models=self._on_models)
         self._children.add(child)
         try:
             await child.start(self._settings.process_start_s)
@@ -145,7 +145,7 @@ class Processes:
             raise
         return child
 
-    def _gone(self, child: Child) -> None:
+    def _gone(self, child: ChildHandle) -> None:
         self._children.discard(child)
         if child in self._idle:
             self._idle.remove(child)
@@ -156,15 +156,15 @@ class Processes:
         return f"Processes({self._pool.name!r}, {self.statistics()})"
 
 
-class ProcessRun(Run):
+class ProcessExecution(TaskExecution):
     """One execution in a child."""
 
     __slots__ = ("_child", "_gang_calls", "_outcome", "_processes", "_window")
 
-    def start(self, window: int, processes: Processes) -> None:  # type: ignore[override]
+    def start(self, window: int, processes: ProcessPool) -> None:  # type: ignore[override]
         self._processes = processes
         self._window = window
-        self._child: Child | None = None
+        self._child: ChildHandle | None = None
         self._gang_calls = TaskSet("gang call of a child")
         self._outcome: Outcome | None = None
         """How it ended, when it did so while its child was being killed."""
@@ -180,17 +180,17 @@ class ProcessRun(Run):
         if self.done:
             return  # the child may run another's task by now
         if self._child is not None:
-            self._child.send(Credit(items))
+            self._child.send(GrantCredit(items))
         else:
             self._window += items
 
-    def assign(self, child: Child) -> None:
+    def assign(self, child: ChildHandle) -> None:
         """Run in that child."""
         self._child = child
         call = self.call
         child.run(
             self,
-            Start(
+            StartTask(
                 method=call.task.name,
                 args=call.raw_args,
                 kwargs=call.raw_kwargs,

@@ -63,7 +63,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartTask:
     """Run one task. A child runs one at a time."""
 
     method: str
@@ -79,7 +79,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Credit:
+class GrantCredit:
     """The reader has room for so many more items."""
 
     items: int
@@ -100,7 +100,7 @@ class GangAnswer:
     """As GanglineError travels: code, message, details, may_have_started."""
 
 
-ToChild = Open | Start | Credit | Close | GangAnswer
+ToChild = Open | StartTask | GrantCredit | Close | GangAnswer
 
 
 def pack_for_child(message: ToChild) -> bytes:

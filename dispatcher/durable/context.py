@@ -15,14 +15,14 @@ from ..jobs.storage import TaskStorage, TaskStreams
 from ..router.router import Router
 from ..routing.settings import RouterSettings
 from ..traffic.table import RouteTable
-from .freeze_guard import Guard
+from .freeze_guard import DoubtMonitor
 from .settings import DispatcherSettings
-from .workers.failure_detector import Vigil
+from .workers.failure_detector import WorkerFailureDetector
 from .workers.pool_observer import KnownPools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class DispatcherContext:
     """Made with the dispatcher. Nothing in it has begun: whoever has it starts and stops it."""
 
     dispatcher: str
@@ -36,8 +36,8 @@ class Context:
     streams: TaskStreams
     router: Router
     routes: RouteTable
-    guard: Guard
-    vigil: Vigil
+    guard: DoubtMonitor
+    vigil: WorkerFailureDetector
     known: KnownPools
     metrics: DurableMetrics
     chance: random.Random
@@ -71,7 +71,7 @@ class Context:
             makes_routes=True,
             name=name or "gangline-dispatcher",
         )
-        guard = Guard(bus, settings.freeze_after_s)
+        guard = DoubtMonitor(bus, settings.freeze_after_s)
         router.exchange.on_gap = guard.cut_off
         gone_after_s = settings.worker_gone_after_s
         return cls(
@@ -85,7 +85,7 @@ class Context:
             router=router,
             routes=router.routes,
             guard=guard,
-            vigil=Vigil(
+            vigil=WorkerFailureDetector(
                 bus, names, router=router, guard=guard, ping_s=settings.ping_s, gone_after_s=gone_after_s, log=log
             ),
             known=KnownPools(),

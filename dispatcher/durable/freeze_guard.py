@@ -20,7 +20,7 @@ _ONCE_IN_S: Final = 1.5
 than this, and nobody takes a queue from a dispatcher that soon: see transport.exchange.GAP_S."""
 
 
-class Guard:
+class DoubtMonitor:
     """Counts the times at which belief ended. Used on one loop; `start` and `stop` are idempotent."""
 
     def __init__(self, bus: Bus, freeze_after_s: float) -> None:

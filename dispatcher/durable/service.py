@@ -19,15 +19,15 @@ from ...schemas.names import Names
 from ...telemetry.metrics.durable import QueueLevels
 from ..jobs.storage import TaskStorage
 from ..routing.settings import RouterSettings
-from .context import Context
-from .operations.nats_service import Presence
-from .operations.queue_operations import Desk
-from .ownership.endpoint_discovery import Endpoints
-from .ownership.manager import Ownership
+from .context import DispatcherContext
+from .operations.nats_service import DispatcherNatsService
+from .operations.queue_operations import QueueOperations
+from .ownership.endpoint_discovery import EndpointDiscovery
+from .ownership.manager import OwnershipManager
 from .ownership.ownership_core import Take
-from .persistence.outcome_store import Writing
-from .queue.queue_runner import Queue
-from .queue.stray_sweeper import Strays
+from .persistence.outcome_store import OutcomeWrite
+from .queue.queue_runner import QueueRunner
+from .queue.stray_sweeper import StraySweeper
 from .settings import DispatcherSettings
 
 _GIVEN_UP_AT_ONCE: Final = 64
@@ -95,7 +95,7 @@ class Dispatcher(Service[DispatcherState]):
             name: shown in the ledger as the owner of leases, and to people.
         """
         super().__init__("this dispatcher", DispatcherState)
-        self._context = context = Context.wired(
+        self._context = context = DispatcherContext.wired(
             bus,
             names=names,
             settings=settings,
@@ -117,9 +117,9 @@ class Dispatcher(Service[DispatcherState]):
         self._log = context.log
         self._responder = CountingResponder(bus, context.log)
         self._parts: _Parts | None = None
-        self._queues: dict[str, Queue] = {}
-        self._desks: dict[str, Desk] = {}
-        self._leaving: list[Queue] = []
+        self._queues: dict[str, QueueRunner] = {}
+        self._desks: dict[str, QueueOperations] = {}
+        self._leaving: list[QueueRunner] = []
         """Queues that are handed over by `stop`."""
         self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
         self._started_before = 0
@@ -148,7 +148,7 @@ class Dispatcher(Service[DispatcherState]):
 
     def _make_parts(self) -> _Parts:
         context, names, settings = self._context, self.names, self.settings
-        presence = Presence(
+        presence = DispatcherNatsService(
             self.bus,
             names,
             dispatcher=self.id,
@@ -159,7 +159,7 @@ class Dispatcher(Service[DispatcherState]):
             responder=self._responder,
             statistics=self._told,
         )
-        ownership = Ownership(
+        ownership = OwnershipManager(
             self.bus,
             names,
             dispatcher=self.id,
@@ -172,9 +172,9 @@ class Dispatcher(Service[DispatcherState]):
             log=self._log,
         )
         # They need no queue, and no certainty that it is ours.
-        writing = Writing(context, sure=_at_once, log=self._log)
-        strays = Strays(names, writing=writing, result_ttl_s=settings.result_ttl_s, log=self._log)
-        endpoints = Endpoints(
+        writing = OutcomeWrite(context, sure=_at_once, log=self._log)
+        strays = StraySweeper(names, writing=writing, result_ttl_s=settings.result_ttl_s, log=self._log)
+        endpoints = EndpointDiscovery(
             names,
             context.streams,
             router=self.router,
@@ -228,14 +228,14 @@ class Dispatcher(Service[DispatcherState]):
     # -- queues ---------------------------------------------------------------------------------------------------
 
     @property
-    def queues(self) -> dict[str, Queue]:
+    def queues(self) -> dict[str, QueueRunner]:
         """Those that we have, by endpoint; not to be changed."""
         return self._queues
 
     async def _take(self, take: Take) -> str | None:
         endpoint = take.endpoint
         # A stop cancels us at any moment; giving the queue back goes on all the same, and `_stop` waits for it.
-        queue = Queue(self._context, endpoint, on_lost=self._on_lost)
+        queue = QueueRunner(self._context, endpoint, on_lost=self._on_lost)
         try:
             consumer = await queue.take(take)
         except BaseException:
@@ -246,7 +246,9 @@ class Dispatcher(Service[DispatcherState]):
             return None
         self._queues[endpoint] = queue
         self._counts["taken"] += 1
-        desk = self._desks[endpoint] = Desk(self.bus, self.names, queue, responder=self._responder, depth=self._depth)
+        desk = self._desks[endpoint] = QueueOperations(
+            self.bus, self.names, queue, responder=self._responder, depth=self._depth
+        )
         try:
             await desk.start()
         except BaseException:
@@ -256,7 +258,7 @@ class Dispatcher(Service[DispatcherState]):
             raise
         return consumer if self._queues.get(endpoint) is queue else None  # it may have been lost meanwhile
 
-    def _found(self, ownership: Ownership, endpoints: frozenset[str]) -> None:
+    def _found(self, ownership: OwnershipManager, endpoints: frozenset[str]) -> None:
         ownership.found(endpoints)
         # Somebody mistyped an endpoint, and what came of it is buried: its consumer need not stay.
         idle = [name for name, queue in self._queues.items() if name not in endpoints and queue.idle]
@@ -284,7 +286,7 @@ class Dispatcher(Service[DispatcherState]):
         desks = [desk for name in names if (desk := self._desks.pop(name, None)) is not None]
         self._background.start(self._close(names, queues, desks))
 
-    async def _close(self, names: list[str], queues: list[Queue], desks: list[Desk]) -> None:
+    async def _close(self, names: list[str], queues: list[QueueRunner], desks: list[QueueOperations]) -> None:
         await asyncio.gather(*(desk.stop() for desk in desks))
         await asyncio.gather(*(queue.close() for queue in queues))
         self._started_before += sum(queue.started for queue in queues)
@@ -294,7 +296,7 @@ class Dispatcher(Service[DispatcherState]):
                 self._parts.ownership.gone(name)
             self._parts.ownership.handed_over(names)
 
-    def _on_lost(self, queue: Queue) -> None:
+    def _on_lost(self, queue: QueueRunner) -> None:
         self._counts["lost"] += 1
         self._started_before += queue.started
         self._log.warning(
@@ -346,13 +348,13 @@ class Dispatcher(Service[DispatcherState]):
 class _Parts(NamedTuple):
     """Made at the start."""
 
-    presence: Presence
-    ownership: Ownership
-    endpoints: Endpoints
-    strays: Strays
+    presence: DispatcherNatsService
+    ownership: OwnershipManager
+    endpoints: EndpointDiscovery
+    strays: StraySweeper
 
 
-async def _end(queue: Queue, desk: Desk | None) -> None:
+async def _end(queue: QueueRunner, desk: QueueOperations | None) -> None:
     if desk is not None:
         await desk.stop()
     await queue.drop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.dispatcher.durable.core.timers import Due, TaskTimers
+from gangline.dispatcher.durable.core.timers import TaskTimers, TimerKind
 from gangline.runtime.timers import TimerQueue
 
 Timers = TimerQueue[tuple[str, ...]]
@@ -45,14 +45,14 @@ def test_a_queue_whose_timers_are_moved_often_does_not_grow():
 
 def test_all_that_is_to_be_done_about_one_task_is_forgotten_together():
     timers = TaskTimers()
-    timers.set((Due.RETRY, 1), 5.0)
-    timers.set((Due.DEADLINE, 2), 3.0)
-    timers.set((Due.RETRY, 1), 2.0)
-    timers.set((Due.TIMEOUT, 3), 9.0)
-    timers.set((Due.MISFIT, 4), 1.0)
-    timers.set((Due.DEADLINE, 4), 1.0)
+    timers.set((TimerKind.RETRY, 1), 5.0)
+    timers.set((TimerKind.DEADLINE, 2), 3.0)
+    timers.set((TimerKind.RETRY, 1), 2.0)
+    timers.set((TimerKind.TIMEOUT, 3), 9.0)
+    timers.set((TimerKind.MISFIT, 4), 1.0)
+    timers.set((TimerKind.DEADLINE, 4), 1.0)
     timers.forget(4)
-    assert list(timers.due(4.0)) == [(Due.RETRY, 1), (Due.DEADLINE, 2)]
+    assert list(timers.due(4.0)) == [(TimerKind.RETRY, 1), (TimerKind.DEADLINE, 2)]
     assert timers.next_at == 9.0
 
 

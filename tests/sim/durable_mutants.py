@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Published, StreamMessage
-from gangline.dispatcher.durable.core.arrivals import Arriving
+from gangline.dispatcher.durable.core.arrivals import Arrivals
 from gangline.dispatcher.durable.core.effects import Store
-from gangline.dispatcher.durable.core.events import Arrived
-from gangline.dispatcher.durable.core.scheduler import Admission, Starting
+from gangline.dispatcher.durable.core.events import TaskArrived
+from gangline.dispatcher.durable.core.scheduler import Admission, StartScheduler
 from gangline.dispatcher.durable.core.task import Task
-from gangline.dispatcher.durable.messages.entry import Entry
+from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.ownership.ownership_core import Trust
 from gangline.dispatcher.durable.persistence import records
-from gangline.dispatcher.durable.persistence.outcome_store import Outcomes
+from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
 from gangline.dispatcher.durable.policies import key_limits as keys_module
-from gangline.dispatcher.durable.policies.priority_order import Place, Ranked
-from gangline.dispatcher.durable.policies.rate_limit import RateGate
+from gangline.dispatcher.durable.policies.priority_order import Place, RankedSet
+from gangline.dispatcher.durable.policies.rate_limit import RateLimiter
 from gangline.dispatcher.durable.queue import attempts as flights_module
-from gangline.dispatcher.durable.queue.attempts import Flights
-from gangline.dispatcher.durable.queue.recovery import Recovery
-from gangline.dispatcher.durable.queue.slot_lessor import Feeder
-from gangline.dispatcher.durable.workers.failure_detector import Vigil
+from gangline.dispatcher.durable.queue.attempts import AttemptSender
+from gangline.dispatcher.durable.queue.recovery import QueueRecovery
+from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
+from gangline.dispatcher.durable.workers.failure_detector import WorkerFailureDetector
 from gangline.dispatcher.jobs.dead_letters import DeadLetter, DeadLetters
 from gangline.dispatcher.jobs.queries import JobDesk
 from gangline.schemas.messages.submission import Submission
@@ -104,10 +104,10 @@ def _repeats(plan: Plan) -> bool:
 
 @durable_mutant("L10", needs=_hands_over)
 def who_takes_a_queue_over_does_not_ask_what_runs(patch: pytest.MonkeyPatch) -> None:
-    async def jobs(self: Recovery) -> list[Any]:
+    async def jobs(self: QueueRecovery) -> list[Any]:
         return []
 
-    patch.setattr(Recovery, "jobs", jobs)
+    patch.setattr(QueueRecovery, "jobs", jobs)
 
 
 @mutant("L10", draw=draw_unheard_plan)
@@ -117,29 +117,31 @@ def a_dispatcher_believes_that_a_queue_is_its_own_until_it_hears_otherwise(patch
 
 @durable_mutant("L10")
 def a_task_is_acknowledged_and_its_dead_letter_left_for_later(patch: pytest.MonkeyPatch) -> None:
-    async def publish_dead(self: Outcomes, *args: Any) -> Published:
+    async def publish_dead(self: OutcomeStore, *args: Any) -> Published:
         return Published(sequence=1)
 
-    patch.setattr(Outcomes, "_publish_dead", publish_dead)
+    patch.setattr(OutcomeStore, "_publish_dead", publish_dead)
 
 
 @durable_mutant("outcome")
 def a_task_is_acknowledged_without_its_result(patch: pytest.MonkeyPatch) -> None:
-    def store(self: Outcomes, entry: Entry, effect: Store, answer: Callable[[], None]) -> None:
+    def store(self: OutcomeStore, entry: QueuedMessage, effect: Store, answer: Callable[[], None]) -> None:
         answer()
 
-    patch.setattr(Outcomes, "store", store)
+    patch.setattr(OutcomeStore, "store", store)
 
 
 @durable_mutant("L10", needs=_large)
 def the_record_of_a_large_result_comes_before_the_result(patch: pytest.MonkeyPatch) -> None:
-    async def store_large(self: Outcomes, entry: Entry, effect: Store, body: bytes, answer: Callable[[], None]) -> None:
+    async def store_large(
+        self: OutcomeStore, entry: QueuedMessage, effect: Store, body: bytes, answer: Callable[[], None]
+    ) -> None:
         name = f"{effect.job}-{effect.attempts}"
         record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
         self._create(effect.job, record, effect.result_ttl_s, lambda first: self._stored(entry, effect, first, answer))
         await (await self._streams.objects()).put(name, body)
 
-    patch.setattr(Outcomes, "_store_large", store_large)
+    patch.setattr(OutcomeStore, "_store_large", store_large)
 
 
 @durable_mutant("L10")
@@ -161,22 +163,22 @@ def a_draining_worker_leaves_before_its_ends_are_stored(patch: pytest.MonkeyPatc
 @durable_mutant("roll-out", needs=_rolls_out, seeds=60)
 def a_dispatcher_that_attaches_does_not_promise_to_store_the_end(patch: pytest.MonkeyPatch) -> None:
     """So the worker leaves as soon as it has answered, whether or not that dispatcher is there to hear it."""
-    original = Flights._meta
+    original = AttemptSender._meta
 
-    def meta(self: Flights, entry: Entry, submission: Submission) -> dict[str, Any]:
+    def meta(self: AttemptSender, entry: QueuedMessage, submission: Submission) -> dict[str, Any]:
         return {name: value for name, value in original(self, entry, submission).items() if name != "acks"}
 
-    patch.setattr(Flights, "_meta", meta)
+    patch.setattr(AttemptSender, "_meta", meta)
 
 
 @durable_mutant("roll-out", needs=_rolls_out, seeds=60)
 def a_new_dispatcher_looks_only_at_what_runs(patch: pytest.MonkeyPatch) -> None:
-    original = Recovery.jobs
+    original = QueueRecovery.jobs
 
-    async def jobs(self: Recovery) -> list[Any]:
+    async def jobs(self: QueueRecovery) -> list[Any]:
         return [(worker, job) for worker, job in await original(self) if job.running]
 
-    patch.setattr(Recovery, "jobs", jobs)
+    patch.setattr(QueueRecovery, "jobs", jobs)
 
 
 # -- busy -------------------------------------------------------------------------------------------------------------
@@ -241,12 +243,12 @@ def a_schedule_that_is_cancelled_stays(patch: pytest.MonkeyPatch) -> None:
 
 @durable_mutant("L10", needs=_repeats)
 def a_schedule_that_comes_as_a_task_is_run_as_one(patch: pytest.MonkeyPatch) -> None:
-    original = Arriving.arrived
+    original = Arrivals.arrived
 
-    def arrived(self: Arriving, event: Arrived) -> None:
+    def arrived(self: Arrivals, event: TaskArrived) -> None:
         original(self, replace(event, submission=event.submission._replace(cron=None)))
 
-    patch.setattr(Arriving, "arrived", arrived)
+    patch.setattr(Arrivals, "arrived", arrived)
 
 
 # -- limits and order -------------------------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ def a_schedule_that_comes_as_a_task_is_run_as_one(patch: pytest.MonkeyPatch) -> 
 
 @durable_mutant("per-key", needs=_rule("per_key"))
 def one_more_of_a_key_may_run(patch: pytest.MonkeyPatch) -> None:
-    class Generous(keys_module.Caps):
+    class Generous(keys_module.KeyConcurrency):
         def __init__(self, limit: int) -> None:
             super().__init__(limit + 1)
 
@@ -287,33 +289,35 @@ def who_waits_never_grows_older(patch: pytest.MonkeyPatch) -> None:
 
 @durable_mutant("turn", needs=_crowded)
 def the_newest_of_a_line_starts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("gangline.dispatcher.durable.policies.priority_order.Ranked", functools.partial(Ranked, reverse=True))
+    patch.setattr(
+        "gangline.dispatcher.durable.policies.priority_order.RankedSet", functools.partial(RankedSet, reverse=True)
+    )
 
 
 @durable_mutant("idle", needs=_crowded)
 def a_lease_that_was_not_had_is_not_asked_for_again(patch: pytest.MonkeyPatch) -> None:
-    original = Feeder._asked
+    original = SlotLessor._asked
 
-    def asked(self: Feeder, task: asyncio.Task[None]) -> None:
+    def asked(self: SlotLessor, task: asyncio.Task[None]) -> None:
         slots = self._asks[task]
         original(self, task)
         self._asks[task] = slots
 
-    patch.setattr(Feeder, "_asked", asked)
+    patch.setattr(SlotLessor, "_asked", asked)
 
 
 @durable_mutant("max-running", needs=_rule("max_running"))
 def what_runs_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    def room(self: Starting) -> int:
+    def room(self: StartScheduler) -> int:
         books = self._books
         return len(books.tasks) if books.open and books.sure and not books.rules.paused else 0
 
-    patch.setattr(Starting, "room", room)
+    patch.setattr(StartScheduler, "room", room)
 
 
 @durable_mutant("rate", needs=lambda plan: plan.calm and _rule("rate_per_s")(plan))
 def nobody_looks_at_the_rate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RateGate, "ready", lambda self, now: True)
+    patch.setattr(RateLimiter, "ready", lambda self, now: True)
 
 
 # -- silent servers ---------------------------------------------------------------------------------------------------
@@ -321,10 +325,10 @@ def nobody_looks_at_the_rate(patch: pytest.MonkeyPatch) -> None:
 
 @durable_mutant("loss", needs=has(Accident.SPLIT, 4.0), seeds=80)
 def that_nobody_listens_is_proof(patch: pytest.MonkeyPatch) -> None:
-    def suspect(self: Vigil, watched: Any) -> None:
+    def suspect(self: WorkerFailureDetector, watched: Any) -> None:
         worker = watched.worker
         pool = self._router.pools[worker.id.pool]
         if pool.core.gone(worker, 0.0):
             pool._lost(worker, "nobody listens")
 
-    patch.setattr(Vigil, "_suspect", suspect)
+    patch.setattr(WorkerFailureDetector, "_suspect", suspect)

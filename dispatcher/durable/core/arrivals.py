@@ -9,32 +9,32 @@ from ....schemas.records.jobs import DeadReason, JobState
 from ..policies.priority_order import place_of
 from ..policies.retry_policy import timeout_s
 from . import events as on
-from .completion import Ending
-from .effects import Ack, Attach, Look, Schedule, Why
+from .completion import Completion
+from .effects import Ack, LookUpResult, ReattachAttempt, Schedule, StopReason
 from .scheduler import Admission
-from .state import Books
-from .states import ADMITTED, UNSETTLED, Step
+from .state import QueueState
+from .states import ADMITTED, UNSETTLED, TaskStep
 from .task import Task
-from .timers import Due
+from .timers import TimerKind
 
 
-class Arriving:
+class Arrivals:
     """Arrivals, lookups, adoptions and schedules."""
 
-    def __init__(self, books: Books, admission: Admission, ending: Ending) -> None:
+    def __init__(self, books: QueueState, admission: Admission, ending: Completion) -> None:
         self._books = books
         self._admission = admission
         self._ending = ending
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def arrived(self, event: on.Arrived) -> None:
+    def arrived(self, event: on.TaskArrived) -> None:
         books = self._books
         if self._again(event.seq):
             return
         task = self._new(event.seq, event.submission, event.size)
         other = books.tasks.get(books.jobs.get(task.job, -1))
-        if other is not None and other.step is not Step.ACKING:
+        if other is not None and other.step is not TaskStep.ACKING:
             books.totals["repeated"] += 1
             self._ending.forget(task)
             return
@@ -50,11 +50,11 @@ class Arriving:
         if not delayed:
             self._enter(task, cancelled=event.cancelled)
         if event.look:
-            books.out.append(Look(seq=task.seq, job=task.job))
-        if task.step is not Step.NEW:
+            books.out.append(LookUpResult(seq=task.seq, job=task.job))
+        if task.step is not TaskStep.NEW:
             return  # it runs
         if event.look:
-            books.move(task, Step.LOOKING)
+            books.move(task, TaskStep.LOOKING)
         else:
             books.out.extend(books.tell(task, JobState.QUEUED))
             self._go_on(task)
@@ -70,9 +70,9 @@ class Arriving:
 
     def looked(self, event: on.Looked) -> None:
         task = self._books.tasks.get(event.seq)
-        if task is not None and event.finished and task.step is Step.RUNNING and task.worker:
-            self._ending.stop(task, Why.CANCELLED)  # in vain, as it is
-        if task is None or task.step is not Step.LOOKING:
+        if task is not None and event.finished and task.step is TaskStep.RUNNING and task.worker:
+            self._ending.stop(task, StopReason.CANCELLED)  # in vain, as it is
+        if task is None or task.step is not TaskStep.LOOKING:
             return
         if event.finished and not self._books.open:
             task.found = True
@@ -83,8 +83,10 @@ class Arriving:
         else:
             if self._books.jobs.get(task.job) != task.seq:
                 self._enter(task)  # its time has come meanwhile
-            if task.step is Step.LOOKING:
-                if (Due.UNKNOWN, task.seq) not in self._books.agenda and not self._books.pools.knows(task.submission):
+            if task.step is TaskStep.LOOKING:
+                if (TimerKind.UNKNOWN, task.seq) not in self._books.agenda and not self._books.pools.knows(
+                    task.submission
+                ):
                     self.unknown(task)  # that was due while its result was looked up
                 self._go_on(task)
 
@@ -95,10 +97,10 @@ class Arriving:
     def acked(self, seq: int) -> None:
         books = self._books
         task = books.tasks.get(seq)
-        if task is None or task.step is not Step.ACKING:
+        if task is None or task.step is not TaskStep.ACKING:
             return
-        books.move(task, Step.GONE)
-        books.count[Step.GONE] -= 1
+        books.move(task, TaskStep.GONE)
+        books.count[TaskStep.GONE] -= 1
         books.window.remove(task.size)
         del books.tasks[seq]
         if books.jobs.get(task.job) == seq:
@@ -109,7 +111,7 @@ class Arriving:
         books = self._books
         task = books.tasks.get(seq)
         books.window.delivered()
-        if task is not None and task.step is Step.ACKING:
+        if task is not None and task.step is TaskStep.ACKING:
             books.settle(Ack(seq=seq, job=task.job, tried=False))
         return task is not None
 
@@ -126,7 +128,7 @@ class Arriving:
         books.jobs[task.job] = task.seq
         self._admission.enrol(task)
         if task.deadline is not None:
-            books.agenda.set((Due.DEADLINE, task.seq), task.deadline)
+            books.agenda.set((TimerKind.DEADLINE, task.seq), task.deadline)
         if not books.pools.knows(task.submission):
             self.unknown(task)
         if cancelled:
@@ -142,15 +144,15 @@ class Arriving:
         if self._ending.overdue(task):
             return
         if task.ready_at > books.now:
-            books.move(task, Step.WAITING)
-            books.agenda.set((Due.RETRY, task.seq), task.ready_at)
+            books.move(task, TaskStep.WAITING)
+            books.agenda.set((TimerKind.RETRY, task.seq), task.ready_at)
         else:
             self._admission.admit(task)
 
     def unknown(self, task: Task) -> None:
         """Nobody knows its endpoint: it has so long to become known."""
         books = self._books
-        books.agenda.set((Due.UNKNOWN, task.seq), books.now + books.settings.unknown_after_s)
+        books.agenda.set((TimerKind.UNKNOWN, task.seq), books.now + books.settings.unknown_after_s)
 
     # -- schedules ---------------------------------------------------------------------------------------------------
 
@@ -159,24 +161,24 @@ class Arriving:
         return submission.cron is not None or (due is not None and due > self._books.wall)
 
     def _schedule(self, task: Task) -> None:
-        self._books.move(task, Step.SCHEDULING)
+        self._books.move(task, TaskStep.SCHEDULING)
         self._books.settle(Schedule(seq=task.seq, job=task.job), *self._books.tell(task, JobState.SCHEDULED))
 
     def scheduled(self, seq: int) -> None:
         task = self._books.tasks.get(seq)
-        if task is not None and task.step is Step.SCHEDULING:
+        if task is not None and task.step is TaskStep.SCHEDULING:
             task.end = JobState.SCHEDULED
             self._ending.forget(task)
 
     def schedule_refused(self, seq: int, error: GanglineError) -> None:
         task = self._books.tasks.get(seq)
-        if task is not None and task.step is Step.SCHEDULING:
+        if task is not None and task.step is TaskStep.SCHEDULING:
             reason = DeadReason.MALFORMED if isinstance(error, InvalidSchedule) else DeadReason.IMPOSSIBLE
             self._ending.bury(task, reason, error)
 
     # -- what runs already -------------------------------------------------------------------------------------------
 
-    def adopted(self, event: on.Adopted) -> None:
+    def adopted(self, event: on.TaskAdopted) -> None:
         books = self._books
         task = books.tasks.get(books.jobs.get(event.job, -1))
         if task is not None:
@@ -187,10 +189,10 @@ class Arriving:
     def _attach(self, task: Task, attempt: int, worker: str, pool: str) -> None:
         if attempt <= task.attempts:
             return  # that try is known to have failed, or a later one was found
-        if task.step is Step.RUNNING and task.worker:
+        if task.step is TaskStep.RUNNING and task.worker:
             self._leave_the_older(task, attempt, worker)
             return
-        if task.step not in ADMITTED | {Step.NEW, Step.LOOKING, Step.WAITING}:
+        if task.step not in ADMITTED | {TaskStep.NEW, TaskStep.LOOKING, TaskStep.WAITING}:
             return
         if task.step in ADMITTED:
             self._admission.withdraw(task)
@@ -205,13 +207,13 @@ class Arriving:
 
     def _attached(self, task: Task) -> None:
         books = self._books
-        books.out.append(Attach(seq=task.seq, job=task.job, attempt=task.attempts, worker=task.worker))
+        books.out.append(ReattachAttempt(seq=task.seq, job=task.job, attempt=task.attempts, worker=task.worker))
         limit_s = timeout_s(task.submission, books.rules)
         if limit_s is not None:
             task.timeout_at = books.now + limit_s  # at the latest: its worker knows since when it runs
-            books.agenda.set((Due.TIMEOUT, task.seq), task.timeout_at)
+            books.agenda.set((TimerKind.TIMEOUT, task.seq), task.timeout_at)
         if task.doom is not None or task.found:
-            self._ending.stop(task, task.doom or Why.CANCELLED)
+            self._ending.stop(task, task.doom or StopReason.CANCELLED)
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -222,9 +224,9 @@ class Arriving:
             return
         books.open = True
         for task in list(books.tasks.values()):
-            if task.found and task.step is Step.LOOKING:
+            if task.found and task.step is TaskStep.LOOKING:
                 self._finished(task)
-            elif task.doom is not None and (task.step in ADMITTED or task.step is Step.WAITING):
+            elif task.doom is not None and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                 self._ending.overdue(task)
 
     def known_anew(self) -> None:
@@ -233,7 +235,7 @@ class Arriving:
         for task in books.tasks.values():
             if task.step not in UNSETTLED or task.begun:
                 continue
-            entry = (Due.UNKNOWN, task.seq)
+            entry = (TimerKind.UNKNOWN, task.seq)
             if books.pools.knows(task.submission):
                 books.agenda.cancel(entry)
             elif entry not in books.agenda:

@@ -21,24 +21,24 @@ from ....schemas.text import count_of, plain
 from ..policies.retry_policy import backoff_s, max_attempts, refused_s, result_ttl_s
 from ..policies.verdicts import NotStarted, Permanent, Retry, classify
 from . import events as on
-from .effects import Ack, Bury, Mark, Note, Stop, Store, Why
+from .effects import Ack, Bury, Mark, Note, StopAttempt, StopReason, Store
 from .scheduler import Admission
-from .state import Books
-from .states import ADMITTED, STARTED, Step
+from .state import QueueState
+from .states import ADMITTED, STARTED, TaskStep
 from .task import Task
-from .timers import Due
+from .timers import TimerKind
 
 
-class Ending:
+class Completion:
     """Ends of tries and of tasks."""
 
-    def __init__(self, books: Books, admission: Admission) -> None:
+    def __init__(self, books: QueueState, admission: Admission) -> None:
         self._books = books
         self._admission = admission
 
     # -- a try ends --------------------------------------------------------------------------------------------------
 
-    def ended(self, event: on.Ended) -> None:
+    def ended(self, event: on.AttemptEnded) -> None:
         books = self._books
         task = books.tasks.get(event.seq)
         if task is None or task.step not in STARTED or event.attempt != task.attempts:
@@ -51,15 +51,15 @@ class Ending:
                 self._admission.unstarted(task)
         if event.error is None:
             self._store(task, JobState.DONE)
-        elif task.doom is Why.CANCELLED:
+        elif task.doom is StopReason.CANCELLED:
             self._store(task, JobState.CANCELLED)
-        elif task.doom is Why.EXPIRED:
+        elif task.doom is StopReason.EXPIRED:
             self.bury(task, DeadReason.EXPIRED, event.error)
         else:
             self._judge(task, event.error, once=event.once)
 
     def _judge(self, task: Task, error: GanglineError, *, once: bool) -> None:
-        timed_out, task.doom = task.doom is Why.TIMED_OUT, None
+        timed_out, task.doom = task.doom is StopReason.TIMED_OUT, None
         match classify(error):
             case Permanent(reason):
                 self.bury(task, reason, error)
@@ -87,7 +87,7 @@ class Ending:
         task.ready_at = books.now + wait_s
         task.tried = True
         books.totals["retried"] += 1
-        books.move(task, Step.NOTING)
+        books.move(task, TaskStep.NOTING)
         books.settle(
             Note(
                 seq=task.seq,
@@ -102,15 +102,15 @@ class Ending:
 
     def noted(self, seq: int) -> None:
         task = self._books.tasks.get(seq)
-        if task is not None and task.step is Step.NOTING and not self.overdue(task):
+        if task is not None and task.step is TaskStep.NOTING and not self.overdue(task):
             self._wait(task, task.ready_at)
 
     def _wait(self, task: Task, until: float) -> None:
         books = self._books
         task.ready_at = until
         if until > books.now:
-            books.move(task, Step.WAITING)
-            books.agenda.set((Due.RETRY, task.seq), until)
+            books.move(task, TaskStep.WAITING)
+            books.agenda.set((TimerKind.RETRY, task.seq), until)
         else:
             self._admission.admit(task)
 
@@ -122,23 +122,23 @@ class Ending:
         if task is not None:
             self.doom(task)
 
-    def doom(self, task: Task, why: Why = Why.CANCELLED) -> None:
+    def doom(self, task: Task, why: StopReason = StopReason.CANCELLED) -> None:
         """End it as soon as that can be done; of two reasons a cancellation, which somebody is told of, counts most,
         and a time-out least."""
-        if task.doom is Why.CANCELLED or task.step in (Step.STORING, Step.BURYING, Step.ACKING):
+        if task.doom is StopReason.CANCELLED or task.step in (TaskStep.STORING, TaskStep.BURYING, TaskStep.ACKING):
             return
-        if task.doom is Why.EXPIRED and why is not Why.CANCELLED:
+        if task.doom is StopReason.EXPIRED and why is not StopReason.CANCELLED:
             return
-        if task.step is Step.RUNNING:
+        if task.step is TaskStep.RUNNING:
             self.stop(task, why)
-        elif why is Why.TIMED_OUT:
+        elif why is StopReason.TIMED_OUT:
             return
         else:
             task.doom = why
-            if self._books.open and (task.step in ADMITTED or task.step is Step.WAITING):
+            if self._books.open and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                 self.overdue(task)
                 return
-        if why is Why.CANCELLED and not task.marked:
+        if why is StopReason.CANCELLED and not task.marked:
             self._mark(task)
 
     def _mark(self, task: Task) -> None:
@@ -151,11 +151,11 @@ class Ending:
         if task is not None:
             task.marked = True
 
-    def stop(self, task: Task, why: Why) -> None:
+    def stop(self, task: Task, why: StopReason) -> None:
         """Have its worker end it."""
         task.doom = why
-        self._books.move(task, Step.STOPPING)
-        self._books.out.append(Stop(seq=task.seq, job=task.job, attempt=task.attempts, why=why))
+        self._books.move(task, TaskStep.STOPPING)
+        self._books.out.append(StopAttempt(seq=task.seq, job=task.job, attempt=task.attempts, why=why))
 
     def overdue(self, task: Task) -> bool:
         """End one that does not run, if it was doomed or its deadline has passed. Not before it is known what runs."""
@@ -163,10 +163,10 @@ class Ending:
         if not books.open:
             return False
         if task.doom is None and task.deadline is not None and books.now >= task.deadline:
-            task.doom = Why.EXPIRED
+            task.doom = StopReason.EXPIRED
         if task.doom is None:
             return False
-        if task.doom is Why.CANCELLED:
+        if task.doom is StopReason.CANCELLED:
             self._leave_line(task)
             self._store(task, JobState.CANCELLED)
         else:
@@ -223,7 +223,7 @@ class Ending:
         assert state is JobState.DONE or state is JobState.CANCELLED
         task.end = state
         books.agenda.forget(task.seq)
-        books.move(task, Step.STORING)
+        books.move(task, TaskStep.STORING)
         books.settle(
             Store(
                 seq=task.seq,
@@ -240,7 +240,7 @@ class Ending:
         books = self._books
         task.end, task.reason, task.error = JobState.DEAD, reason.value, error
         books.agenda.forget(task.seq)
-        books.move(task, Step.BURYING)
+        books.move(task, TaskStep.BURYING)
         books.settle(
             Bury(
                 seq=task.seq,
@@ -253,7 +253,7 @@ class Ending:
             )
         )
 
-    def stored(self, seq: int, step: Step) -> None:
+    def stored(self, seq: int, step: TaskStep) -> None:
         """Its end is stored, which it was being in that step."""
         task = self._books.tasks.get(seq)
         if task is None or task.step is not step or task.end is None:
@@ -265,7 +265,7 @@ class Ending:
         """Its end is stored (or it only repeats what is in the queue): the server may forget it."""
         books = self._books
         books.agenda.forget(task.seq)
-        books.move(task, Step.ACKING)
+        books.move(task, TaskStep.ACKING)
         ack = Ack(seq=task.seq, job=task.job, tried=task.tried)
         if task.submission.events and task.end is not None and task.end.final:
             books.settle(ack, *books.tell(task, task.end, task.error))

@@ -2,10 +2,10 @@
 need be finished.
 
 What must precede what is built into the order of events: an Ack is in the world only after the end of the task was
-stored (Stored, Buried, Scheduled, or a Look that found it; or the message only repeats a job that is in the queue); a
-second Start only after the Ended of the first and the Noted of its failure. Store, Bury, Note, Mark and Schedule are
-repeated by the shell, through lost connections and storage that is away, until the server has stored them or the queue
-is lost; each is answered exactly once. TryRecords of one job are written in the order asked for.
+stored (Stored, Buried, Scheduled, or a LookUpResult that found it; or the message only repeats a job that is in the
+queue); a second StartAttempt only after the Ended of the first and the Noted of its failure. Store, Bury, Note, Mark
+and Schedule are repeated by the shell, through lost connections and storage that is away, until the server has stored
+them or the queue is lost; each is answered exactly once. TryRecords of one job are written in the order asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ....schemas.errors.base import GanglineError
 from ....schemas.records.jobs import DeadReason, JobState
 
 
-class Why(StrEnum):
+class StopReason(StrEnum):
     """Why a running task is stopped."""
 
     CANCELLED = "cancelled"
@@ -29,14 +29,14 @@ class Why(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Pull:
+class Fetch:
     """Ask the consumer for so many more messages. Adds up: `Consumer.pull(count)`."""
 
     count: int
 
 
 @dataclass(slots=True, kw_only=True)
-class Look:
+class LookUpResult:
     """Read the job's ResultRecord; answer with Looked."""
 
     seq: int
@@ -44,10 +44,10 @@ class Look:
 
 
 @dataclass(slots=True, kw_only=True)
-class Want:
-    """So many more slots could be used in the pool now, beyond the credit that is free. Absolute; replaces the Want of
-    that pool before. Not exact above 8: told again only when it has changed much. 0: nothing waits for the pool that
-    could start; told first of a pool that is not in the route, so that PoolSeen is told of it."""
+class RequestSlots:
+    """So many more slots could be used in the pool now, beyond the credit that is free. Absolute; replaces the
+    RequestSlots of that pool before. Not exact above 8: told again only when it has changed much. 0: nothing waits for
+    the pool that could start; told first of a pool that is not in the route, so that PoolSeen is told of it."""
 
     pool: str
     slots: int
@@ -56,7 +56,7 @@ class Want:
 
 
 @dataclass(slots=True, kw_only=True)
-class Start:
+class StartAttempt:
     """Run the task on a lease of that pool that has `cost` free slots; answer with Ended."""
 
     seq: int
@@ -73,7 +73,7 @@ class Start:
 
 
 @dataclass(slots=True, kw_only=True)
-class Attach:
+class ReattachAttempt:
     """Be told how the try ends that a worker has; nothing is started. Answer with Ended. It takes no credit."""
 
     seq: int
@@ -84,13 +84,13 @@ class Attach:
 
 
 @dataclass(slots=True, kw_only=True)
-class Stop:
+class StopAttempt:
     """Have the worker cancel the try. It ends with Ended all the same, which may tell of success."""
 
     seq: int
     job: str
     attempt: int
-    why: Why
+    why: StopReason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class Ack:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tell:
+class EmitJobEvent:
     """Publish a JobEvent: the job asked for it. The shell adds the worker."""
 
     seq: int
@@ -181,10 +181,25 @@ class Tell:
 
 
 @dataclass(slots=True, kw_only=True)
-class Wake:
-    """Send a Tick at this time; replaces the Wake before. None: no Tick is needed."""
+class SetQueueTimer:
+    """Send a Tick at this time; replaces the SetQueueTimer before. None: no Tick is needed."""
 
     at: float | None
 
 
-Effect = Pull | Look | Want | Start | Attach | Stop | Note | Mark | Store | Bury | Schedule | Ack | Tell | Wake
+Effect = (
+    Fetch
+    | LookUpResult
+    | RequestSlots
+    | StartAttempt
+    | ReattachAttempt
+    | StopAttempt
+    | Note
+    | Mark
+    | Store
+    | Bury
+    | Schedule
+    | Ack
+    | EmitJobEvent
+    | SetQueueTimer
+)

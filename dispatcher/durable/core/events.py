@@ -1,9 +1,9 @@
 """What can happen to one endpoint's queue. Time and chance arrive in the event; the core has neither of its own.
 
-The order in which a shell tells of a takeover: `Routed` and `PoolSeen` as they are known, `Taken`; then, in any order,
-`Arrived` / `Malformed` (as they come), `Looked`, `Adopted`; then `Recovered`. Only then tasks are started, retried,
-expired and cancelled. One core serves one possession of the queue: when the queue is lost, drop the core and all that
-it asked for, and make another after the next takeover.
+The order in which a shell tells of a takeover: `Routed` and `PoolSeen` as they are known, `QueueTaken`; then, in any
+order, `TaskArrived` / `Malformed` (as they come), `Looked`, `TaskAdopted`; then `Recovered`. Only then tasks are
+started, retried, expired and cancelled. One core serves one possession of the queue: when the queue is lost, drop the
+core and all that it asked for, and make another after the next takeover.
 
 Nobody changes an event, nor an effect. They are not frozen all the same, since there are ten of them for each task, and
 to fill in a frozen one takes twice as long.
@@ -33,7 +33,7 @@ class Event:
 
 
 @dataclass(slots=True, kw_only=True)
-class Taken(Event):
+class QueueTaken(Event):
     """The queue is ours: our consumer was made. The first event but for `Routed` and `PoolSeen`; pulling begins."""
 
     waiting: int | None = None
@@ -41,7 +41,7 @@ class Taken(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Adopted(Event):
+class TaskAdopted(Event):
     """A worker said that a job is there, running, or ended with its answer still kept. At any time before `Recovered`
     (later it is honoured, too, unless the task was started anew meanwhile). The task is attached to, not started, as
     soon as it has arrived; of two workers with one job the higher attempt counts."""
@@ -66,21 +66,22 @@ class Recovered(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Doubted(Event):
+class OwnershipDoubted(Event):
     """Whether the queue is still ours is not sure (the process was frozen, or the connection was away). Nothing is
-    started, stored, noted, buried, scheduled or acknowledged until `Sure`; what would have been comes then."""
+    started, stored, noted, buried, scheduled or acknowledged until `OwnershipConfirmed`; what would have been comes
+    then."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Sure(Event):
-    """The server said, after the last `Doubted`, that our consumer is there. (If it is not: drop the core.)"""
+class OwnershipConfirmed(Event):
+    """The server said, after the last `OwnershipDoubted`, that our consumer is there. (If it is not: drop the core.)"""
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
-class Arrived(Event):
+class TaskArrived(Event):
     """The consumer delivered a message. The same sequence again (redelivery) does no harm: what was acknowledged is
     acknowledged once more, else nothing. One whose job is in the queue already under another sequence is acknowledged,
     and nothing is started for it."""
@@ -136,12 +137,12 @@ class Acked(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Credit(Event):
+class SlotsGranted(Event):
     """What is free, on leases that are good now, to start tasks with in a pool. Absolute: it replaces what was said
     before and what the core has counted since. Tell it whenever a lease comes, goes, grows or is retired, and of a task
-    that used a slot just before its `Ended` (after it, the core would want more slots for an instant). Not needed after
-    Start: the core has deducted that, from the smallest lease that had room; if the shell took another, it says so by
-    telling Credit again."""
+    that used a slot just before its `AttemptEnded` (after it, the core would want more slots for an instant). Not
+    needed after Start: the core has deducted that, from the smallest lease that had room; if the shell took another, it
+    says so by telling SlotsGranted again."""
 
     pool: str
     free: tuple[int, ...]
@@ -149,7 +150,7 @@ class Credit(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Ended(Event):
+class AttemptEnded(Event):
     """A try is over: answers Start and Attach, exactly once, whatever happened (a Stop does not change that).
 
     The result itself does not pass through the core: the shell keeps it under `seq` until Ack.
@@ -260,17 +261,17 @@ class Tick(Event):
 
 
 AnyEvent = (
-    Taken
-    | Adopted
+    QueueTaken
+    | TaskAdopted
     | Recovered
-    | Doubted
-    | Sure
-    | Arrived
+    | OwnershipDoubted
+    | OwnershipConfirmed
+    | TaskArrived
     | Malformed
     | Looked
     | Acked
-    | Credit
-    | Ended
+    | SlotsGranted
+    | AttemptEnded
     | Noted
     | Marked
     | Stored

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from ....schemas.messages.jobs import JobInfo, JobObstacle, JobWhyReply
 from ....schemas.records.jobs import JobFailure, JobState
 from ....schemas.text import count_of, plain
-from .pool_credit import PoolView
-from .state import Books
-from .states import ADMITTED, TOLD, Step
+from .pool_credit import PoolCredit
+from .state import QueueState
+from .states import ADMITTED, TOLD, TaskStep
 from .task import Task
-from .timers import Due
+from .timers import TimerKind
 
 _SOME = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class QueueCounts:
     """Of one queue; see schemas.records.jobs.QueueStats."""
 
     seen: int
@@ -43,18 +43,18 @@ class Counts:
     """Messages that were acknowledged since their job was in the queue, or had ended before."""
 
 
-def counts(books: Books) -> Counts:
+def counts(books: QueueState) -> QueueCounts:
     steps, totals = books.count, books.totals
     oldest = min(
         (task.submission.published_at for task in books.tasks.values() if task.step in ADMITTED and not task.begun),
         default=None,
     )
-    return Counts(
+    return QueueCounts(
         seen=len(books.tasks),
         running=books.running,
-        waiting=steps[Step.NOTING] + steps[Step.WAITING],
-        blocked=steps[Step.BEHIND] + steps[Step.CAPPED],
-        startable=steps[Step.LINED],
+        waiting=steps[TaskStep.NOTING] + steps[TaskStep.WAITING],
+        blocked=steps[TaskStep.BEHIND] + steps[TaskStep.CAPPED],
+        startable=steps[TaskStep.LINED],
         credit=sum(pool.free_slots for pool in books.pools),
         oldest_at=oldest,
         started=totals["started"],
@@ -66,17 +66,17 @@ def counts(books: Books) -> Counts:
     )
 
 
-def info(books: Books, job: str) -> JobInfo | None:
+def info(books: QueueState, job: str) -> JobInfo | None:
     task = books.tasks.get(books.jobs.get(job, -1))
     return None if task is None else _info(books, task)
 
 
-def promised(books: Books, job: str) -> bool:
+def promised(books: QueueState, job: str) -> bool:
     task = books.tasks.get(books.jobs.get(job, -1))
-    return task is None or task.marked or task.step is Step.ACKING
+    return task is None or task.marked or task.step is TaskStep.ACKING
 
 
-def _info(books: Books, task: Task) -> JobInfo:
+def _info(books: QueueState, task: Task) -> JobInfo:
     submission, error = task.submission, task.error
     return JobInfo(
         job=task.job,
@@ -90,29 +90,29 @@ def _info(books: Books, task: Task) -> JobInfo:
         key=submission.key,
         submitted_at=submission.published_at,
         started_at=task.started_at,
-        next_try_at=_wall(books, task.ready_at) if task.step in (Step.NOTING, Step.WAITING) else None,
+        next_try_at=_wall(books, task.ready_at) if task.step in (TaskStep.NOTING, TaskStep.WAITING) else None,
         error=None if error is None else JobFailure(code=error.code, message=error.message, details=error.details),
         reason=task.reason,
     )
 
 
-def _wall(books: Books, mono: float) -> float:
+def _wall(books: QueueState, mono: float) -> float:
     return books.wall + (mono - books.now)
 
 
-def why(books: Books, job: str) -> JobWhyReply | None:
+def why(books: QueueState, job: str) -> JobWhyReply | None:
     task = books.tasks.get(books.jobs.get(job, -1))
     if task is None:
         return None
-    waits = task.step in ADMITTED or task.step in (Step.NOTING, Step.WAITING, Step.LOOKING)
+    waits = task.step in ADMITTED or task.step in (TaskStep.NOTING, TaskStep.WAITING, TaskStep.LOOKING)
     ahead = [other for other in books.tasks.values() if other.step in ADMITTED and other.place < task.place]
     obstacles = [*_of_queue(books), *_of_task(books, task)] if waits else []
-    if task.step is Step.LINED:
+    if task.step is TaskStep.LINED:
         obstacles += _of_line(books, task, ahead)
     return JobWhyReply(job=_info(books, task), position=len(ahead) if waits else None, obstacles=tuple(obstacles))
 
 
-def _of_queue(books: Books) -> list[JobObstacle]:
+def _of_queue(books: QueueState) -> list[JobObstacle]:
     found: list[JobObstacle] = []
     if not books.open:
         found.append(JobObstacle(kind="paused", text="A dispatcher has just taken the queue over, and asks what runs."))
@@ -125,10 +125,10 @@ def _of_queue(books: Books) -> list[JobObstacle]:
     return found
 
 
-def _of_task(books: Books, task: Task) -> list[JobObstacle]:
+def _of_task(books: QueueState, task: Task) -> list[JobObstacle]:
     key = task.key or ""
     match task.step:
-        case Step.BEHIND:
+        case TaskStep.BEHIND:
             head = books.lanes.head(key)
             return [
                 JobObstacle(
@@ -137,7 +137,7 @@ def _of_task(books: Books, task: Task) -> list[JobObstacle]:
                     jobs=() if head is None else _jobs(books, (head,)),
                 )
             ]
-        case Step.CAPPED if books.caps is not None:
+        case TaskStep.CAPPED if books.caps is not None:
             return [
                 JobObstacle(
                     kind="key",
@@ -145,7 +145,7 @@ def _of_task(books: Books, task: Task) -> list[JobObstacle]:
                     jobs=_jobs(books, books.caps.ahead(key)),
                 )
             ]
-        case Step.NOTING | Step.WAITING:
+        case TaskStep.NOTING | TaskStep.WAITING:
             return [
                 JobObstacle(
                     kind="backoff",
@@ -155,9 +155,9 @@ def _of_task(books: Books, task: Task) -> list[JobObstacle]:
                     until=_wall(books, task.ready_at),
                 )
             ]
-        case Step.PARKED:
+        case TaskStep.PARKED:
             largest = books.pools[task.pool].largest
-            at = books.agenda.at((Due.MISFIT, task.seq))
+            at = books.agenda.at((TimerKind.MISFIT, task.seq))
             needs = count_of(task.cost, "slot")
             text = f"It takes {needs}, and no worker of pool {task.pool!r} has more than {largest}."
             return [JobObstacle(kind="slots", text=text, until=None if at is None else _wall(books, at))]
@@ -165,11 +165,11 @@ def _of_task(books: Books, task: Task) -> list[JobObstacle]:
             return []
 
 
-def _of_line(books: Books, task: Task, ahead: list[Task]) -> list[JobObstacle]:
+def _of_line(books: QueueState, task: Task, ahead: list[Task]) -> list[JobObstacle]:
     found: list[JobObstacle] = []
     pool = books.pools[task.pool]
     if not pool.workers:
-        at = books.agenda.at((Due.UNKNOWN, task.seq))
+        at = books.agenda.at((TimerKind.UNKNOWN, task.seq))
         until = None if at is None else _wall(books, at)
         found.append(JobObstacle(kind="no_workers", text=f"Pool {pool.name!r} has no worker.", until=until))
     most = books.rules.max_running
@@ -180,7 +180,7 @@ def _of_line(books: Books, task: Task, ahead: list[Task]) -> list[JobObstacle]:
     if books.gate is not None and not books.gate.ready(books.now):
         text = f"At most {plain(books.gate.rate_per_s)} tasks a second are started."
         found.append(JobObstacle(kind="rate", text=text, until=_wall(books, books.gate.next_at)))
-    before = sorted((other for other in ahead if other.pool == task.pool and other.step is Step.LINED), key=_place)
+    before = sorted((other for other in ahead if other.pool == task.pool and other.step is TaskStep.LINED), key=_place)
     if before:
         text = f"{len(before)} in line for pool {pool.name!r} go before it."
         found.append(JobObstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
@@ -190,7 +190,7 @@ def _of_line(books: Books, task: Task, ahead: list[Task]) -> list[JobObstacle]:
     return found
 
 
-def _wants_slots(books: Books, pool: PoolView) -> bool:
+def _wants_slots(books: QueueState, pool: PoolCredit) -> bool:
     """Whether it would start if there were room: nobody leases for a queue that is paused."""
     if books.rules.paused or not books.open or not pool.workers or pool.full:
         return False
@@ -201,5 +201,5 @@ def _place(task: Task) -> tuple[float, int]:
     return task.place
 
 
-def _jobs(books: Books, seqs: tuple[int, ...]) -> tuple[str, ...]:
+def _jobs(books: QueueState, seqs: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(books.tasks[seq].job for seq in seqs[:_SOME])

@@ -18,7 +18,7 @@ from typing import Final
 from ....schemas.messages.submission import Submission
 from ....schemas.records.routes import RouteRecord
 from ...traffic.route_core import choose_pool
-from ..policies.priority_order import Line, Place
+from ..policies.priority_order import Place, ReadyQueue
 from .events import PoolSeen
 
 _EXACT: Final = 8
@@ -27,7 +27,7 @@ _HAIR: Final = 1e-9
 _REMEMBERED: Final = 100_000
 
 
-class PoolView:
+class PoolCredit:
     """One pool."""
 
     __slots__ = (
@@ -57,7 +57,7 @@ class PoolView:
         """Methods of tasks that may not be run twice."""
         self.limit: int | None = None
         """Most tasks of the endpoint that run there at once."""
-        self.line = Line()
+        self.line = ReadyQueue()
         self.free: list[int] = []
         """Free slots of each lease that has any, ascending."""
         self.free_slots = 0
@@ -136,12 +136,12 @@ class PoolView:
         return (slots if slots <= _EXACT else 1 << (slots - 1).bit_length(), largest)
 
 
-class Pools:
+class PoolCredits:
     """All of them, by name."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._views: dict[str, PoolView] = {}
+        self._views: dict[str, PoolCredit] = {}
         self[endpoint].told = (0, 0)
         self._route = RouteRecord()
         self._weights = self._route.pools(endpoint)
@@ -149,13 +149,13 @@ class Pools:
         """Pool by key, as long as the weights last."""
         self._explicit = False
 
-    def __iter__(self) -> Iterator[PoolView]:
+    def __iter__(self) -> Iterator[PoolCredit]:
         return iter(self._views.values())
 
-    def __getitem__(self, name: str) -> PoolView:
+    def __getitem__(self, name: str) -> PoolCredit:
         view = self._views.get(name)
         if view is None:
-            view = self._views[name] = PoolView(name)
+            view = self._views[name] = PoolCredit(name)
         return view
 
     def route(self, route: RouteRecord, explicit: bool) -> None:
@@ -177,7 +177,7 @@ class Pools:
         view.costs, view.once = event.costs, event.once
         return before != (view.largest, dict(view.costs))
 
-    def choose(self, task: Submission, draw: float) -> PoolView:
+    def choose(self, task: Submission, draw: float) -> PoolCredit:
         """Law 1."""
         if task.pool is not None:
             return self[task.pool]

@@ -31,28 +31,28 @@ from typing import Any, Final, assert_never
 
 from ....schemas.messages.jobs import JobInfo, JobWhyReply
 from ..policies.prefetch_window import AT_ONCE
-from ..policies.rate_limit import RateGate
+from ..policies.rate_limit import RateLimiter
 from ..settings import DispatcherSettings
 from . import events as on
-from .arrivals import Arriving
-from .completion import Ending
-from .effects import Effect, Pull, Why
-from .introspection import Counts, counts, info, promised, why
-from .scheduler import Admission, Starting
-from .state import Books, check
-from .states import ADMITTED, Step
-from .timers import Due, Entry
+from .arrivals import Arrivals
+from .completion import Completion
+from .effects import Effect, Fetch, StopReason
+from .introspection import QueueCounts, counts, info, promised, why
+from .scheduler import Admission, StartScheduler
+from .state import QueueState, check
+from .states import ADMITTED, TaskStep
+from .timers import Entry, TimerKind
 
 
 class QueueCore:
     """One possession of one endpoint's queue. `event.now` must never go backwards from call to call."""
 
     def __init__(self, endpoint: str, settings: DispatcherSettings | None = None) -> None:
-        self._books = books = Books(endpoint, settings or DispatcherSettings())
+        self._books = books = QueueState(endpoint, settings or DispatcherSettings())
         self._admission = Admission(books)
-        self._ending = Ending(books, self._admission)
-        self._arriving = Arriving(books, self._admission, self._ending)
-        self._starting = Starting(books, self._admission)
+        self._ending = Completion(books, self._admission)
+        self._arriving = Arrivals(books, self._admission, self._ending)
+        self._starting = StartScheduler(books, self._admission)
 
     def __repr__(self) -> str:
         books = self._books
@@ -78,7 +78,7 @@ class QueueCore:
         """What a job waits for. Looks at all tasks: for people, not for loops."""
         return why(self._books, job)
 
-    def statistics(self) -> Counts:
+    def statistics(self) -> QueueCounts:
         """Counts, as of the last event."""
         return counts(self._books)
 
@@ -105,7 +105,7 @@ class QueueCore:
         out, books.out = books.out, []
         return out
 
-    def _taken(self, event: on.Taken) -> None:
+    def _taken(self, event: on.QueueTaken) -> None:
         self._books.taken = True
         self._books.waiting = event.waiting
         self._new_gate()
@@ -123,7 +123,7 @@ class QueueCore:
         held, books.held = books.held, []
         books.out.extend(held)
 
-    def _credit(self, event: on.Credit) -> None:
+    def _credit(self, event: on.SlotsGranted) -> None:
         self._books.pools[event.pool].credit(event.free)
 
     def _pool_seen(self, event: on.PoolSeen) -> None:
@@ -144,7 +144,7 @@ class QueueCore:
         """It begins empty: what was started under the rate before is not known, or was judged otherwise."""
         books = self._books
         rate = books.rules.rate_per_s
-        books.gate = None if rate is None else RateGate(rate_per_s=rate, burst=books.rules.burst, now=books.now)
+        books.gate = None if rate is None else RateLimiter(rate_per_s=rate, burst=books.rules.burst, now=books.now)
 
     def _pull(self) -> None:
         books = self._books
@@ -154,7 +154,7 @@ class QueueCore:
         most = AT_ONCE if books.open else None if books.waiting is None else max(AT_ONCE, books.waiting)
         count = books.window.ask(most)
         if count:
-            books.out.append(Pull(count=count))
+            books.out.append(Fetch(count=count))
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -168,40 +168,40 @@ class QueueCore:
         due, seq = entry
         task = self._books.tasks[seq]
         match due:
-            case Due.DEADLINE:
-                self._ending.doom(task, Why.EXPIRED)
-            case Due.TIMEOUT:
-                self._ending.doom(task, Why.TIMED_OUT)
-            case Due.RETRY:
-                if task.step is Step.WAITING:
+            case TimerKind.DEADLINE:
+                self._ending.doom(task, StopReason.EXPIRED)
+            case TimerKind.TIMEOUT:
+                self._ending.doom(task, StopReason.TIMED_OUT)
+            case TimerKind.RETRY:
+                if task.step is TaskStep.WAITING:
                     self._admission.admit(task)
-            case Due.UNKNOWN:
-                waits = task.step in ADMITTED or task.step is Step.WAITING
+            case TimerKind.UNKNOWN:
+                waits = task.step in ADMITTED or task.step is TaskStep.WAITING
                 if waits and not self._books.pools.knows(task.submission):
                     self._ending.unknown(task)
-            case Due.MISFIT:
-                if task.step is Step.PARKED:
+            case TimerKind.MISFIT:
+                if task.step is TaskStep.PARKED:
                     self._ending.misfit(task)
             case _:
                 assert_never(due)
 
 
 HANDLERS: Final[dict[type[on.AnyEvent], Callable[[QueueCore, Any], None]]] = {
-    on.Taken: QueueCore._taken,
-    on.Adopted: lambda core, event: core._arriving.adopted(event),
+    on.QueueTaken: QueueCore._taken,
+    on.TaskAdopted: lambda core, event: core._arriving.adopted(event),
     on.Recovered: lambda core, _: core._recovered(),
-    on.Doubted: lambda core, _: core._doubted(),
-    on.Sure: lambda core, _: core._sure(),
-    on.Arrived: lambda core, event: core._arriving.arrived(event),
+    on.OwnershipDoubted: lambda core, _: core._doubted(),
+    on.OwnershipConfirmed: lambda core, _: core._sure(),
+    on.TaskArrived: lambda core, event: core._arriving.arrived(event),
     on.Malformed: lambda core, event: core._arriving.malformed(event),
     on.Looked: lambda core, event: core._arriving.looked(event),
     on.Acked: lambda core, event: core._arriving.acked(event.seq),
-    on.Credit: QueueCore._credit,
-    on.Ended: lambda core, event: core._ending.ended(event),
+    on.SlotsGranted: QueueCore._credit,
+    on.AttemptEnded: lambda core, event: core._ending.ended(event),
     on.Noted: lambda core, event: core._ending.noted(event.seq),
     on.Marked: lambda core, event: core._ending.marked(event.seq),
-    on.Stored: lambda core, event: core._ending.stored(event.seq, Step.STORING),
-    on.Buried: lambda core, event: core._ending.stored(event.seq, Step.BURYING),
+    on.Stored: lambda core, event: core._ending.stored(event.seq, TaskStep.STORING),
+    on.Buried: lambda core, event: core._ending.stored(event.seq, TaskStep.BURYING),
     on.Scheduled: lambda core, event: core._arriving.scheduled(event.seq),
     on.ScheduleRefused: lambda core, event: core._arriving.schedule_refused(event.seq, event.error),
     on.Cancel: lambda core, event: core._ending.cancel(event.job),

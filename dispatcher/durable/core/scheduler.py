@@ -8,28 +8,28 @@ from __future__ import annotations
 from typing import Final
 
 from ....schemas.records.jobs import JobState
-from ..policies.key_limits import Caps, Lanes, Shift
+from ..policies.key_limits import KeyConcurrency, OrderedKeys, StartChanges
 from ..policies.priority_order import Place
 from ..policies.retry_policy import timeout_s
-from .effects import Start, Wake, Want
-from .pool_credit import PoolView
-from .state import Books
-from .states import ADMITTED, STARTED, UNSETTLED, Step
+from .effects import RequestSlots, SetQueueTimer, StartAttempt
+from .pool_credit import PoolCredit
+from .state import QueueState
+from .states import ADMITTED, STARTED, UNSETTLED, TaskStep
 from .task import Task
-from .timers import Due
+from .timers import TimerKind
 
 LEAD_S: Final = 0.25
 """How long before a rate allows a start leases are asked for."""
 
 
-class Starting:
+class StartScheduler:
     """Starts and wants."""
 
-    def __init__(self, books: Books, admission: Admission) -> None:
+    def __init__(self, books: QueueState, admission: Admission) -> None:
         self._books = books
         self._admission = admission
         self._woken: float | None = None
-        """What the last Wake said."""
+        """What the last SetQueueTimer said."""
 
     def pump(self) -> None:
         """Start whoever can start, in order."""
@@ -52,16 +52,16 @@ class Starting:
             return max(0, books.rules.max_running - books.running)
         return len(books.tasks)
 
-    def _first(self) -> tuple[Place, PoolView] | None:
+    def _first(self) -> tuple[Place, PoolCredit] | None:
         books = self._books
-        best: tuple[Place, PoolView] | None = None
+        best: tuple[Place, PoolCredit] | None = None
         for pool in books.pools:
             place = pool.next(books.now, books.settings.age_step_s)
             if place is not None and (best is None or place < best[0]):
                 best = (place, pool)
         return best
 
-    def _start(self, place: Place, pool: PoolView) -> None:
+    def _start(self, place: Place, pool: PoolCredit) -> None:
         books = self._books
         task = books.tasks[place[1]]
         cost = pool.line.cost(task.seq)
@@ -75,9 +75,9 @@ class Starting:
         limit_s = timeout_s(task.submission, books.rules)
         if limit_s is not None:
             task.timeout_at = books.now + limit_s
-            books.agenda.set((Due.TIMEOUT, task.seq), task.timeout_at)
+            books.agenda.set((TimerKind.TIMEOUT, task.seq), task.timeout_at)
         books.out.append(
-            Start(
+            StartAttempt(
                 seq=task.seq,
                 job=task.job,
                 attempt=task.attempts,
@@ -97,7 +97,7 @@ class Starting:
             lacks = pool.lacks(most, books.now, books.settings.age_step_s)
             if lacks != pool.told:
                 pool.told = lacks
-                books.out.append(Want(pool=pool.name, slots=lacks[0], largest=lacks[1]))
+                books.out.append(RequestSlots(pool=pool.name, slots=lacks[0], largest=lacks[1]))
 
     def _soon(self) -> int:
         """How many tasks may start within LEAD_S, if there are slots for them."""
@@ -120,7 +120,7 @@ class Starting:
             at = min((at for at in (books.agenda.next_at, self._rate_at(), *turns) if at is not None), default=None)
         if at != self._woken:
             self._woken = at
-            books.out.append(Wake(at=at))
+            books.out.append(SetQueueTimer(at=at))
 
     def _rate_at(self) -> float | None:
         """When the rate allows more, or it is time to ask for leases."""
@@ -134,7 +134,7 @@ class Starting:
 class Admission:
     """Moves tasks among the steps ADMITTED, and keeps lanes, caps and lines."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: QueueState) -> None:
         self._books = books
 
     # -- lanes: from arrival to the stored end ---------------------------------------------------------------------
@@ -159,21 +159,21 @@ class Admission:
 
     def _promote(self, seq: int | None) -> None:
         task = None if seq is None else self._books.tasks[seq]
-        if task is not None and task.step is Step.BEHIND:
+        if task is not None and task.step is TaskStep.BEHIND:
             self._cap(task)
 
     def _demote(self, seq: int | None) -> None:
         task = None if seq is None else self._books.tasks[seq]
         if task is not None and task.step in ADMITTED:
             self.withdraw(task)
-            self._books.move(task, Step.BEHIND)
+            self._books.move(task, TaskStep.BEHIND)
 
     # -- lines: while it waits for its turn --------------------------------------------------------------------------
 
     def admit(self, task: Task) -> None:
         """It could start."""
         if task.ordered and task.key is not None and self._books.lanes.head(task.key) != task.seq:
-            self._books.move(task, Step.BEHIND)
+            self._books.move(task, TaskStep.BEHIND)
         else:
             self._cap(task)
 
@@ -188,10 +188,10 @@ class Admission:
         books = self._books
         if task.step in ADMITTED:
             self._unline(task)
-        books.move(task, Step.RUNNING)
+        books.move(task, TaskStep.RUNNING)
         if books.agenda:
-            books.agenda.cancel((Due.RETRY, task.seq))
-            books.agenda.cancel((Due.UNKNOWN, task.seq))
+            books.agenda.cancel((TimerKind.RETRY, task.seq))
+            books.agenda.cancel((TimerKind.UNKNOWN, task.seq))
         if task.ordered and task.key is not None:
             self._demote(books.lanes.start(task.key, task.seq))
         if books.caps is not None and task.key is not None:
@@ -202,7 +202,7 @@ class Admission:
         """It does not run any more (its step is for the caller to change)."""
         books = self._books
         if books.agenda:
-            books.agenda.cancel((Due.TIMEOUT, task.seq))
+            books.agenda.cancel((TimerKind.TIMEOUT, task.seq))
         books.pools[task.pool].running -= 1
         if books.caps is not None and task.key is not None:
             self._shift(books.caps.stop(task.key, task.seq))
@@ -211,13 +211,13 @@ class Admission:
         """Rules, weights or workers have changed: everybody who has not started is admitted anew."""
         books = self._books
         limit = books.rules.per_key
-        books.caps = None if limit is None else Caps(limit)
-        books.lanes = Lanes()
+        books.caps = None if limit is None else KeyConcurrency(limit)
+        books.lanes = OrderedKeys()
         waiting = [task for task in books.tasks.values() if task.step in ADMITTED]
         for task in waiting:
             self._unline(task)
         for task in books.tasks.values():
-            if task.step in UNSETTLED or task.step in (Step.STORING, Step.BURYING):
+            if task.step in UNSETTLED or task.step in (TaskStep.STORING, TaskStep.BURYING):
                 self._enrol_again(task)
             if task.step in STARTED and books.caps is not None and task.key is not None:
                 books.caps.start(task.key, task.seq)
@@ -239,14 +239,14 @@ class Admission:
             return
         shift = books.caps.add(task.key, task.place)
         if task.seq not in shift.promoted:
-            books.move(task, Step.CAPPED)
+            books.move(task, TaskStep.CAPPED)
         self._shift(shift)
 
-    def _shift(self, shift: Shift) -> None:
+    def _shift(self, shift: StartChanges) -> None:
         for seq in shift.demoted:
             task = self._books.tasks[seq]
             self._unline(task)
-            self._books.move(task, Step.CAPPED)
+            self._books.move(task, TaskStep.CAPPED)
         for seq in shift.promoted:
             self._line(self._books.tasks[seq])
 
@@ -256,15 +256,15 @@ class Admission:
         task.pool = pool.name
         task.cost = pool.costs.get(task.submission.method, 1)
         if 0 < pool.largest < task.cost:
-            books.move(task, Step.PARKED)
-            if (Due.MISFIT, task.seq) not in books.agenda:
-                books.agenda.set((Due.MISFIT, task.seq), books.now + books.settings.unknown_after_s)
+            books.move(task, TaskStep.PARKED)
+            if (TimerKind.MISFIT, task.seq) not in books.agenda:
+                books.agenda.set((TimerKind.MISFIT, task.seq), books.now + books.settings.unknown_after_s)
             return
         if books.agenda:
-            books.agenda.cancel((Due.MISFIT, task.seq))
-        books.move(task, Step.LINED)
+            books.agenda.cancel((TimerKind.MISFIT, task.seq))
+        books.move(task, TaskStep.LINED)
         pool.line.add(task.place, task.cost)
 
     def _unline(self, task: Task) -> None:
-        if task.step is Step.LINED:
+        if task.step is TaskStep.LINED:
             self._books.pools[task.pool].line.discard(task.seq)

@@ -7,21 +7,21 @@ from collections import Counter
 from ....schemas.errors.base import GanglineError
 from ....schemas.records.jobs import JobState
 from ....schemas.records.routes import QueueRules
-from ..policies.key_limits import Caps, Lanes
-from ..policies.prefetch_window import Window
-from ..policies.rate_limit import RateGate
+from ..policies.key_limits import KeyConcurrency, OrderedKeys
+from ..policies.prefetch_window import PrefetchWindow
+from ..policies.rate_limit import RateLimiter
 from ..settings import DispatcherSettings
 from . import states
-from .effects import Ack, Bury, Effect, Mark, Note, Schedule, Store, Tell
-from .pool_credit import Pools
-from .states import ADMITTED, STARTED, UNSETTLED, Step
+from .effects import Ack, Bury, Effect, EmitJobEvent, Mark, Note, Schedule, Store
+from .pool_credit import PoolCredits
+from .states import ADMITTED, STARTED, UNSETTLED, TaskStep
 from .task import Task
-from .timers import Due, TaskTimers
+from .timers import TaskTimers, TimerKind
 
 Settling = Store | Note | Mark | Bury | Schedule | Ack
 
 
-class Books:
+class QueueState:
     """The state of one queue. Which part changes what is said in the parts."""
 
     def __init__(self, endpoint: str, settings: DispatcherSettings) -> None:
@@ -44,16 +44,16 @@ class Books:
         """Sequence by job, of those that are not being scheduled nor malformed."""
         self.adoptions: dict[str, tuple[int, str, str]] = {}
         """Attempt, worker and pool, of jobs that run and have not arrived."""
-        self.count: dict[Step, int] = dict.fromkeys(Step, 0)
+        self.count: dict[TaskStep, int] = dict.fromkeys(TaskStep, 0)
         """Tasks by step."""
-        self.pools = Pools(endpoint)
-        self.caps: Caps | None = None
+        self.pools = PoolCredits(endpoint)
+        self.caps: KeyConcurrency | None = None
         """None: the rules have no limit per key."""
-        self.lanes = Lanes()
-        self.gate: RateGate | None = None
+        self.lanes = OrderedKeys()
+        self.gate: RateLimiter | None = None
         """None: the rules have no rate."""
         self.agenda = TaskTimers()
-        self.window = Window(count=settings.window_tasks, bytes_=settings.window_bytes)
+        self.window = PrefetchWindow(count=settings.window_tasks, bytes_=settings.window_bytes)
         self.totals: Counter[str] = Counter()
         """Since the takeover: started, done, dead, cancelled, retried, repeated."""
         self.out: list[Effect] = []
@@ -63,9 +63,9 @@ class Books:
     @property
     def running(self) -> int:
         """Tasks that workers have, as far as is known."""
-        return self.count[Step.RUNNING] + self.count[Step.STOPPING]
+        return self.count[TaskStep.RUNNING] + self.count[TaskStep.STOPPING]
 
-    def move(self, task: Task, to: Step) -> None:
+    def move(self, task: Task, to: TaskStep) -> None:
         before, count = task.step, self.count
         states.move(task, to)
         count[before] -= 1
@@ -77,16 +77,16 @@ class Books:
         self.count[task.step] += 1
         self.window.add(task.size)
 
-    def settle(self, effect: Settling, *told: Tell) -> None:
+    def settle(self, effect: Settling, *told: EmitJobEvent) -> None:
         """Ask for what must not be done by one who has lost the queue."""
         (self.out if self.sure else self.held).extend((effect, *told))
 
-    def tell(self, task: Task, state: JobState, error: GanglineError | None = None) -> tuple[Tell, ...]:
+    def tell(self, task: Task, state: JobState, error: GanglineError | None = None) -> tuple[EmitJobEvent, ...]:
         """What is to be told of a change, if the job asked for it."""
         if not task.submission.events:
             return ()
         return (
-            Tell(
+            EmitJobEvent(
                 seq=task.seq,
                 job=task.job,
                 state=state,
@@ -102,7 +102,7 @@ class Books:
         return self.now + (wall - self.wall)
 
 
-def check(books: Books) -> None:
+def check(books: QueueState) -> None:
     """Raises:
     AssertionError: names the task and what is wrong with it.
     """
@@ -127,30 +127,32 @@ def check(books: Books) -> None:
         _check_that_nothing_could_start(books)
 
 
-def _check_task(books: Books, task: Task) -> None:
+def _check_task(books: QueueState, task: Task) -> None:
     step = task.step
-    assert step not in (Step.NEW, Step.GONE), f"{task} is remembered"
-    assert books.jobs.get(task.job) == task.seq or step not in UNSETTLED or step is Step.LOOKING, f"{task} has no job"
-    assert (step is Step.LINED) == any(task.seq in pool.line for pool in books.pools), f"{task} is (not) in line"
-    assert step is not Step.STOPPING or task.doom is not None, f"{task} stops for no reason"
-    assert step in UNSETTLED or step is Step.SCHEDULING or task.end or step is Step.ACKING, f"{task} has no end"
+    assert step not in (TaskStep.NEW, TaskStep.GONE), f"{task} is remembered"
+    assert books.jobs.get(task.job) == task.seq or step not in UNSETTLED or step is TaskStep.LOOKING, (
+        f"{task} has no job"
+    )
+    assert (step is TaskStep.LINED) == any(task.seq in pool.line for pool in books.pools), f"{task} is (not) in line"
+    assert step is not TaskStep.STOPPING or task.doom is not None, f"{task} stops for no reason"
+    assert step in UNSETTLED or step is TaskStep.SCHEDULING or task.end or step is TaskStep.ACKING, f"{task} has no end"
     assert step not in STARTED or task.attempts > 0, f"{task} runs without an attempt"
-    assert step is not Step.WAITING or (Due.RETRY, task.seq) in books.agenda, f"{task} waits for ever"
-    assert step is not Step.PARKED or (Due.MISFIT, task.seq) in books.agenda, f"{task} is parked for ever"
-    assert not (books.open and task.found and step is Step.LOOKING), f"{task} has ended, and is not forgotten"
+    assert step is not TaskStep.WAITING or (TimerKind.RETRY, task.seq) in books.agenda, f"{task} waits for ever"
+    assert step is not TaskStep.PARKED or (TimerKind.MISFIT, task.seq) in books.agenda, f"{task} is parked for ever"
+    assert not (books.open and task.found and step is TaskStep.LOOKING), f"{task} has ended, and is not forgotten"
     if not books.open:
-        assert step is not Step.RUNNING or task.worker, f"{task} was started before it was known what runs"
+        assert step is not TaskStep.RUNNING or task.worker, f"{task} was started before it was known what runs"
         return
-    if step in ADMITTED or step is Step.WAITING:
+    if step in ADMITTED or step is TaskStep.WAITING:
         assert task.doom is None, f"{task} is doomed and goes on waiting"
         assert task.deadline is None or books.now < task.deadline, f"{task} has expired and goes on waiting"
-    if step is Step.RUNNING:
+    if step is TaskStep.RUNNING:
         assert task.doom is None, f"{task} is doomed and goes on"
         assert task.deadline is None or books.now < task.deadline, f"{task} has expired and goes on"
         assert task.timeout_at is None or books.now < task.timeout_at, f"{task} has timed out and goes on"
 
 
-def _check_pools(books: Books) -> None:
+def _check_pools(books: QueueState) -> None:
     running = Counter(task.pool for task in books.tasks.values() if task.step in STARTED)
     for pool in books.pools:
         assert pool.free == sorted(slots for slots in pool.free if slots > 0), f"{pool} has odd leases"
@@ -162,30 +164,32 @@ def _check_pools(books: Books) -> None:
             assert pool is books.pools.choose(task.submission, task.draw), f"{task} is in the line of {pool}"
 
 
-def _check_keys(books: Books) -> None:
+def _check_keys(books: QueueState) -> None:
     books.lanes.check()
     for task in books.tasks.values():
         if task.step in UNSETTLED and task.ordered and task.key is not None:
             head = books.lanes.head(task.key)
             assert task.seq in books.lanes.members(task.key), f"{task} is not in its lane"
-            assert (task.step is Step.BEHIND) == (task.step in ADMITTED and head != task.seq), f"{task} is (not) behind"
+            assert (task.step is TaskStep.BEHIND) == (task.step in ADMITTED and head != task.seq), (
+                f"{task} is (not) behind"
+            )
         else:
-            assert task.step is not Step.BEHIND, f"{task} is behind nobody"
+            assert task.step is not TaskStep.BEHIND, f"{task} is behind nobody"
     if books.caps is None:
-        assert not books.count[Step.CAPPED], "tasks are kept back by no limit"
+        assert not books.count[TaskStep.CAPPED], "tasks are kept back by no limit"
         return
     books.caps.check()
     for task in books.tasks.values():
         if task.key is None:
             continue
         listed = books.caps.may_start(task.key, task.seq)
-        assert listed == (task.step in (Step.LINED, Step.PARKED)), f"{task} is (not) a candidate of its key"
+        assert listed == (task.step in (TaskStep.LINED, TaskStep.PARKED)), f"{task} is (not) a candidate of its key"
         assert (task.seq in books.caps.running(task.key)) == (task.step in STARTED), (
             f"{task} is (not) counted by its key"
         )
 
 
-def _check_that_nothing_could_start(books: Books) -> None:
+def _check_that_nothing_could_start(books: QueueState) -> None:
     if books.gate is not None and not books.gate.ready(books.now):
         return
     if books.rules.max_running is not None and books.running >= books.rules.max_running:

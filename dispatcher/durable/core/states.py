@@ -18,7 +18,7 @@ from ....runtime.state_machine import IllegalMove, Stepping, diagram
 from ....schemas.records.jobs import JobState
 
 
-class Step(StrEnum):
+class TaskStep(StrEnum):
     """Where a task is."""
 
     NEW = "new"
@@ -51,51 +51,53 @@ class Step(StrEnum):
     GONE = "gone"
 
 
-ADMITTED: Final = frozenset({Step.BEHIND, Step.CAPPED, Step.LINED, Step.PARKED})
+ADMITTED: Final = frozenset({TaskStep.BEHIND, TaskStep.CAPPED, TaskStep.LINED, TaskStep.PARKED})
 """Could start if nobody else were there."""
-STARTED: Final = frozenset({Step.RUNNING, Step.STOPPING})
-UNSETTLED: Final = ADMITTED | STARTED | {Step.LOOKING, Step.NOTING, Step.WAITING}
+STARTED: Final = frozenset({TaskStep.RUNNING, TaskStep.STOPPING})
+UNSETTLED: Final = ADMITTED | STARTED | {TaskStep.LOOKING, TaskStep.NOTING, TaskStep.WAITING}
 """May still be cancelled, or expire."""
 
-_ENDS: Final = {Step.STORING, Step.BURYING}
+_ENDS: Final = {TaskStep.STORING, TaskStep.BURYING}
 
-NEXT: Final[dict[Step, frozenset[Step]]] = {
-    Step.NEW: ADMITTED | _ENDS | {Step.LOOKING, Step.SCHEDULING, Step.WAITING, Step.RUNNING, Step.ACKING},
-    Step.LOOKING: ADMITTED | _ENDS | {Step.SCHEDULING, Step.WAITING, Step.RUNNING, Step.ACKING},
-    Step.SCHEDULING: frozenset({Step.BURYING, Step.ACKING}),
-    Step.BEHIND: ADMITTED | _ENDS | {Step.RUNNING},
-    Step.CAPPED: ADMITTED | _ENDS | {Step.RUNNING},
-    Step.LINED: ADMITTED | _ENDS | {Step.RUNNING},
-    Step.PARKED: ADMITTED | _ENDS | {Step.RUNNING},
-    Step.RUNNING: ADMITTED | _ENDS | {Step.STOPPING, Step.NOTING, Step.WAITING},
-    Step.STOPPING: ADMITTED | _ENDS | {Step.NOTING, Step.WAITING},
-    Step.NOTING: ADMITTED | _ENDS | {Step.WAITING},
-    Step.WAITING: ADMITTED | _ENDS | {Step.RUNNING},
-    Step.STORING: frozenset({Step.ACKING}),
-    Step.BURYING: frozenset({Step.ACKING}),
-    Step.ACKING: frozenset({Step.GONE}),
-    Step.GONE: frozenset(),
+NEXT: Final[dict[TaskStep, frozenset[TaskStep]]] = {
+    TaskStep.NEW: ADMITTED
+    | _ENDS
+    | {TaskStep.LOOKING, TaskStep.SCHEDULING, TaskStep.WAITING, TaskStep.RUNNING, TaskStep.ACKING},
+    TaskStep.LOOKING: ADMITTED | _ENDS | {TaskStep.SCHEDULING, TaskStep.WAITING, TaskStep.RUNNING, TaskStep.ACKING},
+    TaskStep.SCHEDULING: frozenset({TaskStep.BURYING, TaskStep.ACKING}),
+    TaskStep.BEHIND: ADMITTED | _ENDS | {TaskStep.RUNNING},
+    TaskStep.CAPPED: ADMITTED | _ENDS | {TaskStep.RUNNING},
+    TaskStep.LINED: ADMITTED | _ENDS | {TaskStep.RUNNING},
+    TaskStep.PARKED: ADMITTED | _ENDS | {TaskStep.RUNNING},
+    TaskStep.RUNNING: ADMITTED | _ENDS | {TaskStep.STOPPING, TaskStep.NOTING, TaskStep.WAITING},
+    TaskStep.STOPPING: ADMITTED | _ENDS | {TaskStep.NOTING, TaskStep.WAITING},
+    TaskStep.NOTING: ADMITTED | _ENDS | {TaskStep.WAITING},
+    TaskStep.WAITING: ADMITTED | _ENDS | {TaskStep.RUNNING},
+    TaskStep.STORING: frozenset({TaskStep.ACKING}),
+    TaskStep.BURYING: frozenset({TaskStep.ACKING}),
+    TaskStep.ACKING: frozenset({TaskStep.GONE}),
+    TaskStep.GONE: frozenset(),
 }
 
-TOLD: Final[dict[Step, JobState]] = {
-    Step.NEW: JobState.QUEUED,
-    Step.LOOKING: JobState.QUEUED,
-    Step.SCHEDULING: JobState.SCHEDULED,
+TOLD: Final[dict[TaskStep, JobState]] = {
+    TaskStep.NEW: JobState.QUEUED,
+    TaskStep.LOOKING: JobState.QUEUED,
+    TaskStep.SCHEDULING: JobState.SCHEDULED,
     **dict.fromkeys(ADMITTED, JobState.QUEUED),
     **dict.fromkeys(STARTED, JobState.RUNNING),
-    Step.NOTING: JobState.WAITING,
-    Step.WAITING: JobState.WAITING,
-    Step.STORING: JobState.RUNNING,
-    Step.BURYING: JobState.RUNNING,
+    TaskStep.NOTING: JobState.WAITING,
+    TaskStep.WAITING: JobState.WAITING,
+    TaskStep.STORING: JobState.RUNNING,
+    TaskStep.BURYING: JobState.RUNNING,
 }
 """What people are told; of ACKING it is how the task ended."""
 
 
-class _Task(Stepping[Step], Protocol):
+class _Task(Stepping[TaskStep], Protocol):
     seq: int
 
 
-def move(task: _Task, to: Step) -> None:
+def move(task: _Task, to: TaskStep) -> None:
     """Change the task's step, if the table allows it.
 
     Raises:
@@ -109,8 +111,8 @@ def move(task: _Task, to: Step) -> None:
 def states_diagram() -> str:
     """The table as a mermaid state diagram, for the documentation; ADMITTED is drawn as one state."""
 
-    def name(step: Step) -> str:
+    def name(step: TaskStep) -> str:
         return "admitted" if step in ADMITTED else step.value
 
     edges = {(name(before), name(after), ""): None for before, afters in NEXT.items() for after in sorted(afters)}
-    return diagram(Step.NEW, (edge for edge in edges if edge[0] != edge[1]), Step.GONE)
+    return diagram(TaskStep.NEW, (edge for edge in edges if edge[0] != edge[1]), TaskStep.GONE)

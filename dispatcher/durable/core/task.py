@@ -6,8 +6,8 @@ from ....schemas.errors.base import GanglineError
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import JobState
 from ..policies.priority_order import Place
-from .effects import Why
-from .states import Step
+from .effects import StopReason
+from .states import TaskStep
 
 
 class Task:
@@ -39,7 +39,7 @@ class Task:
     """Unix time; of the last try, if this dispatcher began it."""
     worker = ""
     """`<pool>.<worker>` that it was found on at the takeover."""
-    doom: Why | None = None
+    doom: StopReason | None = None
     """It will be cancelled or is dead, as soon as it is known what became of what is on its way."""
     marked = False
     """That it is cancelled is written down."""
@@ -61,7 +61,7 @@ class Task:
         """Chooses its pool, again and again the same."""
         self.place = place
         self.arrived_at = now
-        self.step = Step.NEW
+        self.step = TaskStep.NEW
         self.key = submission.key
 
     @property

@@ -8,7 +8,7 @@ from typing import Final
 from ....runtime.timers import TimerQueue
 
 
-class Due(StrEnum):
+class TimerKind(StrEnum):
     """What is to be done."""
 
     DEADLINE = "deadline"
@@ -23,8 +23,8 @@ class Due(StrEnum):
     """No worker is large enough: it is dead."""
 
 
-_ALL: Final = tuple(Due)
-Entry = tuple[Due, int]
+_ALL: Final = tuple(TimerKind)
+Entry = tuple[TimerKind, int]
 """With the task's sequence."""
 
 

@@ -8,23 +8,23 @@ from ....bus.port.bus import StreamMessage
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import MOST_TRIES, FailedTry, JobFailure
 from ....telemetry.tracing import NO_SPAN, Span
-from ..queue.item_tracker import ItemCount
-from ..queue.job_attempt import JobFlight
-from ..queue.slot_lessor import Slots
+from ..queue.item_tracker import ItemTracker
+from ..queue.job_attempt import JobAttempt
+from ..queue.slot_lessor import LeasedSlots
 from .parser import Arguments
 
 
-class Entry:
+class QueuedMessage:
     """One message. `submission` is None for one that is no task."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 
     arguments: Arguments | None = None
     """As they were read when it arrived, if they are small; for its first try."""
-    flight: JobFlight | None = None
+    flight: JobAttempt | None = None
     """The try under way."""
     attempt = 0
-    slots: Slots | None = None
+    slots: LeasedSlots | None = None
     """The lease that the try is on; None for one that was attached to."""
     feeder_pool = ""
     cost = 0
@@ -48,7 +48,7 @@ class Entry:
     tries: tuple[FailedTry, ...] = ()
     """That failed: the last ones, oldest first."""
     span: Span = NO_SPAN
-    _item_count: ItemCount | None = None
+    _item_count: ItemTracker | None = None
     _known = True
 
     def __init__(self, message: StreamMessage, submission: Submission | None) -> None:
@@ -57,14 +57,14 @@ class Entry:
         self.seq = message.sequence
 
     @property
-    def item_count(self) -> ItemCount:
+    def item_count(self) -> ItemTracker:
         """Of the try under way."""
         if self._item_count is None:
-            self._item_count = ItemCount(known=self._known)
+            self._item_count = ItemTracker(known=self._known)
         return self._item_count
 
     def count_items(self, *, known: bool) -> None:
-        """A try begins; `known` as of ItemCount."""
+        """A try begins; `known` as of ItemTracker."""
         self._known = known
         if self._item_count is not None:
             self._item_count = None

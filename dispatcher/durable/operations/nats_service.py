@@ -20,13 +20,13 @@ from ....runtime.clock import Environment
 from ....schemas.errors.base import GanglineError, InvalidRequest
 from ....schemas.messages.jobs import DispatcherStats
 from ....schemas.names import DispatcherOperation, Names
-from ..freeze_guard import Guard
+from ..freeze_guard import DoubtMonitor
 
 SERVICE: Final = "gangline-dispatcher"
 """Name under which `nats service ls` shows durable dispatchers."""
 
 
-class Presence:
+class DispatcherNatsService:
     """Of one dispatcher."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Presence:
         dispatcher: str,
         name: str,
         node: str,
-        guard: Guard,
+        guard: DoubtMonitor,
         ambient: Environment,
         responder: CountingResponder,
         statistics: Callable[[], DispatcherStats],

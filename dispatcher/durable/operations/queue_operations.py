@@ -19,14 +19,20 @@ from ....schemas.messages.jobs import CancelReply, JobInfo, JobRequest, JobWhyRe
 from ....schemas.messages.operations import parse_request
 from ....schemas.names import Names, QueueOperation
 from ....schemas.records.jobs import JobState
-from ..queue.queue_runner import Queue
+from ..queue.queue_runner import QueueRunner
 
 
-class Desk:
+class QueueOperations:
     """Of one queue."""
 
     def __init__(
-        self, bus: Bus, names: Names, queue: Queue, *, responder: CountingResponder, depth: Callable[[str], int | None]
+        self,
+        bus: Bus,
+        names: Names,
+        queue: QueueRunner,
+        *,
+        responder: CountingResponder,
+        depth: Callable[[str], int | None],
     ) -> None:
         """`depth` is the number of an endpoint's tasks in the stream, as far as it is known."""
         self._bus = bus

@@ -21,7 +21,7 @@ _RARELY: Final = 10
 """With more schedules than that in the stream only each tenth look lists them: each has a subject of its own."""
 
 
-class Endpoints:
+class EndpointDiscovery:
     """Looks once in a while. One of each dispatcher."""
 
     def __init__(

@@ -17,27 +17,27 @@ from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.names import DispatcherOperation, Names
 from ....schemas.records.jobs import DispatcherEvent
 from ....telemetry.logs import Log
-from ..freeze_guard import Guard
+from ..freeze_guard import DoubtMonitor
 from ..settings import DispatcherSettings
 from .ownership_core import (
     AnyEvent,
-    Connection,
-    Found,
+    ConnectionChanged,
+    EndpointsFound,
     GiveUp,
     Gone,
     HandedOver,
-    Heard,
     Here,
     Holding,
     Listed,
     NotTaken,
     OwnershipCore,
-    Ping,
+    OwnershipTick,
+    PeerAlive,
+    PeerSilent,
+    PingPeer,
     Stalled,
     Take,
-    Tick,
     Took,
-    Unheard,
 )
 
 LIST_S: Final = 1.0
@@ -61,7 +61,7 @@ def consumer_name(endpoint: str, ambient: Environment) -> str:
     return f"{_PREFIX}{endpoint[:_NAME_CHARS]}-{ambient.token()[:12]}"
 
 
-class Ownership:
+class OwnershipManager:
     """One dispatcher's part in sharing the queues out."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Ownership:
         dispatcher: str,
         tasks: Callable[[], Awaitable[Stream]],
         settings: DispatcherSettings,
-        guard: Guard,
+        guard: DoubtMonitor,
         ambient: Environment,
         take: TakeQueue,
         give_up: Callable[[int], None],
@@ -130,7 +130,7 @@ class Ownership:
 
     def found(self, endpoints: frozenset[str]) -> None:
         """These endpoints there are."""
-        self._tell(Found(now=self._now, endpoints=endpoints))
+        self._tell(EndpointsFound(now=self._now, endpoints=endpoints))
         self._wake.set()
 
     def gone(self, endpoint: str) -> None:
@@ -175,7 +175,7 @@ class Ownership:
             match effect:
                 case Take():
                     self._background.start(self._take_queue(effect))
-                case Ping():
+                case PingPeer():
                     self._background.start(self._ping(effect.dispatcher))
                 case GiveUp():
                     self._give_up(effect.count)
@@ -192,7 +192,7 @@ class Ownership:
                 listed_at = loop.time()
                 await self._list()
                 self._say("here", ())
-            self._tell(Tick(now=loop.time(), draw=self._ambient.random.random()))
+            self._tell(OwnershipTick(now=loop.time(), draw=self._ambient.random.random()))
             wait_s = min(0.25, self._settings.ping_s)
             if core.next_at is not None:
                 wait_s = min(wait_s, max(0.001, core.next_at - loop.time()))
@@ -259,12 +259,12 @@ class Ownership:
             await self._bus.request(subject, timeout_s=self._settings.frozen_after_s)
         except NoResponders:
             self._guard.look()
-            self._tell(Unheard(now=self._now, dispatcher=dispatcher))
+            self._tell(PeerSilent(now=self._now, dispatcher=dispatcher))
             self._wake.set()
         except GanglineError:
             pass  # its silence speaks for itself
         else:
-            self._tell(Heard(now=self._now, dispatcher=dispatcher))
+            self._tell(PeerAlive(now=self._now, dispatcher=dispatcher))
 
     # -- from outside ---------------------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class Ownership:
             return
         if told.dispatcher == self._dispatcher:
             return
-        self._tell(Heard(now=self._now, dispatcher=told.dispatcher))
+        self._tell(PeerAlive(now=self._now, dispatcher=told.dispatcher))
         has = None if told.event == "left" else told.has
         self._tell(Here(now=self._now, dispatcher=told.dispatcher, has=has))
         if told.event == "handed_over":
@@ -285,7 +285,7 @@ class Ownership:
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if self._core is not None:
-            self._tell(Connection(now=self._now, connected=event is ConnectionEvent.RECONNECTED))
+            self._tell(ConnectionChanged(now=self._now, connected=event is ConnectionEvent.RECONNECTED))
             self._wake.set()
 
     def _on_doubt(self, gap_s: float) -> None:

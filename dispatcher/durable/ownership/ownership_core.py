@@ -54,41 +54,41 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class OwnershipEvent:
     now: float
     """Monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Event):
+class EndpointsFound(OwnershipEvent):
     """Endpoints that there are."""
 
     endpoints: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed(Event):
+class Listed(OwnershipEvent):
     """All consumers there are."""
 
     holdings: tuple[Holding, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard(Event):
+class PeerAlive(OwnershipEvent):
     """A dispatcher answered, or was heard of otherwise."""
 
     dispatcher: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unheard(Event):
+class PeerSilent(OwnershipEvent):
     """The server says that nobody listened to a ping."""
 
     dispatcher: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here(Event):
+class Here(OwnershipEvent):
     """A dispatcher said how many queues it has; None: it leaves."""
 
     dispatcher: str
@@ -96,7 +96,7 @@ class Here(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandedOver(Event):
+class HandedOver(OwnershipEvent):
     """A dispatcher says that it has just given these queues up."""
 
     dispatcher: str
@@ -104,19 +104,19 @@ class HandedOver(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection(Event):
+class ConnectionChanged(OwnershipEvent):
     connected: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stalled(Event):
+class Stalled(OwnershipEvent):
     """We stood still for so long, and heard nobody."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Took(Event):
+class Took(OwnershipEvent):
     """The queue is ours."""
 
     endpoint: str
@@ -124,26 +124,39 @@ class Took(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotTaken(Event):
+class NotTaken(OwnershipEvent):
     """Somebody was faster, or the server did not answer."""
 
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gone(Event):
+class Gone(OwnershipEvent):
     """The queue is ours no longer."""
 
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick(Event):
+class OwnershipTick(OwnershipEvent):
     draw: float
     """A random number in [0, 1)."""
 
 
-AnyEvent = Found | Listed | Heard | Unheard | Here | HandedOver | Connection | Stalled | Took | NotTaken | Gone | Tick
+AnyEvent = (
+    EndpointsFound
+    | Listed
+    | PeerAlive
+    | PeerSilent
+    | Here
+    | HandedOver
+    | ConnectionChanged
+    | Stalled
+    | Took
+    | NotTaken
+    | Gone
+    | OwnershipTick
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +170,8 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ping:
-    """Ask whether it lives. Answer with Heard or Unheard, or not at all."""
+class PingPeer:
+    """Ask whether it lives. Answer with PeerAlive or PeerSilent, or not at all."""
 
     dispatcher: str
 
@@ -170,7 +183,7 @@ class GiveUp:
     count: int
 
 
-Effect = Take | Ping | GiveUp
+Effect = Take | PingPeer | GiveUp
 
 
 class Trust:
@@ -262,11 +275,11 @@ class OwnershipCore:
     def handle(self, event: AnyEvent) -> list[Effect]:
         """Learn something; returns what to do, in order."""
         match event:
-            case Tick():
+            case OwnershipTick():
                 return self._tick(event)
-            case Heard() | Unheard() | Here() | HandedOver() | Connection() | Stalled():
+            case PeerAlive() | PeerSilent() | Here() | HandedOver() | ConnectionChanged() | Stalled():
                 self._of_others(event)
-            case Found():
+            case EndpointsFound():
                 self._endpoints = event.endpoints
             case Listed():
                 self._list(event)
@@ -285,12 +298,12 @@ class OwnershipCore:
                 assert_never(event)
         return []
 
-    def _of_others(self, event: Heard | Unheard | Here | HandedOver | Connection | Stalled) -> None:
+    def _of_others(self, event: PeerAlive | PeerSilent | Here | HandedOver | ConnectionChanged | Stalled) -> None:
         match event:
-            case Heard():
+            case PeerAlive():
                 if (peer := self._peers.get(event.dispatcher)) is not None:
                     peer.heard_at, peer.unheard = event.now, 0
-            case Unheard():
+            case PeerSilent():
                 if (peer := self._peers.get(event.dispatcher)) is not None and self._settled(event.now):
                     peer.unheard += 1
             case Here():
@@ -302,7 +315,7 @@ class OwnershipCore:
                     self._holdings.pop(endpoint, None)
                     if self._had.get(endpoint) == event.dispatcher:
                         del self._had[endpoint]
-            case Connection():
+            case ConnectionChanged():
                 self._connected_at = event.now if event.connected else None
                 self._listed = False
                 for peer in self._peers.values():
@@ -338,7 +351,7 @@ class OwnershipCore:
         others = {holding.dispatcher for holding in holdings.values()} - {"", self.dispatcher}
         self._peers = {name: self._peers.get(name) or _Peer(event.now) for name in sorted(others)}
 
-    def _tick(self, tick: Tick) -> list[Effect]:
+    def _tick(self, tick: OwnershipTick) -> list[Effect]:
         now = tick.now
         if self._connected_at is None or not self._listed:
             self._wanted_at.clear()
@@ -347,7 +360,7 @@ class OwnershipCore:
         for name, peer in self._peers.items():
             if now - peer.pinged_at >= self._ping_s:
                 peer.pinged_at = now
-                effects.append(Ping(dispatcher=name))
+                effects.append(PingPeer(dispatcher=name))
         wanted = {endpoint for endpoint in self._free(now) if endpoint not in self._taking}
         for endpoint in list(self._wanted_at):
             if endpoint not in wanted:

@@ -19,14 +19,14 @@ from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.records.jobs import TurnRecord
 from ....telemetry.logs import Log
 from ...jobs.retry_budget import storage_backoff, until_answered
-from ..freeze_guard import Guard
+from ..freeze_guard import DoubtMonitor
 from .ownership_core import TRUST_S, Trust
 
 _ANSWERS_S: Final = 1.0
 """A proof that takes longer is worth nothing: it is asked for anew."""
 
 
-class Turn:
+class OwnershipProof:
     """Of one queue: the record that says whose turn it is."""
 
     def __init__(
@@ -98,13 +98,13 @@ class Turn:
         return TurnRecord(dispatcher=self._dispatcher, at=self._ambient.wall()).model_dump_json().encode()
 
 
-class Possession:
+class OwnershipVerifier:
     """Of one queue. Begins sure, since its consumer was just made."""
 
     def __init__(
         self,
-        guard: Guard,
-        turn: Turn,
+        guard: DoubtMonitor,
+        turn: OwnershipProof,
         state: Callable[[], Awaitable[ConsumerState]],
         *,
         doubted: Callable[[bool], None],

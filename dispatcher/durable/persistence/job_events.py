@@ -32,7 +32,7 @@ class _Telling:
     done: Callable[[], None] | None = None
 
 
-class JobFeed:
+class JobEventPublisher:
     """One of each queue. What it was asked to store is stored in that order, unless storage fails in between; items
     have their index for that case, and none is stored twice."""
 

@@ -26,7 +26,7 @@ class _Job:
     done: Callable[[bool], None] | None
 
 
-class Scribe:
+class KvWriteBatcher:
     """Writes in the order asked for, as far as storage keeps it; a key's own writes always in order."""
 
     def __init__(

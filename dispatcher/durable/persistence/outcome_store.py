@@ -26,13 +26,13 @@ from ....schemas.wire import headers
 from ....telemetry.logs import Log
 from ...jobs.retry_budget import until_answered, until_taken
 from ...jobs.storage import TaskStreams
-from ..context import Context
-from ..core.effects import Bury, Look, Mark, Note, Schedule, Store
-from ..messages.entry import Entry
+from ..context import DispatcherContext
+from ..core.effects import Bury, LookUpResult, Mark, Note, Schedule, Store
+from ..messages.entry import QueuedMessage
 from ..settings import DispatcherSettings
 from . import records
-from .job_events import JobFeed
-from .kv_write_batcher import Scribe
+from .job_events import JobEventPublisher
+from .kv_write_batcher import KvWriteBatcher
 
 _HEADERS_BYTES: Final = 8192
 """Room that a dead letter's headers may take beside the message's own."""
@@ -47,7 +47,7 @@ _LOGGED_CHARS: Final = 400
 Answer = Callable[[], None]
 
 
-class Outcomes:
+class OutcomeStore:
     """One of each queue. Methods begin the work and return; `answer` is called when it is done, once, unless the queue
     is lost before."""
 
@@ -57,7 +57,7 @@ class Outcomes:
         names: Names,
         streams: TaskStreams,
         *,
-        scribe: Scribe,
+        scribe: KvWriteBatcher,
         settings: DispatcherSettings,
         ambient: Environment,
         sure: Callable[[], Awaitable[None]],
@@ -85,7 +85,7 @@ class Outcomes:
 
     # -- results --------------------------------------------------------------------------------------------------
 
-    def look(self, endpoint: str, effect: Look, answer: Callable[[bool], None]) -> None:
+    def look(self, endpoint: str, effect: LookUpResult, answer: Callable[[bool], None]) -> None:
         """Whether the job has ended before. What whoever ended it left of its tries is removed."""
 
         async def read() -> KvEntry | None:
@@ -115,7 +115,7 @@ class Outcomes:
         asked = list(jobs)
         return [job for job, gone in zip(asked, await asyncio.gather(*map(look, asked)), strict=True) if gone]
 
-    def store(self, entry: Entry, effect: Store, answer: Answer) -> None:
+    def store(self, entry: QueuedMessage, effect: Store, answer: Answer) -> None:
         """The job's record."""
         if effect.result_ttl_s <= 0:
             answer()
@@ -128,7 +128,7 @@ class Outcomes:
         else:
             self._background.start(self._store_large(entry, effect, entry.body, answer))
 
-    async def _store_large(self, entry: Entry, effect: Store, body: bytes, answer: Answer) -> None:
+    async def _store_large(self, entry: QueuedMessage, effect: Store, body: bytes, answer: Answer) -> None:
         name = f"{effect.job}-{effect.attempts}-{self._ambient.token()[:8]}"
 
         async def put() -> None:
@@ -145,7 +145,7 @@ class Outcomes:
             await self._drop_unless_named(effect.job, name)
         self._stored(entry, effect, first, answer)
 
-    def _stored(self, entry: Entry, effect: Store, first: bool, answer: Answer) -> None:
+    def _stored(self, entry: QueuedMessage, effect: Store, first: bool, answer: Answer) -> None:
         """`first`: ours is the record. Else whoever wrote it had lost the queue without knowing, and will not remove
         what it noted of a try since we took over."""
         if not first:
@@ -173,13 +173,13 @@ class Outcomes:
 
     # -- tries ----------------------------------------------------------------------------------------------------
 
-    def note(self, endpoint: str, entry: Entry, effect: Note, answer: Answer) -> None:
+    def note(self, endpoint: str, entry: QueuedMessage, effect: Note, answer: Answer) -> None:
         """A try that failed."""
         records.note_try(entry, effect, wall=self._ambient.wall())
         key = self._names.try_key(endpoint, effect.job)
         self._scribe.put(key, records.try_of(effect, entry.tries), done=lambda _: answer())
 
-    def mark(self, endpoint: str, entry: Entry, effect: Mark, answer: Answer) -> None:
+    def mark(self, endpoint: str, entry: QueuedMessage, effect: Mark, answer: Answer) -> None:
         """A job that was cancelled, and cannot be ended at once."""
         key = self._names.try_key(endpoint, effect.job)
         record = records.cancelled_of(effect, entry.tries, wall=self._ambient.wall())
@@ -191,12 +191,12 @@ class Outcomes:
 
     # -- dead letters ---------------------------------------------------------------------------------------------
 
-    def bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
+    def bury(self, entry: QueuedMessage, effect: Bury, answer: Answer) -> None:
         """The dead letter, then the record, then the broadcast."""
         records.note_try(entry, effect, wall=self._ambient.wall())
         self._background.start(self._bury(entry, effect, answer))
 
-    async def _bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
+    async def _bury(self, entry: QueuedMessage, effect: Bury, answer: Answer) -> None:
         wall = self._ambient.wall()
         parsed = entry.submission is not None
         if parsed and await until_taken("looking a result up", lambda: self._ended_otherwise(effect.job), self._log):
@@ -234,7 +234,7 @@ class Outcomes:
         message = await (await self._streams.dead()).get(sequence)
         return effect if message is None else records.as_told(effect, message.headers or {})
 
-    async def _publish_dead(self, entry: Entry, effect: Bury, wall: float) -> Published:
+    async def _publish_dead(self, entry: QueuedMessage, effect: Bury, wall: float) -> Published:
         await self._sure()
         dead = await self._streams.dead()
         endpoint, method = records.target_of(entry)
@@ -254,11 +254,11 @@ class Outcomes:
 
     # -- schedules ------------------------------------------------------------------------------------------------
 
-    def schedule(self, entry: Entry, effect: Schedule, answer: Callable[[GanglineError | None], None]) -> None:
+    def schedule(self, entry: QueuedMessage, effect: Schedule, answer: Callable[[GanglineError | None], None]) -> None:
         """Give the message back to the server until its time; `answer` with why it will not take it."""
         self._background.start(self._schedule(entry, answer))
 
-    async def _schedule(self, entry: Entry, answer: Callable[[GanglineError | None], None]) -> None:
+    async def _schedule(self, entry: QueuedMessage, answer: Callable[[GanglineError | None], None]) -> None:
         submission = entry.submission
         assert submission is not None
         try:
@@ -282,7 +282,7 @@ class Outcomes:
             await until_taken("looking a result up", lambda: self._unschedule_cancelled(entry, subject), self._log)
             answer(None)
 
-    async def _unschedule_cancelled(self, entry: Entry, subject: str) -> None:
+    async def _unschedule_cancelled(self, entry: QueuedMessage, subject: str) -> None:
         """Whoever cancelled it while it was a task still has left a record of that very message; such a record of an
         earlier one says nothing of this."""
         assert entry.submission is not None
@@ -297,15 +297,15 @@ class Outcomes:
         return f"Outcomes(under way={len(self._background)})"
 
 
-class Writing:
+class OutcomeWrite:
     """See the module."""
 
-    def __init__(self, context: Context, *, sure: Callable[[], Awaitable[None]], log: Log) -> None:
+    def __init__(self, context: DispatcherContext, *, sure: Callable[[], Awaitable[None]], log: Log) -> None:
         """`sure` waits until it is certain that what is written is ours to write."""
         bus, names, streams = context.bus, context.names, context.streams
-        self.scribe = Scribe(streams.results, sure=sure, log=log)
-        self.feed = JobFeed(streams.jobs, names, limit_bytes=lambda: bus.max_payload, sure=sure, log=log)
-        self.outcomes = Outcomes(
+        self.scribe = KvWriteBatcher(streams.results, sure=sure, log=log)
+        self.feed = JobEventPublisher(streams.jobs, names, limit_bytes=lambda: bus.max_payload, sure=sure, log=log)
+        self.outcomes = OutcomeStore(
             bus,
             names,
             streams,

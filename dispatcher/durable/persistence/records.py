@@ -20,7 +20,7 @@ from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
 from ...jobs.dead_letters import BURIED
 from ..core.effects import Bury, Mark, Note, Store
-from ..messages.entry import Entry
+from ..messages.entry import QueuedMessage
 
 MAX_FAILURE_BYTES: Final = 64 * 1024
 """A traceback longer than that loses its middle."""
@@ -47,7 +47,7 @@ def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailu
     return JobFailure(code=error.code, message=message, details=details)
 
 
-def note_try(entry: Entry, effect: Note | Bury, *, wall: float) -> None:
+def note_try(entry: QueuedMessage, effect: Note | Bury, *, wall: float) -> None:
     """Remember, with the entry, the try that failed."""
     if effect.attempts and effect.error.may_have_started:
         entry.failed(effect.attempts, short_failure_of(effect.error), started_at=effect.started_at, ended_at=wall)
@@ -60,7 +60,7 @@ def short_failure_of(error: GanglineError) -> JobFailure:
     return JobFailure(code=error.code, message=error.message[:_TRY_CHARS], details=details)
 
 
-def result_of(entry: Entry, effect: Store | Bury, *, wall: float, object: str | None = None) -> bytes:
+def result_of(entry: QueuedMessage, effect: Store | Bury, *, wall: float, object: str | None = None) -> bytes:
     """The record of a job's end.
 
     Args:
@@ -126,7 +126,7 @@ def cancelled_of(effect: Mark, tries: tuple[FailedTry, ...] = (), *, wall: float
     return record.model_dump_json().encode()
 
 
-def target_of(entry: Entry) -> tuple[str, str]:
+def target_of(entry: QueuedMessage) -> tuple[str, str]:
     """Endpoint and method, as far as the subject tells them."""
     if entry.submission is not None:
         return entry.submission.endpoint, entry.submission.method
@@ -137,7 +137,7 @@ def target_of(entry: Entry) -> tuple[str, str]:
 # -- dead letters -----------------------------------------------------------------------------------------------------
 
 
-def dead_headers(entry: Entry, effect: Bury, *, wall: float, limit: int) -> dict[str, str]:
+def dead_headers(entry: QueuedMessage, effect: Bury, *, wall: float, limit: int) -> dict[str, str]:
     """Headers of the dead letter: those of the message, and why it is dead.
 
     Args:
@@ -180,7 +180,7 @@ def size_of_headers(given: Mapping[str, str]) -> int:
     return 12 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in given.items())
 
 
-def dead_event(entry: Entry, effect: Bury, *, wall: float) -> bytes:
+def dead_event(entry: QueuedMessage, effect: Bury, *, wall: float) -> bytes:
     """What is broadcast of a dead letter."""
     endpoint, method = target_of(entry)
     told = TaskDeadEvent(

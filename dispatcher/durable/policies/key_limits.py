@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .priority_order import Place, Ranked
+from .priority_order import Place, RankedSet
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class StartChanges:
     """Who may be started now, and who may not any more."""
 
     promoted: tuple[int, ...] = ()
@@ -31,9 +31,9 @@ class _Cap:
 
     def __init__(self) -> None:
         self.running: dict[int, None] = {}
-        self.candidates = Ranked(reverse=True)
+        self.candidates = RankedSet(reverse=True)
         """May be started; `first` is the one to go when a better comes."""
-        self.waiting = Ranked()
+        self.waiting = RankedSet()
         self.places: dict[int, Place] = {}
         """Of candidates and of those that wait."""
 
@@ -41,7 +41,7 @@ class _Cap:
     def empty(self) -> bool:
         return not self.running and not self.places
 
-    def balance(self, limit: int) -> Shift:
+    def balance(self, limit: int) -> StartChanges:
         """Restore law 1."""
         promoted: list[int] = []
         demoted: list[int] = []
@@ -58,10 +58,10 @@ class _Cap:
                 self.candidates.add(best)
                 promoted.append(best[1])
             else:
-                return Shift(tuple(promoted), tuple(demoted))
+                return StartChanges(tuple(promoted), tuple(demoted))
 
 
-class Caps:
+class KeyConcurrency:
     """All keys, with one limit for each of them."""
 
     def __init__(self, limit: int) -> None:
@@ -71,21 +71,21 @@ class Caps:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: str, place: Place) -> Shift:
+    def add(self, key: str, place: Place) -> StartChanges:
         """One more that could start; it is `promoted` if it may."""
         cap = self._keys.setdefault(key, _Cap())
         cap.places[place[1]] = place
         cap.waiting.add(place)
         return cap.balance(self.limit)
 
-    def discard(self, key: str, seq: int) -> Shift:
+    def discard(self, key: str, seq: int) -> StartChanges:
         """One of those that could start goes away."""
         cap = self._keys.get(key)
         if cap is None or cap.places.pop(seq, None) is None:
-            return Shift()
+            return StartChanges()
         return self._without(key, cap, seq)
 
-    def start(self, key: str, seq: int) -> Shift:
+    def start(self, key: str, seq: int) -> StartChanges:
         """It runs now, whether or not it might."""
         cap = self._keys.setdefault(key, _Cap())
         cap.running[seq] = None
@@ -93,7 +93,7 @@ class Caps:
             return self._without(key, cap, seq)
         return cap.balance(self.limit)
 
-    def stop(self, key: str, seq: int) -> Shift:
+    def stop(self, key: str, seq: int) -> StartChanges:
         """It does not run any more."""
         cap = self._keys[key]
         del cap.running[seq]
@@ -113,12 +113,12 @@ class Caps:
         cap = self._keys.get(key)
         return cap is not None and seq in cap.candidates
 
-    def _without(self, key: str, cap: _Cap, seq: int) -> Shift:
+    def _without(self, key: str, cap: _Cap, seq: int) -> StartChanges:
         cap.candidates.discard(seq)
         cap.waiting.discard(seq)
         if cap.empty:
             del self._keys[key]
-            return Shift()
+            return StartChanges()
         return cap.balance(self.limit)
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class _Lane:
     __slots__ = ("members", "started")
 
     def __init__(self) -> None:
-        self.members = Ranked()
+        self.members = RankedSet()
         self.started: dict[int, None] = {}
 
     @property
@@ -152,7 +152,7 @@ class _Lane:
         return None if first is None else first[1]
 
 
-class Lanes:
+class OrderedKeys:
     """The tasks of ordered keys, from their arrival until their end is stored."""
 
     def __init__(self) -> None:

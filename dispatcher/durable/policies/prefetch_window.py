@@ -11,7 +11,7 @@ AT_ONCE: Final = 128
 workers, and with them the next starts, wait behind no more than these."""
 
 
-class Window:
+class PrefetchWindow:
     """What is in hand and on its way. A bound of bytes can be passed by what was on its way already, if messages are
     suddenly larger than those before."""
 

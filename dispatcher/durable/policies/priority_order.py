@@ -28,7 +28,7 @@ def place_of(submission: Submission, seq: int, age_step_s: float) -> Place:
     return (submission.published_at - submission.priority * age_step_s, seq)
 
 
-class Ranked:
+class RankedSet:
     """Sequences by place. Adding, removing and taking the first (or, `reverse`, the last) costs O(log n)."""
 
     __slots__ = ("_heap", "_members", "_sign")
@@ -75,13 +75,13 @@ class Ranked:
         return None
 
 
-class Line:
+class ReadyQueue:
     """The tasks of one pool that may start as soon as there is room, with the slots that each takes."""
 
     __slots__ = ("_by_cost", "_costs", "slots")
 
     def __init__(self) -> None:
-        self._by_cost: dict[int, Ranked] = {}
+        self._by_cost: dict[int, RankedSet] = {}
         self._costs: dict[int, int] = {}
         self.slots = 0
         """That all of them together take."""
@@ -97,7 +97,7 @@ class Line:
 
     def add(self, place: Place, cost: int) -> None:
         assert place[1] not in self._costs, place
-        self._by_cost.setdefault(cost, Ranked()).add(place)
+        self._by_cost.setdefault(cost, RankedSet()).add(place)
         self._costs[place[1]] = cost
         self.slots += cost
 

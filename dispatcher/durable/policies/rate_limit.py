@@ -12,7 +12,7 @@ _HAIR = 1e-9
 """A timer that fires at the computed time must not be a rounding error too early."""
 
 
-class RateGate:
+class RateLimiter:
     """One limit."""
 
     __slots__ = ("_interval_s", "_tat", "burst", "rate_per_s")

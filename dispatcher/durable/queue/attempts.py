@@ -2,7 +2,7 @@
 
 Laws:
 
-1. Each Start and each Attach is answered by exactly one `ended`, or by none after `let_go`.
+1. Each StartAttempt and each ReattachAttempt is answered by exactly one `ended`, or by none after `let_go`.
 2. A try is on one lease or on none; the lease's slots come back with its end.
 3. Letting go (the queue is somebody else's now, or soon will be) stops nothing: what runs goes on.
 """
@@ -37,15 +37,15 @@ from ...router.router import Router
 from ...routing.outcome import Fate, error_of_fate
 from ...routing.worker_table import Worker
 from ...transport.exchange import Exchange
-from ..core.effects import Attach, Start
-from ..messages.entry import Entry
+from ..core.effects import ReattachAttempt, StartAttempt
+from ..messages.entry import QueuedMessage
 from ..messages.parser import arguments_of
-from ..persistence.job_events import JobFeed
-from ..workers.failure_detector import Vigil
-from .item_tracker import Came, ItemCount
-from .job_attempt import JobFlight, error_of_answer, lost_with_gang
+from ..persistence.job_events import JobEventPublisher
+from ..workers.failure_detector import WorkerFailureDetector
+from .item_tracker import ItemTracker, ItemVerdict
+from .job_attempt import JobAttempt, error_of_answer, lost_with_gang
 from .joint_attempt import JointFlight
-from .slot_lessor import Feeder
+from .slot_lessor import SlotLessor
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a frame.
 _TASK: Final = int(RequestOp.TASK)
@@ -65,11 +65,11 @@ def _nothing(_worker: str) -> None:
     """Nobody wants to know."""
 
 
-OnEnd = Callable[[Entry, int, GanglineError | None], None]
+OnEnd = Callable[[QueuedMessage, int, GanglineError | None], None]
 """The entry, the attempt, and its error if it failed."""
 
 
-class Flights:
+class AttemptSender:
     """See the module. Plain calls; no task waits for a flight."""
 
     def __init__(
@@ -78,8 +78,8 @@ class Flights:
         *,
         router: Router,
         ambient: Environment,
-        vigil: Vigil,
-        feed: JobFeed,
+        vigil: WorkerFailureDetector,
+        feed: JobEventPublisher,
         ended: OnEnd,
         log: Log,
     ) -> None:
@@ -91,9 +91,9 @@ class Flights:
         self._feed = feed
         self._ended = ended
         self._log = log
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, QueuedMessage] = {}
         """With a flight under way, by sequence."""
-        self._feeders: dict[str, Feeder] = {}
+        self._feeders: dict[str, SlotLessor] = {}
         self._retries: set[asyncio.TimerHandle] = set()
         self._adopted: dict[str, tuple[int, Sequence[str]]] = {}
         """By job: attempt and workers of a try that runs on all ranks of a gang, and that another dispatcher began."""
@@ -109,7 +109,7 @@ class Flights:
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
-    def start(self, entry: Entry, start: Start, feeder: Feeder) -> None:
+    def start(self, entry: QueuedMessage, start: StartAttempt, feeder: SlotLessor) -> None:
         """Send a task on a lease."""
         submission = entry.submission
         assert submission is not None, entry
@@ -145,10 +145,10 @@ class Flights:
             return
         self.started += 1
 
-    def _start_on_all(self, entry: Entry, start: Start, hold: GangHold) -> None:
+    def _start_on_all(self, entry: QueuedMessage, start: StartAttempt, hold: GangHold) -> None:
         run = 1 + self._ambient.random.getrandbits(48)
 
-        def frame_of(flight: JobFlight, rank: int) -> Frame:
+        def frame_of(flight: JobAttempt, rank: int) -> Frame:
             if flight.attached:
                 return self._attach_frame(entry, flight, rank)
             return self._task_frame(
@@ -158,14 +158,19 @@ class Flights:
 
         self._launch_jointly(entry, [str(part.worker.id) for part in hold.parts], frame_of, attached=False)
 
-    def _attach_on_all(self, entry: Entry, names: Sequence[str]) -> None:
-        def frame_of(flight: JobFlight, rank: int) -> Frame:
+    def _attach_on_all(self, entry: QueuedMessage, names: Sequence[str]) -> None:
+        def frame_of(flight: JobAttempt, rank: int) -> Frame:
             return self._attach_frame(entry, flight, rank)
 
         self._launch_jointly(entry, names, frame_of, attached=True)
 
     def _launch_jointly(
-        self, entry: Entry, names: Sequence[str], frame_of: Callable[[JobFlight, int], Frame], *, attached: bool
+        self,
+        entry: QueuedMessage,
+        names: Sequence[str],
+        frame_of: Callable[[JobAttempt, int], Frame],
+        *,
+        attached: bool,
     ) -> None:
         entry.workers = names
         worker = next((worker for name in names if name and (worker := self.worker(name)) is not None), None)
@@ -193,7 +198,9 @@ class Flights:
         if attached and entry.stopped == entry.attempt:
             flight.cancel()
 
-    def _ended_on_all(self, entry: Entry, flight: JointFlight, results: list[Any], error: GanglineError | None) -> None:
+    def _ended_on_all(
+        self, entry: QueuedMessage, flight: JointFlight, results: list[Any], error: GanglineError | None
+    ) -> None:
         if error is None:
             error = self._take_result(entry, (_OK, flight.id, results))
         elif entry.stopped != entry.attempt:
@@ -209,7 +216,7 @@ class Flights:
         """A try that is to be attached to runs on these workers, by rank; empty: nobody knows where that rank is."""
         self._adopted[job] = (attempt, names)
 
-    def attach(self, entry: Entry, attach: Attach) -> None:
+    def attach(self, entry: QueuedMessage, attach: ReattachAttempt) -> None:
         """Be told how a try ends that another dispatcher began."""
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
         entry.worker, entry.workers, entry.started, entry.fence = attach.worker, (), True, 0
@@ -220,7 +227,7 @@ class Flights:
             return
         self._try_attach(entry, attach, self._exchange.loop.time() + _APPEARS_S)
 
-    def _try_attach(self, entry: Entry, attach: Attach, appears_by: float) -> None:
+    def _try_attach(self, entry: QueuedMessage, attach: ReattachAttempt, appears_by: float) -> None:
         """
         Args:
             appears_by: until then a worker that the router does not know is only not known yet; it has said that it has
@@ -239,9 +246,9 @@ class Flights:
         if entry.stopped == entry.attempt:
             self._exchange.post(worker, (RequestOp.CANCEL, flight.id))
 
-    def _flight(self, entry: Entry, worker: Worker, *, attached: bool) -> JobFlight:
+    def _flight(self, entry: QueuedMessage, worker: Worker, *, attached: bool) -> JobAttempt:
         exchange = self._exchange
-        flight = JobFlight(
+        flight = JobAttempt(
             exchange.new_id(),
             worker,
             self,
@@ -256,7 +263,7 @@ class Flights:
         entry.once = method is not None and not method.idempotent
         return flight
 
-    def _send(self, entry: Entry, flight: JobFlight, frame: Frame) -> None:
+    def _send(self, entry: QueuedMessage, flight: JobAttempt, frame: Frame) -> None:
         self._entries[entry.seq] = entry
         self._vigil.watch(flight.worker)
         self._exchange.launch(flight, frame)
@@ -264,7 +271,12 @@ class Flights:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def _task_frame(
-        self, entry: Entry, flight: JobFlight, start: Start, token: str, more: dict[str, Any] | None = None
+        self,
+        entry: QueuedMessage,
+        flight: JobAttempt,
+        start: StartAttempt,
+        token: str,
+        more: dict[str, Any] | None = None,
     ) -> Frame:
         submission = entry.submission
         assert submission is not None
@@ -287,7 +299,7 @@ class Flights:
             meta.update(generation=entry.slots.hold.formation.later, pool=start.pool, **(more or {}))
         return (_TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, flags, meta)
 
-    def _trace(self, entry: Entry, submission: Submission) -> str | None:
+    def _trace(self, entry: QueuedMessage, submission: Submission) -> str | None:
         entry.span = tracer.start(
             f"gangline.job {submission.target}",
             kind="producer",
@@ -300,7 +312,7 @@ class Flights:
         )
         return entry.span.traceparent()
 
-    def _attach_frame(self, entry: Entry, flight: JobFlight, rank: int | None = None) -> Frame:
+    def _attach_frame(self, entry: QueuedMessage, flight: JobAttempt, rank: int | None = None) -> Frame:
         submission = entry.submission
         assert submission is not None
         flags, meta = _ATTACH, self._meta(entry, submission)
@@ -311,7 +323,7 @@ class Flights:
             meta["rank"] = rank
         return (_TASK, flight.id, submission.method, None, None, None, None, None, flags, meta)
 
-    def _meta(self, entry: Entry, submission: Submission) -> dict[str, Any]:
+    def _meta(self, entry: QueuedMessage, submission: Submission) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "job": submission.job,
             "endpoint": self._endpoint,
@@ -327,7 +339,7 @@ class Flights:
 
     # -- after the end --------------------------------------------------------------------------------------------
 
-    def acknowledge(self, entry: Entry) -> None:
+    def acknowledge(self, entry: QueuedMessage) -> None:
         """Tell whoever ran its last try that the end of that is stored, or of no interest any more."""
         if entry.submission is None or not entry.started:
             return
@@ -346,7 +358,7 @@ class Flights:
 
     # -- stopping -------------------------------------------------------------------------------------------------
 
-    def stop(self, entry: Entry, attempt: int) -> None:
+    def stop(self, entry: QueuedMessage, attempt: int) -> None:
         """Have the worker cancel a try."""
         entry.stopped = attempt
         flight = entry.flight
@@ -375,24 +387,24 @@ class Flights:
             self._finish(entry, flight)
 
     @property
-    def running(self) -> list[Entry]:
+    def running(self) -> list[QueuedMessage]:
         return list(self._entries.values())
 
     # -- ends (job_flight.Pilot) ----------------------------------------------------------------------------------
 
-    def item(self, flight: JobFlight, frame: Frame) -> None:
+    def item(self, flight: JobAttempt, frame: Frame) -> None:
         """One item of a stream: more are sent when it is stored."""
         entry = self._entries.get(flight.seq)
         if entry is None or entry.flight is not flight or entry.submission is None:
             return
         submission, count, index = entry.submission, entry.item_count, frame[2]
         match count.take(index):
-            case Came.GAP:
+            case ItemVerdict.GAP:
                 self._ask_for_items(entry, flight, count)
                 return
-            case Came.AGAIN:
+            case ItemVerdict.AGAIN:
                 return
-            case Came.NEXT:
+            case ItemVerdict.NEXT:
                 pass
         error = self._feed.item(
             submission.job,
@@ -406,13 +418,13 @@ class Flights:
         if error is not None:
             self._break_off(entry, flight, error)
 
-    def _break_off(self, entry: Entry, flight: JobFlight, error: GanglineError) -> None:
+    def _break_off(self, entry: QueuedMessage, flight: JobAttempt, error: GanglineError) -> None:
         self._exchange.forget(flight)
         self._exchange.post(flight.worker, (RequestOp.CANCEL, flight.id))
         self._finish(entry, flight)
         self._ended(entry, flight.attempt, error)
 
-    def _ask_for_items(self, entry: Entry, flight: JobFlight, count: ItemCount) -> None:
+    def _ask_for_items(self, entry: QueuedMessage, flight: JobAttempt, count: ItemTracker) -> None:
         """Some got lost: at once the first time, then ever later, and not for ever."""
         wait_s = count.ask_after_s()
         if wait_s is None:
@@ -432,28 +444,28 @@ class Flights:
         timer = self._exchange.loop.call_later(wait_s, again)
         self._retries.add(timer)
 
-    def _credit(self, entry: Entry, count: ItemCount, index: int) -> None:
+    def _credit(self, entry: QueuedMessage, count: ItemTracker, index: int) -> None:
         more, flight = count.stored(index), entry.flight
         if more and flight is not None and entry.item_count is count:
             self._exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, more))
 
-    def _attach_anew(self, entry: Entry, flight: JobFlight) -> None:
+    def _attach_anew(self, entry: QueuedMessage, flight: JobAttempt) -> None:
         """Have the items that are not stored sent again."""
         self._exchange.forget(flight)
         self._vigil.unwatch(flight.worker)
         again = self._flight(entry, flight.worker, attached=True)
         self._send(entry, again, self._attach_frame(entry, again))
 
-    def held(self, flight: JobFlight) -> None:
+    def held(self, flight: JobAttempt) -> None:
         """It was not asked to wait."""
 
-    def still_runs(self, flight: JobFlight) -> None:
+    def still_runs(self, flight: JobAttempt) -> None:
         """The worker says so: it may wait for credit that got lost, or have sent items that did."""
         entry = self._entries.get(flight.seq)
         if entry is not None and entry.flight is flight and entry.streams and entry.item_count.stands_still():
             self._attach_anew(entry, flight)
 
-    def landed(self, flight: JobFlight, frame: Frame) -> None:
+    def landed(self, flight: JobAttempt, frame: Frame) -> None:
         """The worker answered."""
         entry = self._entries.get(flight.seq)
         if entry is None or entry.flight is not flight:
@@ -480,7 +492,7 @@ class Flights:
         else:
             self._ended(entry, flight.attempt, error)
 
-    def _take_result(self, entry: Entry, frame: Frame) -> GanglineError | None:
+    def _take_result(self, entry: QueuedMessage, frame: Frame) -> GanglineError | None:
         """Keep what it returned, as it will be stored."""
         assert entry.submission is not None
         if frame[0] == AnswerOp.END:
@@ -497,7 +509,7 @@ class Flights:
             return InvalidResult(f"the result {error.message}", may_have_started=True)
         return None
 
-    def crashed(self, flight: JobFlight, fate: Fate) -> None:
+    def crashed(self, flight: JobAttempt, fate: Fate) -> None:
         """There will be no answer."""
         entry = self._entries.get(flight.seq)
         if entry is None or entry.flight is not flight:
@@ -513,13 +525,15 @@ class Flights:
         entry.span.end(error)
         self._ended(entry, flight.attempt, error)
 
-    def _ask_again(self, entry: Entry, flight: JobFlight) -> None:
+    def _ask_again(self, entry: QueuedMessage, flight: JobAttempt) -> None:
         """That the question got lost, or was not taken, says nothing about the job."""
         assert entry.submission is not None
-        attach = Attach(seq=entry.seq, job=entry.submission.job, attempt=flight.attempt, worker=str(flight.worker.id))
+        attach = ReattachAttempt(
+            seq=entry.seq, job=entry.submission.job, attempt=flight.attempt, worker=str(flight.worker.id)
+        )
         self._attach_later(entry, attach, float("-inf"))
 
-    def _attach_later(self, entry: Entry, attach: Attach, appears_by: float) -> None:
+    def _attach_later(self, entry: QueuedMessage, attach: ReattachAttempt, appears_by: float) -> None:
         def again() -> None:
             self._retries.discard(timer)
             self._try_attach(entry, attach, appears_by)
@@ -527,13 +541,13 @@ class Flights:
         timer = self._exchange.loop.call_later(_ATTACH_AGAIN_S, again)
         self._retries.add(timer)
 
-    def _finish(self, entry: Entry, flight: JobFlight) -> None:
+    def _finish(self, entry: QueuedMessage, flight: JobAttempt) -> None:
         """Law 2."""
         if not isinstance(flight, JointFlight):
             self._vigil.unwatch(flight.worker)
         self._settle(entry)
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: QueuedMessage) -> None:
         entry.flight = None
         self._entries.pop(entry.seq, None)
         slots, entry.slots = entry.slots, None
@@ -546,7 +560,7 @@ class Flights:
         found = None if known is None else known.methods.get(method)
         return found is not None and found.streams
 
-    def feeds(self, feeder: Feeder) -> None:
+    def feeds(self, feeder: SlotLessor) -> None:
         """Tries may be on leases of this feeder."""
         self._feeders[feeder.pool] = feeder
 

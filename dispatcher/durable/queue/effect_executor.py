@@ -14,35 +14,35 @@ from ....schemas.errors.base import GanglineError
 from ....schemas.names import JobFeed as Feed
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
 from ...jobs.retry_budget import until_answered
-from ..context import Context
+from ..context import DispatcherContext
 from ..core import effects as do
 from ..core import events as on
-from ..messages.entry import Entry
-from ..persistence.outcome_store import Writing
+from ..messages.entry import QueuedMessage
+from ..persistence.outcome_store import OutcomeWrite
 from ..persistence.records import failure_of
-from ..workers.pool_observer import Rolls
-from .attempts import Flights
-from .slot_lessor import Feeder
+from ..workers.pool_observer import PoolObserver
+from .attempts import AttemptSender
+from .slot_lessor import SlotLessor
 
 
-class Teller(Protocol):
+class EventSink(Protocol):
     """How the core is told of something: the fields besides time and chance."""
 
     def __call__(self, event: type[Any], /, **fields: Any) -> None: ...
 
 
-class Hands:
+class QueueEffectExecutor:
     """See the module. Everything is begun in the turn in which it is asked for."""
 
     def __init__(
         self,
-        context: Context,
+        context: DispatcherContext,
         endpoint: str,
         *,
-        entries: dict[int, Entry],
-        tell: Teller,
-        tell_soon: Teller,
-        rolls: Rolls,
+        entries: dict[int, QueuedMessage],
+        tell: EventSink,
+        tell_soon: EventSink,
+        rolls: PoolObserver,
         sure: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         """
@@ -59,9 +59,9 @@ class Hands:
         self._rolls = rolls
         self._loop = asyncio.get_running_loop()
         self._log = context.log.bind(endpoint=endpoint)
-        self.writing = Writing(context, sure=sure, log=self._log)
+        self.writing = OutcomeWrite(context, sure=sure, log=self._log)
         self.outcomes = self.writing.outcomes
-        self.flights = Flights(
+        self.flights = AttemptSender(
             endpoint,
             router=context.router,
             ambient=context.ambient,
@@ -70,19 +70,19 @@ class Hands:
             ended=self._on_ended,
             log=self._log,
         )
-        self.feeders: dict[str, Feeder] = {}
+        self.feeders: dict[str, SlotLessor] = {}
         self.pulled = 0
         """Messages asked for so far."""
         self._consumer: Consumer | None = None
-        self._acking: dict[int, Entry] = {}
+        self._acking: dict[int, QueuedMessage] = {}
         """Acknowledged, and not confirmed to be; by sequence."""
         self._tried: dict[int, str] = {}
         """Jobs that are acknowledged, and whose TryRecord may stand; by sequence."""
-        self._last: Entry | None = None
+        self._last: QueuedMessage | None = None
         """What was acknowledged last: its end may be told after that."""
         self._dirty: set[str] = set()
         """Pools whose credit has changed in this turn."""
-        self._wants: dict[str, do.Want] = {}
+        self._wants: dict[str, do.RequestSlots] = {}
         self._turn_ends = False
         self._timer: asyncio.TimerHandle | None = None
         self._background = TaskSet(f"effects of {endpoint}", self._log)
@@ -110,20 +110,20 @@ class Hands:
         """Begin one."""
         HANDLERS[type(effect)](self, effect)
 
-    def _pull(self, effect: do.Pull) -> None:
+    def _pull(self, effect: do.Fetch) -> None:
         assert self._consumer is not None
         self.pulled += effect.count
         self._consumer.pull(effect.count)
 
-    def _want(self, effect: do.Want) -> None:
+    def _want(self, effect: do.RequestSlots) -> None:
         self._wants[effect.pool] = effect
         self._at_turn_end()
 
-    def _stop(self, effect: do.Stop) -> None:
+    def _stop(self, effect: do.StopAttempt) -> None:
         if (entry := self._entries.get(effect.seq)) is not None:
             self.flights.stop(entry, effect.attempt)
 
-    def _start(self, effect: do.Start) -> None:
+    def _start(self, effect: do.StartAttempt) -> None:
         context, entry = self._context, self._entries[effect.seq]
         waited_s = max(0.0, context.ambient.wall() - entry.message.at) if effect.attempt == 1 else None
         context.metrics.started(self._endpoint, effect.pool, waited_s)
@@ -137,7 +137,7 @@ class Hands:
         else:
             self._tell(on.Stored, seq=seq)
 
-    def _look(self, effect: do.Look) -> None:
+    def _look(self, effect: do.LookUpResult) -> None:
         seq = effect.seq
         self.outcomes.look(self._endpoint, effect, lambda found: self._tell(on.Looked, seq=seq, finished=found))
 
@@ -182,7 +182,7 @@ class Hands:
         if effect.tried:
             self._tried[effect.seq] = effect.job
 
-    def _publish_state(self, effect: do.Tell) -> None:
+    def _publish_state(self, effect: do.EmitJobEvent) -> None:
         entry = self._entries.get(effect.seq)
         if entry is None and self._last is not None and self._last.seq == effect.seq:
             entry = self._last
@@ -198,7 +198,7 @@ class Hands:
             )
         )
 
-    def _wake(self, effect: do.Wake) -> None:
+    def _wake(self, effect: do.SetQueueTimer) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -211,12 +211,12 @@ class Hands:
 
     # -- tries ----------------------------------------------------------------------------------------------------
 
-    def feeder(self, pool: str) -> Feeder:
+    def feeder(self, pool: str) -> SlotLessor:
         """The feeder of a pool."""
         feeder = self.feeders.get(pool)
         if feeder is None:
             context = self._context
-            feeder = Feeder(
+            feeder = SlotLessor(
                 pool, router=context.router, settings=context.settings, changed=self._credit_changed, log=self._log
             )
             self.feeders[pool] = feeder
@@ -224,9 +224,9 @@ class Hands:
             self._rolls.follow(pool)
         return feeder
 
-    def _on_ended(self, entry: Entry, attempt: int, error: GanglineError | None) -> None:
+    def _on_ended(self, entry: QueuedMessage, attempt: int, error: GanglineError | None) -> None:
         pool = entry.feeder_pool
-        self._tell_soon(on.Ended, seq=entry.seq, attempt=attempt, error=error, once=entry.once)
+        self._tell_soon(on.AttemptEnded, seq=entry.seq, attempt=attempt, error=error, once=entry.once)
         if pool:
             self._credit_changed(pool)
 
@@ -246,16 +246,16 @@ class Hands:
         dirty, self._dirty = self._dirty, set()
         for pool in sorted(dirty):
             if not self._closed:
-                self._tell(on.Credit, pool=pool, free=self.feeder(pool).free)
+                self._tell(on.SlotsGranted, pool=pool, free=self.feeder(pool).free)
         wants, self._wants = self._wants, {}
         for pool, want in wants.items():
             if not self._closed:
                 self.feeder(pool).want(want.slots, want.largest)
 
-    def _attach(self, effect: do.Attach) -> None:
+    def _attach(self, effect: do.ReattachAttempt) -> None:
         self._background.start(self._attach_to(self._entries[effect.seq], effect))
 
-    async def _attach_to(self, entry: Entry, effect: do.Attach) -> None:
+    async def _attach_to(self, entry: QueuedMessage, effect: do.ReattachAttempt) -> None:
         """Find out how much of a stream is stored, then attach."""
         assert entry.submission is not None
         entry.items = None
@@ -297,20 +297,20 @@ class Hands:
         return f"Hands({self._endpoint}, {self.flights!r}, {self.writing!r})"
 
 
-HANDLERS: Final[dict[type[do.Effect], Callable[[Hands, Any], None]]] = {
-    do.Pull: Hands._pull,
-    do.Look: Hands._look,
-    do.Want: Hands._want,
-    do.Start: Hands._start,
-    do.Attach: Hands._attach,
-    do.Stop: Hands._stop,
-    do.Note: Hands._note,
-    do.Mark: Hands._mark,
-    do.Store: Hands._store,
-    do.Bury: Hands._bury,
-    do.Schedule: Hands._schedule,
-    do.Ack: Hands._ack,
-    do.Tell: Hands._publish_state,
-    do.Wake: Hands._wake,
+HANDLERS: Final[dict[type[do.Effect], Callable[[QueueEffectExecutor, Any], None]]] = {
+    do.Fetch: QueueEffectExecutor._pull,
+    do.LookUpResult: QueueEffectExecutor._look,
+    do.RequestSlots: QueueEffectExecutor._want,
+    do.StartAttempt: QueueEffectExecutor._start,
+    do.ReattachAttempt: QueueEffectExecutor._attach,
+    do.StopAttempt: QueueEffectExecutor._stop,
+    do.Note: QueueEffectExecutor._note,
+    do.Mark: QueueEffectExecutor._mark,
+    do.Store: QueueEffectExecutor._store,
+    do.Bury: QueueEffectExecutor._bury,
+    do.Schedule: QueueEffectExecutor._schedule,
+    do.Ack: QueueEffectExecutor._ack,
+    do.EmitJobEvent: QueueEffectExecutor._publish_state,
+    do.SetQueueTimer: QueueEffectExecutor._wake,
 }
 """How each effect is begun. One for each of Effect: a test sees to it."""

@@ -13,7 +13,7 @@ MOST_GAPS: Final = 6
 """So often in a row, over some three seconds, items that lack are asked for in vain."""
 
 
-class Came(Enum):
+class ItemVerdict(Enum):
     """What to do with an item."""
 
     NEXT = auto()
@@ -24,7 +24,7 @@ class Came(Enum):
     """One before it got lost: have them sent again."""
 
 
-class ItemCount:
+class ItemTracker:
     """Of one try.
 
     Args:
@@ -51,15 +51,15 @@ class ItemCount:
     def __repr__(self) -> str:
         return f"ItemCount({self.received} came, {self.credited} stored{'' if self.known else ', begin unknown'})"
 
-    def take(self, index: int) -> Came:
+    def take(self, index: int) -> ItemVerdict:
         """An item came."""
         if not self.known:
             self.known, self.received, self.credited = True, index, index
         if index != self.received:
-            return Came.AGAIN if index < self.received else Came.GAP
+            return ItemVerdict.AGAIN if index < self.received else ItemVerdict.GAP
         self.received += 1
         self._gaps = 0
-        return Came.NEXT
+        return ItemVerdict.NEXT
 
     def ask_after_s(self) -> float | None:
         """How long to wait before what lacks is asked for again; None: it was in vain often enough."""

@@ -12,26 +12,26 @@ from ...routing.worker_table import Worker
 from ...transport.flights import Flight
 
 
-class Pilot(Protocol):
+class AttemptListener(Protocol):
     """Who is told of a flight's end."""
 
-    def landed(self, flight: JobFlight, frame: Frame) -> None:
+    def landed(self, flight: JobAttempt, frame: Frame) -> None:
         """The worker answered, for good."""
 
-    def item(self, flight: JobFlight, frame: Frame) -> None:
+    def item(self, flight: JobAttempt, frame: Frame) -> None:
         """One item of a stream came."""
 
-    def held(self, flight: JobFlight) -> None:
+    def held(self, flight: JobAttempt) -> None:
         """It has its slots, and waits for BEGIN."""
 
-    def still_runs(self, flight: JobFlight) -> None:
+    def still_runs(self, flight: JobAttempt) -> None:
         """The worker says so."""
 
-    def crashed(self, flight: JobFlight, fate: Fate) -> None:
+    def crashed(self, flight: JobAttempt, fate: Fate) -> None:
         """There will be no answer."""
 
 
-class JobFlight(Flight):
+class JobAttempt(Flight):
     """A TASK frame of a durable task."""
 
     __slots__ = ("attached", "attempt", "pilot", "seq", "sent_at")
@@ -40,7 +40,7 @@ class JobFlight(Flight):
     durable = True
 
     def __init__(
-        self, id: int, worker: Worker, pilot: Pilot, *, seq: int, attempt: int, attached: bool, sent_at: float
+        self, id: int, worker: Worker, pilot: AttemptListener, *, seq: int, attempt: int, attached: bool, sent_at: float
     ) -> None:
         self.id = id
         self.worker = worker

@@ -20,27 +20,28 @@ from ....schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 from ...routing.outcome import Fate, error_of_fate
 from ...routing.worker_table import Worker
 from ...transport.exchange import Exchange
-from ..workers.failure_detector import Vigil
-from .job_attempt import JobFlight, Pilot, error_of_answer
+from ..workers.failure_detector import WorkerFailureDetector
+from .job_attempt import AttemptListener, JobAttempt, error_of_answer
 
 _ATTACH_AGAIN_S: Final = 0.1
 
 
-class JointFlight(JobFlight):
-    """One flight to whoever hears of its end. It is not sent itself; one for each rank is, whose Pilot it is."""
+class JointFlight(JobAttempt):
+    """One flight to whoever hears of its end. It is not sent itself; one for each rank is, whose AttemptListener it
+    is."""
 
     __slots__ = ("_begun", "_ends", "_exchange", "_failed", "_find", "_frame_of", "_held", "_kept", "_names",
                  "_parts", "_results", "_started", "_timers", "_vigil", "_waiting")  # fmt: skip
 
     def __init__(
         self,
-        pilot: Pilot,
+        pilot: AttemptListener,
         exchange: Exchange,
-        vigil: Vigil,
+        vigil: WorkerFailureDetector,
         names: Sequence[str],
         *,
         find: Callable[[str], Worker | None],
-        frame_of: Callable[[JobFlight, int], Frame],
+        frame_of: Callable[[JobAttempt, int], Frame],
         ends: Callable[[JointFlight, list[Any], GanglineError | None], None],
         worker: Worker,
         seq: int,
@@ -64,7 +65,7 @@ class JointFlight(JobFlight):
         self._find = find
         self._frame_of = frame_of
         self._ends = ends
-        self._parts: dict[JobFlight, int] = {}
+        self._parts: dict[JobAttempt, int] = {}
         """Sent and not answered, with their ranks."""
         self._waiting = set(range(len(names)))
         """Ranks on which it has not ended."""
@@ -105,7 +106,7 @@ class JointFlight(JobFlight):
 
     # -- Pilot ----------------------------------------------------------------------------------------------------
 
-    def landed(self, flight: JobFlight, frame: Frame) -> None:
+    def landed(self, flight: JobAttempt, frame: Frame) -> None:
         if flight not in self._parts:
             return
         rank = self._take(flight)
@@ -115,7 +116,7 @@ class JointFlight(JobFlight):
         error = error_of_answer(frame, self._names[rank])
         self._end(rank, error, frame[2] if frame[0] == AnswerOp.OK else None)
 
-    def crashed(self, flight: JobFlight, fate: Fate) -> None:
+    def crashed(self, flight: JobAttempt, fate: Fate) -> None:
         if flight not in self._parts:
             return
         rank = self._take(flight)
@@ -128,7 +129,7 @@ class JointFlight(JobFlight):
             return
         self._end(rank, error_of_fate(fate, self._names[rank]))
 
-    def held(self, flight: JobFlight) -> None:
+    def held(self, flight: JobAttempt) -> None:
         """Law 1."""
         if flight in self._parts and not self._begun and self._failed is None:
             self._held.add(self._parts[flight])
@@ -137,10 +138,10 @@ class JointFlight(JobFlight):
                 for part in self._parts:
                     self._exchange.post(part.worker, (RequestOp.BEGIN, part.id))
 
-    def item(self, flight: JobFlight, frame: Frame) -> None:
+    def item(self, flight: JobAttempt, frame: Frame) -> None:
         """None is asked for."""
 
-    def still_runs(self, flight: JobFlight) -> None:
+    def still_runs(self, flight: JobAttempt) -> None:
         """It is waited for."""
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class JointFlight(JobFlight):
             self._end(rank, _not_sent())
             return
         exchange = self._exchange
-        part = JobFlight(
+        part = JobAttempt(
             exchange.new_id(),
             worker,
             self,
@@ -185,7 +186,7 @@ class JointFlight(JobFlight):
         timer = self._exchange.loop.call_later(_ATTACH_AGAIN_S, again)
         self._timers.add(timer)
 
-    def _take(self, part: JobFlight) -> int:
+    def _take(self, part: JobAttempt) -> int:
         self._vigil.unwatch(part.worker)
         return self._parts.pop(part)
 

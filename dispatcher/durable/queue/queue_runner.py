@@ -41,19 +41,19 @@ from ....schemas.names import WorkerId
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ...jobs.retry_budget import until_answered
-from ..context import Context
+from ..context import DispatcherContext
 from ..core import events as on
-from ..core.introspection import Counts
+from ..core.introspection import QueueCounts
 from ..core.queue_core import QueueCore
-from ..messages.entry import Entry
+from ..messages.entry import QueuedMessage
 from ..messages.parser import job_of, may_have_ended, read_message, size_of
 from ..ownership.manager import DISPATCHER, PRIVATELY, consumer_name
 from ..ownership.ownership_core import Take
-from ..ownership.verifier import Possession, Turn
-from ..workers.pool_observer import Rolls
-from .effect_executor import Hands
+from ..ownership.verifier import OwnershipProof, OwnershipVerifier
+from ..workers.pool_observer import PoolObserver
+from .effect_executor import QueueEffectExecutor
 from .kept_ends import KeptEnds
-from .recovery import Recovery, by_try
+from .recovery import QueueRecovery, by_try
 
 _ACK_WAIT_S: Final = 30.0
 """Tasks run and wait for longer: what comes again and is in hand is known by its sequence, and costs next to nothing.
@@ -69,14 +69,14 @@ _LAST_WORDS_S: Final = 1.0
 """How long the end of a possession waits for what is being written."""
 
 
-class Queue:
+class QueueRunner:
     """Made for one possession: `take`, then `close`."""
 
-    def __init__(self, context: Context, endpoint: str, *, on_lost: Callable[[Queue], None]) -> None:
+    def __init__(self, context: DispatcherContext, endpoint: str, *, on_lost: Callable[[QueueRunner], None]) -> None:
         """`on_lost`: the consumer is no more; called once, and not after `close`."""
         self.endpoint = endpoint
         self.since = context.ambient.wall()
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, QueuedMessage] = {}
         """What was delivered and is not acknowledged, by sequence."""
         self.core = QueueCore(endpoint, context.settings)
         self._context = context
@@ -90,8 +90,8 @@ class Queue:
         self._closed = False
         self._died = False
         """Our predecessor never gave the queue up."""
-        self._rolls = Rolls(context.router, context.known, tell=self._on_pool, log=self._log)
-        self._possession: Possession | None = None
+        self._rolls = PoolObserver(context.router, context.known, tell=self._on_pool, log=self._log)
+        self._possession: OwnershipVerifier | None = None
         self._consumer: Consumer | None = None
         self._recovering: asyncio.Task[None] | None = None
         self._searching: asyncio.Task[None] | None = None
@@ -110,7 +110,7 @@ class Queue:
         """Of tasks that say nothing."""
         self._asking: asyncio.Task[None] | None = None
         self._doubts = 0
-        self._hands = Hands(
+        self._hands = QueueEffectExecutor(
             context,
             endpoint,
             entries=self.entries,
@@ -119,7 +119,7 @@ class Queue:
             rolls=self._rolls,
             sure=self._sure,
         )
-        self._recovery = Recovery(
+        self._recovery = QueueRecovery(
             endpoint, context.bus, context.names, context.streams, router=context.router, log=self._log
         )
         flights = self._hands.flights
@@ -169,14 +169,14 @@ class Queue:
             )
         except ConsumerTaken:
             return None
-        turn = Turn(
+        turn = OwnershipProof(
             context.streams.results,
             context.names.turn_key(self.endpoint),
             dispatcher=context.dispatcher,
             ambient=context.ambient,
             log=self._log,
         )
-        self._possession = Possession(
+        self._possession = OwnershipVerifier(
             context.guard,
             turn,
             self._consumer.state,
@@ -191,7 +191,7 @@ class Queue:
         self._recovering.add_done_callback(self._recovered)
         return name
 
-    async def _recover(self, stream: Stream, turn: Turn) -> None:
+    async def _recover(self, stream: Stream, turn: OwnershipProof) -> None:
         """Law 4."""
         context, recovery, began_at = self._context, self._recovery, self._loop.time()
         pattern = context.names.tasks_of(self.endpoint)
@@ -207,7 +207,7 @@ class Queue:
         self._unlisten = context.routes.listen(self._on_route)
         self._follow(context.routes.get(self.endpoint))
         await self._rolls.open(sorted((context.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint)))
-        self.tell(on.Taken, waiting=waiting)
+        self.tell(on.QueueTaken, waiting=waiting)
         if waiting and (had or self._died):
             await self._let_others_come_back(recovery, turn)
         jobs = await recovery.jobs()
@@ -221,7 +221,7 @@ class Queue:
         ):
             if found.workers:
                 flights.adopt(found.job, found.attempt, found.workers)
-            self.tell(on.Adopted, job=found.job, worker=found.worker, attempt=found.attempt, pool=found.pool)
+            self.tell(on.TaskAdopted, job=found.job, worker=found.worker, attempt=found.attempt, pool=found.pool)
         self.recovery_s = self._loop.time() - began_at
         context.metrics.recovered(self.endpoint, self.recovery_s)
         self._asked_of = False
@@ -237,7 +237,7 @@ class Queue:
         )
         await self._be_asked()
 
-    async def _let_others_come_back(self, recovery: Recovery, turn: Turn) -> None:
+    async def _let_others_come_back(self, recovery: QueueRecovery, turn: OwnershipProof) -> None:
         """When the server has just restarted, workers that run tasks of a predecessor may be later than we are. And a
         predecessor that was thought dead starts nothing more only when it has found that it has no proof."""
         context = self._context
@@ -430,7 +430,7 @@ class Queue:
             return
         read = read_message(self._context.names, message)
         if isinstance(read, GanglineError):
-            self.entries.setdefault(seq, Entry(message, None)).message = message
+            self.entries.setdefault(seq, QueuedMessage(message, None)).message = message
             self.tell(
                 on.Malformed,
                 seq=seq,
@@ -440,7 +440,7 @@ class Queue:
                 published_at=message.at,
             )
             return
-        entry = self.entries[seq] = Entry(message, read[0])
+        entry = self.entries[seq] = QueuedMessage(message, read[0])
         if len(message.data) <= _SMALL:
             entry.arguments = read[1]
         self._take(message, read[0])
@@ -456,7 +456,7 @@ class Queue:
             self.entries[seq].tries = record.tries
         context = self._context
         self._events.append(
-            on.Arrived(
+            on.TaskArrived(
                 now=self._loop.time(),
                 wall=context.ambient.wall(),
                 draw=context.chance.random(),
@@ -489,7 +489,7 @@ class Queue:
             self._old_to = max(self._old_to, self._newest)
             self._asked_of = False
             self._doubts += 1
-        self.tell(on.Doubted)
+        self.tell(on.OwnershipDoubted)
 
     def _on_sure(self, missed: bool) -> None:
         """Law 5."""
@@ -498,7 +498,7 @@ class Queue:
                 self._asking.cancel()
             self._asking = self._loop.create_task(self._be_asked(), name=f"gangline-asked-{self.endpoint}")
         if self._searched_at >= self._context.guard.reconnected_at:
-            self.tell(on.Sure)
+            self.tell(on.OwnershipConfirmed)
         elif self._searching is None:
             self._searching = self._loop.create_task(self._search(), name=f"gangline-cancelled-{self.endpoint}")
 
@@ -511,7 +511,7 @@ class Queue:
             self._searched_at = began_at
         self._searching = None
         if self._possession is not None and self._possession.certain:
-            self.tell(on.Sure)
+            self.tell(on.OwnershipConfirmed)
 
     async def _be_asked(self) -> None:
         """We can be asked from now on: only what was published before may have been cancelled without us."""
@@ -608,7 +608,7 @@ class Queue:
         """The consumer, as the server has it."""
         return None if self._consumer is None else await self._consumer.state()
 
-    def counts(self) -> Counts:
+    def counts(self) -> QueueCounts:
         return self.core.statistics()
 
     def statistics(self, depth: int | None = None) -> QueueStats:

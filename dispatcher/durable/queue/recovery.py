@@ -61,7 +61,7 @@ def by_try(found: Iterable[tuple[WorkerId, WorkerJob]]) -> list[Try]:
     return alone
 
 
-class Recovery:
+class QueueRecovery:
     """Reads for one queue. Cancelling ends it."""
 
     def __init__(

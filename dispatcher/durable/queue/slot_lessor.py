@@ -29,7 +29,7 @@ _PRESSED_S: Final = 0.005
 """Slots of a worker that has no other free ones are given back after so long: somebody may be waiting for them."""
 
 
-class Slots:
+class LeasedSlots:
     """One lease, and how much of it our tasks use."""
 
     __slots__ = ("born_at", "hold", "idle_since", "name", "retired", "used")
@@ -66,7 +66,7 @@ class Slots:
         return f"Slots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
 
 
-class Feeder:
+class SlotLessor:
     """Leases of one pool for one queue. Everything happens on the loop; only asking for a lease takes a task."""
 
     def __init__(
@@ -79,10 +79,10 @@ class Feeder:
         self._changed = changed
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._leases: list[Slots] = []
+        self._leases: list[LeasedSlots] = []
         self._unreached = 0
         """Leases on workers that could not be reached when it was looked last."""
-        self._last: Slots | None = None
+        self._last: LeasedSlots | None = None
         """Whom a task was put on last, if nothing has changed since."""
         self._asks: dict[asyncio.Task[None], int] = {}
         """Leases asked for, with their slots."""
@@ -125,13 +125,13 @@ class Feeder:
         """Slots leased now, in use or not."""
         return sum(lease.hold.slots for lease in self._leases if not lease.hold.ended)
 
-    def take(self, cost: int, method: str, model: str | None) -> Slots | None:
+    def take(self, cost: int, method: str, model: str | None) -> LeasedSlots | None:
         """Put a task on a lease: the smallest that has room, on a worker that has the model if there is one."""
         if self._fits_again(cost, method) and model is None:
             assert self._last is not None
             self._last.used += cost
             return self._last
-        best: Slots | None = None
+        best: LeasedSlots | None = None
         best_rank: tuple[bool, int] | None = None
         room = False
         for lease in self._leases:
@@ -160,7 +160,7 @@ class Feeder:
             last is not None and last.hold.slots - last.used >= cost and method in last.worker.methods and last.usable
         )
 
-    def give(self, lease: Slots, cost: int) -> None:
+    def give(self, lease: LeasedSlots, cost: int) -> None:
         """The task has ended, or was never sent."""
         lease.used -= cost
         self._last = None
@@ -251,7 +251,7 @@ class Feeder:
         if self._closed:
             hold.release()
             return
-        self._leases.append(Slots(hold, self._loop.time()))
+        self._leases.append(LeasedSlots(hold, self._loop.time()))
         self._last = None
         self._wanted = max(0, self._wanted - slots)  # until we are told anew
         self._arm()
@@ -281,14 +281,14 @@ class Feeder:
             self._timer.cancel()
         self._timer = self._loop.call_at(at, self._look)
 
-    def _pressed(self, lease: Slots) -> bool:
+    def _pressed(self, lease: LeasedSlots) -> bool:
         """Whether somebody may be waiting for its slots."""
         if not lease.hold.counts_on.free:
             return True
         pool = self._router.known_target(self.pool)
         return pool is not None and pool.core.waiting > 0
 
-    def _idle_s(self, lease: Slots) -> float:
+    def _idle_s(self, lease: LeasedSlots) -> float:
         """How long its slots may be idle."""
         return min(self._settings.idle_s, _PRESSED_S) if self._pressed(lease) else self._settings.idle_s
 
@@ -327,7 +327,7 @@ class Feeder:
             self._wanted = self._told
             self._pump()
 
-    def _release(self, lease: Slots, *, aside_s: float = 0.0) -> None:
+    def _release(self, lease: LeasedSlots, *, aside_s: float = 0.0) -> None:
         """Give the lease back: what is idle at once, the rest as its tasks end."""
         self._last = None
         if lease in self._leases:

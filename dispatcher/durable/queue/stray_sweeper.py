@@ -15,15 +15,15 @@ from ....schemas.records.jobs import DeadReason
 from ....schemas.wire import headers
 from ....telemetry.logs import Log
 from ..core.effects import Bury
-from ..messages.entry import Entry
+from ..messages.entry import QueuedMessage
 from ..messages.parser import job_of
-from ..persistence.outcome_store import Writing
+from ..persistence.outcome_store import OutcomeWrite
 
 
-class Strays:
+class StraySweeper:
     """One of each dispatcher."""
 
-    def __init__(self, names: Names, *, writing: Writing, result_ttl_s: float, log: Log) -> None:
+    def __init__(self, names: Names, *, writing: OutcomeWrite, result_ttl_s: float, log: Log) -> None:
         """`writing` is its own, and stopped with it."""
         self._names = names
         self._writing = writing
@@ -84,7 +84,7 @@ class Strays:
             result_ttl_s=self._result_ttl_s,
         )
         buried = asyncio.Event()
-        self._outcomes.bury(Entry(message, None), effect, buried.set)
+        self._outcomes.bury(QueuedMessage(message, None), effect, buried.set)
         await buried.wait()
         await stream.delete(message.sequence)
         self.buried += 1

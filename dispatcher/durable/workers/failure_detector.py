@@ -19,7 +19,7 @@ from ....schemas.names import Names, Operation
 from ....telemetry.logs import Log
 from ...router.router import Router
 from ...routing.worker_table import Worker
-from ..freeze_guard import Guard
+from ..freeze_guard import DoubtMonitor
 
 _NOBODY: Final = JobsRequest(endpoint="-").model_dump_json().encode()
 """Of an endpoint that no task has: the shortest answer there is."""
@@ -37,11 +37,19 @@ class _Watched:
         self.suspected = False
 
 
-class Vigil:
+class WorkerFailureDetector:
     """One of each dispatcher. `watch` and `unwatch` are paired, one pair for each flight."""
 
     def __init__(
-        self, bus: Bus, names: Names, *, router: Router, guard: Guard, ping_s: float, gone_after_s: float, log: Log
+        self,
+        bus: Bus,
+        names: Names,
+        *,
+        router: Router,
+        guard: DoubtMonitor,
+        ping_s: float,
+        gone_after_s: float,
+        log: Log,
     ) -> None:
         self._bus = bus
         self._names = names

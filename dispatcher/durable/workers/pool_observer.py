@@ -28,7 +28,7 @@ class KnownPools:
         self.names: set[str] = set()
 
 
-class Rolls:
+class PoolObserver:
     """Follows the pools of one queue."""
 
     def __init__(
@@ -125,4 +125,4 @@ class Rolls:
         return f"Rolls({sorted(self._seen)})"
 
 
-__all__ = ["KnownPools", "Rolls"]
+__all__ = ["KnownPools", "PoolObserver"]

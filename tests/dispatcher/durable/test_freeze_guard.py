@@ -6,8 +6,8 @@ import asyncio
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConsumerLost, ConsumerState, KeyValue, StorageUnavailable
-from gangline.dispatcher.durable.freeze_guard import Guard
-from gangline.dispatcher.durable.ownership.verifier import Possession, Turn
+from gangline.dispatcher.durable.freeze_guard import DoubtMonitor
+from gangline.dispatcher.durable.ownership.verifier import OwnershipProof, OwnershipVerifier
 from gangline.dispatcher.transport.exchange import GAP_S
 from gangline.runtime.clock import Environment
 from gangline.telemetry.logs import logger_for
@@ -17,7 +17,7 @@ from gangline.testing.loop import VirtualLoop
 async def test_a_freeze_is_noticed_on_entry_of_the_first_event_before_any_timer() -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    guard = Guard(MemoryServer().connect("d"), 1.0)
+    guard = DoubtMonitor(MemoryServer().connect("d"), 1.0)
     doubts: list[float] = []
     guard.on_doubt(doubts.append)
     seen: list[int] = []
@@ -46,7 +46,7 @@ async def test_a_freeze_is_noticed_on_entry_of_the_first_event_before_any_timer(
 
 
 async def test_a_gap_in_what_is_heard_begins_a_new_term_once_for_all_who_were_not_heard() -> None:
-    guard = Guard(MemoryServer().connect("d"), 1.0)
+    guard = DoubtMonitor(MemoryServer().connect("d"), 1.0)
     guard.cut_off()  # not started: nothing is believed yet
     guard.start()
     guard.cut_off()
@@ -59,7 +59,7 @@ async def test_a_gap_in_what_is_heard_begins_a_new_term_once_for_all_who_were_no
 
 
 async def test_slow_workers_make_queues_doubtful_less_often_than_others_can_take_them() -> None:
-    guard = Guard(MemoryServer().connect("d"), 1.0)
+    guard = DoubtMonitor(MemoryServer().connect("d"), 1.0)
     guard.start()
     for _ in range(300):
         guard.cut_off()
@@ -71,7 +71,7 @@ async def test_slow_workers_make_queues_doubtful_less_often_than_others_can_take
 async def test_a_reconnection_begins_a_new_term_and_a_small_stall_does_not() -> None:
     hub = MemoryServer()
     bus = hub.connect("d")
-    guard = Guard(bus, 1.0)
+    guard = DoubtMonitor(bus, 1.0)
     guard.start()
     await asyncio.sleep(1)
     hub.disconnect(bus)
@@ -107,11 +107,11 @@ async def _no_bucket() -> KeyValue:
     raise AssertionError("no turn is taken here")
 
 
-def possession(guard: Guard, server: Server) -> tuple[Possession, list[str]]:
+def possession(guard: DoubtMonitor, server: Server) -> tuple[OwnershipVerifier, list[str]]:
     told: list[str] = []
-    made = Possession(
+    made = OwnershipVerifier(
         guard,
-        Turn(_no_bucket, "turn.e", dispatcher="d", ambient=Environment(), log=logger_for("test")),
+        OwnershipProof(_no_bucket, "turn.e", dispatcher="d", ambient=Environment(), log=logger_for("test")),
         server.state,
         doubted=lambda missed: told.append("doubted" if missed else "unproven"),
         sure=lambda missed: told.append("sure"),
@@ -124,7 +124,7 @@ def possession(guard: Guard, server: Server) -> tuple[Possession, list[str]]:
 async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes() -> None:
     hub = MemoryServer()
     bus = hub.connect("d")
-    guard, server = Guard(bus, 1.0), Server()
+    guard, server = DoubtMonitor(bus, 1.0), Server()
     guard.start()
     made, told = possession(guard, server)
     server.answers = [StorageUnavailable("no leader"), StorageUnavailable("no leader"), OURS]
@@ -143,7 +143,7 @@ async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes() -
 async def test_an_answer_from_before_a_second_doubt_does_not_count() -> None:
     hub = MemoryServer()
     bus = hub.connect("d")
-    guard, server = Guard(bus, 1.0), Server()
+    guard, server = DoubtMonitor(bus, 1.0), Server()
     guard.start()
     made, told = possession(guard, server)
     server.answers = [OURS, OURS]
@@ -161,7 +161,7 @@ async def test_an_answer_from_before_a_second_doubt_does_not_count() -> None:
 async def test_a_lost_consumer_is_said_once_and_nobody_becomes_sure() -> None:
     hub = MemoryServer()
     bus = hub.connect("d")
-    guard, server = Guard(bus, 1.0), Server()
+    guard, server = DoubtMonitor(bus, 1.0), Server()
     guard.start()
     made, told = possession(guard, server)
     server.answers = [ConsumerLost("gone")]

@@ -105,7 +105,7 @@ class Actor:
 
     def doubt(self, doubted: bool) -> None:
         if self.world.oracle.sure is doubted:
-            self.world.tell(on.Doubted if doubted else on.Sure)
+            self.world.tell(on.OwnershipDoubted if doubted else on.OwnershipConfirmed)
 
     def heal(self) -> None:
         """No more accidents: everything must end, once."""

@@ -55,13 +55,13 @@ class Oracle:
     def event(self, event: on.AnyEvent) -> None:
         self.now = event.now
         match event:
-            case on.Taken():
+            case on.QueueTaken():
                 self._empty_bucket()
             case on.Recovered():
                 self.open = True
-            case on.Doubted():
+            case on.OwnershipDoubted():
                 self.sure = False
-            case on.Sure():
+            case on.OwnershipConfirmed():
                 self.sure = True
             case on.Routed():
                 rules = event.route.queue
@@ -70,9 +70,9 @@ class Oracle:
                 self.route = event.route
             case on.PoolSeen():
                 self.facts[event.pool] = event
-            case on.Credit():
+            case on.SlotsGranted():
                 self.free[event.pool] = sorted(slots for slots in event.free if slots)
-            case on.Arrived() if event.seq not in self.tasks:
+            case on.TaskArrived() if event.seq not in self.tasks:
                 begun = event.attempts > event.submission.attempts
                 wait = begun and event.not_before > event.wall
                 self.tasks[event.seq] = Seen(
@@ -90,12 +90,12 @@ class Oracle:
                 task.phase = "wait" if task.ready_at > event.now else "ready"
             case on.Noted() if event.seq in self.tasks and self.tasks[event.seq].phase == "note":
                 self.tasks[event.seq].phase = "wait"
-            case on.Ended() if event.seq in self.tasks and self.tasks[event.seq].phase == "run":
+            case on.AttemptEnded() if event.seq in self.tasks and self.tasks[event.seq].phase == "run":
                 self._ended(self.tasks[event.seq], event)
             case _:
                 pass
 
-    def _ended(self, task: Seen, event: on.Ended) -> None:
+    def _ended(self, task: Seen, event: on.AttemptEnded) -> None:
         if event.error is not None and isinstance(classify(event.error), NotStarted):
             task.phase = "wait"
             task.refusals += 1
@@ -109,12 +109,12 @@ class Oracle:
 
     def effect(self, effect: do.Effect) -> None:
         match effect:
-            case do.Start():
+            case do.StartAttempt():
                 expected = self.next()
                 assert expected is not None, f"{effect} though nobody may start"
                 assert (effect.seq, effect.pool) == (expected.seq, expected.pool), f"{effect} and not {expected}"
                 self._start(expected, effect)
-            case do.Attach():
+            case do.ReattachAttempt():
                 task = self.tasks[effect.seq]
                 task.phase, task.begun, task.pool = "run", True, effect.worker.partition(".")[0]
             case do.Note():
@@ -127,7 +127,7 @@ class Oracle:
             case _:
                 pass
 
-    def _start(self, task: Seen, effect: do.Start) -> None:
+    def _start(self, task: Seen, effect: do.StartAttempt) -> None:
         task.phase, task.begun = "run", True
         self.starts.append(self.now)
         free = self.free[effect.pool]

@@ -14,7 +14,7 @@ def said_event(event: Any) -> str:
 
 def _event(event: Any) -> str:
     match event:
-        case on.Arrived():
+        case on.TaskArrived():
             task = event.submission
             words = [f"#{event.seq} arrives: {task.job}"]
             words += [f"key {task.key}"] if task.key else []
@@ -27,12 +27,12 @@ def _event(event: Any) -> str:
             return f"#{event.seq} arrives malformed: {event.error}"
         case on.Looked():
             return f"#{event.seq} {'has ended before' if event.finished else 'has no result yet'}"
-        case on.Credit():
+        case on.SlotsGranted():
             return f"credit in {event.pool}: {' + '.join(map(str, event.free)) or 'none'}"
-        case on.Ended():
+        case on.AttemptEnded():
             result = "done" if event.error is None else f"{type(event.error).__name__}: {event.error}"
             return f"#{event.seq} attempt {event.attempt} ended: {result}"
-        case on.Adopted():
+        case on.TaskAdopted():
             return f"{event.worker} has {event.job}, attempt {event.attempt}"
         case on.Cancel():
             return f"cancel {event.job}"
@@ -41,6 +41,12 @@ def _event(event: Any) -> str:
         case on.Routed():
             rules = event.route.queue.model_dump(exclude_defaults=True)
             return f"route: {event.route.pools('e')} {rules or ''}".rstrip()
+        case on.QueueTaken():
+            return "taken"
+        case on.OwnershipDoubted():
+            return "doubted"
+        case on.OwnershipConfirmed():
+            return "sure"
         case _:
             seq = getattr(event, "seq", None)
             return type(event).__name__.lower() if seq is None else f"#{seq} {type(event).__name__.lower()}"
@@ -52,15 +58,15 @@ def said_effect(effect: do.Effect) -> str:
 
 def _effect(effect: do.Effect) -> str:
     match effect:
-        case do.Pull():
+        case do.Fetch():
             return f"pull {effect.count}"
-        case do.Want():
+        case do.RequestSlots():
             return f"want {effect.slots} slots in {effect.pool}, {effect.largest} for the next"
-        case do.Start():
+        case do.StartAttempt():
             return f"start #{effect.seq} {effect.job}, attempt {effect.attempt}, in {effect.pool}"
-        case do.Attach():
+        case do.ReattachAttempt():
             return f"attach #{effect.seq} {effect.job}, attempt {effect.attempt}, to {effect.worker}"
-        case do.Stop():
+        case do.StopAttempt():
             return f"stop #{effect.seq}: {effect.why.value}"
         case do.Note():
             return f"note #{effect.seq}: {effect.attempts} failed, next at {effect.not_before - 1000.0:.3f}"
@@ -70,9 +76,11 @@ def _effect(effect: do.Effect) -> str:
             return f"store #{effect.seq}: {effect.state.value}"
         case do.Bury():
             return f"bury #{effect.seq}: {effect.reason.value} after {effect.attempts} attempts"
-        case do.Tell():
+        case do.EmitJobEvent():
             return f"tell {effect.job}: {effect.state.value}"
-        case do.Wake():
+        case do.SetQueueTimer():
             return "no timer" if effect.at is None else f"timer at {effect.at - 1000.0:.3f}"
-        case do.Look() | do.Schedule() | do.Ack():
+        case do.LookUpResult():
+            return f"look #{effect.seq}"
+        case do.Schedule() | do.Ack():
             return f"{type(effect).__name__.lower()} #{effect.seq}"

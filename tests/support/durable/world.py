@@ -37,7 +37,7 @@ class Run:
     key: str | None
     lease: int | None = None
     adopted: bool = False
-    stop: do.Why | None = None
+    stop: do.StopReason | None = None
     ended: bool = False
     """Its code has stopped; the answer is kept."""
     error: GanglineError | None = None
@@ -80,7 +80,7 @@ class World:
         self.begun_at: list[float] = []
         self.leases: dict[str, list[int]] = {}
         """Free slots of each lease, by pool; a slot stays with its lease."""
-        self.told: list[do.Tell] = []
+        self.told: list[do.EmitJobEvent] = []
         self.story: list[str] = []
         self.facts: dict[str, on.PoolSeen] = {}
         self.draw = 0.5
@@ -100,7 +100,7 @@ class World:
         self.undelivered = 0
         self.boundary = 0
         self.wake_at: float | None = None
-        self.wants: dict[str, do.Want] = {}
+        self.wants: dict[str, do.RequestSlots] = {}
         self.attached: dict[int, Run] = {}
         self.once = False
         """Workers do not declare tasks idempotent."""
@@ -116,12 +116,12 @@ class World:
         self.tell(on.Routed, route=self.route, explicit=self.explicit)
         for facts in self.facts.values():
             self.tell(on.PoolSeen, **{name: getattr(facts, name) for name in _FACTS})
-        self.tell(on.Taken)
+        self.tell(on.QueueTaken)
 
     def survey(self) -> None:
         """Ask all workers what they have."""
         for run in list(self.runs):
-            self.tell(on.Adopted, job=run.job, worker=run.worker, attempt=run.attempt)
+            self.tell(on.TaskAdopted, job=run.job, worker=run.worker, attempt=run.attempt)
 
     def recover(self) -> None:
         """Survey, wait for what the predecessor had in hand, and open."""
@@ -158,7 +158,7 @@ class World:
         if self._deaf:
             return []
         event = kind(now=self.now, wall=self.now, draw=self.draw, **fields)
-        self.ending = event.seq if isinstance(event, on.Ended) else None
+        self.ending = event.seq if isinstance(event, on.AttemptEnded) else None
         self.story.append(said_event(event))
         if isinstance(event, on.PoolSeen):
             self.facts[event.pool] = event
@@ -246,7 +246,7 @@ class World:
         message.delivered += 1
         attempts, not_before = self.tries.get(message.submission.job, (message.submission.attempts, 0.0))
         self.tell(
-            on.Arrived,
+            on.TaskArrived,
             seq=seq,
             submission=message.submission,
             size=message.size,
@@ -279,7 +279,7 @@ class World:
         for run in self.attached.values():
             if run.pool == pool:
                 run.lease = None
-        self.tell(on.Credit, pool=pool, free=free)
+        self.tell(on.SlotsGranted, pool=pool, free=free)
 
     def run_of(self, job: str) -> Run:
         return next(run for run in self.runs if run.job == job and not run.ended)
@@ -321,30 +321,30 @@ class World:
         lease, run.lease = run.lease, None
         if lease is not None and keep_slot and lease < len(self.leases[run.pool]):
             self.leases[run.pool][lease] += run.cost
-            self.tell(on.Ended, seq=run.seq, attempt=run.attempt, error=run.error, once=self.once)
-            self.tell(on.Credit, pool=run.pool, free=tuple(self.leases[run.pool]))
+            self.tell(on.AttemptEnded, seq=run.seq, attempt=run.attempt, error=run.error, once=self.once)
+            self.tell(on.SlotsGranted, pool=run.pool, free=tuple(self.leases[run.pool]))
         else:
-            self.tell(on.Ended, seq=run.seq, attempt=run.attempt, error=run.error, once=self.once)
+            self.tell(on.AttemptEnded, seq=run.seq, attempt=run.attempt, error=run.error, once=self.once)
 
     # -- what the core wants -------------------------------------------------------------------------------------------
 
     def _carry_out(self, effect: do.Effect) -> None:
         match effect:
-            case do.Pull():
+            case do.Fetch():
                 assert effect.count > 0
                 self.pulled += effect.count
-            case do.Look():
+            case do.LookUpResult():
                 self._later(
                     f"look {effect.job}",
                     lambda: self.tell(on.Looked, seq=effect.seq, finished=effect.job in self.results),
                 )
-            case do.Want():
+            case do.RequestSlots():
                 self.wants[effect.pool] = effect
-            case do.Start():
+            case do.StartAttempt():
                 self._start(effect)
-            case do.Attach():
+            case do.ReattachAttempt():
                 self._attach(effect)
-            case do.Stop():
+            case do.StopAttempt():
                 run = self.attached.get(effect.seq)
                 if run is None:  # an attach that found nothing, or what ends with this very event
                     ends = any(name == f"lost {effect.job}" for name, _ in self.network) or self.ending == effect.seq
@@ -352,9 +352,9 @@ class World:
                 else:
                     assert run.attempt == effect.attempt
                     run.stop = effect.why
-            case do.Tell():
+            case do.EmitJobEvent():
                 self.told.append(effect)
-            case do.Wake():
+            case do.SetQueueTimer():
                 self.wake_at = effect.at
             case _:
                 self._settle(effect)
@@ -429,7 +429,7 @@ class World:
         self.runs = [run for run in self.runs if run.seq != effect.seq or not run.ended]
         self.tell(on.Acked, seq=effect.seq)
 
-    def _start(self, effect: do.Start) -> None:
+    def _start(self, effect: do.StartAttempt) -> None:
         submission = self.stream[effect.seq].submission
         living = [run for run in self.runs if not run.ended]
         assert not any(run.job == effect.job for run in living), f"law 2: {effect} while it runs"
@@ -461,7 +461,7 @@ class World:
         self.started.append((effect.job, effect.attempt))
         self.begun_at.append(self.now)
 
-    def _attach(self, effect: do.Attach) -> None:
+    def _attach(self, effect: do.ReattachAttempt) -> None:
         run = next(
             (
                 run
@@ -474,7 +474,7 @@ class World:
             lost = ResultLost("not known here")
             self._later(
                 f"lost {effect.job}",
-                lambda: self.tell(on.Ended, seq=effect.seq, attempt=effect.attempt, error=lost),
+                lambda: self.tell(on.AttemptEnded, seq=effect.seq, attempt=effect.attempt, error=lost),
             )
             return
         self.attached[effect.seq] = run

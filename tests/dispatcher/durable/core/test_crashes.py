@@ -8,7 +8,7 @@ import random
 import pytest
 
 from gangline.dispatcher.durable.core import effects as do
-from gangline.dispatcher.durable.queue.effect_executor import Hands
+from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecutor
 from gangline.schemas.names import JobFeed
 from gangline.schemas.records.jobs import JobItem, JobState
 from gangline.schemas.wire import headers
@@ -82,9 +82,9 @@ def crew(site: Site) -> None:
 def at_effect(monkeypatch: pytest.MonkeyPatch, victim: DispatcherNode, number: int, *, after: bool) -> list[str]:
     """Kill the victim just before (or after) the `number`th effect of its queue; the list gets all its effects."""
     seen: list[str] = []
-    carry_out = Hands.carry_out
+    carry_out = QueueEffectExecutor.carry_out
 
-    def counted(self: Hands, effect: do.Effect) -> None:
+    def counted(self: QueueEffectExecutor, effect: do.Effect) -> None:
         if current_node() != victim.name:
             carry_out(self, effect)
             return
@@ -98,7 +98,7 @@ def at_effect(monkeypatch: pytest.MonkeyPatch, victim: DispatcherNode, number: i
         if len(seen) == number and after:
             victim.kill()
 
-    monkeypatch.setattr(Hands, "carry_out", counted)
+    monkeypatch.setattr(QueueEffectExecutor, "carry_out", counted)
     return seen
 
 
@@ -125,7 +125,18 @@ def killed_at_effect(monkeypatch: pytest.MonkeyPatch, number: int, *, after: boo
 
 
 NEVER = 1_000_000
-KINDS = ["Pull", "Look", "Bury", "Schedule", "Ack", "Want", "Start", "Store", "Note", "Wake"]
+KINDS = [
+    "Fetch",
+    "LookUpResult",
+    "Bury",
+    "Schedule",
+    "Ack",
+    "RequestSlots",
+    "StartAttempt",
+    "Store",
+    "Note",
+    "SetQueueTimer",
+]
 
 
 @pytest.fixture(scope="session")

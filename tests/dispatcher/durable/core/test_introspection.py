@@ -101,7 +101,7 @@ def test_a_queue_that_was_just_taken_or_is_in_doubt_says_so():
     world.arrive("a")
     assert "just taken" in obstacles(world, "a")["paused"]
     world.recover()
-    world.tell(on.Doubted)
+    world.tell(on.OwnershipDoubted)
     assert "still its own" in obstacles(world, "a")["paused"]
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from gangline.dispatcher.durable.core import queue_core as core
-from gangline.dispatcher.durable.core.arrivals import Arriving
-from gangline.dispatcher.durable.core.completion import Ending
-from gangline.dispatcher.durable.core.effects import Ack, Why
-from gangline.dispatcher.durable.core.pool_credit import PoolView
-from gangline.dispatcher.durable.core.scheduler import Admission, Starting
-from gangline.dispatcher.durable.core.state import Books
-from gangline.dispatcher.durable.core.states import ADMITTED, Step
+from gangline.dispatcher.durable.core.arrivals import Arrivals
+from gangline.dispatcher.durable.core.completion import Completion
+from gangline.dispatcher.durable.core.effects import Ack, StopReason
+from gangline.dispatcher.durable.core.pool_credit import PoolCredit
+from gangline.dispatcher.durable.core.scheduler import Admission, StartScheduler
+from gangline.dispatcher.durable.core.state import QueueState
+from gangline.dispatcher.durable.core.states import ADMITTED, TaskStep
 from gangline.dispatcher.durable.core.task import Task
-from gangline.dispatcher.durable.policies.key_limits import Caps, Shift
-from gangline.dispatcher.durable.policies.rate_limit import RateGate
+from gangline.dispatcher.durable.policies.key_limits import KeyConcurrency, StartChanges
+from gangline.dispatcher.durable.policies.rate_limit import RateLimiter
 
 from ....scale import repetitions
 from ....support.durable.walk import walk
@@ -39,33 +39,33 @@ def mutant(plant: Patch) -> Patch:
 
 @mutant
 def it_is_acknowledged_before_its_end_is_stored(patch: pytest.MonkeyPatch) -> None:
-    original = Ending._store
+    original = Completion._store
 
-    def store(self: Ending, task: Task, state: Any) -> None:
+    def store(self: Completion, task: Task, state: Any) -> None:
         original(self, task, state)
         self._books.settle(Ack(seq=task.seq, job=task.job, tried=False))
 
-    patch.setattr(Ending, "_store", store)
+    patch.setattr(Completion, "_store", store)
 
 
 @mutant
 def what_was_held_back_in_doubt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def settle(self: Books, effect: Any, *told: Any) -> None:
+    def settle(self: QueueState, effect: Any, *told: Any) -> None:
         if self.sure:
             self.out.extend((effect, *told))
 
-    patch.setattr(Books, "settle", settle)
+    patch.setattr(QueueState, "settle", settle)
 
 
 @mutant
 def a_retry_is_never_woken(patch: pytest.MonkeyPatch) -> None:
-    def wait(self: Ending, task: Task, until: float) -> None:
+    def wait(self: Completion, task: Task, until: float) -> None:
         if until > self._books.now:
-            self._books.move(task, Step.WAITING)
+            self._books.move(task, TaskStep.WAITING)
         else:
             self._admission.admit(task)
 
-    patch.setattr(Ending, "_wait", wait)
+    patch.setattr(Completion, "_wait", wait)
 
 
 # -- law 2 ------------------------------------------------------------------------------------------------------------
@@ -73,41 +73,41 @@ def a_retry_is_never_woken(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def tasks_start_before_it_is_known_what_runs(patch: pytest.MonkeyPatch) -> None:
-    original = Starting.room
+    original = StartScheduler.room
 
-    def room(self: Starting) -> int:
+    def room(self: StartScheduler) -> int:
         before, self._books.open = self._books.open, True
         try:
             return original(self)
         finally:
             self._books.open = before
 
-    patch.setattr(Starting, "room", room)
+    patch.setattr(StartScheduler, "room", room)
 
 
 @mutant
 def what_is_told_before_it_arrives_is_not_attached_to(patch: pytest.MonkeyPatch) -> None:
-    original = Arriving.adopted
+    original = Arrivals.adopted
 
-    def adopted(self: Arriving, event: Any) -> None:
+    def adopted(self: Arrivals, event: Any) -> None:
         if event.job in self._books.jobs:
             original(self, event)
 
-    patch.setattr(Arriving, "adopted", adopted)
+    patch.setattr(Arrivals, "adopted", adopted)
 
 
 @mutant
 def a_timed_out_try_is_given_up_before_it_has_ended(patch: pytest.MonkeyPatch) -> None:
-    original = Ending.stop
+    original = Completion.stop
 
-    def stop(self: Ending, task: Task, why: Why) -> None:
+    def stop(self: Completion, task: Task, why: StopReason) -> None:
         original(self, task, why)
-        if why is Why.TIMED_OUT:
+        if why is StopReason.TIMED_OUT:
             self._admission.end(task)
             task.doom = None
             self._wait(task, self._books.now)
 
-    patch.setattr(Ending, "stop", stop)
+    patch.setattr(Completion, "stop", stop)
 
 
 # -- law 3 ------------------------------------------------------------------------------------------------------------
@@ -115,25 +115,25 @@ def a_timed_out_try_is_given_up_before_it_has_ended(patch: pytest.MonkeyPatch) -
 
 @mutant
 def the_wait_begins_before_the_failure_is_noted(patch: pytest.MonkeyPatch) -> None:
-    original = Ending._again
+    original = Completion._again
 
-    def again(self: Ending, task: Task, *args: Any, **rest: Any) -> None:
+    def again(self: Completion, task: Task, *args: Any, **rest: Any) -> None:
         original(self, task, *args, **rest)
-        if task.step is Step.NOTING:
+        if task.step is TaskStep.NOTING:
             self._wait(task, task.ready_at)
 
-    patch.setattr(Ending, "_again", again)
+    patch.setattr(Completion, "_again", again)
 
 
 @mutant
 def what_started_nothing_counts(patch: pytest.MonkeyPatch) -> None:
-    original = Ending._refused
+    original = Completion._refused
 
-    def refused(self: Ending, task: Task) -> None:
+    def refused(self: Completion, task: Task) -> None:
         task.attempts += 1
         original(self, task)
 
-    patch.setattr(Ending, "_refused", refused)
+    patch.setattr(Completion, "_refused", refused)
 
 
 # -- law 4 ------------------------------------------------------------------------------------------------------------
@@ -141,47 +141,47 @@ def what_started_nothing_counts(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def what_is_stopping_does_not_count_as_running(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Books, "running", property(lambda self: self.count[Step.RUNNING]))
+    patch.setattr(QueueState, "running", property(lambda self: self.count[TaskStep.RUNNING]))
 
 
 @mutant
 def adopted_tasks_do_not_count_for_their_key(patch: pytest.MonkeyPatch) -> None:
-    original = Caps.start
+    original = KeyConcurrency.start
 
-    def start(self: Caps, key: str, seq: int) -> Shift:
+    def start(self: KeyConcurrency, key: str, seq: int) -> StartChanges:
         if not self.may_start(key, seq):
             self.discard(key, seq)
-            return Shift()
+            return StartChanges()
         return original(self, key, seq)
 
-    def stop(self: Caps, key: str, seq: int) -> Shift:
-        return original_stop(self, key, seq) if seq in self.running(key) else Shift()
+    def stop(self: KeyConcurrency, key: str, seq: int) -> StartChanges:
+        return original_stop(self, key, seq) if seq in self.running(key) else StartChanges()
 
-    original_stop = Caps.stop
-    patch.setattr(Caps, "start", start)
-    patch.setattr(Caps, "stop", stop)
+    original_stop = KeyConcurrency.stop
+    patch.setattr(KeyConcurrency, "start", start)
+    patch.setattr(KeyConcurrency, "stop", stop)
 
 
 @mutant
 def the_rate_begins_with_a_full_bucket(patch: pytest.MonkeyPatch) -> None:
-    original = RateGate.__init__
+    original = RateLimiter.__init__
 
-    def init(self: RateGate, *, rate_per_s: float, burst: int, now: float) -> None:
+    def init(self: RateLimiter, *, rate_per_s: float, burst: int, now: float) -> None:
         original(self, rate_per_s=rate_per_s, burst=burst, now=now)
         self._tat = now
 
-    patch.setattr(RateGate, "__init__", init)
+    patch.setattr(RateLimiter, "__init__", init)
 
 
 @mutant
 def slots_of_all_leases_are_taken_together(patch: pytest.MonkeyPatch) -> None:
-    original = PoolView.credit
-    patch.setattr(PoolView, "credit", lambda self, free: original(self, (sum(free),)))
+    original = PoolCredit.credit
+    patch.setattr(PoolCredit, "credit", lambda self, free: original(self, (sum(free),)))
 
 
 @mutant
 def a_pools_limit_is_looked_at_only_when_it_is_set(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PoolView, "full", False)
+    patch.setattr(PoolCredit, "full", False)
 
 
 # -- laws 5 and 6 -----------------------------------------------------------------------------------------------------
@@ -189,28 +189,28 @@ def a_pools_limit_is_looked_at_only_when_it_is_set(patch: pytest.MonkeyPatch) ->
 
 @mutant
 def an_ordered_key_goes_on_while_its_head_waits_for_a_retry(patch: pytest.MonkeyPatch) -> None:
-    original = Ending.noted
+    original = Completion.noted
 
-    def noted(self: Ending, seq: int) -> None:
+    def noted(self: Completion, seq: int) -> None:
         original(self, seq)
         task = self._books.tasks.get(seq)
-        if task is not None and task.step is Step.WAITING:
+        if task is not None and task.step is TaskStep.WAITING:
             self._admission.dismiss(task)
             task.ordered = False
 
-    patch.setattr(Ending, "noted", noted)
+    patch.setattr(Completion, "noted", noted)
 
 
 @mutant
 def an_ordered_key_goes_on_before_the_end_of_its_head_is_stored(patch: pytest.MonkeyPatch) -> None:
-    original = Ending._store
+    original = Completion._store
 
-    def store(self: Ending, task: Task, state: Any) -> None:
+    def store(self: Completion, task: Task, state: Any) -> None:
         original(self, task, state)
         self._admission.dismiss(task)
         task.ordered = False
 
-    patch.setattr(Ending, "_store", store)
+    patch.setattr(Completion, "_store", store)
 
 
 @mutant
@@ -219,7 +219,7 @@ def an_ordered_key_goes_by_priority(patch: pytest.MonkeyPatch) -> None:
 
     def enrol(self: Admission, task: Task) -> None:
         original(self, task)
-        if task.ordered and task.submission.priority > 0 and task.step in ADMITTED | {Step.NEW}:
+        if task.ordered and task.submission.priority > 0 and task.step in ADMITTED | {TaskStep.NEW}:
             self._demote(self._books.lanes.start(task.key or "", task.seq))
 
     patch.setattr(Admission, "enrol", enrol)
@@ -227,41 +227,41 @@ def an_ordered_key_goes_by_priority(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def one_that_comes_back_goes_to_the_end_of_the_line(patch: pytest.MonkeyPatch) -> None:
-    original = Ending._wait
+    original = Completion._wait
 
-    def wait(self: Ending, task: Task, until: float) -> None:
+    def wait(self: Completion, task: Task, until: float) -> None:
         task.place = (self._books.wall, task.seq)
         original(self, task, until)
 
-    patch.setattr(Ending, "_wait", wait)
+    patch.setattr(Completion, "_wait", wait)
 
 
 @mutant
 def the_first_pool_with_room_goes_first(patch: pytest.MonkeyPatch) -> None:
-    def first(self: Starting) -> Any:
+    def first(self: StartScheduler) -> Any:
         for pool in self._books.pools:
             place = pool.next(self._books.now, self._books.settings.age_step_s)
             if place is not None:
                 return (place, pool)
         return None
 
-    patch.setattr(Starting, "_first", first)
+    patch.setattr(StartScheduler, "_first", first)
 
 
 @mutant
 def a_head_that_does_not_fit_is_passed_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PoolView, "_turn", lambda self, now, turn_s: 1)
+    patch.setattr(PoolCredit, "_turn", lambda self, now, turn_s: 1)
 
 
 @mutant
 def a_freed_key_is_not_passed_on(patch: pytest.MonkeyPatch) -> None:
-    original = Caps.stop
+    original = KeyConcurrency.stop
 
-    def stop(self: Caps, key: str, seq: int) -> Shift:
+    def stop(self: KeyConcurrency, key: str, seq: int) -> StartChanges:
         original(self, key, seq)
-        return Shift()
+        return StartChanges()
 
-    patch.setattr(Caps, "stop", stop)
+    patch.setattr(KeyConcurrency, "stop", stop)
 
 
 @mutant
@@ -274,21 +274,21 @@ def a_cancelled_candidate_keeps_its_place_in_the_key(patch: pytest.MonkeyPatch) 
 
 @mutant
 def in_doubt_tasks_are_started_all_the_same(patch: pytest.MonkeyPatch) -> None:
-    original = Starting.room
+    original = StartScheduler.room
 
-    def room(self: Starting) -> int:
+    def room(self: StartScheduler) -> int:
         before, self._books.sure = self._books.sure, True
         try:
             return original(self)
         finally:
             self._books.sure = before
 
-    patch.setattr(Starting, "room", room)
+    patch.setattr(StartScheduler, "room", room)
 
 
 @mutant
 def in_doubt_ends_are_stored_all_the_same(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Books, "settle", lambda self, effect, *told: self.out.extend((effect, *told)))
+    patch.setattr(QueueState, "settle", lambda self, effect, *told: self.out.extend((effect, *told)))
 
 
 @mutant
@@ -298,8 +298,8 @@ def a_cancellation_is_confirmed_before_it_is_written_down(patch: pytest.MonkeyPa
 
 @mutant
 def a_cancellation_that_was_written_down_is_not_read(patch: pytest.MonkeyPatch) -> None:
-    original = Arriving._enter
-    patch.setattr(Arriving, "_enter", lambda self, task, cancelled=False: original(self, task))
+    original = Arrivals._enter
+    patch.setattr(Arrivals, "_enter", lambda self, task, cancelled=False: original(self, task))
 
 
 @mutant

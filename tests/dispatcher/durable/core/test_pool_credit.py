@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gangline.dispatcher.durable.core.events import PoolSeen
-from gangline.dispatcher.durable.core.pool_credit import Pools
+from gangline.dispatcher.durable.core.pool_credit import PoolCredits
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.routes import RouteRecord
 
@@ -13,7 +13,7 @@ def submission(**fields) -> Submission:
 
 
 def test_credit_is_taken_from_the_smallest_lease_that_has_room():
-    view = Pools("e")["e"]
+    view = PoolCredits("e")["e"]
     view.credit((4, 0, 2, 3))
     assert (view.free, view.free_slots) == ([2, 3, 4], 9)
     view.take(3)
@@ -23,7 +23,7 @@ def test_credit_is_taken_from_the_smallest_lease_that_has_room():
 
 
 def test_an_endpoint_is_known_by_its_route_or_by_a_pool_of_it():
-    pools = Pools("e")
+    pools = PoolCredits("e")
     assert not pools.knows(submission())
     pools.seen(PoolSeen(now=0.0, wall=0.0, pool="f", known=True))
     assert not pools.knows(submission())
@@ -36,7 +36,7 @@ def test_an_endpoint_is_known_by_its_route_or_by_a_pool_of_it():
 
 
 def test_only_changes_that_matter_to_the_line_are_told():
-    pools = Pools("e")
+    pools = PoolCredits("e")
     fields = {"now": 0.0, "wall": 0.0, "pool": "e", "known": True}
     assert pools.seen(PoolSeen(**fields, workers=1, largest=4, costs={"m": 2}))
     assert not pools.seen(PoolSeen(**fields, workers=2, largest=4, costs={"m": 2}))

@@ -237,7 +237,7 @@ def test_what_runs_past_its_deadline_is_stopped_and_buried_or_done_if_it_was_fas
     world.arrive("slow", deadline_at=world.now + 5.0)
     world.arrive("fast", deadline_at=world.now + 5.0)
     world.advance(5.0)
-    assert {run.stop for run in world.runs} == {do.Why.EXPIRED}
+    assert {run.stop for run in world.runs} == {do.StopReason.EXPIRED}
     world.end("slow")
     world.finish("fast")
     world.flush()
@@ -250,7 +250,7 @@ def test_a_try_that_takes_too_long_is_stopped_and_counted():
     world.arrive("a", backoff_s=0.0)
     for _ in range(2):
         world.advance(3.0)
-        assert world.run_of("a").stop is do.Why.TIMED_OUT
+        assert world.run_of("a").stop is do.StopReason.TIMED_OUT
         world.end("a")
         world.flush()
     assert world.dead == [("a", "timed_out")]
@@ -357,7 +357,7 @@ def test_an_ended_that_nobody_waits_for_changes_nothing():
     world = world_of(1)
     seq = world.arrive("a")
     for attempt in (0, 2):
-        assert world.core.handle(on.Ended(now=world.now, wall=world.now, seq=seq, attempt=attempt)) == []
+        assert world.core.handle(on.AttemptEnded(now=world.now, wall=world.now, seq=seq, attempt=attempt)) == []
     for kind in (on.Noted, on.Stored, on.Buried, on.Scheduled, on.Acked):
         assert world.core.handle(kind(now=world.now, wall=world.now, seq=seq)) == []
     world.core.check()
@@ -367,16 +367,20 @@ def test_of_events_told_together_the_order_counts_and_starts_come_after_the_last
     core = QueueCore("e")
     now = {"now": 0.0, "wall": 0.0}
     route = on.Routed(**now, route=RouteRecord(), explicit=True)
-    core.handle(route, on.Taken(**now), on.Recovered(**now), on.Credit(**now, pool="e", free=(1,)))
+    core.handle(route, on.QueueTaken(**now), on.Recovered(**now), on.SlotsGranted(**now, pool="e", free=(1,)))
     low, high = (Submission(endpoint="e", method="m", job=job, priority=number) for number, job in enumerate("ab"))
     effects = core.handle(
-        on.Arrived(**now, seq=1, submission=low, size=1), on.Arrived(**now, seq=2, submission=high, size=1)
+        on.TaskArrived(**now, seq=1, submission=low, size=1), on.TaskArrived(**now, seq=2, submission=high, size=1)
     )
-    assert [effect.job for effect in effects if isinstance(effect, do.Start)] == ["b"]
-    effects = core.handle(on.Doubted(**now), on.Ended(**now, seq=2, attempt=1), on.Credit(**now, pool="e", free=(1,)))
-    assert not any(isinstance(effect, do.Start | do.Store) for effect in effects)
-    effects = core.handle(on.Sure(**now))
-    assert [type(effect) for effect in effects][:2] == [do.Store, do.Start]
+    assert [effect.job for effect in effects if isinstance(effect, do.StartAttempt)] == ["b"]
+    effects = core.handle(
+        on.OwnershipDoubted(**now),
+        on.AttemptEnded(**now, seq=2, attempt=1),
+        on.SlotsGranted(**now, pool="e", free=(1,)),
+    )
+    assert not any(isinstance(effect, do.StartAttempt | do.Store) for effect in effects)
+    effects = core.handle(on.OwnershipConfirmed(**now))
+    assert [type(effect) for effect in effects][:2] == [do.Store, do.StartAttempt]
     core.check()
 
 
@@ -395,18 +399,18 @@ def work_of(count: int, rounds: int = 30) -> float:
     core = QueueCore("e", DispatcherSettings(node="n", window_tasks=1_000_000, window_bytes=1 << 40))
     route = RouteRecord(queue=QueueRules(per_key=1))
     core.handle(on.Routed(now=0.0, wall=0.0, route=route, explicit=True))
-    core.handle(on.Taken(now=0.0, wall=0.0))
+    core.handle(on.QueueTaken(now=0.0, wall=0.0))
     core.handle(on.Recovered(now=0.0, wall=0.0))
     for seq in range(1, count + 1):
         key = f"k{seq % 100}" if seq % 2 else None
         submission = Submission(endpoint="e", method="m", job=f"j{seq}", key=key, deadline_at=1e9, published_at=seq)
-        core.handle(on.Arrived(now=0.0, wall=0.0, seq=seq, submission=submission, size=100))
+        core.handle(on.TaskArrived(now=0.0, wall=0.0, seq=seq, submission=submission, size=100))
 
     def start_and_end() -> None:
         for _ in range(rounds):
-            for effect in core.handle(on.Credit(now=1.0, wall=1.0, pool="e", free=(1,))):
-                if isinstance(effect, do.Start):
-                    core.handle(on.Ended(now=1.0, wall=1.0, seq=effect.seq, attempt=1))
+            for effect in core.handle(on.SlotsGranted(now=1.0, wall=1.0, pool="e", free=(1,))):
+                if isinstance(effect, do.StartAttempt):
+                    core.handle(on.AttemptEnded(now=1.0, wall=1.0, seq=effect.seq, attempt=1))
                     core.handle(on.Stored(now=1.0, wall=1.0, seq=effect.seq))
                     core.handle(on.Acked(now=1.0, wall=1.0, seq=effect.seq))
 

@@ -164,11 +164,11 @@ def a_lease_ends_before_the_task_gets_there(world: World) -> None:
 def the_queue_is_in_doubt_and_ours_after_all(world: World) -> None:
     begin(world, 2)
     world.arrive("a")
-    world.tell(on.Doubted)
+    world.tell(on.OwnershipDoubted)
     world.end("a")
     world.arrive("b")
     world.advance(0.5)
-    world.tell(on.Sure)
+    world.tell(on.OwnershipConfirmed)
     world.flush()
 
 

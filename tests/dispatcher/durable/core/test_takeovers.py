@@ -76,7 +76,7 @@ def test_what_runs_though_its_end_is_stored_is_stopped_whichever_is_learnt_first
         world.flush()
         assert world.core.statistics().seen == 1
         world.recover()
-        assert world.run_of("a").stop is do.Why.CANCELLED
+        assert world.run_of("a").stop is do.StopReason.CANCELLED
         world.end("a")
         world.flush()
         assert not world.stream and not world.ends
@@ -114,10 +114,10 @@ def test_of_two_workers_that_have_a_job_the_later_attempt_counts():
     world.die()
     world.take()
     world.flush()
-    world.tell(on.Adopted, job="a", worker="e.old", attempt=1)
+    world.tell(on.TaskAdopted, job="a", worker="e.old", attempt=1)
     world.network.clear()
-    world.tell(on.Adopted, job="a", worker="e.new", attempt=2)
-    world.tell(on.Ended, seq=1, attempt=1, error=TaskFailed("the older one"))
+    world.tell(on.TaskAdopted, job="a", worker="e.new", attempt=2)
+    world.tell(on.AttemptEnded, seq=1, attempt=1, error=TaskFailed("the older one"))
     assert world.core.info("a").state is JobState.RUNNING
     assert world.core.info("a").worker == "e.new"
 
@@ -127,7 +127,7 @@ def test_a_job_that_cannot_be_found_any_more_counts_as_tried():
     world.arrive("a", backoff_s=0.0)
     world.die()
     world.take()
-    world.tell(on.Adopted, job="a", worker="e.gone", attempt=1)
+    world.tell(on.TaskAdopted, job="a", worker="e.gone", attempt=1)
     world.runs.clear()
     world.flush()
     world.recover()
@@ -143,14 +143,14 @@ def test_while_the_queue_is_in_doubt_nothing_is_begun_and_nothing_is_forgotten()
     world = world_of(2)
     world.arrive("a")
     world.arrive("b")
-    world.tell(on.Doubted)
+    world.tell(on.OwnershipDoubted)
     world.end("a")
     world.end("b", InvalidArguments("no"))
     world.arrive("c")
     world.malformed()
     world.advance(10.0)
     assert world.network == [] and started(world) == ["a", "b"]
-    world.tell(on.Sure)
+    world.tell(on.OwnershipConfirmed)
     assert [name.partition(" ")[0] for name, _ in world.network] == ["store", "bury", "bury"]
     assert started(world) == ["a", "b", "c"]
 
@@ -162,7 +162,7 @@ def test_a_running_task_is_cancelled_through_its_worker():
     world = world_of(1)
     world.arrive("a")
     world.tell(on.Cancel, job="a")
-    assert world.run_of("a").stop is do.Why.CANCELLED
+    assert world.run_of("a").stop is do.StopReason.CANCELLED
     assert world.core.info("a").state is JobState.RUNNING
     world.end("a")
     world.flush()
@@ -224,7 +224,7 @@ def test_a_cancellation_is_promised_only_when_a_takeover_would_not_forget_it():
     assert not world.core.promised("a")
     world.die()  # nobody was told, and nobody knows
     world.open()
-    assert world.run_of("a").stop is do.Why.CANCELLED  # by the dispatcher that died
+    assert world.run_of("a").stop is do.StopReason.CANCELLED  # by the dispatcher that died
     world.tell(on.Cancel, job="a")
     world.deliver()
     assert world.core.promised("a")
@@ -242,7 +242,7 @@ def test_one_that_does_not_stop_at_its_deadline_can_still_be_cancelled_and_is_an
     world = world_of(1)
     world.arrive("a", deadline_at=world.now + 5.0)
     world.advance(5.0)
-    assert world.run_of("a").stop is do.Why.EXPIRED
+    assert world.run_of("a").stop is do.StopReason.EXPIRED
     world.tell(on.Cancel, job="a")
     world.deliver()
     assert world.core.promised("a")
@@ -268,13 +268,13 @@ def test_all_that_a_predecessor_can_have_had_is_pulled_at_once_and_then_little_b
     settings = DispatcherSettings(node="n", window_tasks=1000)
     for waiting, first in ((None, 1000), (0, AT_ONCE), (700, 700), (5000, 1000)):
         core = QueueCore("e", settings)
-        assert [effect.count for effect in core.handle(on.Taken(now=0.0, wall=0.0, waiting=waiting))] == [first]
+        assert [effect.count for effect in core.handle(on.QueueTaken(now=0.0, wall=0.0, waiting=waiting))] == [first]
         core.handle(on.Recovered(now=0.0, wall=0.0))
         pulled = 0
         for seq in range(1, first + 1):
             task = Submission(endpoint="e", method="m", job=f"j{seq}")
-            effects = core.handle(on.Arrived(now=0.0, wall=0.0, seq=seq, submission=task, size=1))
-            pulled += sum(effect.count for effect in effects if isinstance(effect, do.Pull))
+            effects = core.handle(on.TaskArrived(now=0.0, wall=0.0, seq=seq, submission=task, size=1))
+            pulled += sum(effect.count for effect in effects if isinstance(effect, do.Fetch))
             assert first - seq + pulled <= max(first, AT_ONCE)
         assert pulled <= AT_ONCE
 

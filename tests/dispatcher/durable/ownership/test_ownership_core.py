@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.dispatcher.durable.ownership import ownership_core as oc
-from gangline.dispatcher.durable.ownership.ownership_core import GiveUp, Holding, OwnershipCore, Ping, Take
+from gangline.dispatcher.durable.ownership.ownership_core import GiveUp, Holding, OwnershipCore, PingPeer, Take
 from gangline.schemas.deadline import CLOCKS_DIFFER
 
 
@@ -16,7 +16,7 @@ class Life:
         self.now = 100.0
         self.core = OwnershipCore("me", ping_s=0.5, frozen_after_s=2.5, spread_s=0.02, connected_at=0.0)
 
-    def tell(self, event: type[oc.Event], **fields: object) -> list[oc.Effect]:
+    def tell(self, event: type[oc.OwnershipEvent], **fields: object) -> list[oc.Effect]:
         return self.core.handle(event(now=self.now, **fields))  # type: ignore[arg-type]
 
     def listed(self, *holdings: Holding) -> None:
@@ -24,7 +24,7 @@ class Life:
 
     def tick(self, after_s: float = 0.25, draw: float = 0.0) -> list[oc.Effect]:
         self.now += after_s
-        return self.tell(oc.Tick, draw=draw)
+        return self.tell(oc.OwnershipTick, draw=draw)
 
     def takes(self, after_s: float = 0.25) -> list[tuple[str, tuple[str, ...]]]:
         return [(each.endpoint, each.over) for each in self.tick(after_s) if isinstance(each, Take)]
@@ -33,7 +33,7 @@ class Life:
 @pytest.fixture
 def life() -> Life:
     made = Life()
-    made.tell(oc.Found, endpoints=frozenset({"images"}))
+    made.tell(oc.EndpointsFound, endpoints=frozenset({"images"}))
     return made
 
 
@@ -54,18 +54,18 @@ def test_a_queue_whose_holder_answers_is_left_alone_for_ever(life: Life) -> None
     life.listed(held_by("other"))
     for _ in range(100):
         assert life.takes() == []
-        life.tell(oc.Heard, dispatcher="other")
+        life.tell(oc.PeerAlive, dispatcher="other")
 
 
 def test_two_pings_that_nobody_heard_in_a_row_mean_that_the_holder_is_dead(life: Life) -> None:
     life.listed(held_by("other"))
-    assert life.tick() == [Ping(dispatcher="other")]
-    life.tell(oc.Unheard, dispatcher="other")
+    assert life.tick() == [PingPeer(dispatcher="other")]
+    life.tell(oc.PeerSilent, dispatcher="other")
     assert life.takes() == []
-    life.tell(oc.Heard, dispatcher="other")
-    life.tell(oc.Unheard, dispatcher="other")
+    life.tell(oc.PeerAlive, dispatcher="other")
+    life.tell(oc.PeerSilent, dispatcher="other")
     assert life.takes() == [], "they were not in a row"
-    life.tell(oc.Unheard, dispatcher="other")
+    life.tell(oc.PeerSilent, dispatcher="other")
     assert life.takes() == [("images", ("q-images-other",))]
 
 
@@ -78,23 +78,23 @@ def test_silence_for_long_means_that_the_holder_is_frozen(life: Life) -> None:
 
 def test_pings_go_out_no_more_often_than_agreed(life: Life) -> None:
     life.listed(held_by("other"))
-    pings = sum(isinstance(each, Ping) for _ in range(20) for each in life.tick(0.1))
+    pings = sum(isinstance(each, PingPeer) for _ in range(20) for each in life.tick(0.1))
     assert pings == 4
 
 
 def test_nobody_is_dead_for_us_who_have_only_just_reconnected(life: Life) -> None:
     life.listed(held_by("other"))
-    life.tell(oc.Connection, connected=False)
+    life.tell(oc.ConnectionChanged, connected=False)
     assert life.tick(10.0) == []
-    life.tell(oc.Connection, connected=True)
+    life.tell(oc.ConnectionChanged, connected=True)
     assert life.core.must_list
     life.listed(held_by("other"))
     for _ in range(3):
-        life.tell(oc.Unheard, dispatcher="other")
+        life.tell(oc.PeerSilent, dispatcher="other")
         assert life.takes() == []
     life.now += 1.0
-    life.tell(oc.Unheard, dispatcher="other")
-    life.tell(oc.Unheard, dispatcher="other")
+    life.tell(oc.PeerSilent, dispatcher="other")
+    life.tell(oc.PeerSilent, dispatcher="other")
     assert life.takes() != []
 
 
@@ -157,7 +157,7 @@ def test_who_takes_a_queue_waits_for_longer_than_any_holder_trusts_a_proof_by_a_
 
 
 def test_who_has_more_queues_waits_longer_before_it_takes_another(life: Life) -> None:
-    life.tell(oc.Found, endpoints=frozenset({"images", *(f"e{number}" for number in range(5))}))
+    life.tell(oc.EndpointsFound, endpoints=frozenset({"images", *(f"e{number}" for number in range(5))}))
     life.listed()
     for number in range(5):
         life.tell(oc.Took, endpoint=f"e{number}", consumer="c")
@@ -168,7 +168,7 @@ def test_who_has_more_queues_waits_longer_before_it_takes_another(life: Life) ->
 
 def test_whoever_has_hundreds_takes_those_of_a_dead_holder_without_waiting_long(life: Life) -> None:
     names = [f"e{number}" for number in range(300)]
-    life.tell(oc.Found, endpoints=frozenset(names))
+    life.tell(oc.EndpointsFound, endpoints=frozenset(names))
     life.listed(*(held_by("other", name) for name in names[150:]))
     for name in names[:150]:
         life.tell(oc.Took, endpoint=name, consumer=f"c-{name}")
@@ -179,7 +179,7 @@ def test_whoever_has_hundreds_takes_those_of_a_dead_holder_without_waiting_long(
 
 def test_whoever_has_most_gives_some_up_while_another_has_fewer_by_two(life: Life) -> None:
     life.listed()
-    life.tell(oc.Found, endpoints=frozenset("abcde"))
+    life.tell(oc.EndpointsFound, endpoints=frozenset("abcde"))
     for name in "abcde":
         life.tell(oc.Took, endpoint=name, consumer="c")
     assert life.tick() == []

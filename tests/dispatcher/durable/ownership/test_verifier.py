@@ -9,9 +9,9 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, ConsumerLost, ConsumerState, KeyValue
-from gangline.dispatcher.durable.freeze_guard import Guard
+from gangline.dispatcher.durable.freeze_guard import DoubtMonitor
 from gangline.dispatcher.durable.ownership.ownership_core import TRUST_S
-from gangline.dispatcher.durable.ownership.verifier import Possession, Turn
+from gangline.dispatcher.durable.ownership.verifier import OwnershipProof, OwnershipVerifier
 from gangline.runtime.clock import Environment
 from gangline.schemas.records.jobs import TurnRecord
 from gangline.telemetry.logs import logger_for
@@ -24,11 +24,11 @@ class Holder:
 
     def __init__(self, hub: MemoryServer, name: str) -> None:
         self.bus = hub.connect(name)
-        self.guard = Guard(self.bus, 1.0)
+        self.guard = DoubtMonitor(self.bus, 1.0)
         self.guard.start()
         self.told: list[str] = []
-        self.turn = Turn(self.bucket, KEY, dispatcher=name, ambient=Environment(), log=logger_for("test"))
-        self.possession = Possession(
+        self.turn = OwnershipProof(self.bucket, KEY, dispatcher=name, ambient=Environment(), log=logger_for("test"))
+        self.possession = OwnershipVerifier(
             self.guard,
             self.turn,
             self.state,

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue
-from gangline.dispatcher.durable.persistence.kv_write_batcher import Scribe
+from gangline.dispatcher.durable.persistence.kv_write_batcher import KvWriteBatcher
 from gangline.telemetry.logs import logger_for
 
 
@@ -19,7 +19,7 @@ class Desk:
         self.bus = self.hub.connect("scribe")
         self.sure = asyncio.Event()
         self.sure.set()
-        self.scribe = Scribe(self.bucket, sure=self._sure, log=logger_for("test"))
+        self.scribe = KvWriteBatcher(self.bucket, sure=self._sure, log=logger_for("test"))
 
     async def _sure(self) -> None:
         await self.sure.wait()

@@ -9,11 +9,11 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import StreamMessage
-from gangline.dispatcher.durable.core.effects import Bury, Look, Schedule, Store
-from gangline.dispatcher.durable.messages.entry import Entry
+from gangline.dispatcher.durable.core.effects import Bury, LookUpResult, Schedule, Store
+from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.messages.parser import read_message
-from gangline.dispatcher.durable.persistence.kv_write_batcher import Scribe
-from gangline.dispatcher.durable.persistence.outcome_store import Outcomes
+from gangline.dispatcher.durable.persistence.kv_write_batcher import KvWriteBatcher
+from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.runtime.clock import Environment
@@ -30,8 +30,8 @@ class Desk:
         self.bus = MemoryServer().connect("outcomes")
         self.streams = TaskStreams(self.bus, NAMES)
         log = logger_for("test")
-        self.scribe = Scribe(self.streams.results, sure=self._sure, log=log)
-        self.outcomes = Outcomes(
+        self.scribe = KvWriteBatcher(self.streams.results, sure=self._sure, log=log)
+        self.outcomes = OutcomeStore(
             self.bus,
             NAMES,
             self.streams,
@@ -51,13 +51,13 @@ class Desk:
         value = record.model_dump_json().encode()
         await (await self.streams.results()).put(NAMES.result_key(job), value, revision=0)
 
-    def entry(self, body: bytes = b"{}", **given: str) -> Entry:
+    def entry(self, body: bytes = b"{}", **given: str) -> QueuedMessage:
         named = {name.replace("_", "-"): value for name, value in given.items()}
         message = StreamMessage(subject="ns.task.images.resize", data=body, headers=named, sequence=7, at=1.0)
         read = read_message(NAMES, message)
-        return Entry(message, None if isinstance(read, GanglineError) else read[0])
+        return QueuedMessage(message, None if isinstance(read, GanglineError) else read[0])
 
-    async def buries(self, entry: Entry, reason: DeadReason = DeadReason.FAILED) -> tuple[int, JobState]:
+    async def buries(self, entry: QueuedMessage, reason: DeadReason = DeadReason.FAILED) -> tuple[int, JobState]:
         """How many dead letters there are then, and what the record says."""
         done = asyncio.Event()
         effect = Bury(
@@ -115,7 +115,7 @@ async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(d
 
     async def found_it() -> bool:
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        desk.outcomes.look("images", Look(seq=7, job="7"), done.set_result)
+        desk.outcomes.look("images", LookUpResult(seq=7, job="7"), done.set_result)
         return await done
 
     async def was_first() -> None:

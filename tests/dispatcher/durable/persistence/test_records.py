@@ -10,7 +10,7 @@ import pytest
 
 from gangline.bus.port.bus import StreamMessage
 from gangline.dispatcher.durable.core.effects import Bury, Note, Store
-from gangline.dispatcher.durable.messages.entry import Entry
+from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.messages.parser import job_of, may_have_ended, read_message, size_of
 from gangline.dispatcher.durable.persistence import records
 from gangline.schemas.errors.base import GanglineError, MalformedMessage, TaskFailed
@@ -28,9 +28,9 @@ def message(body: bytes = b"{}", *, subject: str = "ns.task.images.resize", **gi
     return StreamMessage(subject=subject, data=body, headers=named or None, sequence=7, at=AT)
 
 
-def entry_of(made: StreamMessage) -> Entry:
+def entry_of(made: StreamMessage) -> QueuedMessage:
     read = read_message(NAMES, made)
-    return Entry(made, None if isinstance(read, GanglineError) else read[0])
+    return QueuedMessage(made, None if isinstance(read, GanglineError) else read[0])
 
 
 def done(**fields: Any) -> Store:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gangline.dispatcher.durable.policies.key_limits import Caps, Lanes
+from gangline.dispatcher.durable.policies.key_limits import KeyConcurrency, OrderedKeys
 
 
 def test_a_better_one_takes_the_place_of_the_worst_candidate():
-    caps = Caps(2)
+    caps = KeyConcurrency(2)
     for seq in (1, 2):
         assert caps.add("k", (float(seq), seq)).promoted == (seq,)
     shift = caps.add("k", (0.5, 3))
@@ -18,7 +18,7 @@ def test_a_better_one_takes_the_place_of_the_worst_candidate():
 
 
 def test_what_runs_beyond_the_limit_leaves_no_candidates():
-    caps = Caps(1)
+    caps = KeyConcurrency(1)
     caps.add("k", (1.0, 1))
     assert caps.start("k", 7).demoted == (1,)
     assert caps.start("k", 8).promoted == ()
@@ -29,7 +29,7 @@ def test_what_runs_beyond_the_limit_leaves_no_candidates():
 
 
 def test_the_head_of_a_lane_is_the_started_one_or_else_the_oldest():
-    lanes = Lanes()
+    lanes = OrderedKeys()
     assert lanes.join("k", 5) is None
     assert lanes.join("k", 3) == 5
     assert lanes.start("k", 5) == 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from gangline.dispatcher.durable.policies.prefetch_window import Window
+from gangline.dispatcher.durable.policies.prefetch_window import PrefetchWindow
 
 
 def test_the_window_asks_in_batches_and_never_for_more_than_it_has_room_for():
     draw = random.Random(3)
-    window, held = Window(count=64, bytes_=1 << 30), []
+    window, held = PrefetchWindow(count=64, bytes_=1 << 30), []
     on_its_way = asked = requests = 0
     for _ in range(5000):
         count = window.ask()
@@ -29,7 +29,7 @@ def test_the_window_asks_in_batches_and_never_for_more_than_it_has_room_for():
 
 
 def test_a_window_full_of_bytes_asks_for_nothing():
-    window = Window(count=1000, bytes_=100_000)
+    window = PrefetchWindow(count=1000, bytes_=100_000)
     window.ask()
     for _ in range(10):
         window.delivered()
@@ -42,7 +42,7 @@ def test_a_window_full_of_bytes_asks_for_nothing():
 
 
 def test_no_more_is_on_its_way_at_once_than_is_said_and_requests_are_for_half_of_that():
-    window = Window(count=4096, bytes_=1 << 30)
+    window = PrefetchWindow(count=4096, bytes_=1 << 30)
     assert window.ask(128) == 128
     asked = []
     for _ in range(4096):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gangline.dispatcher.durable.policies.priority_order import Line, Ranked, place_of
+from gangline.dispatcher.durable.policies.priority_order import RankedSet, ReadyQueue, place_of
 from gangline.schemas.messages.submission import Submission
 
 
@@ -24,7 +24,7 @@ def test_a_step_of_priority_is_worth_so_many_seconds_of_waiting():
 @pytest.mark.parametrize("reverse", [False, True])
 def test_ranked_gives_the_first_after_any_additions_and_removals(reverse):
     draw = random.Random(1)
-    ranked, model = Ranked(reverse=reverse), {}
+    ranked, model = RankedSet(reverse=reverse), {}
     for step in range(5000):
         if draw.random() < 0.5 or not model:
             place = (float(draw.randrange(50)), step)
@@ -42,7 +42,7 @@ def test_ranked_gives_the_first_after_any_additions_and_removals(reverse):
 
 
 def test_a_line_counts_the_slots_of_those_in_it():
-    line = Line()
+    line = ReadyQueue()
     line.add((1.0, 1), 2)
     line.add((0.0, 2), 3)
     assert (line.first(), line.first(2), line.first(1)) == ((0.0, 2), (1.0, 1), None)

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from gangline.dispatcher.durable.policies.rate_limit import RateGate
+from gangline.dispatcher.durable.policies.rate_limit import RateLimiter
 
 
 @pytest.mark.parametrize("burst", [1, 3])
 def test_in_no_stretch_of_time_more_start_than_the_rate_and_the_burst_allow(burst):
     draw = random.Random(burst)
-    gate, now, starts = RateGate(rate_per_s=4.0, burst=burst, now=0.0), 0.0, []
+    gate, now, starts = RateLimiter(rate_per_s=4.0, burst=burst, now=0.0), 0.0, []
     while now < 200.0:
         if gate.ready(now):
             gate.take(now)
@@ -28,12 +28,12 @@ def test_in_no_stretch_of_time_more_start_than_the_rate_and_the_burst_allow(burs
 
 
 def test_two_dispatchers_one_after_the_other_keep_the_rate():
-    first = RateGate(rate_per_s=2.0, burst=3, now=0.0)
+    first = RateLimiter(rate_per_s=2.0, burst=3, now=0.0)
     starts = []
     for _ in range(3):
         first.take(10.0)
         starts.append(10.0)
-    second, now = RateGate(rate_per_s=2.0, burst=3, now=10.0), 10.0
+    second, now = RateLimiter(rate_per_s=2.0, burst=3, now=10.0), 10.0
     while len(starts) < 8:
         now = max(now, second.next_at)
         second.take(now)
@@ -42,7 +42,7 @@ def test_two_dispatchers_one_after_the_other_keep_the_rate():
 
 
 def test_a_gate_says_how_many_may_start_soon():
-    gate = RateGate(rate_per_s=10.0, burst=3, now=0.0)
+    gate = RateLimiter(rate_per_s=10.0, burst=3, now=0.0)
     assert gate.allowed(0.0, 0.09) == 0
     assert gate.allowed(0.0, 0.25) == 2
     assert gate.allowed(100.0, 100.0) == 3

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from gangline.dispatcher.durable.queue.item_tracker import Came, ItemCount
+from gangline.dispatcher.durable.queue.item_tracker import ItemTracker, ItemVerdict
 
 
 def test_items_are_taken_in_order_and_once() -> None:
-    count = ItemCount(known=True)
+    count = ItemTracker(known=True)
     assert [count.take(index) for index in (0, 1, 3, 1, 2)] == [
-        Came.NEXT,
-        Came.NEXT,
-        Came.GAP,
-        Came.AGAIN,
-        Came.NEXT,
+        ItemVerdict.NEXT,
+        ItemVerdict.NEXT,
+        ItemVerdict.GAP,
+        ItemVerdict.AGAIN,
+        ItemVerdict.NEXT,
     ]
     assert not count.lacks(3)
     assert count.lacks(4)
 
 
 def test_credit_is_given_for_what_is_stored_with_all_before_it() -> None:
-    count = ItemCount(known=True)
+    count = ItemTracker(known=True)
     for index in range(4):
         count.take(index)
     assert [count.stored(index) for index in (1, 0, 3, 2)] == [0, 2, 0, 2]
@@ -27,22 +27,22 @@ def test_credit_is_given_for_what_is_stored_with_all_before_it() -> None:
 
 
 def test_who_attaches_begins_with_what_comes_first() -> None:
-    count = ItemCount(known=False)
+    count = ItemTracker(known=False)
     assert count.lacks(7), "they may have been sent"
-    assert not ItemCount(known=False).lacks(0)
-    assert [count.take(index) for index in (5, 6)] == [Came.NEXT, Came.NEXT]
+    assert not ItemTracker(known=False).lacks(0)
+    assert [count.take(index) for index in (5, 6)] == [ItemVerdict.NEXT, ItemVerdict.NEXT]
     assert count.credited == 5 and not count.lacks(7)
 
 
 def test_what_lacks_at_the_end_is_not_asked_for_twice_in_vain() -> None:
-    count = ItemCount(known=True)
+    count = ItemTracker(known=True)
     assert count.may_ask() and not count.may_ask()
     count.take(0)
     assert count.may_ask() and not count.may_ask()
 
 
 def test_who_stands_still_is_looked_after_ever_more_rarely() -> None:
-    count = ItemCount(known=True)
+    count = ItemTracker(known=True)
     assert not count.stands_still(), "the first look only counts"
     found = [number for number in range(1, 17) if count.stands_still()]
     assert found == [1, 2, 4, 8, 16]
@@ -51,7 +51,7 @@ def test_who_stands_still_is_looked_after_ever_more_rarely() -> None:
 
 
 def test_what_does_not_come_is_asked_for_ever_later_and_not_for_ever() -> None:
-    count = ItemCount(known=True)
+    count = ItemTracker(known=True)
     count.take(0)
     assert [count.ask_after_s() for _ in range(8)] == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, None, None]
     count.take(1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.durable.queue.job_attempt import JobFlight
+from gangline.dispatcher.durable.queue.job_attempt import JobAttempt
 from gangline.dispatcher.durable.queue.joint_attempt import JointFlight
 from gangline.dispatcher.routing.outcome import Fate
 from gangline.dispatcher.routing.worker_table import Worker
@@ -45,7 +45,7 @@ class Bench:
         return self.rig.router.pools["images"].core.view.workers.get(name.partition(".")[2])
 
     def fly(self, *names: str, attached: bool = False) -> JointFlight:
-        def frame_of(flight: JobFlight, rank: int) -> Frame:
+        def frame_of(flight: JobAttempt, rank: int) -> Frame:
             flags = int(TaskFlag.ATTACH) if flight.attached else 0
             meta = {"job": "j", "rank": rank, "hold": True}
             return (RequestOp.TASK, flight.id, "echo", None, None, None, None, None, flags, meta)

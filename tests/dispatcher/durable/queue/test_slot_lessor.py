@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from gangline.dispatcher.durable.queue.slot_lessor import Feeder
+from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire.frames import AnswerOp, Frame, Load, Reason, RequestOp
@@ -28,7 +28,7 @@ class Bench:
 
     async def __aenter__(self) -> Bench:
         await self.rig.start()
-        self.feeder = Feeder(
+        self.feeder = SlotLessor(
             "images",
             router=self.rig.router,
             settings=DispatcherSettings(node="", **self.settings),

@@ -12,12 +12,12 @@ import pytest
 from gangline.bus.port.bus import NoResponders
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.core import effects as do
-from gangline.dispatcher.durable.messages.entry import Entry
-from gangline.dispatcher.durable.operations.queue_operations import Desk
-from gangline.dispatcher.durable.persistence.outcome_store import Outcomes
+from gangline.dispatcher.durable.messages.entry import QueuedMessage
+from gangline.dispatcher.durable.operations.queue_operations import QueueOperations
+from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
 from gangline.dispatcher.durable.queue import queue_runner as queue
-from gangline.dispatcher.durable.queue.effect_executor import Hands
-from gangline.dispatcher.durable.queue.queue_runner import Queue
+from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecutor
+from gangline.dispatcher.durable.queue.queue_runner import QueueRunner
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import JobState
@@ -274,7 +274,7 @@ async def test_many_new_endpoints_do_not_come_to_storage_all_at_once(monkeypatch
     at_once, most = Counter[str](), Counter[str]()
 
     def slow(name: str, step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def counted(self: Queue, *args: Any, **kwargs: Any) -> Any:
+        async def counted(self: QueueRunner, *args: Any, **kwargs: Any) -> Any:
             at_once[name] += 1
             most[name] = max(most[name], at_once[name])
             await asyncio.sleep(0.01)
@@ -284,7 +284,7 @@ async def test_many_new_endpoints_do_not_come_to_storage_all_at_once(monkeypatch
         return counted
 
     for name in ("take", "close"):
-        monkeypatch.setattr(Queue, name, slow(name, getattr(Queue, name)))
+        monkeypatch.setattr(QueueRunner, name, slow(name, getattr(QueueRunner, name)))
     async with Site(unknown_after_s=3.0) as site:
         site.worker()
         node = site.dispatcher()
@@ -317,9 +317,9 @@ async def test_a_queue_whose_consumer_somebody_removes_is_had_again_at_once() ->
 async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    start, tries = Desk.start, 0
+    start, tries = QueueOperations.start, 0
 
-    async def slowly(self: Desk) -> None:
+    async def slowly(self: QueueOperations) -> None:
         nonlocal tries
         tries += 1
         await start(self)
@@ -329,7 +329,7 @@ async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_
                 await stream.delete_consumer(consumer.name)
             await asyncio.sleep(1.0)
 
-    monkeypatch.setattr(Desk, "start", slowly)
+    monkeypatch.setattr(QueueOperations, "start", slowly)
     async with Site() as site:
         site.worker()
         site.dispatcher()
@@ -343,15 +343,15 @@ def _shares(nodes: list[DispatcherNode]) -> list[int]:
 
 def kill_at_its_ack(patch: pytest.MonkeyPatch, site: Site, holder: DispatcherNode) -> None:
     """The dispatcher is gone when it is about to acknowledge a task that has ended."""
-    carry_out = Hands.carry_out
+    carry_out = QueueEffectExecutor.carry_out
 
-    def until_ack(self: Hands, effect: do.Effect) -> None:
+    def until_ack(self: QueueEffectExecutor, effect: do.Effect) -> None:
         if isinstance(effect, do.Ack) and current_node() == holder.name:
             holder.kill()
         if not site.loop.crashed(holder.name) or current_node() != holder.name:
             carry_out(self, effect)
 
-    patch.setattr(Hands, "carry_out", until_ack)
+    patch.setattr(QueueEffectExecutor, "carry_out", until_ack)
 
 
 def test_what_ended_and_was_not_acknowledged_is_not_started_again_even_when_its_worker_has_forgotten_it(
@@ -399,17 +399,17 @@ def test_a_letter_whose_task_nobody_acknowledged_is_replayed(monkeypatch: pytest
 
 def test_a_letter_is_replayed_when_its_dispatcher_knows_that_its_end_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then that takes the replayed message for a repetition."""
-    bury = Outcomes.bury
+    bury = OutcomeStore.bury
 
     async def story() -> None:
         async with Site() as site:
             site.worker()
             site.dispatcher()
 
-            def slowly(self: Outcomes, entry: Entry, effect: do.Bury, answer: Callable[[], None]) -> None:
+            def slowly(self: OutcomeStore, entry: QueuedMessage, effect: do.Bury, answer: Callable[[], None]) -> None:
                 bury(self, entry, effect, lambda: site.loop.call_later(0.7, answer) and None)
 
-            monkeypatch.setattr(Outcomes, "bury", slowly)
+            monkeypatch.setattr(OutcomeStore, "bury", slowly)
             job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
             assert (await site.ended(job)).state is JobState.DEAD
             bus = site.hub.connect("client")
@@ -596,14 +596,14 @@ def test_results_are_looked_up_of_what_was_published_before_we_could_be_asked_an
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[int] = []
-    carry_out = Hands.carry_out
+    carry_out = QueueEffectExecutor.carry_out
 
-    def counted(self: Hands, effect: do.Effect) -> None:
-        if isinstance(effect, do.Look):
+    def counted(self: QueueEffectExecutor, effect: do.Effect) -> None:
+        if isinstance(effect, do.LookUpResult):
             looked.append(effect.seq)
         carry_out(self, effect)
 
-    monkeypatch.setattr(Hands, "carry_out", counted)
+    monkeypatch.setattr(QueueEffectExecutor, "carry_out", counted)
 
     async def story() -> None:
         async with Site() as site:

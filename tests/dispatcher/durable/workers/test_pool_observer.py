@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from gangline.dispatcher.durable.workers.pool_observer import LOOK_S, KnownPools, Rolls
+from gangline.dispatcher.durable.workers.pool_observer import LOOK_S, KnownPools, PoolObserver
 from gangline.telemetry.logs import logger_for
 
 
@@ -39,7 +39,7 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
 
     sets = SimpleNamespace(pool_of=lambda _name: None)
     router = SimpleNamespace(known_target={"images": pool}.get, target=open_pool, sets=sets)
-    rolls = Rolls(
+    rolls = PoolObserver(
         router,  # type: ignore[arg-type]
         KnownPools(),
         tell=lambda *seen: told.append(seen),
@@ -69,7 +69,7 @@ async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_to
     sets = SimpleNamespace(pool_of={"llm": pool}.get)
     router = SimpleNamespace(known_target={"llm": pool}.get, target=open_pool, sets=sets)
     known = KnownPools()
-    rolls = Rolls(
+    rolls = PoolObserver(
         router,  # type: ignore[arg-type]
         known,
         tell=lambda *seen: told.append(seen),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ....bus.memory.connection import MemoryBus
-from ....dispatcher.durable.queue.queue_runner import Queue
+from ....dispatcher.durable.queue.queue_runner import QueueRunner
 from ....dispatcher.durable.service import Dispatcher, DispatcherState
 from ....dispatcher.durable.settings import DispatcherSettings
 from ....dispatcher.jobs.storage import TaskStorage
@@ -69,7 +69,7 @@ class DispatcherProcess(Process):
         )
 
     @property
-    def queues(self) -> dict[str, Queue]:
+    def queues(self) -> dict[str, QueueRunner]:
         """Those that it has, as it sees it."""
         return {} if self.dispatcher is None else self.dispatcher.queues
 

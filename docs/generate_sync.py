@@ -18,15 +18,15 @@ from types import FunctionType
 from typing import Final
 
 from gangline.dispatcher.client.client import Client, connect
-from gangline.dispatcher.gangs.gang import Gang, Ganging
+from gangline.dispatcher.gangs.gang import Gang, GangAcquisition
 from gangline.dispatcher.jobs.job import Job
-from gangline.dispatcher.leases.lease import Lease, Leasing
-from gangline.dispatcher.leases.selection import Choosing, Selection
+from gangline.dispatcher.leases.lease import Lease, LeaseAcquisition
+from gangline.dispatcher.leases.selection import Selection, WorkerChoice
 
 MODULE = Path(__file__).resolve().parents[1] / "dispatcher" / "client" / "sync.py"
 _PACKAGE: Final = "gangline.dispatcher.client"
 _PROXIES: Final = (Lease, Gang, Job)
-_CONTEXTS: Final[dict[type, type]] = {Choosing: Selection, Leasing: Lease, Ganging: Gang}
+_CONTEXTS: Final[dict[type, type]] = {WorkerChoice: Selection, LeaseAcquisition: Lease, GangAcquisition: Gang}
 _ALL: Final = (*_PROXIES, *_CONTEXTS, Client)
 _SYNC: Final = {cls.__name__: f"Sync{cls.__name__}" for cls in _ALL}
 _ASYNC_ONLY: Final = {"Client.start", "Client.close", "Client.router"}

@@ -28,7 +28,7 @@ from gangline.bus.port.bus import BucketSettings, KeyValue, Message, StorageUnav
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.client.client import Client
-from gangline.dispatcher.gangs.gang import Ganging
+from gangline.dispatcher.gangs.gang import GangAcquisition
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.messages.gangs import GangEvent
@@ -171,7 +171,7 @@ class Site(Crew):
 
     # -- gangs -------------------------------------------------------------------------------------------------------
 
-    def gang(self, gang: str = "", **fields: Any) -> Ganging:
+    def gang(self, gang: str = "", **fields: Any) -> GangAcquisition:
         """As Client.gang, of an id that is known beforehand."""
         given = {"pool": SERVED, "strategy": "spread", "grace_s": 1.0, **fields}
         if gang:

@@ -21,8 +21,8 @@ from ..coordinator.scheduling.placement import place
 from ..coordinator.scheduling.slot_index import Place, SlotMap
 from ..dispatcher.router.router import Router
 from ..dispatcher.routing.policy import Sticky
-from ..dispatcher.routing.pool_core import PoolCore
-from ..dispatcher.routing.request import Ticket
+from ..dispatcher.routing.pool_core import RoutingCore
+from ..dispatcher.routing.request import RoutedRequest
 from ..dispatcher.routing.settings import RouterSettings
 from ..schemas.messages.gangs import AcquireRequest, OwnedRequest
 from ..schemas.names import Names, WorkerId
@@ -58,9 +58,9 @@ def registration(number: int) -> Registration:
 
 
 @cache
-def router_core(workers: int) -> PoolCore:
+def router_core(workers: int) -> RoutingCore:
     """A router's view of so many workers; made once for all rounds."""
-    core = PoolCore("p", RouterSettings(), Sticky(), random.Random(7).random)
+    core = RoutingCore("p", RouterSettings(), Sticky(), random.Random(7).random)
     for number in range(workers):
         core.registered(registration(number), number + 1, 0.0)
     return core
@@ -71,7 +71,7 @@ def routing_s(workers: int) -> float:
     core = router_core(workers)
     began_at = time.perf_counter()
     for _ in range(_CHOICES):
-        ticket = Ticket(method="echo")
+        ticket = RoutedRequest(method="echo")
         assert core.admit(ticket, 1.0)
         core.accepted(ticket, 1.0)
         core.settle(ticket)

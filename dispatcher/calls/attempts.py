@@ -1,7 +1,7 @@
 """The one place where requests are tried, and tried again where that is safe.
 
-`Caller` sends, waits and repeats. Who takes a try, and whether there may be another, is for the `AttemptTarget` to say:
-of a pool, a lease, a selection, a member of a gang, a standing set.
+`AttemptLoop` sends, waits and repeats. Who takes a try, and whether there may be another, is for the `AttemptTarget` to
+say: of a pool, a lease, a selection, a member of a gang, a standing set.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...schemas.names import WorkerId
 from ...schemas.wire.frames import RequestOp, TaskFlag
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..pools.pool import RoutedPool
-from ..routing.outcome import Fate
-from ..routing.request import Ticket
-from ..routing.worker_table import Worker
-from ..transport.exchange import Exchange
-from ..transport.flights import Awaited, Books, Outcome, TaskFlight
-from .call import Order, fate_of, result_of
-from .streaming import StreamFlight, no_stream, stream_end, streams
+from ..routing.outcome import TryOutcome
+from ..routing.request import RoutedRequest
+from ..routing.worker_table import WorkerEntry
+from ..transport.exchange import RequestExchange
+from ..transport.flights import AwaitedRequest, Outcome, Settlement, TaskRequest
+from .call import Call, fate_of, result_of
+from .streaming import StreamRequest, no_stream, stream_end, streams
 
 _STREAM: Final = int(TaskFlag.STREAM)
 """A plain number: arithmetic with flags of an enum takes long."""
@@ -36,11 +36,11 @@ class AttemptTarget:
         """Whether an earlier try may have started something, whatever the last one says."""
         return False
 
-    def place_nowait(self, fate: Fate | None) -> AttemptTarget | None:
+    def place_nowait(self, fate: TryOutcome | None) -> AttemptTarget | None:
         """`place`, if that need not wait. None: it has to; ask `place` then."""
         return None
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         """Get the next try a place; returns the target that takes it, which is this one or one that it leads to.
 
         Args:
@@ -51,11 +51,11 @@ class AttemptTarget:
         """
         raise NotImplementedError
 
-    def attempt(self, caller: Caller, span: Span) -> Coroutine[Any, Any, Any]:
+    def attempt(self, caller: AttemptLoop, span: Span) -> Coroutine[Any, Any, Any]:
         """One try; returns what came of it, for `settle` and `result`."""
         raise NotImplementedError
 
-    def settle(self, outcome: Any) -> Fate | None:
+    def settle(self, outcome: Any) -> TryOutcome | None:
         """A try has ended: why it came to nothing; None: it is the one that counts."""
         raise NotImplementedError
 
@@ -72,9 +72,9 @@ class AttemptTarget:
 class TaskTarget(AttemptTarget):
     """Takes tries of a task. Each goes to a worker, and counts in books until its flight has ended."""
 
-    books: Books
-    ticket: Ticket
-    worker: Worker
+    books: Settlement
+    ticket: RoutedRequest
+    worker: WorkerEntry
     token: str | None = None
     """Of the slots that it is sent on; None: of any."""
     spans = False
@@ -84,10 +84,10 @@ class TaskTarget(AttemptTarget):
     ended: Outcome
     """How the last try of a stream ended."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Call) -> None:
         self.order = order
 
-    async def attempt(self, caller: Caller, span: Span) -> Outcome:
+    async def attempt(self, caller: AttemptLoop, span: Span) -> Outcome:
         """See AttemptTarget. The ticket is settled when the worker has answered, also after a cancellation.
 
         Raises:
@@ -98,7 +98,7 @@ class TaskTarget(AttemptTarget):
         spans = self.spans and span is not NO_SPAN
         if spans:
             span = _attempt_span(self.worker, self.ticket.attempts, span)
-        flight = TaskFlight(exchange.new_id(), self.worker, exchange.loop, self.books, self.ticket)
+        flight = TaskRequest(exchange.new_id(), self.worker, exchange.loop, self.books, self.ticket)
         try:
             caller.launch(self, flight, None if span is NO_SPAN else span.traceparent())
         except BaseException as error:
@@ -129,13 +129,13 @@ class TaskTarget(AttemptTarget):
             span.end()
         return outcome
 
-    async def items(self, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+    async def items(self, caller: AttemptLoop, span: Span) -> AsyncGenerator[Any, None]:
         """One try of a task that streams: its items; `ended` tells afterwards how it ended.
 
         Raises:
             GanglineError: it ended with an error.
         """
-        flight = StreamFlight(caller.exchange.new_id(), self.worker, self.books, self.ticket)
+        flight = StreamRequest(caller.exchange.new_id(), self.worker, self.books, self.ticket)
         caller.launch(self, flight, span.traceparent(), caller.window)
         try:
             items = caller.read(self.order, flight)
@@ -148,7 +148,7 @@ class TaskTarget(AttemptTarget):
         self.left(flight, None)
         self.ended = stream_end(flight)
 
-    def settle(self, outcome: Outcome) -> Fate | None:
+    def settle(self, outcome: Outcome) -> TryOutcome | None:
         return fate_of(outcome)
 
     result = staticmethod(result_of)
@@ -168,7 +168,7 @@ class TaskTarget(AttemptTarget):
 
     # -- what it is told ------------------------------------------------------------------------------------------
 
-    def sent(self, flight: TaskFlight | StreamFlight | None) -> None:
+    def sent(self, flight: TaskRequest | StreamRequest | None) -> None:
         """A try was sent; None: as several."""
 
     def unsent(self) -> None:
@@ -176,10 +176,10 @@ class TaskTarget(AttemptTarget):
         self.books.settle(self.ticket)
         self.books.pump()
 
-    def left(self, flight: TaskFlight | StreamFlight | None, error: BaseException | None) -> None:
+    def left(self, flight: TaskRequest | StreamRequest | None, error: BaseException | None) -> None:
         """Nobody waits for it any more: there is an outcome, or the error that ended the wait."""
 
-    async def failed(self, error: GanglineError) -> Fate:
+    async def failed(self, error: GanglineError) -> TryOutcome:
         """A try on several workers failed: why it may be made again.
 
         Raises:
@@ -197,9 +197,9 @@ class PoolTarget(TaskTarget):
     spans = True
     told = False
 
-    def __init__(self, pool: RoutedPool, order: Order, ticket: Ticket) -> None:
+    def __init__(self, pool: RoutedPool, order: Call, ticket: RoutedRequest) -> None:
         self.order = order
-        self.books: Books = pool
+        self.books: Settlement = pool
         self.pool = pool
         self.ticket = ticket
 
@@ -207,7 +207,7 @@ class PoolTarget(TaskTarget):
     def uncertain(self) -> bool:
         return self.ticket.uncertain is not None
 
-    def place_nowait(self, fate: Fate | None) -> AttemptTarget | None:
+    def place_nowait(self, fate: TryOutcome | None) -> AttemptTarget | None:
         if self.order.flags & _STREAM:
             return None
         worker = self.pool.place_nowait(self.ticket, fate)
@@ -216,7 +216,7 @@ class PoolTarget(TaskTarget):
         self.worker = worker
         return self
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         order, pool = self.order, self.pool
         if not order.flags & _STREAM:
             self.worker = await pool.wait(self.ticket, order.deadline)
@@ -232,7 +232,7 @@ class PoolTarget(TaskTarget):
             raise
         return self
 
-    def settle(self, outcome: Outcome) -> Fate | None:
+    def settle(self, outcome: Outcome) -> TryOutcome | None:
         fate = fate_of(outcome)
         if fate is None:
             self.pool.accepted(self.ticket)
@@ -244,10 +244,10 @@ class PoolTarget(TaskTarget):
         self.pool.accepted(self.ticket)
 
 
-class Caller:
+class AttemptLoop:
     """Sends tasks and takes their answers; repeats what its target wants repeated."""
 
-    def __init__(self, exchange: Exchange, window: int) -> None:
+    def __init__(self, exchange: RequestExchange, window: int) -> None:
         """`window`: items of a stream that may come ahead of their reader."""
         self.exchange = exchange
         self.window = window
@@ -263,7 +263,7 @@ class Caller:
         Raises:
             GanglineError: see Client.call.
         """
-        fate: Fate | None = None
+        fate: TryOutcome | None = None
         try:
             while True:
                 if tried is None:
@@ -279,7 +279,7 @@ class Caller:
                 error.may_have_started = True  # an earlier try may have, whatever the last one says
             raise
 
-    async def stream(self, order: Order, target: AttemptTarget, span: Span = NO_SPAN) -> AsyncGenerator[Any, None]:
+    async def stream(self, order: Call, target: AttemptTarget, span: Span = NO_SPAN) -> AsyncGenerator[Any, None]:
         """The items of a task. Tried again like a call, until the first item has come. Closing it cancels the task.
 
         Raises:
@@ -288,7 +288,7 @@ class Caller:
             GanglineError: see Client.call.
         """
         order.flags |= _STREAM
-        fate: Fate | None = None
+        fate: TryOutcome | None = None
         try:
             while True:
                 at = target.place_nowait(fate) or await target.place(fate)
@@ -307,7 +307,7 @@ class Caller:
             raise
 
     def launch(
-        self, target: TaskTarget, flight: TaskFlight | StreamFlight, trace: str | None, window: int | None = None
+        self, target: TaskTarget, flight: TaskRequest | StreamRequest, trace: str | None, window: int | None = None
     ) -> None:
         """Send one try.
 
@@ -326,7 +326,7 @@ class Caller:
         if target.told:
             target.sent(flight)
 
-    async def read(self, order: Order, flight: StreamFlight) -> AsyncGenerator[Any, None]:
+    async def read(self, order: Call, flight: StreamRequest) -> AsyncGenerator[Any, None]:
         """The items of one try, as they come; `flight.end` says afterwards how it ended."""
         exchange = self.exchange
         flight.on_stall = lambda: self._credit_anew(flight)
@@ -347,11 +347,11 @@ class Caller:
             if flight.is_broken or exchange.is_open(flight):
                 self._stop(flight)
 
-    def abandon(self, flight: Awaited | StreamFlight) -> bool:
+    def abandon(self, flight: AwaitedRequest | StreamRequest) -> bool:
         """Nobody wants the answer any more; False when nothing had been sent. Never fails, never waits."""
         return self._stop(flight) if self.exchange.is_open(flight) else True
 
-    def _stop(self, flight: Awaited | StreamFlight) -> bool:
+    def _stop(self, flight: AwaitedRequest | StreamRequest) -> bool:
         """Take it back, else tell its worker to stop."""
         exchange = self.exchange
         if exchange.recall(flight):
@@ -361,26 +361,26 @@ class Caller:
         exchange.post(flight.worker, (RequestOp.CANCEL, flight.id))
         return True
 
-    def expire(self, order: Order, flight: TaskFlight) -> None:
+    def expire(self, order: Call, flight: TaskRequest) -> None:
         """Its time is up: tell the worker to stop."""
         if not flight.future.done():
             sent = self.abandon(flight)
             flight.future.set_exception(order.too_late(may_have_started=sent))
 
-    def _credit(self, flight: StreamFlight) -> None:
+    def _credit(self, flight: StreamRequest) -> None:
         flight.credited += 1
         if flight.credited * 2 >= self.window and flight.end is None:
             self.exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, flight.credited))
             flight.credited = 0
 
-    def _credit_anew(self, flight: StreamFlight) -> None:
+    def _credit_anew(self, flight: StreamRequest) -> None:
         """All that came was read: the whole window is free again, of which the worker takes what it has sent. If the
         last items were lost, the next one shows the gap."""
         flight.credited = 0
         self.exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, self.window))
 
 
-def _attempt_span(worker: Worker, attempt: int, parent: Span) -> Span:
+def _attempt_span(worker: WorkerEntry, attempt: int, parent: Span) -> Span:
     return tracer.start(
         "gangline.attempt",
         kind="producer",

@@ -20,8 +20,8 @@ from ...schemas.limits import MAX_DEADLINE_S
 from ...schemas.names import check_name
 from ...schemas.text import plain
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
-from ..routing.outcome import Fate
-from ..routing.request import Ticket
+from ..routing.outcome import TryOutcome
+from ..routing.request import RoutedRequest
 from ..transport.flights import Outcome
 from .options import SUBMIT_ONLY, ClientOptions, SubmitOptions, check_names, submit_options
 
@@ -102,7 +102,7 @@ class CallOptions:
             )
 
 
-class Order:
+class Call:
     """One task to be run."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
@@ -148,10 +148,10 @@ class Order:
     def target(self) -> str:
         return f"{self.endpoint}.{self.method}"
 
-    def ticket(self, max_attempts: int) -> Ticket:
+    def ticket(self, max_attempts: int) -> RoutedRequest:
         """The order's place in a pool."""
         options = self.options
-        return Ticket(
+        return RoutedRequest(
             method=self.method,
             key=options.key,
             model=options.model,
@@ -243,15 +243,15 @@ def error_of(frame: Frame) -> GanglineError:
     return error_from_wire(frame[2], frame[3], frame[4], frame[5])
 
 
-def fate_of(outcome: Outcome) -> Fate | None:
+def fate_of(outcome: Outcome) -> TryOutcome | None:
     """Why an outcome is no answer of the task; None when it is one."""
     if type(outcome) is list and outcome[0] == _OK:
         return None  # as nearly all are; asking an enum for its instances takes long
-    if isinstance(outcome, Fate):
+    if isinstance(outcome, TryOutcome):
         return outcome
     if outcome[0] == _REJECTED:
-        return Fate.of_reason(outcome[2])
-    return Fate.DRAINING if _refuses(outcome, Unavailable) else None
+        return TryOutcome.of_reason(outcome[2])
+    return TryOutcome.DRAINING if _refuses(outcome, Unavailable) else None
 
 
 def refuses_token(outcome: Outcome) -> bool:

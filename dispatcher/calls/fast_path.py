@@ -3,7 +3,8 @@
 Most calls ask for nothing but a task, and maybe to be done in time: no key, model or labels, no trace, one slot of any
 worker. What a ticket would know of such a request is the same for all, so none is made: a flight of these counts on its
 worker as one slot by itself, from its placing to its end. Whatever turns out to be special, before it is sent (nobody
-has room, a line is waiting) or after (anything but a result), is left to `Caller`, as if that had made the first try.
+has room, a line is waiting) or after (anything but a result), is left to `AttemptLoop`, as if that had made the first
+try.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import tracer
 from ..pools.pool import RoutedPool
 from ..routing.settings import RouterSettings
-from ..routing.worker_table import Worker
-from ..transport.exchange import Exchange
-from ..transport.flights import Awaited, Books, Outcome
-from .attempts import Caller
+from ..routing.worker_table import WorkerEntry
+from ..transport.exchange import RequestExchange
+from ..transport.flights import AwaitedRequest, Outcome, Settlement
+from .attempts import AttemptLoop
 from .call import CallOptions, too_late
 from .telemetry import code_of
 
@@ -45,19 +46,19 @@ class Way(NamedTuple):
     pool: RoutedPool
 
 
-class ShortFlight(Awaited):
+class ShortFlight(AwaitedRequest):
     """A request on its short way. Times are those of the message: of a frame of its own nobody needs one."""
 
     pool: RoutedPool
 
-    def __init__(self, id: int, worker: Worker, future: asyncio.Future[Any], pool: RoutedPool) -> None:
+    def __init__(self, id: int, worker: WorkerEntry, future: asyncio.Future[Any], pool: RoutedPool) -> None:
         self.id = id
         self.worker = worker
         self.future = future
         self.pool = pool
 
     @property
-    def books(self) -> Books:  # type: ignore[override]
+    def books(self) -> Settlement:  # type: ignore[override]
         return self.pool
 
     @property
@@ -113,13 +114,13 @@ class PlainFlight(ShortFlight):
             self.future.set_result(outcome)
 
 
-class Express:
+class FastPath:
     """Sends plain calls of one router."""
 
     def __init__(
         self,
-        exchange: Exchange,
-        caller: Caller,
+        exchange: RequestExchange,
+        caller: AttemptLoop,
         settings: RouterSettings,
         metrics: RouterMetrics,
         targets: Mapping[str, tuple[str, str]],
@@ -230,7 +231,7 @@ class Deadlines:
 
     __slots__ = ("_by_time", "_caller")
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: AttemptLoop) -> None:
         self._caller = caller
         self._by_time: dict[float, TimeoutQueue[PlainFlight]] = {}
 

@@ -9,21 +9,21 @@ from typing import Any, Final
 
 from ...schemas.errors.base import GanglineError, InvalidRequest, StreamBroken
 from ...schemas.wire.frames import AnswerOp, Frame
-from ..routing.outcome import Fate, error_of_fate
-from ..routing.request import Ticket
-from ..routing.worker_table import Worker
-from ..transport.flights import Books, Flight, Outcome
-from .call import Order, error_of, fate_of
+from ..routing.outcome import TryOutcome, error_of_fate
+from ..routing.request import RoutedRequest
+from ..routing.worker_table import WorkerEntry
+from ..transport.flights import InFlightRequest, Outcome, Settlement
+from .call import Call, error_of, fate_of
 
 _ITEM: Final = int(AnswerOp.ITEM)
 
 
-class StreamFlight(Flight):
+class StreamRequest(InFlightRequest):
     """A TASK whose items are read one by one."""
 
     checked = True
 
-    def __init__(self, id: int, worker: Worker, books: Books, ticket: Ticket) -> None:
+    def __init__(self, id: int, worker: WorkerEntry, books: Settlement, ticket: RoutedRequest) -> None:
         super().__init__(id, worker)
         self.books = books
         self.ticket = ticket
@@ -65,7 +65,7 @@ class StreamFlight(Flight):
         elif not self.items and self.end is None:
             self.on_stall()
 
-    def lose(self, fate: Fate) -> None:
+    def lose(self, fate: TryOutcome) -> None:
         self._finish(fate)
 
     def fail(self, error: GanglineError) -> None:
@@ -111,13 +111,13 @@ class StreamFlight(Flight):
         )
 
 
-def streams(worker: Worker, order: Order) -> bool:
+def streams(worker: WorkerEntry, order: Call) -> bool:
     """Whether the task streams there, so far as is known."""
     method = worker.methods.get(order.method)
     return method is None or method.streams
 
 
-def no_stream(order: Order) -> InvalidRequest:
+def no_stream(order: Call) -> InvalidRequest:
     """The error for a task that answers with one result; nothing was sent."""
     return InvalidRequest(
         f"{order.target} does not stream, it has one result: use call() for it, or have the task yield its items",
@@ -125,7 +125,7 @@ def no_stream(order: Order) -> InvalidRequest:
     )
 
 
-def stream_end(flight: StreamFlight) -> Outcome:
+def stream_end(flight: StreamRequest) -> Outcome:
     """How a stream that was read ended: with its END, or with a fate after which it may be tried again.
 
     Raises:
@@ -138,9 +138,9 @@ def stream_end(flight: StreamFlight) -> Outcome:
     if fate_of(end) is not None:
         if flight.received:
             # What was read cannot be taken back, and a second run would begin anew.
-            raise error_of_fate(Fate.LOST, str(flight.worker.id), attempts=flight.ticket.attempts)
+            raise error_of_fate(TryOutcome.LOST, str(flight.worker.id), attempts=flight.ticket.attempts)
         return end
-    assert not isinstance(end, Fate)
+    assert not isinstance(end, TryOutcome)
     if end[0] == AnswerOp.END:
         return end
     if end[0] == AnswerOp.ERROR:

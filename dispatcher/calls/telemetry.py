@@ -8,20 +8,20 @@ from types import TracebackType
 from ...schemas.errors.base import GanglineError
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Span, tracer
-from ..routing.request import Ticket
-from .call import Order
+from ..routing.request import RoutedRequest
+from .call import Call
 
 
-class Observed:
-    """`with Observed(...) as (ticket, span)`: counted when it is entered and when it is left, and traced if traces are
-    on. A class and not a generator: it is entered at every call."""
+class RequestTelemetry:
+    """`with RequestTelemetry(...) as (ticket, span)`: counted when it is entered and when it is left, and traced if
+    traces are on. A class and not a generator: it is entered at every call."""
 
     __slots__ = ("_began_at", "_counted", "_loop", "_metrics", "_order", "_since", "_span", "_ticket")
 
     def __init__(
         self,
-        order: Order,
-        ticket: Ticket,
+        order: Call,
+        ticket: RoutedRequest,
         metrics: RouterMetrics,
         loop: asyncio.AbstractEventLoop,
         *,
@@ -41,7 +41,7 @@ class Observed:
         self._metrics = metrics
         self._loop = loop
 
-    def __enter__(self) -> tuple[Ticket, Span]:
+    def __enter__(self) -> tuple[RoutedRequest, Span]:
         order = self._order
         if self._since is None:
             self._began_at = self._loop.time()

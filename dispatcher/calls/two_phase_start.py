@@ -13,20 +13,20 @@ from typing import Final
 
 from ...schemas.errors.base import LeaseBusy
 from ...schemas.wire.frames import RequestOp
-from ..transport.flights import TaskFlight
-from .attempts import Caller
+from ..transport.flights import TaskRequest
+from .attempts import AttemptLoop
 
 HELD_WITHIN_S: Final = 1.0
 """Half of what workers hold for: no rank gives up while another may yet be told to begin."""
 
 
-class Together:
+class TwoPhaseStart:
     """One try to begin on all ranks."""
 
-    def __init__(self, caller: Caller, size: int) -> None:
+    def __init__(self, caller: AttemptLoop, size: int) -> None:
         self._caller = caller
         self._size = size
-        self._flights: dict[TaskFlight, bool] = {}
+        self._flights: dict[TaskRequest, bool] = {}
         """Whether it holds its slots."""
         self._first: asyncio.Future[None] = caller.exchange.loop.create_future()
         self._timer = caller.exchange.loop.call_later(HELD_WITHIN_S, self._give_up)
@@ -40,12 +40,12 @@ class Together:
         """Wait until one rank holds its slots. In a cancelled try nobody comes by."""
         await self._first
 
-    def sent(self, flight: TaskFlight) -> None:
+    def sent(self, flight: TaskRequest) -> None:
         """The task of one rank was sent."""
         self._flights[flight] = False
         flight.on_held = lambda: self._held(flight)
 
-    def _held(self, flight: TaskFlight) -> None:
+    def _held(self, flight: TaskRequest) -> None:
         if flight.future.done():
             return
         self._flights[flight] = True

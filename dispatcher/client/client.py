@@ -14,16 +14,16 @@ from ...schemas.names import Names
 from ...schemas.records.workers import LeaseRecord
 from ..calls.call import CallOptions
 from ..calls.options import ClientOptions, check_names
-from ..gangs.gang import Ganging
+from ..gangs.gang import GangAcquisition
 from ..gangs.gangs import GangOptions
 from ..jobs.storage import TaskStorage, TaskStreams
-from ..leases.lease import Leasing
-from ..leases.selection import Choosing, Selection
+from ..leases.lease import LeaseAcquisition
+from ..leases.selection import Selection, WorkerChoice
 from ..router.router import Router
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
 from .hooks import ClientRequest, Hook, HookChain
-from .operations import Operators, WorkerInfo
+from .operations import Operations, WorkerInfo
 from .routes import RouteOperations
 from .tasks import DurableTasks
 
@@ -85,7 +85,7 @@ class Client(DurableTasks, RouteOperations):
         self._router = Router(
             bus, names or Names(), settings=settings, ambient=ambient, bucket=bucket, policy=policy, name=name
         )
-        self._operators = Operators(bus, self._router.names, self._router.ledger)
+        self._operators = Operations(bus, self._router.names, self._router.ledger)
         self._route_streams = TaskStreams(bus, self._router.names, tasks)
         self._use_storage(bus, self._router.names, tasks, ambient or Environment())
 
@@ -185,7 +185,7 @@ class Client(DurableTasks, RouteOperations):
             return self._hooks.stream(request, self._stream_now)
         return self._router.stream(target, args, kwargs, options=self._options)
 
-    def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> Choosing:
+    def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> WorkerChoice:
         """`async with client.choose_worker("images") as selection:` — hold a slot, and see whose, before sending.
 
         Of a standing set a gang is chosen: the slot is held on rank 0, or one on every rank or none if the set's calls
@@ -225,7 +225,7 @@ class Client(DurableTasks, RouteOperations):
 
     def lease(
         self, target: str, /, *, slots: int = 1, ttl_s: float = 15.0, ledger: str = "behind", wait: bool = True
-    ) -> Leasing:
+    ) -> LeaseAcquisition:
         """`async with client.lease("images", slots=4) as lease:` — hold slots of one worker for many tasks.
 
         Of a standing set they are slots of one gang: of rank 0, or as many of every rank if the set's calls run on all.
@@ -247,7 +247,7 @@ class Client(DurableTasks, RouteOperations):
         """
         return self._router.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait, options=self._options)
 
-    def gang(self, **wanted: Unpack[GangOptions]) -> Ganging:
+    def gang(self, **wanted: Unpack[GangOptions]) -> GangAcquisition:
         """`async with client.gang(pool="train", size=8) as gang:` — slots on many workers, all or nothing.
 
         Entering waits in the coordinator's queue until the gang is formed. That does not mean that its members have

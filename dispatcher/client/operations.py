@@ -47,7 +47,7 @@ class WorkerInfo:
         return self.heartbeat.running + self.heartbeat.reserved
 
 
-class Operators:
+class Operations:
     """Reads the ledger and asks workers on their own subjects."""
 
     def __init__(self, bus: Bus, names: Names, ledger: Callable[[], Awaitable[KeyValue]]) -> None:

@@ -293,18 +293,18 @@ class SyncJob(SyncProxy[Job]):
         return iterate(self._thread, self._target.items(skip=skip))
 
 
-class SyncChoosing(SyncContext[Selection]):
+class SyncWorkerChoice(SyncContext[Selection]):
     """`with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
 
 
-class SyncLeasing(SyncContext[SyncLease]):
+class SyncLeaseAcquisition(SyncContext[SyncLease]):
     """`with router.lease(...) as lease`: reserves on entry, releases on exit."""
 
     def _entered(self, entered: Lease) -> SyncLease:
         return SyncLease(self._thread, entered)
 
 
-class SyncGanging(SyncContext[SyncGang]):
+class SyncGangAcquisition(SyncContext[SyncGang]):
     """`with client.gang(...) as gang`: waits until it is formed, releases on leaving."""
 
     def _entered(self, entered: Gang) -> SyncGang:
@@ -335,10 +335,10 @@ class SyncClient(OwningProxy[Client]):
         Client.stream."""
         return iterate(self._thread, self._target.stream(target, *args, **kwargs))
 
-    def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> SyncChoosing:
+    def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> SyncWorkerChoice:
         """`with client.choose_worker("images") as selection:` — hold a slot, and see whose, before sending. See
         Client.choose_worker."""
-        return SyncChoosing(self._thread, self._target.choose_worker(target, slots=slots, move=move))
+        return SyncWorkerChoice(self._thread, self._target.choose_worker(target, slots=slots, move=move))
 
     def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Run a task on the slot that was chosen; it cannot be rejected for want of room. See Client.dispatch."""
@@ -346,15 +346,17 @@ class SyncClient(OwningProxy[Client]):
 
     def lease(
         self, target: str, /, *, slots: int = 1, ttl_s: float = 15.0, ledger: str = "behind", wait: bool = True
-    ) -> SyncLeasing:
+    ) -> SyncLeaseAcquisition:
         """`with client.lease("images", slots=4) as lease:` — hold slots of one worker for many tasks. See
         Client.lease."""
-        return SyncLeasing(self._thread, self._target.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait))
+        return SyncLeaseAcquisition(
+            self._thread, self._target.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait)
+        )
 
-    def gang(self, **wanted: Unpack[GangOptions]) -> SyncGanging:
+    def gang(self, **wanted: Unpack[GangOptions]) -> SyncGangAcquisition:
         """`with client.gang(pool="train", size=8) as gang:` — slots on many workers, all or nothing. See
         Client.gang."""
-        return SyncGanging(self._thread, self._target.gang(**wanted))
+        return SyncGangAcquisition(self._thread, self._target.gang(**wanted))
 
     def workers(self, pool: str | None = None) -> list[WorkerInfo]:
         """Living workers of one pool, or of all, by name. See Client.workers."""

@@ -13,7 +13,7 @@ from ...schemas.names import Names
 from ..calls.call import CallOptions
 from ..jobs.dead_letters import DeadLetter, DeadLetters
 from ..jobs.job import ASK_TIMEOUT_S, Job
-from ..jobs.queries import JobDesk
+from ..jobs.queries import JobQueries
 from ..jobs.storage import TaskStorage, TaskStreams
 from ..jobs.stored import JobRef
 from ..jobs.submitter import Submitted, Submitter, at_once
@@ -28,7 +28,7 @@ class DurableTasks:
 
     def _use_storage(self, bus: Bus, names: Names, storage: TaskStorage | None, ambient: Environment) -> None:
         streams = TaskStreams(bus, names, storage)
-        self._desk = JobDesk(bus, streams, ambient)
+        self._desk = JobQueries(bus, streams, ambient)
         self._submitter = Submitter(streams, ambient)
         self._letters = DeadLetters(streams, ambient, self._desk)
 

@@ -39,7 +39,7 @@ _PROMPT_S: Final = 0.5
 """Within this whoever leads says what it knows of a gang."""
 
 
-class GangDesk:
+class CoordinatorClient:
     """Acquire, renew, release."""
 
     def __init__(self, bus: Bus, names: Names) -> None:

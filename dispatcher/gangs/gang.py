@@ -28,8 +28,8 @@ from ...schemas.errors.gangs import GangFailed, GangNotFormed, GangRestarted
 from ...schemas.messages.gangs import GangEvent
 from ...schemas.records.gangs import HostPort
 from ...telemetry.tracing import Attributes, tracer
-from ..calls.call import CallOptions, Order
-from ..leases.lease import Observe
+from ..calls.call import Call, CallOptions
+from ..leases.lease import RequestObserver
 from .collective_call import Arguments, by_rank, run_on_all, same_for_all
 from .members import Formation, GangMember
 from .owner import EventQueue, GangOwner, OwnedState
@@ -71,7 +71,7 @@ class Gang:
         owner: GangOwner,
         *,
         deadline: Callable[[CallOptions], float | None],
-        observe: Observe,
+        observe: RequestObserver,
         options: GangCallOptions,
     ) -> None:
         self._owner = owner
@@ -389,14 +389,14 @@ class Gang:
         arguments: Arguments,
         deadline: float | None,
         run: int = 0,
-    ) -> Order:
+    ) -> Call:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < formation.size:
             raise InvalidRequest(f"rank is {rank!r}: ranks of this gang go from 0 to {formation.size - 1}")
         pool = formation.lines[rank].seat.pool
         endpoint, dot, name = method.rpartition(".")
         if dot and endpoint != pool:
             raise WrongPool(f"rank {rank} is of pool {pool!r}, not of {endpoint!r}")
-        order = Order(
+        order = Call(
             endpoint=pool,
             method=name,
             args=arguments[0],
@@ -409,7 +409,7 @@ class Gang:
         return order
 
 
-class Ganging:
+class GangAcquisition:
     """`async with client.gang(...) as gang`: waits until it is formed, releases on leaving.
 
     Left normally, it returns when the members have stopped; left by an error, at once, and the release goes on.

@@ -14,11 +14,11 @@ from ...schemas.names import Names
 from ...schemas.records.gangs import Bundle
 from ...telemetry.tracing import tracer
 from ..calls.call import CallOptions
-from ..leases.lease import Observe
+from ..leases.lease import RequestObserver
 from ..routing.settings import RouterSettings
-from .coordinator_client import GangDesk
-from .gang import Gang, GangCallOptions, Ganging
-from .members import LineMaker
+from .coordinator_client import CoordinatorClient
+from .gang import Gang, GangAcquisition, GangCallOptions
+from .members import MemberChannelFactory
 from .owner import GangOwner
 
 
@@ -62,7 +62,7 @@ class GangOptions(TypedDict, total=False):
     """The gang ends when it is not renewed for so long; says how long it outlives this process."""
 
 
-class Gangs:
+class GangClient:
     """Acquires gangs, and gives all back when the router stops."""
 
     def __init__(
@@ -72,12 +72,12 @@ class Gangs:
         ambient: Environment,
         settings: RouterSettings,
         *,
-        lines: LineMaker,
+        lines: MemberChannelFactory,
         deadline: Callable[[CallOptions], float | None],
-        observe: Observe,
+        observe: RequestObserver,
         owner: str,
     ) -> None:
-        self.desk = GangDesk(bus, names)
+        self.desk = CoordinatorClient(bus, names)
         self._bus = bus
         self._names = names
         self._ambient = ambient
@@ -89,7 +89,7 @@ class Gangs:
         self._owned: dict[GangOwner, object] = {}
         self._stopped = False
 
-    def gang(self, fields: Mapping[str, Any], options: CallOptions) -> Ganging:
+    def gang(self, fields: Mapping[str, Any], options: CallOptions) -> GangAcquisition:
         """See Client.gang. `fields` are those of AcquireRequest.
 
         Raises:
@@ -113,7 +113,7 @@ class Gangs:
             )
             return await self._acquire(request, options)
 
-        return Ganging(make)
+        return GangAcquisition(make)
 
     async def _acquire(self, request: AcquireRequest, options: CallOptions) -> Gang:
         if self._stopped:

@@ -24,16 +24,16 @@ from ...schemas.errors.base import (
 from ...schemas.errors.gangs import GangFailed
 from ...schemas.wire.frames import AnswerOp, TaskFlag
 from ...telemetry.tracing import Span
-from ..calls.attempts import AttemptTarget, Caller, TaskTarget
-from ..calls.call import Order
+from ..calls.attempts import AttemptLoop, AttemptTarget, TaskTarget
+from ..calls.call import Call
 from ..calls.two_phase_start import HELD_WITHIN_S
-from ..leases.held_slots import HeldTarget, Hold, Reserver, SlotRequest
+from ..leases.held_slots import HeldSlots, HeldTarget, SlotRequest, SlotReserver
 from ..pools.pool import RoutedPool
-from ..routing.outcome import Fate
-from ..routing.request import Ticket
-from ..routing.worker_table import Worker
-from ..transport.flights import Books, Outcome
-from .members import Formation, HeldSlots, MemberLine
+from ..routing.outcome import TryOutcome
+from ..routing.request import RoutedRequest
+from ..routing.worker_table import WorkerEntry
+from ..transport.flights import Outcome, Settlement
+from .members import Formation, MemberChannel, RankSlots
 
 _OK: Final = int(AnswerOp.OK)
 _END: Final = int(AnswerOp.END)
@@ -57,10 +57,10 @@ class HeldSet(Protocol):
     async def run(
         self,
         formation: Formation,
-        order: Order,
-        ticket: Ticket,
+        order: Call,
+        ticket: RoutedRequest,
         span: Span,
-        held: Sequence[HeldSlots] = (),
+        held: Sequence[RankSlots] = (),
         *,
         on_all: bool,
     ) -> Any:
@@ -71,31 +71,37 @@ class HeldSet(Protocol):
         """
 
     async def fate_of_error(
-        self, error: GanglineError, formation: Formation, worker: Worker, deadline: float | None
-    ) -> Fate | None:
+        self, error: GanglineError, formation: Formation, worker: WorkerEntry, deadline: float | None
+    ) -> TryOutcome | None:
         """Why a try came to nothing and may be made again; None when the error is the task's own."""
 
-    def target(self, order: Order, ticket: Ticket) -> AttemptTarget:
+    def target(self, order: Call, ticket: RoutedRequest) -> AttemptTarget:
         """Any gang of it."""
 
 
-class GangHold(Hold):
+class GangHeldSlots(HeldSlots):
     """Slots of rank 0, and with them those of the other ranks where the set's calls run on all of them."""
 
-    others: tuple[Hold, ...] = ()
+    others: tuple[HeldSlots, ...] = ()
     """By rank, from 1 on; none where tasks run on rank 0 alone."""
     routed: HeldSet
     formation: Formation
-    lines: tuple[MemberLine, ...] = ()
+    lines: tuple[MemberChannel, ...] = ()
     """Of the ranks on which slots are held; none until it was joined."""
-    stands_for: Worker
+    stands_for: WorkerEntry
     """The gang, as a worker of its set."""
     on_all = False
     """Tasks run on all ranks."""
 
     def join(
-        self, routed: HeldSet, formation: Formation, stands_for: Worker, others: Sequence[Hold], *, on_all: bool
-    ) -> GangHold:
+        self,
+        routed: HeldSet,
+        formation: Formation,
+        stands_for: WorkerEntry,
+        others: Sequence[HeldSlots],
+        *,
+        on_all: bool,
+    ) -> GangHeldSlots:
         """It is of this gang, and is lost with any of its members."""
         self.routed, self.formation, self.stands_for, self.others = routed, formation, stands_for, tuple(others)
         self.lines, self.on_all = tuple(formation.lines[: 1 + len(others)]), on_all
@@ -104,7 +110,7 @@ class GangHold(Hold):
         return self
 
     @property
-    def counts_on(self) -> Worker:
+    def counts_on(self) -> WorkerEntry:
         return self.stands_for
 
     @property
@@ -116,16 +122,16 @@ class GangHold(Hold):
         return self.formation.gang
 
     @property
-    def parts(self) -> tuple[Hold, ...]:
+    def parts(self) -> tuple[HeldSlots, ...]:
         """By rank."""
         return (self, *self.others)
 
-    def slots_for(self, books: Books, ticket: Ticket) -> list[HeldSlots]:
+    def slots_for(self, books: Settlement, ticket: RoutedRequest) -> list[RankSlots]:
         """What one task on it takes, by rank; the ticket is settled in the books when it has ended on all of them."""
         if not self.others:
-            return [HeldSlots(self.worker, self.token, books, ticket)]
+            return [RankSlots(self.worker, self.token, books, ticket)]
         jointly = _Jointly(books, ticket, len(self.parts))
-        return [HeldSlots(part.worker, part.token, jointly, _part_of(ticket)) for part in self.parts]
+        return [RankSlots(part.worker, part.token, jointly, _part_of(ticket)) for part in self.parts]
 
     # -- tasks on it ----------------------------------------------------------------------------------------------
 
@@ -133,16 +139,16 @@ class GangHold(Hold):
         if self.on_all and target.order.flags & _STREAM:
             raise no_stream_of_all(self.routed.name)
 
-    async def attempt(self, target: HeldTarget, caller: Caller, span: Span) -> Outcome:
+    async def attempt(self, target: HeldTarget, caller: AttemptLoop, span: Span) -> Outcome:
         target.sent(None)
         held = self.slots_for(target.books, target.ticket)
         return await attempt_on(self.routed, self.formation, target, span, held, on_all=self.on_all)
 
-    def items(self, target: HeldTarget, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+    def items(self, target: HeldTarget, caller: AttemptLoop, span: Span) -> AsyncGenerator[Any, None]:
         target.sent(None)
         return items_of(self.formation, target, span, *self.slots_for(target.books, target.ticket))
 
-    async def fate_after(self, error: GanglineError, deadline: float | None) -> Fate | None:
+    async def fate_after(self, error: GanglineError, deadline: float | None) -> TryOutcome | None:
         return await self.routed.fate_of_error(error, self.formation, self.stands_for, deadline)
 
     async def lost_by(self, error: GanglineError, deadline: float | None) -> GanglineError:
@@ -150,7 +156,7 @@ class GangHold(Hold):
         if isinstance(cause, LeaseBusy):
             return cause
         fate = await self.fate_after(error, deadline)
-        if fate is None or fate is Fate.FULL:
+        if fate is None or fate is TryOutcome.FULL:
             return error
         if not fate.may_have_started and (lost := self.trouble()) is not None:
             return lost
@@ -163,13 +169,13 @@ class GangHold(Hold):
             details=cause.details,
         )
 
-    def elsewhere(self, order: Order, ticket: Ticket) -> AttemptTarget:
+    def elsewhere(self, order: Call, ticket: RoutedRequest) -> AttemptTarget:
         return self.routed.target(order, ticket)
 
     # -- Hold -----------------------------------------------------------------------------------------------------
 
     def usable(self, now: float) -> bool:
-        """See Hold. Never: the short ways know of no gangs."""
+        """See HeldSlots. Never: the short ways know of no gangs."""
         return False
 
     def trouble(self) -> GanglineError | None:
@@ -248,9 +254,9 @@ def cause_of(error: GanglineError) -> GanglineError:
     return cause if isinstance(error, GangFailed) and isinstance(cause, GanglineError) else error
 
 
-def for_rank(order: Order, formation: Formation, rank: int) -> Order:
+def for_rank(order: Call, formation: Formation, rank: int) -> Call:
     """The order as it goes to one rank."""
-    each = Order(
+    each = Call(
         endpoint=formation.lines[rank].seat.pool,
         method=order.method,
         args=order.args,
@@ -268,7 +274,7 @@ async def attempt_on(
     formation: Formation,
     target: TaskTarget,
     span: Span,
-    held: Sequence[HeldSlots] = (),
+    held: Sequence[RankSlots] = (),
     *,
     on_all: bool,
 ) -> Outcome:
@@ -283,7 +289,7 @@ async def attempt_on(
 
 
 async def items_of(
-    formation: Formation, target: TaskTarget, span: Span, held: HeldSlots | None = None
+    formation: Formation, target: TaskTarget, span: Span, held: RankSlots | None = None
 ) -> AsyncGenerator[Any, None]:
     """One try of a task that streams, on rank 0 of a gang; see TaskTarget."""
     read = 0
@@ -306,12 +312,12 @@ async def items_of(
 class _Jointly:
     """Books of one task on several ranks: it counts until it has ended on the last of them."""
 
-    def __init__(self, books: Books, ticket: Ticket, ranks: int) -> None:
+    def __init__(self, books: Settlement, ticket: RoutedRequest, ranks: int) -> None:
         self._books = books
         self._ticket = ticket
         self._left = ranks
 
-    def settle(self, ticket: Ticket, /) -> None:
+    def settle(self, ticket: RoutedRequest, /) -> None:
         if ticket.worker is not None:
             ticket.worker = None
             self._left -= 1
@@ -322,9 +328,9 @@ class _Jointly:
         self._books.pump()
 
 
-def _part_of(ticket: Ticket) -> Ticket:
+def _part_of(ticket: RoutedRequest) -> RoutedRequest:
     """For one rank."""
-    part = Ticket(method=ticket.method)
+    part = RoutedRequest(method=ticket.method)
     part.cost, part.attempts, part.worker = ticket.cost, ticket.attempts, ticket.worker
     return part
 
@@ -332,7 +338,7 @@ def _part_of(ticket: Ticket) -> Ticket:
 class _Refused(Exception):  # noqa: N818
     """A member grants nothing."""
 
-    def __init__(self, fate: Fate) -> None:
+    def __init__(self, fate: TryOutcome) -> None:
         super().__init__(fate)
         self.fate = fate
 
@@ -340,11 +346,11 @@ class _Refused(Exception):  # noqa: N818
 async def hold_members(
     routed: HeldSet,
     formation: Formation,
-    reserver: Reserver,
+    reserver: SlotReserver,
     asked: SlotRequest,
     *,
     on_all: bool,
-) -> GangHold | Fate:
+) -> GangHeldSlots | TryOutcome:
     """Hold slots of rank 0, or of all members or none; cancelling gives back whatever may have been granted.
 
     Rank 0 comes first and the others then, at once: of several routers that want all ranks, one gets them.
@@ -356,14 +362,14 @@ async def hold_members(
     stands_for = ticket.worker
     assert stands_for is not None
 
-    held: dict[int, Hold] = {}
+    held: dict[int, HeldSlots] = {}
 
-    async def ask(rank: int, ticket: Ticket, make: type[Hold]) -> None:
+    async def ask(rank: int, ticket: RoutedRequest, make: type[HeldSlots]) -> None:
         line = formation.lines[rank]
         worker = await line.reach(deadline, routed.name)
         left_s = HELD_WITHIN_S if deadline is None else min(HELD_WITHIN_S, deadline - loop.time())
         if left_s <= 0:
-            raise _Refused(Fate.LATE)
+            raise _Refused(TryOutcome.LATE)
         granted = await reserver.ask(
             routed.pool,
             ticket,
@@ -374,18 +380,18 @@ async def hold_members(
             seat=line.seat.token,
             make=make,
         )
-        if isinstance(granted, Fate):
+        if isinstance(granted, TryOutcome):
             raise _Refused(granted)
         held[rank] = granted
 
     try:
-        await ask(0, ticket, GangHold)
+        await ask(0, ticket, GangHeldSlots)
         if on_all:
-            await _all_of(ask(rank, _unplaced(ticket), Hold) for rank in range(1, formation.size))
+            await _all_of(ask(rank, _unplaced(ticket), HeldSlots) for rank in range(1, formation.size))
         if not routed.stands(formation):
-            return Fate.GONE
+            return TryOutcome.GONE
         first, *others = (held[rank] for rank in sorted(held))
-        assert isinstance(first, GangHold)
+        assert isinstance(first, GangHeldSlots)
         held.clear()
         return first.join(routed, formation, stands_for, others, on_all=on_all)
     except _Refused as refused:
@@ -395,13 +401,13 @@ async def hold_members(
     except (GangFailed, LeaseError, WorkerLost):
         # Its gang is no more, here at least: we are told of that soon, or find it out.
         routed.suspected[formation.gang] = None
-        return Fate.GONE
+        return TryOutcome.GONE
     finally:
         for rank in sorted(held, reverse=True):
             held[rank].release()
 
 
-_AWAY: Final = frozenset((Fate.UNHEARD, Fate.GONE))
+_AWAY: Final = frozenset((TryOutcome.UNHEARD, TryOutcome.GONE))
 
 
 async def _all_of(asking: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -418,8 +424,8 @@ async def _all_of(asking: Iterable[Coroutine[Any, Any, None]]) -> None:
         task.result()
 
 
-def _unplaced(ticket: Ticket) -> Ticket:
+def _unplaced(ticket: RoutedRequest) -> RoutedRequest:
     """For a further rank: what is held there is counted with rank 0."""
-    part = Ticket(method=ticket.method, slots=ticket.cost)
+    part = RoutedRequest(method=ticket.method, slots=ticket.cost)
     part.cost = ticket.cost
     return part

@@ -15,27 +15,27 @@ from ...runtime.backoff import Backoff
 from ...schemas.errors.base import GanglineError, Unavailable, WorkerLost
 from ...schemas.records.gangs import Rendezvous, Seat
 from ...telemetry.tracing import NO_SPAN, Span
-from ..calls.attempts import AttemptTarget, Caller, TaskTarget
-from ..calls.call import Order, fate_of, says_busy, too_late
-from ..calls.streaming import StreamFlight
-from ..calls.two_phase_start import Together
+from ..calls.attempts import AttemptLoop, AttemptTarget, TaskTarget
+from ..calls.call import Call, fate_of, says_busy, too_late
+from ..calls.streaming import StreamRequest
+from ..calls.two_phase_start import TwoPhaseStart
 from ..leases.lease_slots import LeaseSlots
 from ..pools.pool import RoutedPool
-from ..routing.outcome import Fate, error_of_fate
-from ..routing.request import Ticket
+from ..routing.outcome import TryOutcome, error_of_fate
+from ..routing.request import RoutedRequest
 from ..routing.settings import LOST_AFTER_S
-from ..routing.worker_table import Method, Worker
-from ..transport.flights import Books, Outcome, TaskFlight
+from ..routing.worker_table import Method, WorkerEntry
+from ..transport.flights import Outcome, Settlement, TaskRequest
 
 PoolOf = Callable[[str, float | None], Awaitable[RoutedPool]]
 """Finds a pool of the router, by a deadline."""
 
-_SENT_AGAIN: Final = frozenset((Fate.UNSEEN, Fate.FULL, Fate.UNSENT))
+_SENT_AGAIN: Final = frozenset((TryOutcome.UNSEEN, TryOutcome.FULL, TryOutcome.UNSENT))
 """Nothing started, and the same member may take it yet."""
-_ABSENT: Final = frozenset((Fate.UNHEARD, Fate.GONE))
+_ABSENT: Final = frozenset((TryOutcome.UNHEARD, TryOutcome.GONE))
 """Nothing started. The member's process may have died, which the coordinator finds out, or may be on its way back to a
 server that was restarted."""
-_LOST: Final = frozenset((Fate.UNSENT, Fate.DRAINING))
+_LOST: Final = frozenset((TryOutcome.UNSENT, TryOutcome.DRAINING))
 """Whoever says that of a member cannot reach it, and may try another gang."""
 _ABSENT_S: Final = 10.0
 """How long a call without a deadline tries to reach a member that is not there while its generation stands."""
@@ -78,14 +78,14 @@ class GangMember:
         )
 
 
-class HeldSlots(NamedTuple):
+class RankSlots(NamedTuple):
     """Slots of a member that are held for a task."""
 
-    worker: Worker
+    worker: WorkerEntry
     token: str
-    books: Books
+    books: Settlement
     """Where the ticket counts until the task has ended."""
-    ticket: Ticket
+    ticket: RoutedRequest
 
 
 class MemberHold(Protocol):
@@ -97,17 +97,17 @@ class MemberHold(Protocol):
         """A member that they are of is no more."""
 
 
-class MemberLine:
+class MemberChannel:
     """The way to one member: sends tasks on its token, at most as many at once as it has slots."""
 
-    def __init__(self, gang: str, seat: Seat, *, caller: Caller, pool: PoolOf) -> None:
+    def __init__(self, gang: str, seat: Seat, *, caller: AttemptLoop, pool: PoolOf) -> None:
         self.seat = seat
         self._gang = gang
         self._caller = caller
         self._pool = pool
         self._loop = caller.exchange.loop
         self.slots = LeaseSlots(seat.slots, self._loop)
-        self.flights: dict[TaskFlight | StreamFlight, None] = {}
+        self.flights: dict[TaskRequest | StreamRequest, None] = {}
         """Tries that somebody waits for."""
         self.methods: Mapping[str, Method] = {}
         """Of the worker that was asked last."""
@@ -140,7 +140,7 @@ class MemberLine:
         self._end = error
         self._ended.set()
         for flight in list(self.flights):
-            if isinstance(flight, StreamFlight):
+            if isinstance(flight, StreamRequest):
                 flight.stop(error())
             elif not flight.future.done():
                 self._caller.abandon(flight)
@@ -151,12 +151,12 @@ class MemberLine:
 
     async def call(
         self,
-        order: Order,
+        order: Call,
         span: Span = NO_SPAN,
         *,
         patient: bool = True,
-        together: Together | None = None,
-        held: HeldSlots | None = None,
+        together: TwoPhaseStart | None = None,
+        held: RankSlots | None = None,
     ) -> Any:
         """Run a task on the member. Cancelling stops it.
 
@@ -173,13 +173,13 @@ class MemberLine:
         return await self._caller.run(target, span)
 
     def stream(
-        self, order: Order, span: Span = NO_SPAN, *, patient: bool = True, held: HeldSlots | None = None
+        self, order: Call, span: Span = NO_SPAN, *, patient: bool = True, held: RankSlots | None = None
     ) -> AsyncGenerator[Any, None]:
         """Run a task on the member and yield its items; else as `call`."""
         target = MemberTarget(self, order, self._loop, patient=patient, held=held)
         return self._caller.stream(order, target, span)
 
-    async def reach(self, deadline: float | None, target: str) -> Worker:
+    async def reach(self, deadline: float | None, target: str) -> WorkerEntry:
         """The member's worker; `target`: what it is wanted for, for people.
 
         Raises:
@@ -242,15 +242,15 @@ class MemberTarget(TaskTarget):
 
     def __init__(
         self,
-        line: MemberLine,
-        order: Order,
+        line: MemberChannel,
+        order: Call,
         loop: asyncio.AbstractEventLoop,
         *,
         patient: bool,
-        together: Together | None = None,
-        held: HeldSlots | None = None,
+        together: TwoPhaseStart | None = None,
+        held: RankSlots | None = None,
     ) -> None:
-        """See MemberLine.call."""
+        """See MemberChannel.call."""
         self.order = order
         self._line = line
         self._loop = loop
@@ -261,7 +261,7 @@ class MemberTarget(TaskTarget):
         self._backoff = Backoff(0.025, 0.5)
         self._give_up_at: float | None = None
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         line, order = self._line, self.order
         if fate is not None:
             await self._before_another(fate)
@@ -281,7 +281,7 @@ class MemberTarget(TaskTarget):
         self.ticket.attempts = max(self.ticket.attempts, self._attempts)
         return self
 
-    async def _before_another(self, fate: Fate) -> None:
+    async def _before_another(self, fate: TryOutcome) -> None:
         """Wait until another try is worth while.
 
         Raises:
@@ -296,28 +296,28 @@ class MemberTarget(TaskTarget):
             if self._give_up_at is None:
                 self._give_up_at = now + _ABSENT_S
             again = order.deadline is not None or now < self._give_up_at
-        elif fate is Fate.STALE:
+        elif fate is TryOutcome.STALE:
             # Our idea of the epoch may have been older than the coordinator's; the answer has brought the new one.
             again = self.worker.epoch == line.seat.epoch
         else:
-            again = fate in _SENT_AGAIN and (self._patient or fate is not Fate.FULL)
+            again = fate in _SENT_AGAIN and (self._patient or fate is not TryOutcome.FULL)
         if not again:
             raise error
         await line.pause(self._backoff.next_s(0.0), order.deadline, order.target, error)
 
-    def settle(self, outcome: Outcome) -> Fate | None:
+    def settle(self, outcome: Outcome) -> TryOutcome | None:
         fate = fate_of(outcome)
         if fate is None and self._patient and says_busy(outcome):
-            return Fate.FULL  # a task of ours that was told to stop has not stopped yet
+            return TryOutcome.FULL  # a task of ours that was told to stop has not stopped yet
         return fate
 
-    def sent(self, flight: TaskFlight | StreamFlight | None) -> None:
+    def sent(self, flight: TaskRequest | StreamRequest | None) -> None:
         assert flight is not None
         self._line.flights[flight] = None
-        if self._together is not None and isinstance(flight, TaskFlight):
+        if self._together is not None and isinstance(flight, TaskRequest):
             self._together.sent(flight)
 
-    def left(self, flight: TaskFlight | StreamFlight | None, error: BaseException | None) -> None:
+    def left(self, flight: TaskRequest | StreamRequest | None, error: BaseException | None) -> None:
         assert flight is not None
         self._line.flights.pop(flight, None)
 
@@ -330,7 +330,7 @@ class Formation:
         gang: str,
         generation: int,
         seats: Sequence[Seat],
-        lines: list[MemberLine],
+        lines: list[MemberChannel],
         *,
         fence: int = 0,
         rendezvous: Rendezvous | None = None,
@@ -412,25 +412,25 @@ class Formation:
         return f"Formation({self.gang}, generation {self.generation}, {self.size} ranks, {state})"
 
 
-class LineMaker:
+class MemberChannelFactory:
     """Opens the ways to members."""
 
-    def __init__(self, *, caller: Caller, pool: PoolOf) -> None:
+    def __init__(self, *, caller: AttemptLoop, pool: PoolOf) -> None:
         self._caller = caller
         self.pool = pool
 
-    def together(self, size: int) -> Together:
+    def together(self, size: int) -> TwoPhaseStart:
         """For one try to begin on all ranks."""
-        return Together(self._caller, size)
+        return TwoPhaseStart(self._caller, size)
 
-    def lines(self, gang: str, seats: Sequence[Seat], before: Formation | None = None) -> list[MemberLine]:
+    def lines(self, gang: str, seats: Sequence[Seat], before: Formation | None = None) -> list[MemberChannel]:
         """By rank. Members that stayed from the generation before keep theirs."""
         known = {line.seat.token: line for line in before.lines} if before is not None else {}
         first = sorted((seat for seat in seats if seat.part == 0), key=lambda seat: seat.rank)
         return [known.get(seat.token) or self._line(gang, seat) for seat in first]
 
-    def _line(self, gang: str, seat: Seat) -> MemberLine:
-        return MemberLine(gang, seat, caller=self._caller, pool=self.pool)
+    def _line(self, gang: str, seat: Seat) -> MemberChannel:
+        return MemberChannel(gang, seat, caller=self._caller, pool=self.pool)
 
 
 def copier(error: GanglineError) -> Callable[[], GanglineError]:

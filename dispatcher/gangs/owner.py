@@ -18,9 +18,18 @@ from ...schemas.errors.gangs import GangNotFormed
 from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ...schemas.names import GangOperation, Names
 from ...telemetry.logs import logger_for
-from .coordinator_client import GangDesk
-from .members import Formation, LineMaker, copier
-from .owner_core import ANSWER_S, Came, Effect, Over, OwnerCore, RanksLost, Renew, Went
+from .coordinator_client import CoordinatorClient
+from .members import Formation, MemberChannelFactory, copier
+from .owner_core import (
+    ANSWER_S,
+    Effect,
+    GenerationFormed,
+    GenerationLost,
+    OwnerCore,
+    OwnershipEnded,
+    RanksLost,
+    RenewOwnership,
+)
 
 _log = logger_for("dispatcher")
 
@@ -56,8 +65,8 @@ class GangOwner:
         names: Names,
         request: AcquireRequest,
         *,
-        desk: GangDesk,
-        lines: LineMaker,
+        desk: CoordinatorClient,
+        lines: MemberChannelFactory,
     ) -> None:
         """`request` names the gang and its owner token."""
         self.on_released: Callable[[GangOwner], object] = _nothing
@@ -276,26 +285,26 @@ class GangOwner:
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Came():
+                case GenerationFormed():
                     self._came(effect)
-                case Went():
+                case GenerationLost():
                     if self.formation is not None:
                         self.formation.end(effect.error)
                 case RanksLost():
                     if self.formation is not None:
                         self.formation.lose(effect.ranks, effect.error)
-                case Over():
+                case OwnershipEnded():
                     self._over = copier(effect.error)
                     self._tell()
                     for queue in self._listeners:
                         _put(queue, None)
-                case Renew():
+                case RenewOwnership():
                     self._renew()
                 case _:
                     assert_never(effect)
         self._arm()
 
-    def _came(self, came: Came) -> None:
+    def _came(self, came: GenerationFormed) -> None:
         before, reply = self.formation, came.reply
         self.formation = Formation(
             reply.id,

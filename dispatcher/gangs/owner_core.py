@@ -2,8 +2,8 @@
 
 Laws:
 
-1. A generation comes once and goes once (by Went, or by the Came of the next), in order; what is told of one that has
-   gone changes nothing. Events may be lost, doubled and late: answers to renewals say the same.
+1. A generation comes once and goes once (by GenerationLost, or by the GenerationFormed of the next), in order; what is
+   told of one that has gone changes nothing. Events may be lost, doubled and late: answers to renewals say the same.
 2. The gang is trusted until its time to live, measured from before the last renewal that was answered, less a margin:
    the owner always stops trusting it before the coordinator can have ended it. A later answer restores the trust.
 3. When it is over it stays over.
@@ -30,7 +30,7 @@ _FINAL: Final = (GangEnded, NotOwner, UnknownGang)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
+class GenerationFormed:
     """A generation is formed: calls may go to its members."""
 
     reply: GangReply
@@ -50,7 +50,7 @@ class RanksLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Went:
+class GenerationLost:
     """The newest generation that came is no more: end what is under way in it."""
 
     generation: int
@@ -58,18 +58,18 @@ class Went:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Over:
-    """No further generation comes. After the Went of the last."""
+class OwnershipEnded:
+    """No further generation comes. After the GenerationLost of the last."""
 
     error: GanglineError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Renew:
+class RenewOwnership:
     """Ask for more time now; the answer goes to `answered`, `refused` or `unanswered`."""
 
 
-Effect = Came | Went | RanksLost | Over | Renew
+Effect = GenerationFormed | GenerationLost | RanksLost | OwnershipEnded | RenewOwnership
 
 
 class OwnerCore:
@@ -181,7 +181,7 @@ class OwnerCore:
 
     def _ask(self, now: float) -> list[Effect]:
         self.renew_at = now + self.ttl_s / _AGAIN_PER_TTL
-        return [Renew()]
+        return [RenewOwnership()]
 
     def _formed(self, reply: GangReply) -> list[Effect]:
         if reply.generation <= max(self._newest, self._gone):
@@ -191,7 +191,7 @@ class OwnerCore:
         self._newest = reply.generation
         self.formed = reply
         self.lost.clear()
-        return [Came(reply=reply, instead=instead)]
+        return [GenerationFormed(reply=reply, instead=instead)]
 
     def _replaced(self, before: GangReply, reply: GangReply) -> GangRestarted:
         """Repaired in place, or its teardown was never heard of."""
@@ -230,7 +230,7 @@ class OwnerCore:
         self._gone = generation
         if self.formed is None or self.formed.generation > generation:
             return []
-        went = Went(
+        went = GenerationLost(
             generation=self.formed.generation, error=self._error(self.formed.generation, rank, reason, ends=ends)
         )
         self.formed = None
@@ -240,12 +240,12 @@ class OwnerCore:
     def _end(self, error: GanglineError) -> list[Effect]:
         effects: list[Effect] = []
         if self.formed is not None:
-            effects.append(Went(generation=self.formed.generation, error=error))
+            effects.append(GenerationLost(generation=self.formed.generation, error=error))
             self.formed = None
         self.lost.clear()
         self.over = error
         self.renew_at = None
-        return [*effects, Over(error=error)]
+        return [*effects, OwnershipEnded(error=error)]
 
     def _error(self, generation: int, rank: int | None, reason: str, *, ends: bool) -> GanglineError:
         details = {"generation": generation, "rank": rank, "reason": reason}

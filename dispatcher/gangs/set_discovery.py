@@ -22,7 +22,7 @@ from ...telemetry.logs import logger_for
 _log = logger_for("dispatcher")
 
 
-class SetCensus(Protocol):
+class SetListener(Protocol):
     """Who is told."""
 
     def declared(self, name: str, record: GangSetRecord | None) -> None:
@@ -46,7 +46,7 @@ class _GangOfSet(NamedTuple):
     revision: int
 
 
-class SetFeed:
+class SetDiscovery:
     """Follows all standing sets of a namespace."""
 
     def __init__(
@@ -54,7 +54,7 @@ class SetFeed:
         bus: Bus,
         ledger: Callable[[], Awaitable[KeyValue]],
         names: Names,
-        census: SetCensus,
+        census: SetListener,
         *,
         resync_s: float,
         patience_s: float | None = None,

@@ -14,15 +14,15 @@ from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
-from ..transport.exchange import Exchange
-from .members import LineMaker
-from .set_discovery import SetFeed
-from .standing_set import RoutedSet, SetPool
+from ..transport.exchange import RequestExchange
+from .members import MemberChannelFactory
+from .set_discovery import SetDiscovery
+from .standing_set import SetAsPool, StandingSetRouter
 
 _log = logger_for("dispatcher")
 
 
-class GangSets:
+class SetRegistry:
     """Finds the set that a name stands for. Nothing is read before the first call."""
 
     def __init__(
@@ -31,8 +31,8 @@ class GangSets:
         names: Names,
         settings: RouterSettings,
         *,
-        exchange: Exchange,
-        lines: LineMaker,
+        exchange: RequestExchange,
+        lines: MemberChannelFactory,
         policy: Callable[[str], Policy],
         metrics: RouterMetrics,
         random: random.Random,
@@ -56,10 +56,10 @@ class GangSets:
         self._numbers = numbers
         self._strays = strays
         self._on_change = on_change
-        self._sets: dict[str, RoutedSet] = {}
+        self._sets: dict[str, StandingSetRouter] = {}
         self._deleted: dict[str, float] = {}
         """Sets that are declared no more, and some of whose gangs still stood: when (loop time) to look again."""
-        self._feed = SetFeed(
+        self._feed = SetDiscovery(
             bus, ledger, names, self, resync_s=settings.reconcile_s, patience_s=settings.saturated_wait_s
         )
         self._unlisten: Callable[[], None] | None = None
@@ -74,7 +74,7 @@ class GangSets:
         """Known for certain: no set is declared."""
         return self._feed.informer.pulled and not self._sets
 
-    async def find(self, name: str, deadline: float | None) -> RoutedSet | None:
+    async def find(self, name: str, deadline: float | None) -> StandingSetRouter | None:
         """The set of that name; None when the name is a pool's.
 
         Raises:
@@ -87,7 +87,7 @@ class GangSets:
             await self._feed.informer.ready(deadline)
         return self._sets.get(name)
 
-    async def find_if_permitted(self, name: str, deadline: float | None) -> RoutedSet | None:
+    async def find_if_permitted(self, name: str, deadline: float | None) -> StandingSetRouter | None:
         """`find`, for who may not be allowed to follow standing sets: there are none then, and the log says so once."""
         if self._forbidden:
             return None
@@ -123,7 +123,7 @@ class GangSets:
     def __repr__(self) -> str:
         return f"GangSets({', '.join(self._sets) or 'none'})"
 
-    # -- set_discovery.SetCensus -----------------------------------------------------------------------------------
+    # -- set_discovery.SetListener -----------------------------------------------------------------------------------
 
     def declared(self, name: str, record: GangSetRecord | None) -> None:
         known = self._sets.get(name)
@@ -136,7 +136,7 @@ class GangSets:
         if known is not None:
             known.record = record
         elif not self._stopped:
-            pool = SetPool(
+            pool = SetAsPool(
                 name,
                 exchange=self._exchange,
                 settings=self._settings,
@@ -146,7 +146,7 @@ class GangSets:
                 numbers=self._numbers,
                 strays=self._strays,
             )
-            self._sets[name] = RoutedSet(name, record, pool, self._lines, self._random)
+            self._sets[name] = StandingSetRouter(name, record, pool, self._lines, self._random)
             self._on_change(name)
 
     def _remove_deleted(self) -> None:
@@ -161,11 +161,11 @@ class GangSets:
             self._on_change(name)
             known.close(ClosedError(f"standing set {name!r} was deleted"))
 
-    def pools(self) -> list[SetPool]:
+    def pools(self) -> list[SetAsPool]:
         """Of each set, what its calls wait in."""
         return [routed.pool for routed in self._sets.values()]
 
-    def pool_of(self, name: str) -> SetPool | None:
+    def pool_of(self, name: str) -> SetAsPool | None:
         """The same of one set; None: there is none of that name, so far as is known."""
         routed = self._sets.get(name)
         return None if routed is None else routed.pool

@@ -27,17 +27,17 @@ from ...schemas.records.gangs import GangRecord, GangSetRecord, GangState, Route
 from ...schemas.records.workers import MethodInfo, Registration
 from ...schemas.wire.frames import AnswerOp, Load, ReserveFlag, TaskFlag
 from ...telemetry.tracing import Span
-from ..calls.attempts import AttemptTarget, Caller, PoolTarget
-from ..calls.call import Order
-from ..leases.held_slots import Hold, Reserver, ReserveTarget, SlotRequest
+from ..calls.attempts import AttemptLoop, AttemptTarget, PoolTarget
+from ..calls.call import Call
+from ..leases.held_slots import HeldSlots, ReserveTarget, SlotRequest, SlotReserver
 from ..pools.pool import RoutedPool
-from ..routing.outcome import Fate
-from ..routing.request import Ticket
-from ..routing.worker_table import Method, Worker
+from ..routing.outcome import TryOutcome
+from ..routing.request import RoutedRequest
+from ..routing.worker_table import Method, WorkerEntry
 from ..transport.flights import Outcome
 from .collective_call import Arguments, run_on_all, same_for_all
 from .member_slots import attempt_on, cause_of, for_rank, hold_members, items_of, no_stream_of_all
-from .members import Formation, HeldSlots, LineMaker
+from .members import Formation, MemberChannelFactory, RankSlots
 
 _OK: Final = int(AnswerOp.OK)
 _END: Final = int(AnswerOp.END)
@@ -50,10 +50,10 @@ _REMEMBERED: Final = 1000
 """Gangs of which it is remembered what was told of them."""
 
 
-class SetPool(RoutedPool):
+class SetAsPool(RoutedPool):
     """The gangs of a set, as workers of a pool of that name."""
 
-    def formed(self, record: GangRecord, revision: int, methods: dict[str, Method], slots: int) -> Worker:
+    def formed(self, record: GangRecord, revision: int, methods: dict[str, Method], slots: int) -> WorkerEntry:
         """A generation stands; returns the worker that stands for it."""
         first = record.seats[0]
         self.registered(
@@ -86,13 +86,13 @@ class SetPool(RoutedPool):
         if known is not None and self.core.gone(known, self._loop.time()):
             self._arm_sooner()
 
-    def full(self, worker: Worker) -> None:
+    def full(self, worker: WorkerEntry) -> None:
         """Its members say that others have all of its slots."""
         if self.contains(worker) and not worker.draining:
             load = Load(worker.total, 0, worker.total)
             self.core.loaded(worker, load, worker.epoch, self._loop.time())
 
-    def took(self, worker: Worker) -> None:
+    def took(self, worker: WorkerEntry) -> None:
         """It took a task, so it has room again, as far as we know."""
         if self.contains(worker) and worker.ongoing > worker.own and not worker.draining:
             self.core.loaded(worker, Load(worker.own, 0, worker.total), worker.epoch, self._loop.time())
@@ -104,10 +104,12 @@ class SetPool(RoutedPool):
         super().tick(now)
 
 
-class RoutedSet:
+class StandingSetRouter:
     """One standing set."""
 
-    def __init__(self, name: str, record: GangSetRecord, pool: SetPool, lines: LineMaker, draw: random.Random) -> None:
+    def __init__(
+        self, name: str, record: GangSetRecord, pool: SetAsPool, lines: MemberChannelFactory, draw: random.Random
+    ) -> None:
         self.name = name
         self.record = record
         self.pool = pool
@@ -225,7 +227,7 @@ class RoutedSet:
         """Whether that is what its gang is made of now."""
         return self._formations.get(formation.gang) is formation
 
-    def reserve_target(self, reserver: Reserver, asked: SlotRequest) -> SetReserveTarget:
+    def reserve_target(self, reserver: SlotReserver, asked: SlotRequest) -> SetReserveTarget:
         """Any gang of it, to hold slots of.
 
         Raises:
@@ -240,11 +242,11 @@ class RoutedSet:
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def target(self, order: Order, ticket: Ticket) -> SetTarget:
+    def target(self, order: Call, ticket: RoutedRequest) -> SetTarget:
         """Any gang of it: its rank 0, or all its ranks."""
         return SetTarget(self, order, ticket)
 
-    async def place(self, deadline: float | None, ticket: Ticket, fate: Fate | None) -> Worker:
+    async def place(self, deadline: float | None, ticket: RoutedRequest, fate: TryOutcome | None) -> WorkerEntry:
         """Find a gang; see RoutedPool.place."""
         try:
             return await self.pool.place(ticket, deadline, fate)
@@ -256,17 +258,17 @@ class RoutedSet:
                 details=error.details,
             ) from error
 
-    def formation_of(self, worker: Worker) -> Formation | None:
+    def formation_of(self, worker: WorkerEntry) -> Formation | None:
         """What the gang that this stands for is made of now; None: it is no more."""
         return self._formations.get(worker.id.worker)
 
     async def run(
         self,
         formation: Formation,
-        order: Order,
-        ticket: Ticket,
+        order: Call,
+        ticket: RoutedRequest,
         span: Span,
-        held: Sequence[HeldSlots] = (),
+        held: Sequence[RankSlots] = (),
         *,
         on_all: bool,
     ) -> Any:
@@ -298,8 +300,8 @@ class RoutedSet:
             together.close()
 
     async def fate_of_error(
-        self, error: GanglineError, formation: Formation, worker: Worker, deadline: float | None
-    ) -> Fate | None:
+        self, error: GanglineError, formation: Formation, worker: WorkerEntry, deadline: float | None
+    ) -> TryOutcome | None:
         """See member_slots.HeldSet."""
         cause = cause_of(error)
         started = error.may_have_started
@@ -307,15 +309,15 @@ class RoutedSet:
             left_s = _WORD_S if deadline is None else deadline - asyncio.get_running_loop().time()
             await formation.wait_fate(0, max(0.0, min(_WORD_S, left_s)))
             if formation.down is None and started is False:
-                return Fate.FULL  # it was held, and heard nothing of us for too long
+                return TryOutcome.FULL  # it was held, and heard nothing of us for too long
         if formation.down is not None and isinstance(cause, (GangFailed, LeaseError, WorkerLost, TaskCancelled)):
-            return Fate.LOST if started else Fate.GONE
+            return TryOutcome.LOST if started else TryOutcome.GONE
         if isinstance(cause, LeaseBusy):
             self.pool.full(worker)
-            return Fate.LOST if started else Fate.FULL
+            return TryOutcome.LOST if started else TryOutcome.FULL
         if isinstance(cause, (LeaseError, WorkerLost)):
             self.suspected[formation.gang] = None
-            return Fate.LOST if started else Fate.GONE
+            return TryOutcome.LOST if started else TryOutcome.GONE
         return None
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -345,7 +347,7 @@ class SetTarget(PoolTarget):
     _formation: Formation | None = None
     """Of the gang that takes the try."""
 
-    def __init__(self, routed: RoutedSet, order: Order, ticket: Ticket) -> None:
+    def __init__(self, routed: StandingSetRouter, order: Call, ticket: RoutedRequest) -> None:
         super().__init__(routed.pool, order, ticket)
         self._routed = routed
 
@@ -360,10 +362,10 @@ class SetTarget(PoolTarget):
         seat = self._formation.lines[0].seat
         return WorkerId(seat.pool, seat.worker), self._formation.gang
 
-    def place_nowait(self, fate: Fate | None) -> AttemptTarget | None:
+    def place_nowait(self, fate: TryOutcome | None) -> AttemptTarget | None:
         return None
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         routed = self._routed
         if self.on_all and self.order.flags & _STREAM:
             raise no_stream_of_all(routed.name)
@@ -371,32 +373,32 @@ class SetTarget(PoolTarget):
         self._formation = routed.formation_of(self.worker)
         return self
 
-    async def attempt(self, caller: Caller, span: Span) -> Outcome:
+    async def attempt(self, caller: AttemptLoop, span: Span) -> Outcome:
         try:
             if self._formation is None:
-                return Fate.GONE
+                return TryOutcome.GONE
             outcome = await attempt_on(self._routed, self._formation, self, span, on_all=self.on_all)
-            if not isinstance(outcome, Fate):
+            if not isinstance(outcome, TryOutcome):
                 self._took()
             return outcome
         finally:
             self._over()
 
-    async def items(self, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+    async def items(self, caller: AttemptLoop, span: Span) -> AsyncGenerator[Any, None]:
         """The items of rank 0."""
-        self.ended = Fate.GONE
+        self.ended = TryOutcome.GONE
         try:
             if self._formation is not None:
                 items = items_of(self._formation, self, span)
                 async with contextlib.aclosing(items):
                     async for item in items:
                         yield item
-                if not isinstance(self.ended, Fate):
+                if not isinstance(self.ended, TryOutcome):
                     self._took()
         finally:
             self._over()
 
-    async def failed(self, error: GanglineError) -> Fate:
+    async def failed(self, error: GanglineError) -> TryOutcome:
         assert self._formation is not None
         fate = await self._routed.fate_of_error(error, self._formation, self.worker, self.order.deadline)
         if fate is None:
@@ -419,31 +421,31 @@ class SetReserveTarget(ReserveTarget):
     """Slots of any gang, at its members: of rank 0, or of all, as the set's calls run. Cancelling gives back whatever
     may have been granted."""
 
-    def __init__(self, routed: RoutedSet, reserver: Reserver, asked: SlotRequest) -> None:
+    def __init__(self, routed: StandingSetRouter, reserver: SlotReserver, asked: SlotRequest) -> None:
         super().__init__(reserver, routed.pool, asked)
         self._routed = routed
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         self.worker = await self._routed.place(self.asked.deadline, self.asked.ticket, fate)
         return self
 
-    async def attempt(self, caller: Caller, span: Span) -> Hold | Fate:
+    async def attempt(self, caller: AttemptLoop, span: Span) -> HeldSlots | TryOutcome:
         routed, pool, asked = self._routed, self._routed.pool, self.asked
         formation = routed.formation_of(self.worker)
-        result: Hold | Fate = Fate.GONE
+        result: HeldSlots | TryOutcome = TryOutcome.GONE
         try:
             if formation is not None:
                 on_all = routed.record.route is Route.ALL
                 result = await hold_members(routed, formation, self.reserver, asked, on_all=on_all)
         finally:
-            if isinstance(result, Fate):
+            if isinstance(result, TryOutcome):
                 pool.settle(asked.ticket)
                 pool.pump()
-        if result is Fate.FULL:
+        if result is TryOutcome.FULL:
             pool.full(self.worker)
         return result
 
-    def settle(self, outcome: Hold | Fate) -> Fate | None:
+    def settle(self, outcome: HeldSlots | TryOutcome) -> TryOutcome | None:
         fate = super().settle(outcome)
         if fate is None:
             self._routed.pool.took(self.worker)

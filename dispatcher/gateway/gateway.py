@@ -29,7 +29,7 @@ from ..jobs.storage import TaskStorage
 from ..router.router import Router
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
-from .plain_request import PlainCall
+from .plain_request import PlainRequest
 from .settings import GatewaySettings
 
 _log = logger_for("gateway")
@@ -158,7 +158,7 @@ class Gateway(Service[GatewayState]):
         began_at = loop.time()
         try:
             endpoint, method = self.names.parse_call(message.subject)
-            call = PlainCall.parse(responder.body(), message.headers, self.settings.default_timeout_s)
+            call = PlainRequest.parse(responder.body(), message.headers, self.settings.default_timeout_s)
             order = self.router.order(
                 f"{endpoint}.{method}",
                 call.args,

@@ -27,7 +27,7 @@ from ..calls.call import CallOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainCall:
+class PlainRequest:
     """What is asked for, beside the subject."""
 
     args: list[Any]
@@ -37,7 +37,7 @@ class PlainCall:
     """`traceparent` of the caller."""
 
     @classmethod
-    def parse(cls, body: Any, given: Mapping[str, str] | None, default_timeout_s: float) -> PlainCall:
+    def parse(cls, body: Any, given: Mapping[str, str] | None, default_timeout_s: float) -> PlainRequest:
         """Read a request: its decoded body, and its headers.
 
         Raises:

@@ -20,7 +20,7 @@ from ...schemas.records.jobs import FailedTry, JobFailure, JobState
 from ...schemas.text import parse_duration
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
-from .queries import JobDesk, parse_result
+from .queries import JobQueries, parse_result
 from .storage import TaskStreams
 from .stored import JobRef
 
@@ -129,7 +129,7 @@ class DeadLetter:
 class DeadLetters:
     """Reads and empties the stream of dead letters. One per client."""
 
-    def __init__(self, streams: TaskStreams, ambient: Environment, desk: JobDesk) -> None:
+    def __init__(self, streams: TaskStreams, ambient: Environment, desk: JobQueries) -> None:
         self._streams = streams
         self._desk = desk
         self._names = streams.names

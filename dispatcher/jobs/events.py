@@ -16,7 +16,7 @@ from ...schemas.errors.base import GanglineError, InvalidRequest, StreamBroken
 from ...schemas.names import JobFeed
 from ...schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
 from ...telemetry.logs import logger_for
-from .queries import JobDesk
+from .queries import JobQueries
 from .result import failure_of, plain_value, value_of, wait_for_record
 from .retry_budget import until_answered
 from .stored import JobRef
@@ -41,7 +41,7 @@ class _Ended:
 
 
 async def follow(
-    desk: JobDesk,
+    desk: JobQueries,
     ref: JobRef,
     *kinds: JobFeed,
     gap: Callable[[ResultRecord | None], GanglineError | None] = lambda record: None,
@@ -107,7 +107,7 @@ async def _last(jobs: Stream, subject: str) -> StreamMessage | None:
     return await until_answered("reading what was told of a job", lambda: jobs.last(subject), _log)
 
 
-async def events_of(desk: JobDesk, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
+async def events_of(desk: JobQueries, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
     """See Job.events."""
     async with contextlib.aclosing(follow(desk, ref, JobFeed.STATE, JobFeed.PROGRESS)) as feed:
         async for item in feed:
@@ -137,7 +137,7 @@ def _final(record: ResultRecord) -> JobEvent:
     )
 
 
-async def items_of(desk: JobDesk, ref: JobRef, *, skip: bool) -> AsyncGenerator[Any, None]:
+async def items_of(desk: JobQueries, ref: JobRef, *, skip: bool) -> AsyncGenerator[Any, None]:
     """See Job.items."""
     reader = _Items(ref.id, skip=skip)
     jobs = await until_answered("opening the stream of jobs", desk.streams.jobs, _log)
@@ -202,7 +202,7 @@ class _Items:
             return self._missing(record.items or 0)
         return self._missing(min(self._early)) if self._early and record is None else None
 
-    async def end(self, desk: JobDesk, record: ResultRecord) -> None:
+    async def end(self, desk: JobQueries, record: ResultRecord) -> None:
         """Raises what became of the job, if it is not done or yields no items."""
         if record.state is not JobState.DONE:
             await value_of(desk.streams, record)

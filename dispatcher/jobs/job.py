@@ -12,7 +12,7 @@ from ...schemas.messages.jobs import JobInfo, JobWhyReply
 from ...schemas.names import check_name
 from ...schemas.records.jobs import JobEvent, JobProgress
 from .events import events_of, items_of
-from .queries import JobDesk
+from .queries import JobQueries
 from .result import value_of, wait_for_record
 from .stored import JobRef
 
@@ -24,7 +24,7 @@ class Job:
     """Made by `Client.submit`, or by `Client.job` from its id. Nothing of it needs to be closed; it may be dropped at
     any time, and looked up again by its id from anywhere."""
 
-    def __init__(self, desk: JobDesk, ref: JobRef) -> None:
+    def __init__(self, desk: JobQueries, ref: JobRef) -> None:
         check_name(ref.id, "job")
         if ref.endpoint is not None:
             check_name(ref.endpoint, "endpoint")

@@ -18,7 +18,7 @@ from ...schemas.names import QueueOperation, check_name
 from ...schemas.records.jobs import JobState, ResultRecord
 from ...schemas.wire import codec
 from .storage import TaskStreams
-from .stored import SCANNED, Found, JobRef, find, info_of_schedule, info_of_task, target_of
+from .stored import SCANNED, JobRef, SearchResult, find, info_of_schedule, info_of_task, target_of
 
 RESULT_TTL_S: Final = 3600.0
 """Of the record of a job that is cancelled in the stream."""
@@ -34,7 +34,7 @@ TAKEN_WITHIN_S: Final = 3.0
 R = TypeVar("R", bound=BaseModel)
 
 
-class JobDesk:
+class JobQueries:
     """Asks and reads. One per client."""
 
     def __init__(self, bus: Bus, streams: TaskStreams, ambient: Environment) -> None:
@@ -276,7 +276,7 @@ class JobDesk:
             with contextlib.suppress(GanglineError):
                 await self._ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
 
-    async def _find(self, ref: JobRef) -> Found:
+    async def _find(self, ref: JobRef) -> SearchResult:
         return await find(await self.streams.tasks(), self._names, ref)
 
     async def _cancel_stored(self, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:

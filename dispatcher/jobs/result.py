@@ -13,7 +13,7 @@ from ...schemas.records.jobs import JobFailure, JobState, ResultRecord
 from ...schemas.wire import codec
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import logger_for
-from .queries import JobDesk
+from .queries import JobQueries
 from .retry_budget import until_answered
 from .storage import TaskStreams
 from .stored import JobRef
@@ -28,7 +28,7 @@ _AGAIN_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """News of a result may be quicker than its storage: looks that follow it."""
 
 
-async def wait_for_record(desk: JobDesk, ref: JobRef) -> ResultRecord:
+async def wait_for_record(desk: JobQueries, ref: JobRef) -> ResultRecord:
     """The record of how the job ended, as soon as there is one. Goes on over lost connections.
 
     Raises:
@@ -75,14 +75,14 @@ async def _heard(news: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-async def _look(desk: JobDesk, job: str) -> ResultRecord | None:
+async def _look(desk: JobQueries, job: str) -> ResultRecord | None:
     try:
         return await desk.record(job)
     except (Disconnected, StorageUnavailable):
         return None  # the reconnection, or the next look
 
 
-async def _still_there(desk: JobDesk, ref: JobRef, doubts: int) -> int:
+async def _still_there(desk: JobQueries, ref: JobRef, doubts: int) -> int:
     """Nothing was heard for long, or we never knew whether the job exists: then somebody has to know it. Twice in a
     row, for what was submitted here: it may be on its way from the stream to a dispatcher.
 

@@ -42,7 +42,7 @@ class JobRef(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a search came to."""
 
     message: StreamMessage | None
@@ -50,7 +50,7 @@ class Found:
     """False: there are so many messages that not all were looked at."""
 
 
-async def find(tasks: Stream, names: Names, ref: JobRef) -> Found:
+async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
     """The job's task in the stream."""
     prefix = names.tasks[:-1]
     sequence = ref.sequence if not ref.scheduled else None
@@ -58,15 +58,15 @@ async def find(tasks: Stream, names: Names, ref: JobRef) -> Found:
         sequence = int(ref.id)
     if sequence is not None:
         message = await tasks.get(sequence)
-        return Found(message if message is not None and _is_job(message, ref.id, prefix) else None)
+        return SearchResult(message if message is not None and _is_job(message, ref.id, prefix) else None)
     pattern = names.tasks if ref.endpoint is None else names.tasks_of(ref.endpoint)
     state = await tasks.state(pattern)
     count = sum(state.subjects.values())
     if not count:
-        return Found(None)
+        return SearchResult(None)
     search = _Search(tasks, pattern, ref.id, prefix)
     await search.run(state.first_sequence, state.last_sequence)
-    return Found(search.found, certain=search.found is not None or search.left > 0)
+    return SearchResult(search.found, certain=search.found is not None or search.left > 0)
 
 
 class _Search:

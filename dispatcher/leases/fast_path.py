@@ -15,11 +15,11 @@ from ...schemas.limits import MIN_TTL_S
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..calls.call import CallOptions
-from ..calls.fast_path import Express, PlainFlight, ShortFlight
-from ..routing.outcome import Fate
+from ..calls.fast_path import FastPath, PlainFlight, ShortFlight
+from ..routing.outcome import TryOutcome
 from ..routing.settings import RouterSettings
-from ..transport.flights import Books, ReserveFlight
-from .held_slots import Hold, Terms
+from ..transport.flights import ReservationRequest, Settlement
+from .held_slots import HeldSlots, LeaseTerms
 from .lease_slots import LeaseSlots
 from .selection import OPEN, Selection
 
@@ -31,7 +31,7 @@ _SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
 class _OnHold(PlainFlight):
     """A task on slots that are held."""
 
-    def __init__(self, id: int, future: asyncio.Future[Any], hold: Hold) -> None:
+    def __init__(self, id: int, future: asyncio.Future[Any], hold: HeldSlots) -> None:
         self.id = id
         self.worker = hold.worker
         self.future = future
@@ -50,7 +50,7 @@ class LeasedFlight(_OnHold):
     slots: LeaseSlots
 
     @property
-    def books(self) -> Books:  # type: ignore[override]
+    def books(self) -> Settlement:  # type: ignore[override]
         return self.slots
 
     def settle(self) -> None:
@@ -85,8 +85,8 @@ class TokenFlight(_OnHold):
         return True
 
 
-class PlainReserve(ShortFlight, ReserveFlight):
-    """A slot of any worker. If its future ends with a grant, it still counts, for the Hold that is made of it."""
+class PlainReserve(ShortFlight, ReservationRequest):
+    """A slot of any worker. If its future ends with a grant, it still counts, for the HeldSlots that is made of it."""
 
     _counts = True
 
@@ -97,10 +97,10 @@ class PlainReserve(ShortFlight, ReserveFlight):
             self.pool.core.end_plain(self.worker)
 
 
-class HeldExpress:
+class LeaseFastPath:
     """For one router."""
 
-    def __init__(self, express: Express, settings: RouterSettings, metrics: RouterMetrics, owner: str) -> None:
+    def __init__(self, express: FastPath, settings: RouterSettings, metrics: RouterMetrics, owner: str) -> None:
         """`owner`: who holds, as the ledger says it."""
         self._express = express
         self.answered = express.answered
@@ -108,7 +108,7 @@ class HeldExpress:
         self._exchange = express.exchange
         self._metrics = metrics
         self._probe_s = settings.probe_first_s
-        self.terms = terms = Terms(max(MIN_TTL_S, settings.claim_s), settings.claim_s)
+        self.terms = terms = LeaseTerms(max(MIN_TTL_S, settings.claim_s), settings.claim_s)
         """Of what is held for one task."""
         self._asked = (
             terms.ttl_ms,
@@ -118,7 +118,9 @@ class HeldExpress:
             {"owner": owner} if owner else None,
         )
         """Of a reserve: time to live, claim timeout, flags, deadline, and who asks."""
-        self._probes: TimeoutQueue[PlainReserve] = TimeoutQueue(lambda flight: self._exchange.lose(flight, Fate.SLOW))
+        self._probes: TimeoutQueue[PlainReserve] = TimeoutQueue(
+            lambda flight: self._exchange.lose(flight, TryOutcome.SLOW)
+        )
 
     def close(self) -> None:
         """The router stops."""
@@ -144,11 +146,11 @@ class HeldExpress:
         self._probes.add(flight, flight.sent_at + self._probe_s)
         return flight
 
-    def granted(self, flight: PlainReserve, frame: Frame) -> Hold:
+    def granted(self, flight: PlainReserve, frame: Frame) -> HeldSlots:
         """The slot that a worker has granted."""
         pool, asked_at = flight.pool, flight.sent_at
         pool.core.progressed(None, asked_at)
-        return Hold(self._exchange, pool, flight.worker, flight.id, frame, self.terms, asked_at)
+        return HeldSlots(self._exchange, pool, flight.worker, flight.id, frame, self.terms, asked_at)
 
     def reserved(self, flight: PlainReserve) -> None:
         """There is an answer, or nobody waits for it any more."""
@@ -184,7 +186,7 @@ class HeldExpress:
 
     def on_lease(
         self,
-        hold: Hold,
+        hold: HeldSlots,
         slots: LeaseSlots,
         method: str,
         args: Sequence[Any],
@@ -212,7 +214,7 @@ class HeldExpress:
         self._taken(hold)
         return flight
 
-    def _taken(self, hold: Hold) -> None:
+    def _taken(self, hold: HeldSlots) -> None:
         if hold.endpoint == hold.pool.name:
             hold.pool.taken.count += 1
         else:

@@ -20,28 +20,28 @@ from ...schemas.deadline import margin_s
 from ...schemas.errors.base import GanglineError, LeaseExpired, WorkerLost
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 from ...telemetry.tracing import Span
-from ..calls.attempts import AttemptTarget, Caller, PoolTarget, TaskTarget
-from ..calls.call import Order, error_of
+from ..calls.attempts import AttemptLoop, AttemptTarget, PoolTarget, TaskTarget
+from ..calls.call import Call, error_of
 from ..pools.pool import RoutedPool, by_its_deadline
-from ..routing.outcome import Fate
+from ..routing.outcome import TryOutcome
 from ..routing.pool_core import stale
-from ..routing.request import Ticket
+from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
-from ..routing.worker_table import Worker
-from ..transport.exchange import Exchange
-from ..transport.flights import Awaited, Books, Flight, Outcome, ReserveFlight
+from ..routing.worker_table import WorkerEntry
+from ..transport.exchange import RequestExchange
+from ..transport.flights import AwaitedRequest, InFlightRequest, Outcome, ReservationRequest, Settlement
 
 _RENEWALS_PER_TTL: Final = 3
 
-H = TypeVar("H", bound="Hold")
+H = TypeVar("H", bound="HeldSlots")
 
 
-class RenewFlight(Flight):
+class RenewalRequest(InFlightRequest):
     """A RENEW; its answer goes to the hold."""
 
     __slots__ = ("hold", "sent_at")
 
-    def __init__(self, id: int, worker: Worker, hold: Hold, sent_at: float) -> None:
+    def __init__(self, id: int, worker: WorkerEntry, hold: HeldSlots, sent_at: float) -> None:
         super().__init__(id, worker)
         self.hold = hold
         self.sent_at = sent_at
@@ -50,11 +50,11 @@ class RenewFlight(Flight):
         self.hold.renewed(self, frame)
         return True
 
-    def lose(self, fate: Fate) -> None:
+    def lose(self, fate: TryOutcome) -> None:
         """The timer tries again for as long as the hold is trusted."""
 
 
-class Terms:
+class LeaseTerms:
     """For how long slots are asked for, and for how long they are trusted then. Made once for many."""
 
     __slots__ = ("claim_s", "first_s", "renew_s", "ttl_ms", "ttl_s", "used_s")
@@ -76,30 +76,30 @@ class Terms:
         """When the first renewal is due, likewise."""
 
 
-class Hold:
-    """Slots held by a token. Whoever makes one sees to it that it is renewed: see Holds."""
+class HeldSlots:
+    """Slots held by a token. Whoever makes one sees to it that it is renewed: see RenewalSet."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 
     slots = 1
     failure: GanglineError | None = None
     """Why it is lost; None while it is not known to be."""
-    keeper: Holds | None = None
+    keeper: RenewalSet | None = None
     """Who keeps it among those that are held now."""
-    charge: Ticket | None = None
+    charge: RoutedRequest | None = None
     """What counts for it on the worker. None: it counts as one slot, as a plain request does."""
     _ended = False
     _timer: asyncio.TimerHandle | None = None
-    _renewal: RenewFlight | None = None
+    _renewal: RenewalRequest | None = None
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: RequestExchange,
         pool: RoutedPool,
-        worker: Worker,
+        worker: WorkerEntry,
         reserve_id: int,
         granted: Frame,
-        terms: Terms,
+        terms: LeaseTerms,
         asked_at: float,
     ) -> None:
         """
@@ -119,13 +119,13 @@ class Hold:
         self.fence: int = granted[3]
         self.epoch = worker.epoch
         if granted[4] < terms.ttl_ms:
-            terms = Terms(granted[4] / 1000, terms.claim_s)
+            terms = LeaseTerms(granted[4] / 1000, terms.claim_s)
         self.terms = terms
         self.asked_at = asked_at
         self.trusted_until = asked_at + terms.first_s
         pool.held.count += 1
 
-    def allows_repeat(self, order: Order) -> bool:
+    def allows_repeat(self, order: Call) -> bool:
         """Whether a task that may have started here may be sent once more."""
         if order.options.idempotent is not None:
             return order.options.idempotent
@@ -141,15 +141,15 @@ class Hold:
         """
         target.check_streams()
 
-    def attempt(self, target: HeldTarget, caller: Caller, span: Span) -> Coroutine[Any, Any, Outcome]:
+    def attempt(self, target: HeldTarget, caller: AttemptLoop, span: Span) -> Coroutine[Any, Any, Outcome]:
         """One try of a task; see TaskTarget."""
         return TaskTarget.attempt(target, caller, span)
 
-    def items(self, target: HeldTarget, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+    def items(self, target: HeldTarget, caller: AttemptLoop, span: Span) -> AsyncGenerator[Any, None]:
         """One try of a task that streams; see TaskTarget."""
         return TaskTarget.items(target, caller, span)
 
-    async def fate_after(self, error: GanglineError, deadline: float | None) -> Fate | None:
+    async def fate_after(self, error: GanglineError, deadline: float | None) -> TryOutcome | None:
         """Why a try that failed on several workers may be made elsewhere; None: the error is the task's own."""
         return None
 
@@ -157,17 +157,17 @@ class Hold:
         """What such a failure says: that the slots are lost, if they are."""
         return error
 
-    def elsewhere(self, order: Order, ticket: Ticket) -> AttemptTarget:
+    def elsewhere(self, order: Call, ticket: RoutedRequest) -> AttemptTarget:
         """Who takes a task that could not start on it."""
         return PoolTarget(self.pool, order, ticket)
 
     # -- its life -------------------------------------------------------------------------------------------------
 
-    def is_of(self, exchange: Exchange) -> bool:
+    def is_of(self, exchange: RequestExchange) -> bool:
         """Whether that exchange granted it: only that one hears what becomes of a task sent with its token."""
         return self._exchange is exchange
 
-    def charged(self, ticket: Ticket) -> Self:
+    def charged(self, ticket: RoutedRequest) -> Self:
         """Slots are held, as many as the ticket costs, which counts for them on the worker."""
         self.charge = ticket
         self.slots = ticket.cost
@@ -175,7 +175,7 @@ class Hold:
         return self
 
     @property
-    def counts_on(self) -> Worker:
+    def counts_on(self) -> WorkerEntry:
         """Where the pool counts them: the worker, or the gang that they are slots of."""
         return self.worker
 
@@ -195,11 +195,11 @@ class Hold:
         return self._ended
 
     @property
-    def ticket(self) -> Ticket:
+    def ticket(self) -> RoutedRequest:
         """Its `charge`, which is made now if there was none. After its end: what that would have been, settled."""
         if self.charge is not None:
             return self.charge
-        ticket = Ticket(method=None, slots=1)
+        ticket = RoutedRequest(method=None, slots=1)
         self.pool.core.tried_plain(ticket, self.worker, self.reserve_id, self.asked_at)
         if not self._ended:
             ticket.worker = self.worker
@@ -288,13 +288,13 @@ class Hold:
         if self._renewal is not None:
             self._exchange.forget(self._renewal)
         now, terms = self._exchange.loop.time(), self.terms
-        flight = RenewFlight(self._exchange.new_id(), self.worker, self, now)
+        flight = RenewalRequest(self._exchange.new_id(), self.worker, self, now)
         self._renewal = flight
         self._exchange.launch(flight, (RequestOp.RENEW, flight.id, self.token, terms.ttl_ms))
         # Unanswered, it is asked again sooner; answered, the answer schedules the next.
         self._schedule(now + terms.ttl_s / _RENEWALS_PER_TTL / 4)
 
-    def renewed(self, flight: RenewFlight, frame: Frame) -> None:
+    def renewed(self, flight: RenewalRequest, frame: Frame) -> None:
         """The worker answered a renewal."""
         if self._ended or flight is not self._renewal:
             return
@@ -305,7 +305,7 @@ class Hold:
             self._schedule(flight.sent_at + ttl_s / _RENEWALS_PER_TTL)
         elif frame[0] == AnswerOp.ERROR:
             self._fail(error_of(frame))
-        elif Fate.of_reason(frame[2]) is Fate.STALE:
+        elif TryOutcome.of_reason(frame[2]) is TryOutcome.STALE:
             self._fail(stale(self.worker, self.epoch))
 
     def renew_in_time(self) -> None:
@@ -346,24 +346,24 @@ class Hold:
 class HeldTarget(TaskTarget):
     """Slots that are held."""
 
-    def __init__(self, order: Order, hold: Hold, books: Books) -> None:
+    def __init__(self, order: Call, hold: HeldSlots, books: Settlement) -> None:
         self.order = order
         self.hold = hold
         self.books = books
         self.worker = hold.worker
         self.token = hold.token
 
-    def attempt(self, caller: Caller, span: Span) -> Coroutine[Any, Any, Outcome]:
+    def attempt(self, caller: AttemptLoop, span: Span) -> Coroutine[Any, Any, Outcome]:
         return self.hold.attempt(self, caller, span)
 
-    def items(self, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+    def items(self, caller: AttemptLoop, span: Span) -> AsyncGenerator[Any, None]:
         return self.hold.items(self, caller, span)
 
 
-class Reserver:
+class SlotReserver:
     """Asks workers for slots."""
 
-    def __init__(self, exchange: Exchange, settings: RouterSettings, owner: str) -> None:
+    def __init__(self, exchange: RequestExchange, settings: RouterSettings, owner: str) -> None:
         """`owner`: who holds, as the ledger says it."""
         self._exchange = exchange
         self.settings = settings
@@ -372,27 +372,27 @@ class Reserver:
     async def ask(
         self,
         pool: RoutedPool,
-        ticket: Ticket,
-        worker: Worker,
+        ticket: RoutedRequest,
+        worker: WorkerEntry,
         *,
         ttl_s: float,
         flags: ReserveFlag,
         probe_s: float,
         seat: str | None = None,
         make: type[H] | None = None,
-    ) -> H | Hold | Fate:
+    ) -> H | HeldSlots | TryOutcome:
         """Ask one worker, once, for as many slots as the ticket costs, which counts for them in the pool.
 
         Args:
             seat: token of a gang's seat there, whose slots they are to be.
-            make: what to make of the grant; a Hold if not given.
+            make: what to make of the grant; a HeldSlots if not given.
 
         Raises:
             GanglineError: what the worker answered.
         """
         exchange, loop = self._exchange, self._exchange.loop
-        flight = ReserveFlight(exchange.new_id(), worker, loop, pool, ticket)
-        terms, asked_at = Terms(ttl_s, self.settings.claim_s), loop.time()
+        flight = ReservationRequest(exchange.new_id(), worker, loop, pool, ticket)
+        terms, asked_at = LeaseTerms(ttl_s, self.settings.claim_s), loop.time()
         exchange.launch(
             flight,
             (
@@ -406,12 +406,12 @@ class Reserver:
                 self._meta if seat is None else {**(self._meta or {}), "seat": seat},
             ),
         )
-        timer = loop.call_later(probe_s, exchange.lose, flight, Fate.SLOW)
+        timer = loop.call_later(probe_s, exchange.lose, flight, TryOutcome.SLOW)
         try:
             outcome = await flight.future
-            if isinstance(outcome, Fate) or outcome[0] != AnswerOp.GRANTED:
+            if isinstance(outcome, TryOutcome) or outcome[0] != AnswerOp.GRANTED:
                 return self.refused(flight, outcome)
-            hold = (make or Hold)(exchange, pool, worker, flight.id, outcome, terms, asked_at)
+            hold = (make or HeldSlots)(exchange, pool, worker, flight.id, outcome, terms, asked_at)
             return hold.charged(flight.ticket)
         except asyncio.CancelledError:
             # Granted or not, known or not: one release, and the books are straight.
@@ -420,22 +420,22 @@ class Reserver:
         finally:
             timer.cancel()
 
-    def refused(self, flight: Awaited, outcome: Outcome) -> Fate:
+    def refused(self, flight: AwaitedRequest, outcome: Outcome) -> TryOutcome:
         """What an outcome that grants nothing comes to.
 
         Raises:
             GanglineError: what the worker answered.
         """
-        if isinstance(outcome, Fate):
-            if outcome is Fate.SLOW:
+        if isinstance(outcome, TryOutcome):
+            if outcome is TryOutcome.SLOW:
                 self.undo(flight)
             # A reservation starts nothing: what was lost with its worker may be asked for elsewhere.
-            return Fate.GONE if outcome.may_have_started else outcome
+            return TryOutcome.GONE if outcome.may_have_started else outcome
         if outcome[0] == AnswerOp.REJECTED:
-            return Fate.of_reason(outcome[2])
+            return TryOutcome.of_reason(outcome[2])
         raise error_of(outcome)
 
-    def undo(self, flight: Awaited) -> None:
+    def undo(self, flight: AwaitedRequest) -> None:
         """Give back what may have been granted, or will be."""
         exchange = self._exchange
         if not exchange.recall(flight):
@@ -448,7 +448,7 @@ class Reserver:
 class SlotRequest(NamedTuple):
     """Slots that are wanted."""
 
-    ticket: Ticket
+    ticket: RoutedRequest
     """How many, and of which worker."""
     ttl_s: float
     flags: ReserveFlag
@@ -459,12 +459,12 @@ class SlotRequest(NamedTuple):
 class ReserveTarget(AttemptTarget):
     """Slots of any worker of a pool. Cancelling releases whatever may have been granted."""
 
-    worker: Worker
+    worker: WorkerEntry
     """Who is asked."""
     _wait_s = 0.0
     """For so long."""
 
-    def __init__(self, reserver: Reserver, pool: RoutedPool, asked: SlotRequest) -> None:
+    def __init__(self, reserver: SlotReserver, pool: RoutedPool, asked: SlotRequest) -> None:
         self.reserver = reserver
         self.pool = pool
         self.asked = asked
@@ -472,9 +472,9 @@ class ReserveTarget(AttemptTarget):
         # With the ledger written first, an answer takes as long as storage does.
         self._probe_s = settings.probe_max_s if asked.flags & ReserveFlag.SYNC else settings.probe_first_s
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         pool, ticket, deadline = self.pool, self.asked.ticket, self.asked.deadline
-        if fate is Fate.SLOW:
+        if fate is TryOutcome.SLOW:
             self._probe_s = min(self.reserver.settings.probe_max_s, 2 * self._probe_s)
         self.worker = await pool.place(ticket, deadline, fate)
         self._wait_s = self._probe_s
@@ -486,28 +486,28 @@ class ReserveTarget(AttemptTarget):
                 raise pool.core.give_up(ticket, by_its_deadline(ticket, deadline))
         return self
 
-    def attempt(self, caller: Caller, span: Span) -> Coroutine[Any, Any, Hold | Fate]:
+    def attempt(self, caller: AttemptLoop, span: Span) -> Coroutine[Any, Any, HeldSlots | TryOutcome]:
         asked = self.asked
         return self.reserver.ask(
             self.pool, asked.ticket, self.worker, ttl_s=asked.ttl_s, flags=asked.flags, probe_s=self._wait_s
         )
 
-    def settle(self, outcome: Hold | Fate) -> Fate | None:
-        if isinstance(outcome, Hold):
+    def settle(self, outcome: HeldSlots | TryOutcome) -> TryOutcome | None:
+        if isinstance(outcome, HeldSlots):
             self.pool.accepted(self.asked.ticket)
             return None
         self.pool.refused(self.asked.ticket, self.worker, outcome)
         return outcome
 
     @staticmethod
-    def result(outcome: Hold, /) -> Hold:
+    def result(outcome: HeldSlots, /) -> HeldSlots:
         return outcome
 
 
-class Held:
+class HeldSlotsInfo:
     """Whose slots they are, and what they are known by. Stays true after they were given back."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: HeldSlots) -> None:
         self.hold = hold
         """For the router."""
 
@@ -570,7 +570,7 @@ class Held:
         return self.hold.slots
 
 
-class Holds:
+class RenewalSet:
     """Sees to it that each hold is renewed until it ends, and knows those that have not ended."""
 
     __slots__ = ("_brief", "_kept", "closed")
@@ -578,25 +578,25 @@ class Holds:
     def __init__(self) -> None:
         self.closed = False
         """All were released, and what is kept from now on must be released too."""
-        self._kept: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
-        self._brief: TimeoutQueue[Hold] = TimeoutQueue(self._outlast)
+        self._kept: dict[HeldSlots, None] = {}  # not a set: the order of releases must not depend on addresses
+        self._brief: TimeoutQueue[HeldSlots] = TimeoutQueue(self._outlast)
         """Those that will nearly all be used up before they have to be renewed: they need no timer so far."""
 
     def __len__(self) -> int:
         return len(self._kept) + len(self._brief)
 
-    def keep(self, hold: Hold) -> None:
+    def keep(self, hold: HeldSlots) -> None:
         """Keep it, until it ends."""
         hold.keeper = self
         self._kept[hold] = None
         hold.renew_in_time()
 
-    def keep_briefly(self, hold: Hold) -> None:
+    def keep_briefly(self, hold: HeldSlots) -> None:
         """Likewise, for one that will hardly live so long that it has to be renewed."""
         hold.keeper = self
         self._brief.add(hold, hold.asked_at + hold.terms.renew_s)
 
-    def drop(self, hold: Hold) -> None:
+    def drop(self, hold: HeldSlots) -> None:
         """It has ended."""
         if not self._brief.drop(hold):
             self._kept.pop(hold, None)
@@ -608,7 +608,7 @@ class Holds:
             hold.release()
         self._brief.close()
 
-    def _outlast(self, hold: Hold) -> None:
+    def _outlast(self, hold: HeldSlots) -> None:
         self._kept[hold] = None
         hold.due()
 

@@ -12,45 +12,47 @@ from typing import Any, Final, Protocol
 from ...schemas.errors.base import GanglineError, LeaseExpired, SelectionUsed, WrongPool
 from ...schemas.wire.frames import AnswerOp
 from ...telemetry.tracing import Span
-from ..calls.attempts import AttemptTarget, Caller
-from ..calls.call import CallOptions, Order, fate_of, refuses_token
-from ..routing.outcome import Fate, error_of_fate
-from ..routing.request import Ticket
-from ..transport.exchange import Exchange
+from ..calls.attempts import AttemptLoop, AttemptTarget
+from ..calls.call import Call, CallOptions, fate_of, refuses_token
+from ..routing.outcome import TryOutcome, error_of_fate
+from ..routing.request import RoutedRequest
+from ..transport.exchange import RequestExchange
 from ..transport.flights import Outcome
-from .fast_path import HeldExpress
-from .held_slots import Held, HeldTarget, Hold
+from .fast_path import LeaseFastPath
+from .held_slots import HeldSlots, HeldSlotsInfo, HeldTarget
 from .lease_slots import LeaseSlots
 
 _OK: Final = int(AnswerOp.OK)
 _COMES_BACK_S: Final = 3.0
 """For so long after a server's restart a worker that is not there may only be later than we are."""
 _ASK_AGAIN_S: Final = 0.05
-_LOST: Final = frozenset((Fate.DRAINING,))
+_LOST: Final = frozenset((TryOutcome.DRAINING,))
 """A worker that drains honours what is held; one that does not is as good as gone."""
 
 
-class Observe(Protocol):
+class RequestObserver(Protocol):
     """Counts and traces a request; `since`: when it was sent, and counted, elsewhere."""
 
-    def __call__(self, order: Order, since: float | None = None) -> AbstractContextManager[tuple[Ticket, Span]]: ...
+    def __call__(
+        self, order: Call, since: float | None = None
+    ) -> AbstractContextManager[tuple[RoutedRequest, Span]]: ...
 
 
-MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Order]
+MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Call]
 
 
-class Lease(Held):
+class Lease(HeldSlotsInfo):
     """Some slots of one worker, or of one gang of a standing set, renewed by itself while held. Not for use after its
     `async with` block."""
 
     def __init__(
         self,
-        hold: Hold,
+        hold: HeldSlots,
         *,
-        caller: Caller,
-        express: HeldExpress,
+        caller: AttemptLoop,
+        express: LeaseFastPath,
         make: MakeOrder,
-        observe: Observe,
+        observe: RequestObserver,
         options: CallOptions,
         wait: bool,
     ) -> None:
@@ -141,7 +143,7 @@ class Lease(Held):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _order(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Order:
+    def _order(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         endpoint, dot, name = method.rpartition(".")
         if dot and endpoint not in (self.pool, self.endpoint):
             raise WrongPool(f"this lease is of pool {self.pool!r}, not of {endpoint!r}: lease a worker of that pool")
@@ -149,7 +151,7 @@ class Lease(Held):
         order.pool = self.pool
         return order
 
-    def _target(self, order: Order, request: Ticket) -> LeaseTarget:
+    def _target(self, order: Call, request: RoutedRequest) -> LeaseTarget:
         return LeaseTarget(self, order, request, self._slots, wait=self._wait, exchange=self._caller.exchange)
 
 
@@ -162,7 +164,14 @@ class LeaseTarget(HeldTarget):
     """Loop time, not later than the sending of the last try."""
 
     def __init__(
-        self, lease: Lease, order: Order, request: Ticket, slots: LeaseSlots, *, wait: bool, exchange: Exchange
+        self,
+        lease: Lease,
+        order: Call,
+        request: RoutedRequest,
+        slots: LeaseSlots,
+        *,
+        wait: bool,
+        exchange: RequestExchange,
     ) -> None:
         """`request`: counts the tries; `wait`: for a slot, while all are in use."""
         super().__init__(order, lease.hold, slots)
@@ -172,7 +181,7 @@ class LeaseTarget(HeldTarget):
         self._wait = wait
         self._exchange = exchange
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         if fate is not None and not await self._may_repeat(fate):
             raise error_of_fate(fate, str(self.worker.id), attempts=1, lost=_LOST)
         self.hold.check_streams(self)
@@ -184,29 +193,29 @@ class LeaseTarget(HeldTarget):
         self.sent_at = self._exchange.loop.time()
         return self
 
-    def settle(self, outcome: Outcome) -> Fate | None:
+    def settle(self, outcome: Outcome) -> TryOutcome | None:
         fate = fate_of(outcome)
         if fate is None and not refuses_token(outcome):
             self.hold.used(self.sent_at)
         return fate
 
-    async def failed(self, error: GanglineError) -> Fate:
+    async def failed(self, error: GanglineError) -> TryOutcome:
         lost = await self.hold.lost_by(error, self.order.deadline)
         if lost is error:
             raise error
         raise lost from error
 
-    async def _may_repeat(self, fate: Fate) -> bool:
+    async def _may_repeat(self, fate: TryOutcome) -> bool:
         """Waits until it is worth while.
 
         What nobody listened to after we regained the connection may be sent again, too: the worker may only be later
         than we are, and has the lease as before.
         """
         exchange = self._exchange
-        if fate is Fate.UNHEARD and exchange.loop.time() - exchange.reconnected_at < _COMES_BACK_S:
+        if fate is TryOutcome.UNHEARD and exchange.loop.time() - exchange.reconnected_at < _COMES_BACK_S:
             await asyncio.sleep(_ASK_AGAIN_S)
             return True
-        return fate is Fate.UNSEEN
+        return fate is TryOutcome.UNSEEN
 
     def __str__(self) -> str:
         return f"the lease on {self.worker.id}"
@@ -216,7 +225,7 @@ class LeaseTarget(HeldTarget):
             raise error
 
 
-class Leasing:
+class LeaseAcquisition:
     """`async with router.lease(...) as lease`: reserves on entry, releases on exit."""
 
     def __init__(self, make: Callable[[], Awaitable[Lease]]) -> None:

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from ...schemas.errors.base import GanglineError, LeaseBusy
 from ...schemas.text import count_of
-from ..calls.call import Order
-from ..routing.request import Ticket
-from ..routing.worker_table import Worker
+from ..calls.call import Call
+from ..routing.request import RoutedRequest
+from ..routing.worker_table import WorkerEntry
 
 
-class Costly(Protocol):
+class SlotConsumer(Protocol):
     """What takes so many slots: a ticket, or a flight without one."""
 
     cost: int
@@ -33,13 +33,13 @@ class LeaseSlots:
         self.used = 0
         self.closed = False
         self._loop = loop
-        self._waiters: deque[tuple[Ticket, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[RoutedRequest, asyncio.Future[None]]] = deque()
 
     @property
     def waiting(self) -> int:
         return len(self._waiters)
 
-    def take_nowait(self, ticket: Costly) -> bool:
+    def take_nowait(self, ticket: SlotConsumer) -> bool:
         """Take the ticket's slots if they are free and nobody waits."""
         if self._waiters or self.used + ticket.cost > self.total:
             return False
@@ -47,8 +47,8 @@ class LeaseSlots:
         return True
 
     async def enter(
-        self, order: Order, worker: Worker, whose: object, *, wait: bool, check: Callable[[], None]
-    ) -> Ticket:
+        self, order: Call, worker: WorkerEntry, whose: object, *, wait: bool, check: Callable[[], None]
+    ) -> RoutedRequest:
         """Take slots for one task on that worker, until its flight has ended.
 
         Args:
@@ -80,7 +80,7 @@ class LeaseSlots:
         ticket.worker = worker
         return ticket
 
-    async def take(self, ticket: Ticket, deadline: float | None, too_late: GanglineError) -> None:
+    async def take(self, ticket: RoutedRequest, deadline: float | None, too_late: GanglineError) -> None:
         """Take the ticket's slots, waiting for them if need be. When the lease is closed meanwhile, it takes none.
 
         Raises:
@@ -105,13 +105,13 @@ class LeaseSlots:
             if timer is not None:
                 timer.cancel()
 
-    def give(self, ticket: Costly) -> None:
+    def give(self, ticket: SlotConsumer) -> None:
         """The ticket's slots are free again."""
         self.used -= ticket.cost
         if self._waiters:
             self.pump()
 
-    def settle(self, ticket: Ticket) -> None:
+    def settle(self, ticket: RoutedRequest) -> None:
         """The ticket's task is over: see inflight.Books. Idempotent."""
         if ticket.worker is not None:
             ticket.worker = None

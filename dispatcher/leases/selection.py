@@ -30,30 +30,30 @@ from ...schemas.errors.base import (
 )
 from ...schemas.names import WorkerId
 from ..calls.attempts import AttemptTarget, TaskTarget
-from ..calls.call import Order, fate_of, refuses_token
-from ..calls.streaming import StreamFlight
-from ..routing.outcome import Fate, error_of_fate
-from ..routing.request import Ticket
-from ..transport.flights import Outcome, TaskFlight
-from .held_slots import Held, HeldTarget, Hold
+from ..calls.call import Call, fate_of, refuses_token
+from ..calls.streaming import StreamRequest
+from ..routing.outcome import TryOutcome, error_of_fate
+from ..routing.request import RoutedRequest
+from ..transport.flights import Outcome, TaskRequest
+from .held_slots import HeldSlots, HeldSlotsInfo, HeldTarget
 
 
-class State(Enum):
+class SelectionState(Enum):
     OPEN = "open"
     USED = "used"
     CLOSED = "closed"
 
 
 # Looking a member up in its enumeration costs ten times as much as a name of the module (CPython 3.11).
-OPEN: Final = State.OPEN
-_USED: Final = State.USED
-_CLOSED: Final = State.CLOSED
+OPEN: Final = SelectionState.OPEN
+_USED: Final = SelectionState.USED
+_CLOSED: Final = SelectionState.CLOSED
 
 
-class Selection(Held):
+class Selection(HeldSlotsInfo):
     """Who was chosen: a worker, or a gang of a standing set. Renewed by itself while it is held."""
 
-    state: State = OPEN
+    state: SelectionState = OPEN
     choice: Choice | None = None
     """What was asked of the worker, if that was anything."""
     _moved: WorkerId | None = None
@@ -73,7 +73,7 @@ class Selection(Held):
         """Its task was sent there instead; to the worker of rank 0, if that is of a gang."""
         self._moved, self._moved_to_gang = worker, gang
 
-    def moving(self, fate: Fate) -> None:
+    def moving(self, fate: TryOutcome) -> None:
         """To be called before its task is sent elsewhere, for what became of it where it was.
 
         Raises:
@@ -128,7 +128,7 @@ class Choice:
     move: bool = True
     """Whether another worker may take its place."""
 
-    def put_on(self, ticket: Ticket) -> None:
+    def put_on(self, ticket: RoutedRequest) -> None:
         """Have a ticket ask for the same, beside what it asks for itself."""
         if self.labels:
             ticket.labels = {**self.labels, **(ticket.labels or {})}
@@ -136,7 +136,7 @@ class Choice:
             ticket.key = self.key
 
 
-class Choosing:
+class WorkerChoice:
     """`async with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
 
     selection: Selection | None = None
@@ -157,7 +157,7 @@ class Choosing:
         self._entered = True
         return self._choose(self, *self._args)
 
-    def chosen(self, hold: Hold) -> Selection:
+    def chosen(self, hold: HeldSlots) -> Selection:
         """This slot is held."""
         self.selection = selection = Selection(hold)
         if self.choice is not None:
@@ -172,7 +172,7 @@ class Choosing:
 
 
 Choose = Callable[..., Coroutine[Any, Any, Selection]]
-"""Holds a slot, and tells the Choosing that it gets first."""
+"""Holds a slot, and tells the WorkerChoice that it gets first."""
 
 
 class SelectedTarget(HeldTarget):
@@ -184,7 +184,7 @@ class SelectedTarget(HeldTarget):
     """The token may still hold the slot, though the task was sent with it."""
 
     def __init__(
-        self, selection: Selection, order: Order, *, max_attempts: int, loop: asyncio.AbstractEventLoop
+        self, selection: Selection, order: Call, *, max_attempts: int, loop: asyncio.AbstractEventLoop
     ) -> None:
         super().__init__(order, selection.hold, selection.hold.pool)
         self._selection = selection
@@ -195,7 +195,7 @@ class SelectedTarget(HeldTarget):
     def uncertain(self) -> bool:
         return self._next is not None and self._next.uncertain
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         selection, hold = self._selection, self.hold
         if self._next is None:
             if fate is None and hold.trouble() is None:
@@ -211,7 +211,7 @@ class SelectedTarget(HeldTarget):
         selection.moved_to(*at.where)
         return at
 
-    def _leave(self, fate: Fate | None) -> Ticket:
+    def _leave(self, fate: TryOutcome | None) -> RoutedRequest:
         """Give up the slot; returns a ticket for another worker or gang: what held for the choice holds for that, too.
 
         Raises:
@@ -220,7 +220,7 @@ class SelectedTarget(HeldTarget):
         selection, hold = self._selection, self.hold
         if fate is None:
             # The worker is gone or began anew: nothing was sent, any other will do.
-            fate = Fate.GONE
+            fate = TryOutcome.GONE
             selection.mark_used()
             hold.release()
         else:
@@ -236,29 +236,29 @@ class SelectedTarget(HeldTarget):
             ticket.uncertain = fate
         return ticket
 
-    def settle(self, outcome: Outcome) -> Fate | None:
+    def settle(self, outcome: Outcome) -> TryOutcome | None:
         fate = fate_of(outcome)
         if fate is None:
             if refuses_token(outcome):
-                return Fate.GONE
+                return TryOutcome.GONE
             self.hold.pool.accepted(self.hold.ticket)
         return fate
 
-    async def failed(self, error: GanglineError) -> Fate:
+    async def failed(self, error: GanglineError) -> TryOutcome:
         self._give_back()
         fate = await self.hold.fate_after(error, self.order.deadline)
         if fate is None:
             raise error
         return fate
 
-    def sent(self, flight: TaskFlight | StreamFlight | None) -> None:
+    def sent(self, flight: TaskRequest | StreamRequest | None) -> None:
         self._selection.mark_used()
         self.hold.consume()
 
     def unsent(self) -> None:
         """The selection stays open, and is released."""
 
-    def left(self, flight: TaskFlight | StreamFlight | None, error: BaseException | None) -> None:
+    def left(self, flight: TaskRequest | StreamRequest | None, error: BaseException | None) -> None:
         if error is not None:
             # Cancelled or out of time. The task may not have reached the worker: then the token still has the slot.
             self._give_back()

@@ -20,7 +20,7 @@ from ...telemetry.logs import logger_for
 _log = logger_for("dispatcher")
 
 
-class Census(Protocol):
+class WorkerListener(Protocol):
     """Who is told: a pool."""
 
     def registered(self, record: Registration, revision: int) -> None:
@@ -36,7 +36,7 @@ class Census(Protocol):
         """Whether that instance is the one known by that name."""
 
 
-class Discovery:
+class WorkerDiscovery:
     """Follows one pool's workers. What was read last of each is kept; a heartbeat that is only heard is not."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Discovery:
         ledger: Callable[[], Awaitable[KeyValue]],
         names: Names,
         pool: str,
-        census: Census,
+        census: WorkerListener,
         *,
         resync_s: float,
         patience_s: float | None = None,

@@ -15,27 +15,27 @@ from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..routing.candidates import Draw
-from ..routing.outcome import Fate
+from ..routing.outcome import TryOutcome
 from ..routing.policy import Policy
 from ..routing.policy_guard import guarded
-from ..routing.pool_core import Effect, PoolCore, Refused
-from ..routing.request import Ticket
+from ..routing.pool_core import Effect, PlacementRefused, RoutingCore
+from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
-from ..routing.worker_table import Worker
-from ..transport.exchange import GAP_S, Exchange
+from ..routing.worker_table import WorkerEntry
+from ..transport.exchange import GAP_S, RequestExchange
 
 if TYPE_CHECKING:
-    from .discovery import Discovery
+    from .discovery import WorkerDiscovery
 
 _log = logger_for("dispatcher")
 
 
-class Moved(Exception):  # noqa: N818
+class RouteChanged(Exception):  # noqa: N818
     """The request has to go to another pool, since its endpoint's route has changed. Nothing of it is under way; ask
     where to, and place the same ticket there: it keeps its place in time."""
 
 
-Waiter = asyncio.Future[GanglineError | Moved | None]
+Waiter = asyncio.Future[GanglineError | RouteChanged | None]
 """Ends with None when the ticket was placed."""
 
 
@@ -50,7 +50,7 @@ class RoutedPool:
         self,
         name: str,
         *,
-        exchange: Exchange,
+        exchange: RequestExchange,
         settings: RouterSettings,
         policy: Policy,
         metrics: RouterMetrics,
@@ -64,8 +64,8 @@ class RoutedPool:
             strays: whether requests to an endpoint have no business in a pool (any more).
         """
         self.name = name
-        self.core = PoolCore(name, settings, guarded(policy, name), draw, numbers)
-        self.discovery: Discovery | None = None
+        self.core = RoutingCore(name, settings, guarded(policy, name), draw, numbers)
+        self.discovery: WorkerDiscovery | None = None
         self.used_at = self._opened_at = exchange.loop.time()
         self.taken = metrics.taken(name, name)
         """Counts requests that it took for the endpoint of its name."""
@@ -76,11 +76,11 @@ class RoutedPool:
         self._settings = settings
         self._metrics = metrics
         self._loop = exchange.loop
-        self.settle: Callable[[Ticket], None] = self.core.settle
+        self.settle: Callable[[RoutedRequest], None] = self.core.settle
         """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
         or by `pump`."""
         self._chores = TaskSet(f"suspects of {name}", _log)
-        self._suspects: SuspectProber[Worker] = SuspectProber(
+        self._suspects: SuspectProber[WorkerEntry] = SuspectProber(
             self._chores,
             ask=self._beats,
             on_lost=self._found_lost,
@@ -92,7 +92,7 @@ class RoutedPool:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    async def place(self, ticket: Ticket, deadline: float | None, fate: Fate | None = None) -> Worker:
+    async def place(self, ticket: RoutedRequest, deadline: float | None, fate: TryOutcome | None = None) -> WorkerEntry:
         """Find a worker for a ticket, waiting in line if need be; it is charged then, until `settle`.
 
         Args:
@@ -108,7 +108,7 @@ class RoutedPool:
         """
         return self.place_nowait(ticket, fate) or await self.wait(ticket, deadline)
 
-    def place_nowait(self, ticket: Ticket, fate: Fate | None = None) -> Worker | None:
+    def place_nowait(self, ticket: RoutedRequest, fate: TryOutcome | None = None) -> WorkerEntry | None:
         """`place`, if it need not wait. None: it stands in line now, for `wait`."""
         core, now = self.core, self._loop.time()
         if ticket.asked_at is None:
@@ -117,7 +117,7 @@ class RoutedPool:
         if fate is not None and ticket.endpoint is not None and self._strays(ticket.endpoint, self.name):
             core.judge(ticket, fate, now)
             ticket.moved = True
-            raise Moved
+            raise RouteChanged
         if core.admit(ticket, now) if fate is None else core.again(ticket, fate, now):
             assert ticket.worker is not None
             return ticket.worker
@@ -126,19 +126,19 @@ class RoutedPool:
             raise core.give_up(ticket, "right now")
         return None
 
-    def place_at_once(self, ticket: Ticket) -> bool:
+    def place_at_once(self, ticket: RoutedRequest) -> bool:
         """`place` for a ticket that never waits: True when it has its worker. Others that wait are not overtaken."""
         core = self.core
         core.connected = self._exchange.bus.connected
         return core.admit_at_once(ticket, self._loop.time())
 
     def move(self, endpoint: str) -> None:
-        """Whoever waits here by that endpoint's route goes elsewhere: their `place` raises Moved."""
+        """Whoever waits here by that endpoint's route goes elsewhere: their `place` raises RouteChanged."""
         for ticket in self.core.take_out(endpoint):
             waiter = ticket.waiter
             assert isinstance(waiter, asyncio.Future), ticket
             if not waiter.done():  # else its caller has just given up
-                waiter.set_result(Moved())
+                waiter.set_result(RouteChanged())
 
     @property
     def deserted(self) -> bool:
@@ -148,7 +148,7 @@ class RoutedPool:
             return False
         return self._loop.time() - max(since, self._opened_at) >= self._settings.no_workers_wait_s
 
-    async def wait(self, ticket: Ticket, deadline: float | None) -> Worker:
+    async def wait(self, ticket: RoutedRequest, deadline: float | None) -> WorkerEntry:
         """The worker of a ticket that stands in line; see `place`."""
         self.used_at = now = self._loop.time()
         waiter: Waiter = self._loop.create_future()
@@ -173,25 +173,25 @@ class RoutedPool:
         assert ticket.worker is not None
         return ticket.worker
 
-    def accepted(self, ticket: Ticket) -> None:
+    def accepted(self, ticket: RoutedRequest) -> None:
         """A worker took the ticket."""
         self.core.accepted(ticket, self._loop.time())
 
-    def refused(self, ticket: Ticket, worker: Worker, fate: Fate) -> None:
+    def refused(self, ticket: RoutedRequest, worker: WorkerEntry, fate: TryOutcome) -> None:
         """A try there came to nothing; `place` the ticket again, or give up."""
         self.core.settle(ticket)
         self.core.turned_down(ticket, worker, fate)
 
-    def pump(self, freed: Worker | None = None) -> None:
+    def pump(self, freed: WorkerEntry | None = None) -> None:
         """Serve whoever waits, as far as there is room; `freed`: the only worker that may have got some."""
         if self.core.waiting:
             self._carry_out(self.core.pump(self._loop.time(), freed))
 
-    def contains(self, worker: Worker) -> bool:
+    def contains(self, worker: WorkerEntry) -> bool:
         """Whether the worker is still the one known by its name."""
         return self.core.view.workers.get(worker.id.worker) is worker
 
-    def suspect(self, worker: Worker, why: str) -> None:
+    def suspect(self, worker: WorkerEntry, why: str) -> None:
         """Nothing is heard of it, or whoever watches it more closely says that it is no more: it gets nothing new, and
         is looked up in the ledger, which decides. Idempotent."""
         if not self.contains(worker):
@@ -202,7 +202,7 @@ class RoutedPool:
 
     # -- exchange.Listener ----------------------------------------------------------------------------------------
 
-    def answered(self, worker: Worker, load: Load, epoch: int) -> None:
+    def answered(self, worker: WorkerEntry, load: Load, epoch: int) -> None:
         now = self._loop.time()
         if worker.ended:
             self.core.ended(worker, now)
@@ -212,10 +212,10 @@ class RoutedPool:
             self.core.loaded(worker, load, epoch, now)
             self.pump(worker)
 
-    def invited(self, worker: Worker) -> None:
+    def invited(self, worker: WorkerEntry) -> None:
         self.core.invited(worker)
 
-    def unreachable(self, worker: Worker) -> None:
+    def unreachable(self, worker: WorkerEntry) -> None:
         self.core.view.unreachable(worker)
 
     # -- discovery.Census -----------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class RoutedPool:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _lost(self, worker: Worker, why: str) -> None:
+    def _lost(self, worker: WorkerEntry, why: str) -> None:
         self._suspects.clear(worker)
         # One that drained and owes us nothing has left in order; we merely kept it for its last answers.
         level = logging.INFO if worker.draining and not worker.own else logging.WARNING
@@ -324,11 +324,11 @@ class RoutedPool:
         self._exchange.lose_worker(worker)
         self._arm_sooner()
 
-    async def _beats(self, worker: Worker) -> bool:
+    async def _beats(self, worker: WorkerEntry) -> bool:
         assert self.discovery is not None  # gangs of sets are never silent
         return await self.discovery.beats(worker.id.worker, worker.instance)
 
-    def _found_lost(self, worker: Worker, why: str) -> None:
+    def _found_lost(self, worker: WorkerEntry, why: str) -> None:
         if self.core.gone(worker, self._loop.time()):
             self._lost(worker, why)
 
@@ -338,12 +338,12 @@ class RoutedPool:
             assert isinstance(waiter, asyncio.Future), effect
             if waiter.done():
                 continue  # cancelled in this very turn: its own clean-up withdraws the ticket
-            waiter.set_result(effect.error if isinstance(effect, Refused) else None)
+            waiter.set_result(effect.error if isinstance(effect, PlacementRefused) else None)
 
-    def _too_late(self, ticket: Ticket, deadline: float) -> None:
+    def _too_late(self, ticket: RoutedRequest, deadline: float) -> None:
         if ticket.waits:
             self.core.withdraw(ticket)
-            self._carry_out([Refused(ticket, self.core.give_up(ticket, by_its_deadline(ticket, deadline)))])
+            self._carry_out([PlacementRefused(ticket, self.core.give_up(ticket, by_its_deadline(ticket, deadline)))])
 
     def _arm(self, now: float) -> None:
         if self._timer is None:
@@ -370,12 +370,12 @@ class RoutedPool:
 _IDLE_S = 30.0
 
 
-def _not_asked(worker: Worker, error: GanglineError) -> None:
+def _not_asked(worker: WorkerEntry, error: GanglineError) -> None:
     extra = {"action": "worker.look_up", "worker": str(worker.id)}
     _log.debug("cannot look up worker %s: %s", worker.id, error, extra=extra)
 
 
-def by_its_deadline(ticket: Ticket, deadline: float) -> str:
+def by_its_deadline(ticket: RoutedRequest, deadline: float) -> str:
     """For people: the time that a request had, as it was given, however often it was tried."""
     if ticket.asked_at is None or deadline <= ticket.asked_at:
         return "by its deadline"

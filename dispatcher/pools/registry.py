@@ -14,8 +14,8 @@ from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..routing.candidates import Draw
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
-from ..transport.exchange import Exchange
-from .discovery import Discovery
+from ..transport.exchange import RequestExchange
+from .discovery import WorkerDiscovery
 from .pool import RoutedPool
 
 _log = logger_for("dispatcher")
@@ -23,7 +23,7 @@ _log = logger_for("dispatcher")
 _TICK_S = 0.5
 
 
-class Pools:
+class PoolRegistry:
     """Opens, follows and closes pools, and looks at the time: for silence, stale loads, late answers."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Pools:
         names: Names,
         *,
         pools: dict[str, RoutedPool],
-        exchange: Exchange,
+        exchange: RequestExchange,
         settings: RouterSettings,
         bucket: BucketSettings,
         policy: Callable[[str], Policy],
@@ -146,7 +146,7 @@ class Pools:
             strays=self._strays,
         )
         settings = self._settings
-        pool.discovery = Discovery(
+        pool.discovery = WorkerDiscovery(
             self._bus,
             self.ledger,
             self._names,

@@ -9,35 +9,35 @@ from typing import Any
 from ...schemas.errors.base import ClosedError
 from ...schemas.wire.frames import AnswerOp, ReserveFlag
 from ...telemetry.tracing import tracer
-from ..calls.attempts import AttemptTarget, Caller
+from ..calls.attempts import AttemptLoop, AttemptTarget
 from ..calls.call import CallOptions
-from ..gangs.set_registry import GangSets
-from ..gangs.standing_set import RoutedSet
-from ..leases.fast_path import HeldExpress, PlainReserve
-from ..leases.held_slots import Hold, Holds, Reserver, ReserveTarget, SlotRequest
-from ..leases.selection import Choosing, Selection
+from ..gangs.set_registry import SetRegistry
+from ..gangs.standing_set import StandingSetRouter
+from ..leases.fast_path import LeaseFastPath, PlainReserve
+from ..leases.held_slots import HeldSlots, RenewalSet, ReserveTarget, SlotRequest, SlotReserver
+from ..leases.selection import Selection, WorkerChoice
 from ..pools.pool import RoutedPool
-from ..pools.registry import Pools
-from ..routing.outcome import Fate
-from ..routing.request import Ticket
+from ..pools.registry import PoolRegistry
+from ..routing.outcome import TryOutcome
+from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
 from ..transport.flights import Outcome
-from .traffic_director import EndpointTarget, Traffic
+from .traffic_director import EndpointTarget, TrafficDirector
 
 _DEFAULTS = CallOptions()
 
 
-class Reserving:
+class EndpointReserver:
     """Makes holds, and knows all that live."""
 
     def __init__(
         self,
-        caller: Caller,
-        reserver: Reserver,
-        express: HeldExpress,
-        traffic: Traffic,
-        following: Pools,
-        sets: GangSets,
+        caller: AttemptLoop,
+        reserver: SlotReserver,
+        express: LeaseFastPath,
+        traffic: TrafficDirector,
+        following: PoolRegistry,
+        sets: SetRegistry,
         *,
         check_open: Callable[[], None],
         deadline: Callable[[CallOptions], float | None],
@@ -57,7 +57,7 @@ class Reserving:
         self._check_open = check_open
         self._deadline = deadline
         self._max_attempts = settings.max_attempts
-        self._holds = Holds()
+        self._holds = RenewalSet()
 
     def __len__(self) -> int:
         return len(self._holds)
@@ -67,7 +67,7 @@ class Reserving:
         self._holds.release_all()
         self._express.close()
 
-    async def choose(self, choosing: Choosing, endpoint: str, options: CallOptions) -> Selection:
+    async def choose(self, choosing: WorkerChoice, endpoint: str, options: CallOptions) -> Selection:
         """Hold one slot for one task, the short way if there is nothing special about it; as `reserve`."""
         express, holds = self._express, self._holds
         asked = None if holds.closed else express.reserve(endpoint, options)
@@ -92,10 +92,10 @@ class Reserving:
             self._check_held(hold)
         return choosing.chosen(hold)
 
-    async def _go_on(self, endpoint: str, asked: PlainReserve, outcome: Outcome) -> Hold:
+    async def _go_on(self, endpoint: str, asked: PlainReserve, outcome: Outcome) -> HeldSlots:
         """What was asked for the short way was not granted: from here on it goes the general way."""
         fate = self._reserver.refused(asked, outcome)
-        ticket = Ticket(method=None, slots=1, max_attempts=self._max_attempts)
+        ticket = RoutedRequest(method=None, slots=1, max_attempts=self._max_attempts)
         asked.pool.core.tried_plain(ticket, asked.worker, asked.id, asked.sent_at)
         ticket.endpoint = endpoint
         wanted = SlotRequest(ticket, self._express.terms.ttl_s, ReserveFlag.SINGLE_USE, None)
@@ -114,7 +114,7 @@ class Reserving:
         options: CallOptions,
         deadline: float | None,
         sets: bool = False,
-    ) -> Hold:
+    ) -> HeldSlots:
         """Hold slots of one worker, or of one gang of a standing set.
 
         Args:
@@ -126,7 +126,7 @@ class Reserving:
             Unavailable: see RoutedPool.place.
             GanglineError: what the worker answered.
         """
-        ticket = Ticket(
+        ticket = RoutedRequest(
             method=method,
             slots=slots,
             key=options.key,
@@ -142,12 +142,12 @@ class Reserving:
             span.set(gangline__worker=str(hold.worker.id), gangline__pool=hold.pool.name)
         return self._held(hold)
 
-    def _held(self, hold: Hold) -> Hold:
+    def _held(self, hold: HeldSlots) -> HeldSlots:
         self._holds.keep(hold)
         self._check_held(hold)
         return hold
 
-    def _check_held(self, hold: Hold) -> None:
+    def _check_held(self, hold: HeldSlots) -> None:
         """It was granted; but the router may have stopped since."""
         try:
             self._check_open()
@@ -155,10 +155,12 @@ class Reserving:
             hold.release()
             raise
 
-    async def _somewhere(self, target: _HeldEndpoint, tried: tuple[AttemptTarget, Fate] | None = None) -> Hold:
+    async def _somewhere(
+        self, target: _HeldEndpoint, tried: tuple[AttemptTarget, TryOutcome] | None = None
+    ) -> HeldSlots:
         """`tried`: a first try, made elsewhere, that came to nothing."""
         try:
-            hold: Hold = await self._caller.run(target, tried=tried)
+            hold: HeldSlots = await self._caller.run(target, tried=tried)
             hold.endpoint = target.endpoint
             return hold
         finally:
@@ -168,13 +170,13 @@ class Reserving:
         """A pool (or standing set) of an endpoint's route, or the pool that the options name, to hold slots of."""
         self._check_open()
         endpoint, asked = of.endpoint, of.asked
-        pool: RoutedPool | RoutedSet
+        pool: RoutedPool | StandingSetRouter
         if of.options.pool is None:
             pool = await self.traffic.find(endpoint, asked.ticket, asked.deadline)
         else:
             routed = await self._sets.find_if_permitted(endpoint, asked.deadline) if of.sets else None
             pool = routed or await self._following.get(endpoint, asked.deadline)
-        if isinstance(pool, RoutedSet):
+        if isinstance(pool, StandingSetRouter):
             return pool.reserve_target(self._reserver, asked)
         return ReserveTarget(self._reserver, pool, asked)
 
@@ -184,7 +186,7 @@ class _HeldEndpoint(EndpointTarget):
 
     def __init__(
         self,
-        reserving: Reserving,
+        reserving: EndpointReserver,
         endpoint: str,
         asked: SlotRequest,
         options: CallOptions,
@@ -192,7 +194,7 @@ class _HeldEndpoint(EndpointTarget):
         sets: bool = False,
         at: AttemptTarget | None = None,
     ) -> None:
-        """See Reserving.reserve."""
+        """See EndpointReserver.reserve."""
         super().__init__(reserving.traffic, asked.ticket, at)
         self.endpoint = endpoint
         self.asked = asked

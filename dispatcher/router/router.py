@@ -19,20 +19,20 @@ from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, PoolTarget
-from ..calls.call import CallOptions, Order
+from ..calls.call import Call, CallOptions
 from ..calls.fast_path import PlainFlight
-from ..calls.telemetry import Observed
-from ..gangs.standing_set import RoutedSet
-from ..leases.held_slots import Hold
-from ..leases.lease import Lease, Leasing
-from ..leases.selection import Choice, Choosing, SelectedTarget, Selection
-from ..pools.pool import Moved, RoutedPool
+from ..calls.telemetry import RequestTelemetry
+from ..gangs.standing_set import StandingSetRouter
+from ..leases.held_slots import HeldSlots
+from ..leases.lease import Lease, LeaseAcquisition
+from ..leases.selection import Choice, SelectedTarget, Selection, WorkerChoice
+from ..pools.pool import RouteChanged, RoutedPool
 from ..routing.policy import Policy, Sticky
-from ..routing.request import Ticket
+from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
 from ..transport.flights import Outcome
-from .traffic_director import EndpointTarget, Traffic
-from .wiring import Parts
+from .traffic_director import EndpointTarget, TrafficDirector
+from .wiring import RouterWiring
 
 _log = logger_for("dispatcher")
 
@@ -72,7 +72,7 @@ class Router:
         self.metrics = metrics or RouterMetrics()
         self._max_attempts = self.settings.max_attempts
         self._state = "new"
-        parts = Parts(
+        parts = RouterWiring(
             self,
             bus,
             names,
@@ -155,7 +155,7 @@ class Router:
             self._express.answered(flight)
         return outcome[2]
 
-    async def execute(self, order: Order) -> tuple[Any, str]:
+    async def execute(self, order: Call) -> tuple[Any, str]:
         """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
         with self._observed_routed(order) as (ticket, span):
             result = await self._run(order, ticket, span)
@@ -184,22 +184,22 @@ class Router:
 
     def choose_worker(
         self, target: str, *, slots: int | None = None, move: bool = True, options: CallOptions = _DEFAULTS
-    ) -> Choosing:
+    ) -> WorkerChoice:
         """Choose a worker and hold a slot of it; see Client.choose_worker."""
         if slots is None and options.submit is None and target in self._traffic.plain:
-            choosing = Choosing(self._reserving.choose, target, options)
+            choosing = WorkerChoice(self._reserving.choose, target, options)
         else:
             pool, method = self._split_pool(target, options)
             _check_slots(slots)
             if slots is None and not method:
                 slots = 1
-            choosing = Choosing(self._choose, pool, method, slots, options)
+            choosing = WorkerChoice(self._choose, pool, method, slots, options)
         if options.labels or options.key is not None or not move:
             choosing.choice = Choice(labels=options.labels, key=options.key, move=move)
         return choosing
 
     async def _choose(
-        self, choosing: Choosing, pool: str, method: str | None, slots: int | None, options: CallOptions
+        self, choosing: WorkerChoice, pool: str, method: str | None, slots: int | None, options: CallOptions
     ) -> Selection:
         ttl_s = max(MIN_TTL_S, self.settings.claim_s)
         return choosing.chosen(await self._reserve(pool, method, slots, ttl_s, ReserveFlag.SINGLE_USE, options))
@@ -248,7 +248,7 @@ class Router:
         with self.observed(order) as (_, span):
             return await self.caller.run(self._selected(selection, order), span)
 
-    def _selected(self, selection: Selection, order: Order) -> SelectedTarget:
+    def _selected(self, selection: Selection, order: Call) -> SelectedTarget:
         return SelectedTarget(selection, order, max_attempts=self._max_attempts, loop=self.exchange.loop)
 
     async def stream_on(
@@ -277,7 +277,7 @@ class Router:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         options: CallOptions,
-    ) -> Order:
+    ) -> Call:
         endpoint, dot, name = method.rpartition(".")
         order = self.order(f"{endpoint if dot else selection.endpoint}.{name}", args, kwargs, options)
         if order.pool == selection.endpoint:
@@ -300,7 +300,7 @@ class Router:
         ledger: str = "behind",
         wait: bool = True,
         options: CallOptions = _DEFAULTS,
-    ) -> Leasing:
+    ) -> LeaseAcquisition:
         """Hold slots of one worker for many tasks; see Client.lease."""
         pool, method = self._split_pool(target, options)
         _check_slots(slots)
@@ -322,7 +322,7 @@ class Router:
                 wait=wait,
             )
 
-        return Leasing(make)
+        return LeaseAcquisition(make)
 
     # -- for clients and gateways ---------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class Router:
         *,
         flags: int = 0,
         parent: str | None = None,
-    ) -> Order:
+    ) -> Call:
         """What is to be done, with its deadline: the earlier of the caller's own and the surrounding task's."""
         options.check_for_call()
         split = self._targets.get(target)
@@ -344,7 +344,7 @@ class Router:
             if len(self._targets) < _MAX_TARGETS:
                 self._targets[target] = split
         endpoint, method = split
-        return Order(
+        return Call(
             endpoint=endpoint,
             method=method,
             args=args,
@@ -388,10 +388,10 @@ class Router:
         """The same, if it is known."""
         return self.sets.pool_of(name) or self._pools.get(name)
 
-    async def hold(self, pool: str, *, slots: int, ttl_s: float, method: str | None = None) -> Hold:
-        """Slots of one worker of the pool, or of one gang of the standing set of that name (a GangHold then), for
-        whoever sends on them by itself; released by `Hold.release`, or by `stop`. Cancelling gives back what may have
-        been granted. Errors as of `lease`.
+    async def hold(self, pool: str, *, slots: int, ttl_s: float, method: str | None = None) -> HeldSlots:
+        """Slots of one worker of the pool, or of one gang of the standing set of that name (a GangHeldSlots then), for
+        whoever sends on them by itself; released by `HeldSlots.release`, or by `stop`. Cancelling gives back what may
+        have been granted. Errors as of `lease`.
 
         Args:
             method: only of a worker that has this task.
@@ -409,7 +409,7 @@ class Router:
             sets=True,
         )
 
-    def observed(self, order: Order, since: float | None = None) -> Observed:
+    def observed(self, order: Call, since: float | None = None) -> RequestTelemetry:
         """Count and trace one request: `with ... as (ticket, span)`.
 
         Args:
@@ -417,7 +417,7 @@ class Router:
         """
         if since is None:
             self.check_open()
-        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, since=since)
+        return RequestTelemetry(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, since=since)
 
     def check_open(self) -> None:
         """
@@ -459,14 +459,14 @@ class Router:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _run(
-        self, order: Order, ticket: Ticket, span: Span, tried: tuple[PoolTarget, Outcome] | None = None
+        self, order: Call, ticket: RoutedRequest, span: Span, tried: tuple[PoolTarget, Outcome] | None = None
     ) -> Any:
         """`tried`: a first try that was made elsewhere."""
         at = self._plain_target(order, ticket) if tried is None else tried[0]
         if at is not None:
             try:
                 return await self.caller.run(at, span, tried=tried)
-            except Moved:
+            except RouteChanged:
                 pass  # a route was made while it waited
         target = _TaskEndpoint(self, self._traffic, order, ticket, span)
         try:
@@ -474,7 +474,7 @@ class Router:
         finally:
             target.over()
 
-    def _plain_target(self, order: Order, ticket: Ticket) -> PoolTarget | None:
+    def _plain_target(self, order: Call, ticket: RoutedRequest) -> PoolTarget | None:
         """The pool of the endpoint, if there is no more to it."""
         pool = self._traffic.plain.get(order.pool)
         if pool is None:
@@ -483,7 +483,7 @@ class Router:
             ticket.endpoint = order.endpoint
         return PoolTarget(pool, order, ticket)
 
-    async def target_of(self, order: Order, ticket: Ticket, span: Span) -> AttemptTarget:
+    async def target_of(self, order: Call, ticket: RoutedRequest, span: Span) -> AttemptTarget:
         """Where the order goes now. Who names a pool means the pool."""
         self.check_open()
         if order.options.pool is not None:
@@ -493,24 +493,28 @@ class Router:
             order.pool = visit.pool
             visit.span = span
             span.set(gangline__pool=visit.pool)
-            if isinstance(target, RoutedSet):
+            if isinstance(target, StandingSetRouter):
                 visit.sent()  # as near to it as can be: its members are sent to one by one
-        return target.target(order, ticket) if isinstance(target, RoutedSet) else PoolTarget(target, order, ticket)
+        return (
+            target.target(order, ticket) if isinstance(target, StandingSetRouter) else PoolTarget(target, order, ticket)
+        )
 
-    def _observed_routed(self, order: Order) -> Observed:
+    def _observed_routed(self, order: Call) -> RequestTelemetry:
         """`observed`, for an order whose pool may not be known yet."""
         self.check_open()
         counted = order.options.pool is not None or order.endpoint in self._traffic.plain
-        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, counted=counted)
+        return RequestTelemetry(
+            order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, counted=counted
+        )
 
-    async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Order) -> Any:
+    async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Call) -> Any:
         """A plain call was not simply answered: from here on it goes the general way."""
         pool, since, order.deadline = flight.pool, flight.sent_at, flight.deadline
         ticket = pool.core.tried_plain(order.ticket(self._max_attempts), flight.worker, flight.id, since)
         ticket.endpoint = order.endpoint
         at = PoolTarget(pool, order, ticket)
         at.worker = flight.worker
-        with Observed(order, ticket, self.metrics, self.exchange.loop, since=since) as (_, span):
+        with RequestTelemetry(order, ticket, self.metrics, self.exchange.loop, since=since) as (_, span):
             return await self._run(order, ticket, span, tried=(at, outcome))
 
     async def _reserve(
@@ -521,13 +525,13 @@ class Router:
         ttl_s: float,
         flags: ReserveFlag,
         options: CallOptions,
-    ) -> Hold:
+    ) -> HeldSlots:
         self.check_open()
         return await self._reserving.reserve(
             pool, method, slots, ttl_s=ttl_s, flags=flags, options=options, deadline=self.deadline(options)
         )
 
-    def _lease_order(self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Order:
+    def _lease_order(self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Call:
         self.check_open()
         return self.order(target, args, kwargs, options)
 
@@ -542,7 +546,9 @@ class Router:
 class _TaskEndpoint(EndpointTarget):
     """Whoever serves the endpoint of a task."""
 
-    def __init__(self, router: Router, traffic: Traffic, order: Order, ticket: Ticket, span: Span) -> None:
+    def __init__(
+        self, router: Router, traffic: TrafficDirector, order: Call, ticket: RoutedRequest, span: Span
+    ) -> None:
         super().__init__(traffic, ticket)
         self._router = router
         self._order = order

@@ -12,28 +12,28 @@ from ...schemas.errors.base import GanglineError, NoWorkers
 from ...schemas.records.routes import RouteRecord
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..calls.attempts import AttemptTarget
-from ..gangs.set_registry import GangSets
-from ..gangs.standing_set import RoutedSet
-from ..pools.pool import Moved, RoutedPool
-from ..pools.registry import Pools
-from ..routing.outcome import Fate
-from ..routing.request import Ticket
+from ..gangs.set_registry import SetRegistry
+from ..gangs.standing_set import StandingSetRouter
+from ..pools.pool import RouteChanged, RoutedPool
+from ..pools.registry import PoolRegistry
+from ..routing.outcome import TryOutcome
+from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
-from ..traffic.admission import Route, Visit
+from ..traffic.admission import EndpointRoute, RouteAdmission
 from ..traffic.route_core import Draw
-from ..traffic.shadowing import Shadows
+from ..traffic.shadowing import ShadowTraffic
 from ..traffic.table import RouteTable
 
 if TYPE_CHECKING:
-    from ..calls.call import Order
+    from ..calls.call import Call
 
-Target = RoutedPool | RoutedSet
+Target = RoutedPool | StandingSetRouter
 
 
 class EndpointTarget(AttemptTarget):
     """Whoever serves an endpoint now: another pool when its route changes, or when a pool of it has no workers."""
 
-    def __init__(self, traffic: Traffic, ticket: Ticket, at: AttemptTarget | None = None) -> None:
+    def __init__(self, traffic: TrafficDirector, ticket: RoutedRequest, at: AttemptTarget | None = None) -> None:
         """`at`: who serves it, if that is known."""
         self.ticket = ticket
         self._traffic = traffic
@@ -47,13 +47,13 @@ class EndpointTarget(AttemptTarget):
         """Who serves it."""
         raise NotImplementedError
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         while True:
             if self._at is None:
                 self._at = await self.find()
             try:
                 return self._at.place_nowait(fate) or await self._at.place(fate)
-            except Moved:
+            except RouteChanged:
                 pass
             except NoWorkers:
                 if not self._traffic.elsewhere(self.ticket):
@@ -66,7 +66,7 @@ class EndpointTarget(AttemptTarget):
             self._traffic.over(self.ticket)
 
 
-class Traffic:
+class TrafficDirector:
     """Finds the target of each request, and moves those that wait when routes change."""
 
     def __init__(
@@ -74,9 +74,9 @@ class Traffic:
         table: RouteTable,
         *,
         pools: Mapping[str, RoutedPool],
-        following: Pools,
-        sets: GangSets,
-        shadows: Shadows,
+        following: PoolRegistry,
+        sets: SetRegistry,
+        shadows: ShadowTraffic,
         settings: RouterSettings,
         metrics: RouterMetrics,
         draw: Draw,
@@ -94,13 +94,15 @@ class Traffic:
         self._metrics = metrics
         self._draw = draw
         self._numbers = numbers
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, EndpointRoute] = {}
         """Of endpoints that were asked for."""
         self._unlisten: Callable[[], None] | None = table.listen(self._changed)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    async def find(self, endpoint: str, ticket: Ticket, deadline: float | None, order: Order | None = None) -> Target:
+    async def find(
+        self, endpoint: str, ticket: RoutedRequest, deadline: float | None, order: Call | None = None
+    ) -> Target:
         """Where a request to the endpoint goes; asked again for one that was moved.
 
         Args:
@@ -121,7 +123,7 @@ class Traffic:
             route = self._route(endpoint)
             if route is None:
                 target = await self._open(endpoint, deadline)
-                if isinstance(target, RoutedSet):
+                if isinstance(target, StandingSetRouter):
                     if self._route(endpoint) is None:
                         return target
                 elif self._route(endpoint) is None and self._sets.pool_of(endpoint) is None:
@@ -129,23 +131,23 @@ class Traffic:
                     return target
                 continue  # it got a route, or a set of its name, while its pool was opened
             if visit is None or visit.route is not route:
-                visit = ticket.visit = Visit(route, order)
+                visit = ticket.visit = RouteAdmission(route, order)
             pool = await route.enter(ticket, visit, deadline)
             target = await self._open(pool, deadline)
             if route.core.takes(pool):
                 return target
             visit.leave()  # the route changed while the pool was opened
 
-    def visit_of(self, ticket: Ticket) -> Visit | None:
+    def visit_of(self, ticket: RoutedRequest) -> RouteAdmission | None:
         """The request's stay with a route; None: it has none."""
-        return ticket.visit if isinstance(ticket.visit, Visit) else None
+        return ticket.visit if isinstance(ticket.visit, RouteAdmission) else None
 
-    def over(self, ticket: Ticket) -> None:
+    def over(self, ticket: RoutedRequest) -> None:
         """Nobody waits for the request any more; it counts until its task has ended."""
         if (visit := self.visit_of(ticket)) is not None:
             visit.end(ticket)
 
-    def elsewhere(self, ticket: Ticket) -> bool:
+    def elsewhere(self, ticket: RoutedRequest) -> bool:
         """Whether a request that found no worker in its pool may go to another pool of its route, which has some."""
         visit = self.visit_of(ticket)
         if visit is None or visit.pool is None or ticket.uncertain is not None:
@@ -202,13 +204,13 @@ class Traffic:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _route(self, endpoint: str) -> Route | None:
+    def _route(self, endpoint: str) -> EndpointRoute | None:
         route = self._routes.get(endpoint)
         if route is None:
             record = self._table.get(endpoint)
             if record is None:
                 return None
-            route = self._routes[endpoint] = Route(
+            route = self._routes[endpoint] = EndpointRoute(
                 endpoint,
                 record,
                 settings=self._settings,

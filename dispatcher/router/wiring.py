@@ -11,28 +11,28 @@ from ...bus.port.bus import BucketSettings, Bus
 from ...runtime.clock import Environment
 from ...schemas.names import Names
 from ...telemetry.metrics.router_and_worker import RouterMetrics
-from ..calls.attempts import Caller
-from ..calls.call import CallOptions, Order
-from ..calls.fast_path import Express
-from ..calls.telemetry import Observed
-from ..gangs.gangs import Gangs
-from ..gangs.members import LineMaker
-from ..gangs.set_registry import GangSets
-from ..leases.fast_path import HeldExpress
-from ..leases.held_slots import Reserver
+from ..calls.attempts import AttemptLoop
+from ..calls.call import Call, CallOptions
+from ..calls.fast_path import FastPath
+from ..calls.telemetry import RequestTelemetry
+from ..gangs.gangs import GangClient
+from ..gangs.members import MemberChannelFactory
+from ..gangs.set_registry import SetRegistry
+from ..leases.fast_path import LeaseFastPath
+from ..leases.held_slots import SlotReserver
 from ..pools.pool import RoutedPool
-from ..pools.registry import Pools
+from ..pools.registry import PoolRegistry
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
-from ..traffic.shadowing import Shadows
+from ..traffic.shadowing import ShadowTraffic
 from ..traffic.table import RouteTable
-from ..transport.exchange import Exchange
-from .endpoint_reserver import Reserving
+from ..transport.exchange import RequestExchange
+from .endpoint_reserver import EndpointReserver
 from .queue_lengths import QueueLengths
-from .traffic_director import Traffic
+from .traffic_director import TrafficDirector
 
 
-class Whole(Protocol):
+class RouterContext(Protocol):
     """What parts ask of the router that they belong to."""
 
     def check_open(self) -> None:
@@ -41,20 +41,20 @@ class Whole(Protocol):
     def deadline(self, options: CallOptions) -> float | None:
         """Of a request that is made now."""
 
-    def observed(self, order: Order, since: float | None = None) -> Observed:
+    def observed(self, order: Call, since: float | None = None) -> RequestTelemetry:
         """Counts and traces a request."""
 
     async def pool(self, name: str, deadline: float | None = None) -> RoutedPool:
         """The pool of that name."""
 
 
-class Parts:
+class RouterWiring:
     """Each part is made once, when it is asked for first, of the parts that it needs. Where two need each other, one of
     them asks for the other when the router runs."""
 
     def __init__(
         self,
-        router: Whole,
+        router: RouterContext,
         bus: Bus,
         names: Names,
         *,
@@ -87,16 +87,16 @@ class Parts:
     # -- the wire -------------------------------------------------------------------------------------------------
 
     @cached_property
-    def exchange(self) -> Exchange:
-        return Exchange(self._bus, self._names, self._ambient, self._settings, self.pools.get)
+    def exchange(self) -> RequestExchange:
+        return RequestExchange(self._bus, self._names, self._ambient, self._settings, self.pools.get)
 
     @cached_property
-    def caller(self) -> Caller:
-        return Caller(self.exchange, self._settings.stream_window)
+    def caller(self) -> AttemptLoop:
+        return AttemptLoop(self.exchange, self._settings.stream_window)
 
     @cached_property
-    def express(self) -> Express:
-        return Express(
+    def express(self) -> FastPath:
+        return FastPath(
             self.exchange, self.caller, self._settings, self._metrics, self.targets, plain_pools=self.traffic.plain
         )
 
@@ -110,8 +110,8 @@ class Parts:
     # -- who serves -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def following(self) -> Pools:
-        return Pools(
+    def following(self) -> PoolRegistry:
+        return PoolRegistry(
             self._bus,
             self._names,
             pools=self.pools,
@@ -128,8 +128,8 @@ class Parts:
         )
 
     @cached_property
-    def sets(self) -> GangSets:
-        return GangSets(
+    def sets(self) -> SetRegistry:
+        return SetRegistry(
             self._bus,
             self._names,
             self._settings,
@@ -155,8 +155,8 @@ class Parts:
         )
 
     @cached_property
-    def traffic(self) -> Traffic:
-        shadows = Shadows(
+    def traffic(self) -> TrafficDirector:
+        shadows = ShadowTraffic(
             self.exchange,
             self._settings,
             self._metrics,
@@ -164,7 +164,7 @@ class Parts:
             open_soon=self.following.open_soon,
             draw=self._chance.random,
         )
-        return Traffic(
+        return TrafficDirector(
             self.routes,
             pools=self.pools,
             following=self.following,
@@ -179,14 +179,14 @@ class Parts:
     # -- what is held ---------------------------------------------------------------------------------------------
 
     @cached_property
-    def held_express(self) -> HeldExpress:
-        return HeldExpress(self.express, self._settings, self._metrics, self._owner)
+    def held_express(self) -> LeaseFastPath:
+        return LeaseFastPath(self.express, self._settings, self._metrics, self._owner)
 
     @cached_property
-    def reserving(self) -> Reserving:
-        return Reserving(
+    def reserving(self) -> EndpointReserver:
+        return EndpointReserver(
             self.caller,
-            Reserver(self.exchange, self._settings, self._owner),
+            SlotReserver(self.exchange, self._settings, self._owner),
             self.held_express,
             self.traffic,
             self.following,
@@ -197,8 +197,8 @@ class Parts:
         )
 
     @cached_property
-    def gangs(self) -> Gangs:
-        return Gangs(
+    def gangs(self) -> GangClient:
+        return GangClient(
             self._bus,
             self._names,
             self._ambient,
@@ -217,8 +217,8 @@ class Parts:
         return random.Random(self._ambient.random.getrandbits(64))
 
     @cached_property
-    def _lines(self) -> LineMaker:
-        return LineMaker(caller=self.caller, pool=self._router.pool)
+    def _lines(self) -> MemberChannelFactory:
+        return MemberChannelFactory(caller=self.caller, pool=self._router.pool)
 
     def _strays(self, endpoint: str, pool: str) -> bool:
         return self.traffic.strays(endpoint, pool)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from .rendezvous import fingerprint, score
-from .worker_table import PoolView, Worker
+from .worker_table import WorkerEntry, WorkerTable
 
 Draw = Callable[[], float]
 """A random number in [0, 1)."""
@@ -16,7 +16,7 @@ _TRIES = 8
 _HOMES_KEPT = 4096
 
 
-class Demand(Protocol):
+class Requirements(Protocol):
     """What a request asks of a worker."""
 
     @property
@@ -40,7 +40,7 @@ class Demand(Protocol):
         """Labels that the worker must have."""
 
     @property
-    def avoid(self) -> set[Worker] | None:
+    def avoid(self) -> set[WorkerEntry] | None:
         """Workers that turned this request down a moment ago."""
 
 
@@ -52,16 +52,16 @@ class Candidates:
 
     __slots__ = ("_anyhow", "_draw", "_homes", "_homes_version", "_plain", "_request", "_view")
 
-    def __init__(self, view: PoolView, draw: Draw) -> None:
+    def __init__(self, view: WorkerTable, draw: Draw) -> None:
         self._view = view
         self._draw = draw
-        self._request: Demand | None = None
+        self._request: Requirements | None = None
         self._plain = True
         self._anyhow = False
-        self._homes: OrderedDict[tuple[str, str | None, tuple[tuple[str, str], ...]], Worker] = OrderedDict()
+        self._homes: OrderedDict[tuple[str, str | None, tuple[tuple[str, str], ...]], WorkerEntry] = OrderedDict()
         self._homes_version = -1
 
-    def of(self, request: Demand, *, anyhow: bool = False) -> Candidates:
+    def of(self, request: Requirements, *, anyhow: bool = False) -> Candidates:
         """Aim at one request. `anyhow` asks for workers that may have room for all we know for certain."""
         self._request = request
         self._anyhow = anyhow
@@ -74,7 +74,7 @@ class Candidates:
         )
         return self
 
-    def fits(self, worker: Worker) -> bool:
+    def fits(self, worker: WorkerEntry) -> bool:
         """Whether the worker has room for the request (or, when looked for `anyhow`, may have)."""
         if not self.serves(worker):
             return False
@@ -86,7 +86,7 @@ class Candidates:
         taken = worker.own if self._anyhow else worker.ongoing
         return taken + cost_on(worker, request) <= worker.total
 
-    def serves(self, worker: Worker) -> bool:
+    def serves(self, worker: WorkerEntry) -> bool:
         """Whether the worker could ever take it: it has the task and the labels, and is not about to leave."""
         request = self._request
         assert request is not None
@@ -99,7 +99,7 @@ class Candidates:
                     return False
         return True
 
-    def draw(self, count: int) -> list[Worker]:
+    def draw(self, count: int) -> list[WorkerEntry]:
         """At most `count` different workers that fit, at random, all of the nearest tier that has any."""
         for tier in self._tiers():
             size = len(tier)
@@ -113,15 +113,15 @@ class Candidates:
                 return sample(found, count, self._draw)
         return []
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[WorkerEntry]:
         for tier in self._tiers():
             yield from (worker for worker in tier if self.fits(worker))
 
-    def with_model(self, model: str) -> list[Worker]:
+    def with_model(self, model: str) -> list[WorkerEntry]:
         """Those that fit and have the model."""
         return [worker for worker in self._view.by_model.get(model, ()) if self.fits(worker)]
 
-    def home(self, key: str) -> Worker | None:
+    def home(self, key: str) -> WorkerEntry | None:
         """The worker where the key lives, full or not; None if no worker could ever take the request."""
         request = self._request
         assert request is not None
@@ -133,7 +133,7 @@ class Candidates:
         elif (known := self._homes.get(cache_key)) is not None:
             return known
         print_ = fingerprint(key)
-        best: Worker | None = None
+        best: WorkerEntry | None = None
         highest = -1
         for worker in self._view.workers.values():
             if self.serves(worker) and (points := score(print_, worker.print)) > highest:
@@ -146,15 +146,15 @@ class Candidates:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _tiers(self) -> tuple[list[Worker], ...]:
+    def _tiers(self) -> tuple[list[WorkerEntry], ...]:
         if not self._anyhow:
             return self._view.open
-        tiers: tuple[list[Worker], list[Worker], list[Worker]] = ([], [], [])
+        tiers: tuple[list[WorkerEntry], list[WorkerEntry], list[WorkerEntry]] = ([], [], [])
         for worker in self._view.workers.values():
             tiers[worker.tier].append(worker)
         return tiers
 
-    def _matching(self, tier: list[Worker]) -> list[Worker]:
+    def _matching(self, tier: list[WorkerEntry]) -> list[WorkerEntry]:
         """The tier, or the fewer workers that have one of the labels asked for."""
         request = self._request
         assert request is not None
@@ -167,8 +167,8 @@ class Candidates:
         wanted = tier[0].tier
         return [worker for worker in row if worker.tier == wanted]
 
-    def _try(self, tier: list[Worker], count: int) -> list[Worker]:
-        found: dict[Worker, None] = {}
+    def _try(self, tier: list[WorkerEntry], count: int) -> list[WorkerEntry]:
+        found: dict[WorkerEntry, None] = {}
         size = len(tier)
         for _ in range(_TRIES * count):
             worker = tier[int(self._draw() * size)]
@@ -179,7 +179,7 @@ class Candidates:
         return list(found)
 
 
-def sample(row: list[Worker], count: int, draw: Draw) -> list[Worker]:
+def sample(row: list[WorkerEntry], count: int, draw: Draw) -> list[WorkerEntry]:
     """At most so many of the row, at random and different."""
     size = len(row)
     if size <= count:
@@ -194,7 +194,7 @@ def sample(row: list[Worker], count: int, draw: Draw) -> list[Worker]:
     return [row[(first + step) % size] for step in range(count)]
 
 
-def cost_on(worker: Worker, request: Demand) -> int:
+def cost_on(worker: WorkerEntry, request: Requirements) -> int:
     """Slots that the request takes on that worker."""
     if request.slots is not None:
         return request.slots
@@ -202,7 +202,7 @@ def cost_on(worker: Worker, request: Demand) -> int:
     return method.slots if method is not None else 1
 
 
-def cost(view: PoolView, request: Demand) -> int:
+def cost(view: WorkerTable, request: Requirements) -> int:
     """Slots that the request takes, where all workers have the same tasks."""
     if request.slots is not None:
         return request.slots

@@ -37,7 +37,7 @@ from ...schemas.errors.base import (
 from ...schemas.wire.frames import Reason
 
 
-class Fate(Enum):
+class TryOutcome(Enum):
     """Why a try came to nothing. The value is for people."""
 
     UNSENT = "not sent: no connection to the server"
@@ -63,32 +63,34 @@ class Fate(Enum):
         return idempotent or self not in _UNCERTAIN
 
     @classmethod
-    def of_reason(cls, reason: str) -> Fate:
+    def of_reason(cls, reason: str) -> TryOutcome:
         """The fate that a REJECTED frame tells. An unknown reason (a newer worker's) counts as full."""
         return _BY_REASON.get(reason, cls.FULL)
 
 
-_UNCERTAIN: Final = frozenset((Fate.LOST, Fate.FORGOTTEN))
-_BY_REASON: Final[dict[str, Fate]] = {
-    Reason.FULL: Fate.FULL,
-    Reason.DRAINING: Fate.DRAINING,
-    Reason.STALE: Fate.STALE,
-    Reason.EXPIRED: Fate.LATE,
-    Reason.UNKNOWN_JOB: Fate.NOT_HERE,
+_UNCERTAIN: Final = frozenset((TryOutcome.LOST, TryOutcome.FORGOTTEN))
+_BY_REASON: Final[dict[str, TryOutcome]] = {
+    Reason.FULL: TryOutcome.FULL,
+    Reason.DRAINING: TryOutcome.DRAINING,
+    Reason.STALE: TryOutcome.STALE,
+    Reason.EXPIRED: TryOutcome.LATE,
+    Reason.UNKNOWN_JOB: TryOutcome.NOT_HERE,
 }
 
 
-_ERRORS: Final[dict[Fate, type[GanglineError]]] = {
-    Fate.UNSENT: Disconnected,
-    Fate.FULL: LeaseBusy,
-    Fate.DRAINING: Draining,
-    Fate.STALE: StaleEpoch,
-    Fate.LATE: DeadlineExceeded,
+_ERRORS: Final[dict[TryOutcome, type[GanglineError]]] = {
+    TryOutcome.UNSENT: Disconnected,
+    TryOutcome.FULL: LeaseBusy,
+    TryOutcome.DRAINING: Draining,
+    TryOutcome.STALE: StaleEpoch,
+    TryOutcome.LATE: DeadlineExceeded,
 }
 """Of those after which nothing started. The others are WorkerLost."""
 
 
-def error_of_fate(fate: Fate, worker: str, *, attempts: int = 0, lost: Collection[Fate] = ()) -> GanglineError:
+def error_of_fate(
+    fate: TryOutcome, worker: str, *, attempts: int = 0, lost: Collection[TryOutcome] = ()
+) -> GanglineError:
     """The error for a try of that fate which is not to be followed by another.
 
     Args:
@@ -100,7 +102,7 @@ def error_of_fate(fate: Fate, worker: str, *, attempts: int = 0, lost: Collectio
     if attempts:
         details["attempts"] = attempts
     hint = "check what it did before sending it again, or mark the task idempotent"
-    if fate is Fate.FORGOTTEN:
+    if fate is TryOutcome.FORGOTTEN:
         return ResultLost(f"the task ran on {worker}, but its answer was lost: {hint}", details=details)
     if fate.may_have_started:
         return WorkerLost(f"{worker} vanished with the task, which may have started: {hint}", details=details)

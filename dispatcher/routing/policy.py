@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .candidates import Candidates, Demand
-from .worker_table import Worker
+from .candidates import Candidates, Requirements
+from .worker_table import WorkerEntry
 
 
 class Policy(Protocol):
@@ -14,48 +14,48 @@ class Policy(Protocol):
     `routed` and `completed` come in pairs, once each for every try that was placed on a worker, on every path.
     """
 
-    def choose(self, candidates: Candidates, request: Demand) -> Worker | None:
+    def choose(self, candidates: Candidates, request: Requirements) -> WorkerEntry | None:
         """One of the candidates, or None to let the request wait (until there is more room)."""
         ...
 
-    def routed(self, worker: Worker, request: Demand) -> None:
+    def routed(self, worker: WorkerEntry, request: Requirements) -> None:
         """The request was placed on the worker."""
         ...
 
-    def completed(self, worker: Worker, request: Demand) -> None:
+    def completed(self, worker: WorkerEntry, request: Requirements) -> None:
         """... and no longer counts there: answered, refused, released or lost."""
         ...
 
-    def worker_lost(self, worker: Worker) -> None:
+    def worker_lost(self, worker: WorkerEntry) -> None:
         """The worker left or vanished; it comes up no more."""
         ...
 
 
-class Hooks:
+class PolicyBase:
     """The hooks of a policy that needs none; a base class for convenience."""
 
-    def routed(self, worker: Worker, request: Demand) -> None:
+    def routed(self, worker: WorkerEntry, request: Requirements) -> None:
         """See Policy."""
 
-    def completed(self, worker: Worker, request: Demand) -> None:
+    def completed(self, worker: WorkerEntry, request: Requirements) -> None:
         """See Policy."""
 
-    def worker_lost(self, worker: Worker) -> None:
+    def worker_lost(self, worker: WorkerEntry) -> None:
         """See Policy."""
 
 
-class PowerOfTwo(Hooks):
+class PowerOfTwo(PolicyBase):
     """The less loaded of two drawn at random (Mitzenmacher 1996), in the nearest tier that has room.
 
     Load is relative to size, so that a worker of 16 slots gets four times as much as one of 4. Equals take turns.
     """
 
-    def choose(self, candidates: Candidates, request: Demand) -> Worker | None:
+    def choose(self, candidates: Candidates, request: Requirements) -> WorkerEntry | None:
         drawn = candidates.draw(2)
         return less_loaded(drawn) if drawn else None
 
 
-def less_loaded(workers: list[Worker]) -> Worker:
+def less_loaded(workers: list[WorkerEntry]) -> WorkerEntry:
     """The one with the most room for its size; of equals the one whose turn it is."""
     best = workers[0]
     for worker in workers[1:]:
@@ -76,7 +76,7 @@ class Sticky(PowerOfTwo):
 
     DRAWN_FOR_MODELS = 32
 
-    def choose(self, candidates: Candidates, request: Demand) -> Worker | None:
+    def choose(self, candidates: Candidates, request: Requirements) -> WorkerEntry | None:
         if request.key is not None:
             home = candidates.home(request.key)
             return home if home is not None and candidates.fits(home) else None
@@ -84,7 +84,7 @@ class Sticky(PowerOfTwo):
             return self._by_model(candidates, request.model)
         return super().choose(candidates, request)
 
-    def _by_model(self, candidates: Candidates, model: str) -> Worker | None:
+    def _by_model(self, candidates: Candidates, model: str) -> WorkerEntry | None:
         holders = candidates.with_model(model)
         if holders:
             return min(holders, key=lambda worker: (worker.tier, worker.ongoing / worker.total, worker.chosen))

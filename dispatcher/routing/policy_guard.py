@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 
 from ...telemetry.logs import logger_for
-from .candidates import Candidates, Demand
-from .policy import Hooks, Policy, PowerOfTwo, Sticky
-from .worker_table import Worker
+from .candidates import Candidates, Requirements
+from .policy import Policy, PolicyBase, PowerOfTwo, Sticky
+from .worker_table import WorkerEntry
 
 _log = logger_for("dispatcher")
 
 
-class GuardedPolicy(Hooks):
+class GuardedPolicy(PolicyBase):
     """Calls a policy. A hook that raises has no effect; a choice that raises is made by power of two choices.
 
     Each failure counts in `failures`; the first one of a hook is logged with its traceback, and then every tenth,
@@ -26,20 +26,20 @@ class GuardedPolicy(Hooks):
         self._pool = pool
         self._otherwise = PowerOfTwo()
 
-    def choose(self, candidates: Candidates, request: Demand) -> Worker | None:
+    def choose(self, candidates: Candidates, request: Requirements) -> WorkerEntry | None:
         try:
             return self.policy.choose(candidates, request)
         except Exception as error:
             self._failed("choose", error)
             return self._otherwise.choose(candidates, request)
 
-    def routed(self, worker: Worker, request: Demand) -> None:
+    def routed(self, worker: WorkerEntry, request: Requirements) -> None:
         self._tell("routed", self.policy.routed, worker, request)
 
-    def completed(self, worker: Worker, request: Demand) -> None:
+    def completed(self, worker: WorkerEntry, request: Requirements) -> None:
         self._tell("completed", self.policy.completed, worker, request)
 
-    def worker_lost(self, worker: Worker) -> None:
+    def worker_lost(self, worker: WorkerEntry) -> None:
         self._tell("worker_lost", self.policy.worker_lost, worker)
 
     def _tell(self, name: str, hook: Callable[..., None], *facts: object) -> None:

@@ -36,31 +36,31 @@ from ...schemas.records.workers import Registration
 from ...schemas.text import count_of, plain
 from ...schemas.wire.frames import Load
 from .candidates import Candidates, Draw, cost, cost_on, sample
-from .outcome import Fate, error_of_fate
-from .policy import Hooks, Policy, PowerOfTwo, Sticky, less_loaded
-from .request import Ticket
+from .outcome import TryOutcome, error_of_fate
+from .policy import Policy, PolicyBase, PowerOfTwo, Sticky, less_loaded
+from .request import RoutedRequest
 from .settings import RouterSettings
-from .wait_queue import WaitingLine
-from .worker_table import PoolView, Worker
+from .wait_queue import WaitQueue
+from .worker_table import WorkerEntry, WorkerTable
 
 
 class Placed(NamedTuple):
     """The ticket's turn has come: send it to `ticket.worker`."""
 
-    ticket: Ticket
+    ticket: RoutedRequest
 
 
-class Refused(NamedTuple):
+class PlacementRefused(NamedTuple):
     """The ticket will not be placed any more."""
 
-    ticket: Ticket
+    ticket: RoutedRequest
     error: GanglineError
 
 
-Effect = Placed | Refused
+Effect = Placed | PlacementRefused
 
 
-class PoolCore:
+class RoutingCore:
     """Decides for one pool. Every method that can let others go on returns the effects, in order."""
 
     def __init__(
@@ -68,17 +68,17 @@ class PoolCore:
     ) -> None:
         """`numbers`: order of arrival; shared by pools between which requests may move."""
         self.pool = pool
-        self.view = PoolView(pool, node=settings.node, zone=settings.zone, stale_after_s=settings.stale_after_s)
+        self.view = WorkerTable(pool, node=settings.node, zone=settings.zone, stale_after_s=settings.stale_after_s)
         self.policy = policy
         hooks = (getattr(type(policy), "routed", None), getattr(type(policy), "completed", None))
-        self._tells_policy = hooks != (Hooks.routed, Hooks.completed)
+        self._tells_policy = hooks != (PolicyBase.routed, PolicyBase.completed)
         self._plain = type(policy).choose in (PowerOfTwo.choose, Sticky.choose) and not self._tells_policy
         """A request that is not choosy may be placed without asking the policy, nor telling it."""
         self.connected = True
         self._settings = settings
         self._draw = draw
         self._candidates = Candidates(self.view, draw)
-        self._line: WaitingLine[Ticket] = WaitingLine()
+        self._line: WaitQueue[RoutedRequest] = WaitQueue()
         self._backoff = Backoff(settings.backoff_first_s, settings.backoff_max_s)
         self._numbers = numbers or itertools.count(1)
         self._placed = 0
@@ -107,7 +107,7 @@ class PoolCore:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def admit(self, ticket: Ticket, now: float) -> bool:
+    def admit(self, ticket: RoutedRequest, now: float) -> bool:
         """Take a new request: True when it was placed (see `ticket.worker`), False when it waits. One that was moved
         has a number already, and with it its place.
 
@@ -134,7 +134,7 @@ class PoolCore:
         self._line.add(ticket)
         return False
 
-    def admit_at_once(self, ticket: Ticket, now: float) -> bool:
+    def admit_at_once(self, ticket: RoutedRequest, now: float) -> bool:
         """Take a new request only if it need not wait, nor overtake one that does; it is forgotten otherwise."""
         ticket.queue = self._class_of(ticket)
         if not self.connected or not self.view.workers or self._line.has_line(ticket.queue):
@@ -142,7 +142,7 @@ class PoolCore:
         ticket.number = next(self._numbers)
         return self._impossible(ticket) is None and self._try(ticket, now)
 
-    def place_plain(self, method: str | None) -> Worker | None:
+    def place_plain(self, method: str | None) -> WorkerEntry | None:
         """Take and place a request for one slot of any worker that has the task, the way of nearly every call: what
         `admit` would do, without the general machinery and without a ticket. It counts there until `ended` or
         `end_plain`.
@@ -171,18 +171,18 @@ class PoolCore:
         view.charge(worker, 1)
         return worker
 
-    def end_plain(self, worker: Worker, count: int = 1) -> None:
+    def end_plain(self, worker: WorkerEntry, count: int = 1) -> None:
         """So many plain requests no longer count on the worker. Pump afterwards."""
         self._placed -= count
         self.view.discharge(worker, count)
 
-    def ended(self, worker: Worker, now: float) -> None:
+    def ended(self, worker: WorkerEntry, now: float) -> None:
         """The worker took those plain requests that `worker.ended` counts, and they are over."""
         count, worker.ended = worker.ended, 0
         self.end_plain(worker, count)
         self.progressed(None, now)
 
-    def tried_plain(self, ticket: Ticket, worker: Worker, number: int, since: float) -> Ticket:
+    def tried_plain(self, ticket: RoutedRequest, worker: WorkerEntry, number: int, since: float) -> RoutedRequest:
         """What the ticket of a plain request would be by now, had it had one: the try on that worker is over, and
         settled.
 
@@ -196,7 +196,7 @@ class PoolCore:
             ticket.repeatable = worker.methods[ticket.method].idempotent
         return ticket
 
-    def again(self, ticket: Ticket, fate: Fate, now: float) -> bool:
+    def again(self, ticket: RoutedRequest, fate: TryOutcome, now: float) -> bool:
         """A try came to nothing and was settled: place it again (True), or let it wait at its old place (False).
 
         Raises:
@@ -212,7 +212,7 @@ class PoolCore:
         self._line.add(ticket)
         return False
 
-    def judge(self, ticket: Ticket, fate: Fate, now: float) -> None:
+    def judge(self, ticket: RoutedRequest, fate: TryOutcome, now: float) -> None:
         """Whether there may be another try after one of that fate.
 
         Raises:
@@ -220,7 +220,7 @@ class PoolCore:
         """
         assert ticket.worker is None and not ticket.waits, ticket
         ticket.fate = fate
-        if fate.may_have_started or fate is Fate.UNSEEN:
+        if fate.may_have_started or fate is TryOutcome.UNSEEN:
             ticket.queued_at = now  # until now it was in a worker's hands, so far as anybody knew
         if not fate.allows_retry(ticket.repeatable):
             raise self.outcome_unknown(ticket, fate)
@@ -229,7 +229,7 @@ class PoolCore:
         if ticket.attempts >= ticket.max_attempts:
             raise self.give_up(ticket, f"after {count_of(ticket.attempts, 'attempt')}")
 
-    def take_out(self, endpoint: str) -> list[Ticket]:
+    def take_out(self, endpoint: str) -> list[RoutedRequest]:
         """Let go of all that wait and follow that endpoint's route, oldest first."""
         found = [ticket for ticket in self._line if ticket.endpoint == endpoint]
         for ticket in found:
@@ -238,12 +238,12 @@ class PoolCore:
         self._line.sweep()
         return found
 
-    def withdraw(self, ticket: Ticket) -> None:
+    def withdraw(self, ticket: RoutedRequest) -> None:
         """The caller gave up while the ticket waited or was placed. Idempotent. Pump afterwards."""
         if not self._line.remove(ticket):
             self.settle(ticket)
 
-    def accepted(self, ticket: Ticket, now: float) -> None:
+    def accepted(self, ticket: RoutedRequest, now: float) -> None:
         """A worker took it."""
         self.progressed(ticket.queue, now)
 
@@ -257,7 +257,7 @@ class PoolCore:
         elif self._progress:
             self._progress.clear()
 
-    def settle(self, ticket: Ticket) -> None:
+    def settle(self, ticket: RoutedRequest) -> None:
         """The ticket no longer counts on its worker. Idempotent: law 2. Pump afterwards."""
         worker = ticket.worker
         if worker is None:
@@ -270,16 +270,16 @@ class PoolCore:
         if ticket.visit is not None:
             ticket.visit.settled()
 
-    def turned_down(self, ticket: Ticket, worker: Worker, fate: Fate) -> None:
+    def turned_down(self, ticket: RoutedRequest, worker: WorkerEntry, fate: TryOutcome) -> None:
         """The try came to nothing there: not there again until the next backoff is over. But once more at once, if only
         our idea of the worker's epoch was old."""
-        if fate is Fate.STALE and ticket.fate is not Fate.STALE:
+        if fate is TryOutcome.STALE and ticket.fate is not TryOutcome.STALE:
             return
         if ticket.avoid is None:
             ticket.avoid = set()
         ticket.avoid.add(worker)
 
-    def invited(self, worker: Worker) -> None:
+    def invited(self, worker: WorkerEntry) -> None:
         """The worker says that it has room again: that it turned somebody down no longer counts. Pump afterwards."""
         for head in self._line.heads():
             if head.avoid:
@@ -287,9 +287,9 @@ class PoolCore:
 
     # -- workers --------------------------------------------------------------------------------------------------
 
-    def registered(self, record: Registration, revision: int, now: float) -> Worker | None:
+    def registered(self, record: Registration, revision: int, now: float) -> WorkerEntry | None:
         """Learn a registration that stands in the ledger; returns the worker whose process it replaced, which is dead.
-        That worker is still `known` if its answers told of the new process before: see PoolView.register."""
+        That worker is still `known` if its answers told of the new process before: see WorkerTable.register."""
         count = len(self.view.workers)
         _, replaced = self.view.register(record, revision, now)
         if replaced is not None or len(self.view.workers) != count:
@@ -298,7 +298,7 @@ class PoolCore:
             self.policy.worker_lost(replaced)
         return replaced
 
-    def gone(self, worker: Worker, now: float) -> bool:
+    def gone(self, worker: WorkerEntry, now: float) -> bool:
         """The worker left or is lost; False when that was known."""
         if self.view.workers.get(worker.id.worker) is not worker:
             return False
@@ -309,14 +309,14 @@ class PoolCore:
             self._empty_since = now
         return True
 
-    def loaded(self, worker: Worker, load: Load, epoch: int, now: float) -> None:
+    def loaded(self, worker: WorkerEntry, load: Load, epoch: int, now: float) -> None:
         """An answer or a heartbeat came, with the load as of its sending."""
         self.view.heard(worker, now)
         self.view.loaded(worker, load, epoch, now)
 
     # -- progress -------------------------------------------------------------------------------------------------
 
-    def pump(self, now: float, freed: Worker | None = None) -> list[Effect]:
+    def pump(self, now: float, freed: WorkerEntry | None = None) -> list[Effect]:
         """Place whoever can be placed now, oldest first. Cheap when nobody waits or nobody has room.
 
         Args:
@@ -327,7 +327,7 @@ class PoolCore:
             return []
         effects: list[Effect] = []
         for head in self._line.heads():
-            following: Ticket | None = head
+            following: RoutedRequest | None = head
             while following is not None and self._try(following, now):
                 self._line.remove(following)
                 effects.append(Placed(following))
@@ -377,12 +377,12 @@ class PoolCore:
         effects: list[Effect] = []
         for ticket in list(self._line):
             self._line.remove(ticket)
-            effects.append(Refused(ticket, error))
+            effects.append(PlacementRefused(ticket, error))
         return effects
 
     # -- errors ---------------------------------------------------------------------------------------------------
 
-    def give_up(self, ticket: Ticket, after: str) -> GanglineError:
+    def give_up(self, ticket: RoutedRequest, after: str) -> GanglineError:
         """The error for a request that may not be tried any longer, and of which nothing started so far as is known."""
         details = {"pool": self.pool, "attempts": ticket.attempts}
         if ticket.uncertain is not None:
@@ -394,7 +394,7 @@ class PoolCore:
             return NoWorkers(
                 f"no worker serves pool {self.pool!r} ({after}): start one, or check the pool's name", details=details
             )
-        if ticket.fate is Fate.LATE:
+        if ticket.fate is TryOutcome.LATE:
             return DeadlineExceeded(f"every try reached a worker too late ({after})", details=details)
         if all(worker.draining for worker in workers.values()):
             return Draining(f"all workers of pool {self.pool!r} are draining ({after})", details=details)
@@ -411,7 +411,7 @@ class PoolCore:
             details=details,
         )
 
-    def outcome_unknown(self, ticket: Ticket, fate: Fate) -> GanglineError:
+    def outcome_unknown(self, ticket: RoutedRequest, fate: TryOutcome) -> GanglineError:
         """The error for a try that may have started something and is not to be repeated."""
         return error_of_fate(fate, str(ticket.last or self.pool), attempts=ticket.attempts)
 
@@ -434,10 +434,10 @@ class PoolCore:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _has_room(self, freed: Worker | None) -> bool:
+    def _has_room(self, freed: WorkerEntry | None) -> bool:
         return self.view.has_room if freed is None else freed.has_room
 
-    def _class_of(self, ticket: Ticket) -> Hashable:
+    def _class_of(self, ticket: RoutedRequest) -> Hashable:
         labels = frozenset(ticket.labels.items()) if ticket.labels else None
         # During a roll-out, a task that only the new workers have must not hold up the others.
         method = None if self.view.uniform else ticket.method
@@ -445,14 +445,14 @@ class PoolCore:
             return None
         return (labels, method, ticket.key)
 
-    def _waits_before(self, ticket: Ticket) -> bool:
+    def _waits_before(self, ticket: RoutedRequest) -> bool:
         """Whether somebody of the same class with an older number waits."""
         if not self._line.has_line(ticket.queue):
             return False
         head = self._line.next_after(ticket)
         return head is not None and head.number < ticket.number
 
-    def _try(self, ticket: Ticket, now: float, *, anyhow: bool = False) -> bool:
+    def _try(self, ticket: RoutedRequest, now: float, *, anyhow: bool = False) -> bool:
         worker = self.policy.choose(self._candidates.of(ticket, anyhow=anyhow), ticket)
         if worker is None:
             return False
@@ -463,7 +463,7 @@ class PoolCore:
             self.view.routed_model(worker, ticket.model, now)
         return True
 
-    def _charge(self, ticket: Ticket, worker: Worker, slots: int) -> None:
+    def _charge(self, ticket: RoutedRequest, worker: WorkerEntry, slots: int) -> None:
         ticket.cost = slots
         ticket.worker = worker
         ticket.last = worker.id
@@ -473,7 +473,7 @@ class PoolCore:
         if self._tells_policy:
             self.policy.routed(worker, ticket)
 
-    def _impossible(self, ticket: Ticket) -> GanglineError | None:
+    def _impossible(self, ticket: RoutedRequest) -> GanglineError | None:
         """Why none of the workers could ever take it; to be asked while there are some."""
         if ticket.method is not None and not self.view.serves(ticket.method):
             known = self.view.methods
@@ -490,7 +490,7 @@ class PoolCore:
             )
         return None
 
-    def _too_large(self, ticket: Ticket) -> Saturated | None:
+    def _too_large(self, ticket: RoutedRequest) -> Saturated | None:
         """Slots were asked for that no worker has even when idle. A paused worker (0 slots) may have any number."""
         if ticket.slots is None:
             return None  # what a task costs was declared for its workers: one that was resized may grow again
@@ -504,7 +504,7 @@ class PoolCore:
             details={"pool": self.pool, "slots": ticket.slots, "largest": largest},
         )
 
-    def _unlabelled(self, ticket: Ticket) -> NoWorkers | None:
+    def _unlabelled(self, ticket: RoutedRequest) -> NoWorkers | None:
         """No worker has the labels that were asked for; to be asked while there are some."""
         wanted = ticket.labels
         if not wanted or any(wanted.items() <= worker.labels.items() for worker in self.view.workers.values()):
@@ -515,7 +515,7 @@ class PoolCore:
             details={"pool": self.pool, "labels": dict(wanted)},
         )
 
-    def _hopeless_at(self, ticket: Ticket) -> float:
+    def _hopeless_at(self, ticket: RoutedRequest) -> float:
         return max(ticket.queued_at, self._empty_since) + self._settings.no_workers_wait_s
 
     def _refuse_hopeless(self, now: float) -> list[Effect]:
@@ -524,10 +524,10 @@ class PoolCore:
             error = self._hopeless(ticket, now)
             if error is not None:
                 self._line.remove(ticket)
-                effects.append(Refused(ticket, error))
+                effects.append(PlacementRefused(ticket, error))
         return effects
 
-    def _hopeless(self, ticket: Ticket, now: float) -> GanglineError | None:
+    def _hopeless(self, ticket: RoutedRequest, now: float) -> GanglineError | None:
         limit_s = self._settings.saturated_wait_s
         if not ticket.patient and max(ticket.queued_at, self._progress.get(ticket.queue, 0.0)) + limit_s <= now:
             return self.give_up(ticket, f"for {plain(limit_s)} s")
@@ -545,7 +545,7 @@ class PoolCore:
         return self._impossible(ticket) or unfit
 
 
-def stale(worker: Worker, epoch: int) -> StaleEpoch:
+def stale(worker: WorkerEntry, epoch: int) -> StaleEpoch:
     """The error for a token of an epoch that is over."""
     return StaleEpoch(
         f"worker {worker.id} is in epoch {worker.epoch}, the lease is of epoch {epoch}: lease again",

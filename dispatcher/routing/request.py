@@ -6,11 +6,11 @@ from collections.abc import Hashable, Mapping
 from typing import Protocol
 
 from ...schemas.names import WorkerId
-from .outcome import Fate
-from .worker_table import Worker
+from .outcome import TryOutcome
+from .worker_table import WorkerEntry
 
 
-class Stay(Protocol):
+class RouteStay(Protocol):
     """A request's stay with the route that chose its pool."""
 
     def settled(self) -> None:
@@ -20,7 +20,7 @@ class Stay(Protocol):
         """A try of it was sent."""
 
 
-class Ticket:
+class RoutedRequest:
     """One request on its way to a worker, through all its tries."""
 
     # No slots: what most requests never set stands in the class, which makes one of them cheaper to make.
@@ -44,8 +44,8 @@ class Ticket:
     queued_at = 0.0
     """Since when it has been waiting to be taken, refusals included."""
     attempts = 0
-    avoid: set[Worker] | None = None
-    worker: Worker | None = None
+    avoid: set[WorkerEntry] | None = None
+    worker: WorkerEntry | None = None
     """Where it is placed and charged; None while it is not."""
     cost = 0
     """Slots charged there."""
@@ -53,9 +53,9 @@ class Ticket:
     """Loop time at which a worker was first looked for."""
     last: WorkerId | None = None
     """Where the last try went."""
-    uncertain: Fate | None = None
+    uncertain: TryOutcome | None = None
     """The fate of a try that may have started something and was repeated: whatever error comes, it may have run."""
-    fate: Fate | None = None
+    fate: TryOutcome | None = None
     """What became of the last try."""
     waiter: object | None = None
     """The shell's own attachment."""
@@ -63,7 +63,7 @@ class Ticket:
     """The endpoint whose route it follows, so that it leaves a pool that leaves the route. None: it means the pool."""
     moved = False
     """It waited before, in another pool: that too many wait is no reason to refuse it."""
-    visit: Stay | None = None
+    visit: RouteStay | None = None
     """None: no route chose its pool."""
 
     def __init__(

@@ -20,13 +20,13 @@ class Waiting(Protocol):
     queue: Hashable
     """The class it waits in."""
     waits: bool
-    """Whether it waits now; belongs to WaitingLine."""
+    """Whether it waits now; belongs to WaitQueue."""
 
 
 W = TypeVar("W", bound=Waiting)
 
 
-class WaitingLine(Generic[W]):
+class WaitQueue(Generic[W]):
     """Lines by class, each a heap on `number`; those that left are dropped when they come up."""
 
     __slots__ = ("_lines", "size")

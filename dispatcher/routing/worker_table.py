@@ -34,7 +34,7 @@ class Method(NamedTuple):
     streams: bool = False
 
 
-class Worker:
+class WorkerEntry:
     """One process of a pool, as far as one router knows it. Policies read it and never write it."""
 
     __slots__ = (
@@ -97,7 +97,7 @@ class Worker:
         self.own = 0
         """The part of it that is certainly there, since it is this router's."""
         self.ended = 0
-        """Of these, slots of plain requests that the message being read answers; see PoolCore.ended."""
+        """Of these, slots of plain requests that the message being read answers; see RoutingCore.ended."""
         self.draining = False
         self.reachable = True
         """False after the server said that nobody listens there, until the worker is heard again."""
@@ -137,18 +137,18 @@ _NO_METHODS: dict[str, Method] = {}
 _ROUTED_MODEL_S = 5.0
 
 
-class PoolView:
+class WorkerTable:
     """The workers of one pool and who of them has room."""
 
     def __init__(self, pool: str, *, node: str = "", zone: str = "", stale_after_s: float = 10.0) -> None:
         self.pool = pool
         self.version = 0
         """Grows whenever the set of eligible workers changes; caches key on it."""
-        self.workers: dict[str, Worker] = {}
-        self.open: tuple[list[Worker], list[Worker], list[Worker]] = ([], [], [])
+        self.workers: dict[str, WorkerEntry] = {}
+        self.open: tuple[list[WorkerEntry], list[WorkerEntry], list[WorkerEntry]] = ([], [], [])
         """Workers with room, by locality tier. Order has no meaning."""
-        self.by_label: dict[tuple[str, str], list[Worker]] = {}
-        self.by_model: dict[str, list[Worker]] = {}
+        self.by_label: dict[tuple[str, str], list[WorkerEntry]] = {}
+        self.by_model: dict[str, list[WorkerEntry]] = {}
         self.table: dict[str, Method] | None = None
         """The tasks that all workers have; None while they differ, or there are none."""
         self._serving: dict[str, int] = {}  # method -> workers that have it
@@ -195,7 +195,7 @@ class PoolView:
 
     # -- what workers say -----------------------------------------------------------------------------------------
 
-    def register(self, record: Registration, revision: int, now: float) -> tuple[Worker, Worker | None]:
+    def register(self, record: Registration, revision: int, now: float) -> tuple[WorkerEntry, WorkerEntry | None]:
         """Learn a registration that is known to stand in the ledger; returns the worker and whom it replaced.
 
         Another instance under the same name is another worker: the one returned second is gone for good. Except where
@@ -215,7 +215,7 @@ class PoolView:
                 self.remove(known)
                 known = None
         if known is None:
-            known = Worker(WorkerId(record.pool, record.worker), record.instance)
+            known = WorkerEntry(WorkerId(record.pool, record.worker), record.instance)
             known.heard_at = now
             known.tier = self._tier(record)
             known.known = True
@@ -233,7 +233,7 @@ class PoolView:
         self._place(known)
         return known, replaced
 
-    def heard(self, worker: Worker, now: float) -> None:
+    def heard(self, worker: WorkerEntry, now: float) -> None:
         """The worker gave a sign of life."""
         worker.heard_at = now
         if not worker.reachable:
@@ -241,7 +241,7 @@ class PoolView:
             self.version += 1
             self._place(worker)
 
-    def loaded(self, worker: Worker, load: Load, epoch: int, now: float) -> None:
+    def loaded(self, worker: WorkerEntry, load: Load, epoch: int, now: float) -> None:
         """Absolute load, as of the sending of an answer or a heartbeat. What we sent meanwhile is in `own`."""
         if epoch < worker.epoch:
             return
@@ -253,12 +253,12 @@ class PoolView:
             self._set_draining(worker, load.draining)
         self._place(worker)
 
-    def confirm(self, worker: Worker, epoch: int) -> None:
+    def confirm(self, worker: WorkerEntry, epoch: int) -> None:
         """A heartbeat of this instance named an epoch. A later one that none has named was another process's."""
         worker.confirmed = max(worker.confirmed, epoch)
         worker.epoch = min(worker.epoch, worker.confirmed)
 
-    def has_models(self, worker: Worker, models: tuple[str, ...], now: float) -> None:
+    def has_models(self, worker: WorkerEntry, models: tuple[str, ...], now: float) -> None:
         """The models that a worker says it has; those routed there a moment ago are believed to come."""
         kept = models
         if worker.routed_models:
@@ -269,7 +269,7 @@ class PoolView:
 
     # -- what the router does -------------------------------------------------------------------------------------
 
-    def charge(self, worker: Worker, slots: int) -> None:
+    def charge(self, worker: WorkerEntry, slots: int) -> None:
         """Something that takes so many slots was placed on the worker."""
         worker.own += slots
         worker.ongoing += slots
@@ -278,7 +278,7 @@ class PoolView:
         if worker.ongoing >= worker.total or worker._index < 0:
             self._place(worker)
 
-    def discharge(self, worker: Worker, slots: int) -> None:
+    def discharge(self, worker: WorkerEntry, slots: int) -> None:
         """What was charged is settled."""
         worker.own -= slots
         ongoing = worker.ongoing - slots
@@ -286,7 +286,7 @@ class PoolView:
         if worker._index < 0:
             self._place(worker)
 
-    def routed_model(self, worker: Worker, model: str, now: float) -> None:
+    def routed_model(self, worker: WorkerEntry, model: str, now: float) -> None:
         """A request for a model was placed on the worker, which will load it."""
         if worker.routed_models is None:
             worker.routed_models = {}
@@ -294,19 +294,19 @@ class PoolView:
         if model not in worker.models:
             self._index_models(worker, (*worker.models, model))
 
-    def unreachable(self, worker: Worker) -> None:
+    def unreachable(self, worker: WorkerEntry) -> None:
         """The server said that nobody listens there. Not a candidate until it is heard again."""
         if worker.reachable:
             worker.reachable = False
             self.version += 1
             self._place(worker)
 
-    def retire(self, worker: Worker) -> None:
+    def retire(self, worker: WorkerEntry) -> None:
         """It is known to take nothing new, before it says so itself."""
         self._set_draining(worker, True)
         self._place(worker)
 
-    def remove(self, worker: Worker) -> None:
+    def remove(self, worker: WorkerEntry) -> None:
         """Forget a worker that left or is lost. No-op for one that is not in the view."""
         if self.workers.get(worker.id.worker) is not worker:
             return
@@ -321,7 +321,7 @@ class PoolView:
         worker.methods, worker.labels = methods, labels
         self.version += 1
 
-    def silent(self, now: float, lost_after_s: float) -> list[Worker]:
+    def silent(self, now: float, lost_after_s: float) -> list[WorkerEntry]:
         """Workers not heard of for so long."""
         limit = now - lost_after_s
         return [worker for worker in self.workers.values() if worker.heard_at < limit]
@@ -366,7 +366,7 @@ class PoolView:
             return SAME_NODE
         return SAME_ZONE if self._zone and record.zone == self._zone else ANYWHERE
 
-    def _describe(self, worker: Worker, record: Registration) -> None:
+    def _describe(self, worker: WorkerEntry, record: Registration) -> None:
         # Tables and labels are shared between workers: with thousands of equals they would be most of the memory.
         table = {
             name: Method(info.slots, info.idempotent, info.streams) for name, info in sorted(record.methods.items())
@@ -381,12 +381,12 @@ class PoolView:
         if record.models != worker.models and not worker.routed_models:
             self._index_models(worker, record.models)
 
-    def _set_draining(self, worker: Worker, draining: bool) -> None:
+    def _set_draining(self, worker: WorkerEntry, draining: bool) -> None:
         if worker.draining != draining:
             worker.draining = draining
             self.version += 1
 
-    def _use_table(self, worker: Worker, table: dict[str, Method]) -> None:
+    def _use_table(self, worker: WorkerEntry, table: dict[str, Method]) -> None:
         if worker.methods is table:
             return
         if worker.methods:
@@ -400,18 +400,18 @@ class PoolView:
         if len(self._table_users) == 1:
             self.table = next(known for known in self._tables.values() if id(known) in self._table_users)
 
-    def _index_labels(self, worker: Worker, labels: dict[str, str]) -> None:
+    def _index_labels(self, worker: WorkerEntry, labels: dict[str, str]) -> None:
         if worker.labels is labels:
             return
         _reindex(self.by_label, worker, worker.labels.items(), labels.items())
         worker.labels = labels
 
-    def _index_models(self, worker: Worker, models: tuple[str, ...]) -> None:
+    def _index_models(self, worker: WorkerEntry, models: tuple[str, ...]) -> None:
         if models != worker.models:
             _reindex(self.by_model, worker, worker.models, models)
             worker.models = models
 
-    def _place(self, worker: Worker) -> None:
+    def _place(self, worker: WorkerEntry) -> None:
         """Keep law 2."""
         index = worker._index
         if worker.ongoing < worker.total and worker.reachable and not worker.draining:
@@ -437,7 +437,7 @@ def _count(counts: dict[_K, int], keys: Iterable[_K], step: int) -> None:
             del counts[key]
 
 
-def _reindex(index: dict[_K, list[Worker]], worker: Worker, old: Iterable[_K], new: Iterable[_K]) -> None:
+def _reindex(index: dict[_K, list[WorkerEntry]], worker: WorkerEntry, old: Iterable[_K], new: Iterable[_K]) -> None:
     before, after = set(old), set(new)
     for key in before - after:
         row = index[key]

@@ -14,15 +14,15 @@ from ..routing.settings import RouterSettings
 from .route_core import Admitted, Draw, RouteCore
 
 if TYPE_CHECKING:
-    from ..calls.call import Order
-    from ..routing.request import Ticket
-    from .shadowing import Shadows
+    from ..calls.call import Call
+    from ..routing.request import RoutedRequest
+    from .shadowing import ShadowTraffic
 
 Waiter = asyncio.Future[str | GanglineError]
 """Ends with the pool, or why there is none."""
 
 
-class Visit:
+class RouteAdmission:
     """One request's stay with a route, from its entering a pool to its end; `settled` and `sent` are told by the pool.
 
     It counts against the pool's limit until its task has really ended, also when its caller is gone by then.
@@ -30,7 +30,7 @@ class Visit:
 
     __slots__ = ("_over", "_sent", "order", "pool", "route", "span")
 
-    def __init__(self, route: Route, order: Order | None) -> None:
+    def __init__(self, route: EndpointRoute, order: Call | None) -> None:
         """`order`: what is mirrored; None: nothing is."""
         self.route = route
         self.order = order
@@ -57,14 +57,14 @@ class Visit:
         if pool is not None:
             self.route.leave(pool)
 
-    def end(self, ticket: Ticket) -> None:
+    def end(self, ticket: RoutedRequest) -> None:
         """Nobody waits for it any more."""
         self._over = True
         if ticket.worker is None:
             self.leave()
 
 
-class Route:
+class EndpointRoute:
     """One endpoint's route, in one router."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Route:
         *,
         settings: RouterSettings,
         metrics: RouterMetrics,
-        shadows: Shadows,
+        shadows: ShadowTraffic,
         draw: Draw,
         deserted: Callable[[str], bool],
         numbers: Iterator[int],
@@ -86,12 +86,12 @@ class Route:
         self._settings = settings
         self._metrics = metrics
         self._shadows = shadows
-        self._timers: dict[Ticket, asyncio.TimerHandle] = {}
+        self._timers: dict[RoutedRequest, asyncio.TimerHandle] = {}
         """Of those who wait: when they give up."""
         self._moved_at = 0.0
         """When somebody was last let in while others wait."""
 
-    async def enter(self, ticket: Ticket, visit: Visit, deadline: float | None) -> str:
+    async def enter(self, ticket: RoutedRequest, visit: RouteAdmission, deadline: float | None) -> str:
         """The pool to go to; the ticket counts there until `visit` ends. Waits while all pools are at their limits.
 
         Raises:
@@ -125,7 +125,7 @@ class Route:
         """Something outside may let somebody in: a pool has workers again."""
         self._let_in(self.core.pump())
 
-    def mirror(self, order: Order, span: Span) -> None:
+    def mirror(self, order: Call, span: Span) -> None:
         """Send copies of a request."""
         self._shadows.mirror(self.core.record, order, span)
 
@@ -144,7 +144,7 @@ class Route:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    async def _wait(self, ticket: Ticket, deadline: float | None) -> str:
+    async def _wait(self, ticket: RoutedRequest, deadline: float | None) -> str:
         loop = asyncio.get_running_loop()
         waiter: Waiter = loop.create_future()
         ticket.waiter = waiter
@@ -165,13 +165,13 @@ class Route:
             raise found
         return found
 
-    def _give_up(self, ticket: Ticket, waiter: Waiter) -> None:
+    def _give_up(self, ticket: RoutedRequest, waiter: Waiter) -> None:
         if self.core.withdraw(ticket):
             self._let_in(self.core.pump())
         elif waiter.done() and not waiter.cancelled() and isinstance(found := waiter.result(), str):
             self.leave(found)  # let in, in the very turn in which its caller left
 
-    def _too_late(self, ticket: Ticket, deadline: float | None, began_at: float) -> None:
+    def _too_late(self, ticket: RoutedRequest, deadline: float | None, began_at: float) -> None:
         loop = asyncio.get_running_loop()
         limit_s = self._settings.saturated_wait_s
         if deadline is None and (again_at := max(began_at, self._moved_at) + limit_s) > loop.time():

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ...schemas.records.routes import RouteRecord
 from ..routing.rendezvous import fingerprint, score
-from ..routing.wait_queue import Waiting, WaitingLine
+from ..routing.wait_queue import Waiting, WaitQueue
 
 Draw = Callable[[], float]
 """A random number in [0, 1)."""
@@ -69,7 +69,7 @@ def _print_of(pool: str) -> int:
     return fingerprint(f"pool {pool}")
 
 
-class Request(Waiting, Protocol):
+class RouteRequest(Waiting, Protocol):
     """What is routed."""
 
     @property
@@ -80,7 +80,7 @@ class Request(Waiting, Protocol):
 class Admitted(NamedTuple):
     """A request that waited goes to that pool now."""
 
-    request: Request
+    request: RouteRequest
     pool: str
 
 
@@ -108,7 +108,7 @@ class RouteCore:
         self._draw = draw
         self._deserted = deserted
         self._numbers = numbers or itertools.count(1)
-        self._line: WaitingLine[Request] = WaitingLine()
+        self._line: WaitQueue[RouteRequest] = WaitQueue()
         self._weights: Sequence[tuple[str, float]] = ()
         self._limits: Mapping[str, int] = {}
         self._follow(record)
@@ -133,7 +133,7 @@ class RouteCore:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def enter(self, request: Request) -> str | None:
+    def enter(self, request: RouteRequest) -> str | None:
         """The pool where it counts from now on, until `leave`; None: it waits. A request that was there before keeps
         its place in time."""
         if not request.number:
@@ -161,7 +161,7 @@ class RouteCore:
             del self.inside[pool]
         return self._pump() if self._line else []
 
-    def withdraw(self, request: Request) -> bool:
+    def withdraw(self, request: RouteRequest) -> bool:
         """Its caller gave up while it waited; False when it did not wait. Others of its class may go on then."""
         return self._line.remove(request)
 
@@ -181,7 +181,7 @@ class RouteCore:
         """Let in whoever can be."""
         return self._pump() if self._line else []
 
-    def line(self) -> list[Request]:
+    def line(self) -> list[RouteRequest]:
         """Who waits, oldest first."""
         return list(self._line)
 
@@ -201,11 +201,11 @@ class RouteCore:
         self._weights = [(pool, weight) for pool, weight in record.pools(self.endpoint).items() if weight > 0]
         self._limits = record.limits
 
-    def _class_of(self, request: Request) -> str | None:
+    def _class_of(self, request: RouteRequest) -> str | None:
         """Those of one class go to the same pools."""
         return self._home(request.key) if self._keyed(request) else None
 
-    def _keyed(self, request: Request) -> bool:
+    def _keyed(self, request: RouteRequest) -> bool:
         return request.key is not None and self.record.by_key
 
     def _home(self, key: str | None) -> str:
@@ -215,7 +215,7 @@ class RouteCore:
         assert home is not None
         return home
 
-    def _choose(self, request: Request) -> str | None:
+    def _choose(self, request: RouteRequest) -> str | None:
         if self._keyed(request):
             home = self._home(request.key)
             return home if self._has_room(home) else None
@@ -233,7 +233,7 @@ class RouteCore:
         limit = self._limits.get(pool)
         return limit is None or self.inside.get(pool, 0) < limit
 
-    def _waits_before(self, request: Request) -> bool:
+    def _waits_before(self, request: RouteRequest) -> bool:
         if not self._line.has_line(request.queue):
             return False
         head = self._line.next_after(request)
@@ -242,7 +242,7 @@ class RouteCore:
     def _pump(self) -> list[Admitted]:
         admitted: list[Admitted] = []
         for head in self._line.heads():
-            following: Request | None = head
+            following: RouteRequest | None = head
             while following is not None and (pool := self._choose(following)) is not None:
                 self._line.remove(following)
                 self.inside[pool] = self.inside.get(pool, 0) + 1

@@ -26,14 +26,14 @@ from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Span, tracer
-from ..calls.call import Order
+from ..calls.call import Call
 from ..pools.pool import RoutedPool
-from ..routing.outcome import Fate
-from ..routing.request import Ticket
+from ..routing.outcome import TryOutcome
+from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
-from ..routing.worker_table import Worker
-from ..transport.exchange import Exchange
-from ..transport.flights import Flight
+from ..routing.worker_table import WorkerEntry
+from ..transport.exchange import RequestExchange
+from ..transport.flights import InFlightRequest
 from .route_core import Draw
 
 _log = logger_for("dispatcher")
@@ -42,13 +42,13 @@ _CREDIT_EVERY: Final = 32
 _WINDOW: Final = 64
 
 
-class ShadowFlight(Flight):
+class ShadowFlight(InFlightRequest):
     """A copy under way."""
 
     checked = True
 
     def __init__(
-        self, id: int, worker: Worker, shadows: Shadows, pool: RoutedPool, order: Order, ticket: Ticket
+        self, id: int, worker: WorkerEntry, shadows: ShadowTraffic, pool: RoutedPool, order: Call, ticket: RoutedRequest
     ) -> None:
         super().__init__(id, worker)
         self.shadows = shadows
@@ -72,16 +72,16 @@ class ShadowFlight(Flight):
             self.shadows.ended(self, "failed" if frame[0] == AnswerOp.ERROR else "ok")
         return True
 
-    def lose(self, fate: Fate) -> None:
+    def lose(self, fate: TryOutcome) -> None:
         self.shadows.ended(self, "lost" if fate.may_have_started else "refused")
 
 
-class Shadows:
+class ShadowTraffic:
     """All copies of one router."""
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: RequestExchange,
         settings: RouterSettings,
         metrics: RouterMetrics,
         *,
@@ -101,7 +101,7 @@ class Shadows:
         self._under_way: Counter[str] = Counter()
         """By pool."""
 
-    def mirror(self, record: RouteRecord, order: Order, parent: Span = NO_SPAN) -> None:
+    def mirror(self, record: RouteRecord, order: Call, parent: Span = NO_SPAN) -> None:
         """Draw for each shadow by itself, and send it a copy if it was drawn. After the request itself was sent. Never
         raises."""
         for pool, percent in record.shadow.items():
@@ -142,7 +142,7 @@ class Shadows:
         flight.span.end()
         flight.pool.pump()
 
-    def _copy(self, name: str, order: Order, parent: Span) -> None:
+    def _copy(self, name: str, order: Call, parent: Span) -> None:
         pool = self._pools.get(name)
         if pool is None:
             self._open_soon(name)
@@ -150,7 +150,7 @@ class Shadows:
             self._count(order.endpoint, name, "dropped")
             return
         options = order.options
-        ticket = Ticket(
+        ticket = RoutedRequest(
             method=order.method, key=options.key, model=options.model, labels=options.labels, max_attempts=1
         )
         if not pool.place_at_once(ticket):
@@ -179,7 +179,7 @@ class Shadows:
             flight.timer = exchange.loop.call_later(self._settings.shadow_timeout_s, self._expire, flight)
         self._count(order.endpoint, name, "sent")
 
-    def _frame(self, flight: ShadowFlight, order: Order) -> Frame:
+    def _frame(self, flight: ShadowFlight, order: Call) -> Frame:
         meta: dict[str, Any] = {"shadow": True, "attempt": 1, "window": _WINDOW}
         if order.options.key is not None:
             meta["key"] = order.options.key

@@ -19,7 +19,7 @@ from ...telemetry.logs import logger_for
 
 _log = logger_for("dispatcher")
 
-Listener = Callable[[str, RouteRecord | None], None]
+RouteListener = Callable[[str, RouteRecord | None], None]
 """Called on the loop with an endpoint and its route from now on; None: it has none any more."""
 
 FIRST_PULL_S: Final = 5.0
@@ -27,7 +27,7 @@ FIRST_PULL_S: Final = 5.0
 _NO_RULES: Final = QueueRules()
 
 
-class Refused(NamedTuple):
+class WriteRefused(NamedTuple):
     """A value that cannot be followed."""
 
     revision: int
@@ -57,8 +57,8 @@ class RouteTable:
         self._settings = bucket or BucketSettings(storage=Storage.FILE)
         self._make = make
         self._routes: dict[str, RouteRecord] = {}
-        self._refused: dict[str, Refused] = {}
-        self._listeners: list[Listener] = []
+        self._refused: dict[str, WriteRefused] = {}
+        self._listeners: list[RouteListener] = []
         self._informer = BucketInformer(
             bus,
             self._open,
@@ -122,7 +122,7 @@ class RouteTable:
         return self._routes
 
     @property
-    def refused(self) -> Mapping[str, Refused]:
+    def refused(self) -> Mapping[str, WriteRefused]:
         """Endpoints whose newest value cannot be followed, and why."""
         return self._refused
 
@@ -145,7 +145,7 @@ class RouteTable:
         record = self._routes.get(endpoint)
         return _NO_RULES if record is None else record.queue
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: RouteListener) -> Callable[[], None]:
         """Call `listener` at each change from now on; returns a function that ends that."""
         self._listeners.append(listener)
 
@@ -199,7 +199,7 @@ class RouteTable:
     def _refuse(self, entry: KvEntry, error: Exception) -> None:
         key, revision, message = entry.key, entry.revision, getattr(error, "message", str(error))
         kept = key in self._routes
-        self._refused[key] = Refused(revision, message)
+        self._refused[key] = WriteRefused(revision, message)
         _log.warning(
             "the new %s; %s",
             message,

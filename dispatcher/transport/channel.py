@@ -17,18 +17,18 @@ from ...bus.port.bus import Bus, NotPermitted
 from ...schemas.errors.base import ClosedError, Disconnected, PayloadTooLarge
 from ...schemas.wire.codec import pack
 from ...schemas.wire.frames import REQUEST_ENVELOPE_BYTES, Frame, RequestOp, encode_frame, join_request
-from ..routing.outcome import Fate
-from ..routing.worker_table import Worker
+from ..routing.outcome import TryOutcome
+from ..routing.worker_table import WorkerEntry
 
 if TYPE_CHECKING:
-    from .flights import Flight
+    from .flights import InFlightRequest
 
 
 _MIN_HALF: Final = 16
 """Fewer frames than that are not worth a message of their own."""
 
 
-class Sink(Protocol):
+class ChannelOwner(Protocol):
     """What a channel needs of the exchange it belongs to."""
 
     bus: Bus
@@ -43,22 +43,22 @@ class Sink(Protocol):
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run it at the end of this turn."""
 
-    def lose(self, flight: Flight, fate: Fate) -> None:
+    def lose(self, flight: InFlightRequest, fate: TryOutcome) -> None:
         """The flight ends without an answer."""
 
-    def refuse(self, channel: Channel, error: NotPermitted) -> None:
+    def refuse(self, channel: WorkerChannel, error: NotPermitted) -> None:
         """The server takes nothing for that worker, nor took what was sent before: its flights end with the error."""
 
 
-class Parcel:
+class OutboundMessage:
     """One message, while it is filled and as long as answers to it are missing."""
 
     __slots__ = ("begun_at", "channel", "epoch", "flights", "frames", "number", "room", "size")
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: WorkerChannel) -> None:
         self.channel = channel
         self.frames: list[bytes] = []
-        self.flights: list[Flight | None] = []
+        self.flights: list[InFlightRequest | None] = []
         """Whose frame each is; None: nobody waits for its answer. Both lists are empty again once it was sent."""
         self.size = 0
         """Bytes of all frames."""
@@ -75,7 +75,7 @@ class Parcel:
         return f"Parcel(#{self.number} to {self.channel.worker.id}, pending={len(self.frames)})"
 
 
-class Channel:
+class WorkerChannel:
     """The way to one worker process."""
 
     __slots__ = (
@@ -93,13 +93,13 @@ class Channel:
         "worker",
     )
 
-    def __init__(self, sink: Sink, worker: Worker, number: int, subject: str, reply: str) -> None:
+    def __init__(self, sink: ChannelOwner, worker: WorkerEntry, number: int, subject: str, reply: str) -> None:
         self._sink = sink
         self.worker = worker
         self.number = number
         self.subject = subject
         self.reply = reply
-        self._parcel = Parcel(self)
+        self._parcel = OutboundMessage(self)
         """What leaves next."""
         self._scheduled = False
         self._kept: deque[bytes] = deque()
@@ -116,7 +116,7 @@ class Channel:
         """Most bytes that one frame may have, alone in its message."""
         return self._sink.bus.max_payload - REQUEST_ENVELOPE_BYTES
 
-    def send(self, frame: Frame, flight: Flight | None = None) -> None:
+    def send(self, frame: Frame, flight: InFlightRequest | None = None) -> None:
         """Send with the others of this turn. Without a flight (RELEASE, CANCEL, CREDIT) it is kept while disconnected.
 
         Raises:
@@ -142,7 +142,7 @@ class Channel:
             self._scheduled = True
             self._sink.call_soon(self.flush)
 
-    def send_now(self, frame: Frame, flight: Flight) -> None:
+    def send_now(self, frame: Frame, flight: InFlightRequest) -> None:
         """Send at once, since nothing else is to be sent in this turn; as `send`."""
         scheduled, self._scheduled = self._scheduled, True
         try:
@@ -152,7 +152,7 @@ class Channel:
             raise
         self.flush()
 
-    def unsend(self, flight: Flight) -> bool:
+    def unsend(self, flight: InFlightRequest) -> bool:
         """Take a frame back; True if it was still here, so that nothing was sent."""
         parcel = self._parcel
         if flight.parcel is not parcel:
@@ -167,7 +167,7 @@ class Channel:
         self._scheduled = False
         parcel = self._parcel
         if parcel.frames:
-            self._parcel = Parcel(self)
+            self._parcel = OutboundMessage(self)
             self._publish(parcel)
         else:
             parcel.room = 0  # all was taken back: it begins anew
@@ -184,7 +184,7 @@ class Channel:
                 parcel.flights.append(None)
             self.flush()
 
-    def doubt(self, check: Flight, task_ids: list[int]) -> None:
+    def doubt(self, check: InFlightRequest, task_ids: list[int]) -> None:
         """Ask, in a message of its own, what became of tasks. Its answer (or that there is nobody) says what became of
         all messages before it, since the server keeps the order.
 
@@ -194,13 +194,13 @@ class Channel:
         self.flush()
         self.checks += 1
         self.doubted_to = self.messages
-        check.parcel = Parcel(self)
+        check.parcel = OutboundMessage(self)
         check.parcel.epoch = self.worker.epoch
         frame = encode_frame((RequestOp.CHECK, check.id, task_ids))
         data = join_request(self.worker.epoch, self._sink.sender, [frame])
         self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks}")
 
-    def _parcel_for(self, size: int) -> Parcel:
+    def _parcel_for(self, size: int) -> OutboundMessage:
         """The message that takes a frame of so many bytes: the one that is filled now, unless that would be too large.
 
         Raises:
@@ -221,7 +221,7 @@ class Channel:
         parcel.room = room
         return parcel
 
-    def _publish(self, parcel: Parcel) -> None:
+    def _publish(self, parcel: OutboundMessage) -> None:
         sink, epoch = self._sink, self.worker.epoch
         frames, flights = parcel.frames, parcel.flights
         parcel.frames, parcel.flights = [], []  # it outlives its sending, and they need not
@@ -233,7 +233,7 @@ class Channel:
         except (Disconnected, ClosedError):
             for frame, flight in zip(frames, flights, strict=True):
                 if flight is not None:
-                    sink.lose(flight, Fate.UNSENT)
+                    sink.lose(flight, TryOutcome.UNSENT)
                 elif len(self._kept) < sink.max_kept:
                     self._kept.append(frame)
             return

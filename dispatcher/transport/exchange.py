@@ -25,11 +25,11 @@ from ...schemas.wire.frames import (
 )
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.instruments import metrics_enabled
-from ..routing.outcome import Fate
+from ..routing.outcome import TryOutcome
 from ..routing.settings import RouterSettings
-from ..routing.worker_table import Worker
-from .channel import Channel
-from .flights import Flight
+from ..routing.worker_table import WorkerEntry
+from .channel import WorkerChannel
+from .flights import InFlightRequest
 
 _log = logger_for("dispatcher")
 
@@ -45,25 +45,25 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
-class Listener(Protocol):
+class AnswerListener(Protocol):
     """Who is told what answers say beyond themselves: the pool of the worker."""
 
-    def answered(self, worker: Worker, load: Load, epoch: int) -> None:
+    def answered(self, worker: WorkerEntry, load: Load, epoch: int) -> None:
         """An answer came from the worker; its flights have been settled already."""
 
-    def invited(self, worker: Worker) -> None:
+    def invited(self, worker: WorkerEntry) -> None:
         """The worker, which had refused us, has room; its load follows."""
 
-    def unreachable(self, worker: Worker) -> None:
+    def unreachable(self, worker: WorkerEntry) -> None:
         """The server says that nobody listens there."""
 
 
-class CheckFlight(Flight):
+class StatusProbe(InFlightRequest):
     """A CHECK: tells the exchange what the worker knows of tasks."""
 
     __slots__ = ("exchange", "tasks")
 
-    def __init__(self, id: int, worker: Worker, exchange: Exchange, tasks: list[int]) -> None:
+    def __init__(self, id: int, worker: WorkerEntry, exchange: RequestExchange, tasks: list[int]) -> None:
         super().__init__(id, worker)
         self.exchange = exchange
         self.tasks = tasks
@@ -73,11 +73,11 @@ class CheckFlight(Flight):
             self.exchange.checked(self, frame[2])
         return True
 
-    def lose(self, fate: Fate) -> None:
+    def lose(self, fate: TryOutcome) -> None:
         pass
 
 
-class Exchange:
+class RequestExchange:
     """All that one router says to workers, and hears from them."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Exchange:
         names: Names,
         ambient: Environment,
         settings: RouterSettings,
-        listener: Callable[[str], Listener | None],
+        listener: Callable[[str], AnswerListener | None],
     ) -> None:
         """`listener` finds the pool of a name."""
         self.bus = bus
@@ -96,10 +96,10 @@ class Exchange:
         self._settings = settings
         self._listener = listener
         self._prefix = f"{bus.inbox}.{ambient.token()[:8]}"
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, InFlightRequest] = {}
         self._unbelieved: dict[int, tuple[int, Frame]] = {}
         """Refusals in epochs that their workers have not named so far, by flight."""
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, WorkerChannel] = {}
         self.numbers = itertools.count(1)
         """Ids of frames, each greater than those before. Order of arrival is told by them too."""
         self.new_id: Callable[[], int] = self.numbers.__next__
@@ -170,16 +170,16 @@ class Exchange:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def launch(self, flight: Flight, frame: Frame) -> None:
+    def launch(self, flight: InFlightRequest, frame: Frame) -> None:
         """Send a frame and wait for its answer. To a worker that is gone nothing is sent: the flight is lost at once.
 
         Raises:
             InvalidRequest, PayloadTooLarge: nothing was sent.
         """
         channel = flight.worker.link
-        if type(channel) is not Channel:
+        if type(channel) is not WorkerChannel:
             if channel is _GONE:
-                flight.lose(Fate.GONE)
+                flight.lose(TryOutcome.GONE)
                 return
             channel = self._channel(flight.worker)
         flights = self._flights
@@ -195,7 +195,7 @@ class Exchange:
             flights.pop(flight.id, None)
             raise
 
-    def post(self, worker: Worker, frame: Frame) -> None:
+    def post(self, worker: WorkerEntry, frame: Frame) -> None:
         """Send a frame that has no answer. Never fails: while disconnected it is kept for later."""
         if worker.link is not _GONE:
             self._channel(worker).send(frame)
@@ -207,7 +207,7 @@ class Exchange:
         except (Disconnected, NotPermitted, ClosedError):
             pass
 
-    def recall(self, flight: Flight) -> bool:
+    def recall(self, flight: InFlightRequest) -> bool:
         """Take a frame back that was not sent yet; True if it could be, so that nothing was sent. The flight is over
         then, and whoever calls settles."""
         if flight.parcel is not None and flight.parcel.channel.unsend(flight):
@@ -215,56 +215,56 @@ class Exchange:
             return True
         return False
 
-    def is_open(self, flight: Flight) -> bool:
+    def is_open(self, flight: InFlightRequest) -> bool:
         """Whether an answer is still to come."""
         return flight.id in self._flights
 
-    def forget(self, flight: Flight) -> None:
+    def forget(self, flight: InFlightRequest) -> None:
         """An answer is no longer waited for, nor anything to be settled by it."""
         self._flights.pop(flight.id, None)
 
-    def lose(self, flight: Flight, fate: Fate) -> None:
+    def lose(self, flight: InFlightRequest, fate: TryOutcome) -> None:
         """End a flight without an answer. No-op for one that has ended."""
         if self._flights.pop(flight.id, None) is not None:
             flight.lose(fate)
 
-    def refuse(self, channel: Channel, error: NotPermitted) -> None:
+    def refuse(self, channel: WorkerChannel, error: NotPermitted) -> None:
         """See channel.Sink."""
         for flight in self._flights_on(channel):
             del self._flights[flight.id]
             flight.fail(error)
 
-    def lose_worker(self, worker: Worker) -> None:
+    def lose_worker(self, worker: WorkerEntry) -> None:
         """The worker is gone for good: nothing of it comes any more."""
         channel = worker.link
-        if isinstance(channel, Channel):
+        if isinstance(channel, WorkerChannel):
             for flight in [flight for flight in self._flights.values() if flight.worker is worker]:
                 if self.recall(flight):
-                    flight.lose(Fate.GONE)
+                    flight.lose(TryOutcome.GONE)
                 else:
-                    self.lose(flight, Fate.LOST)
+                    self.lose(flight, TryOutcome.LOST)
             del self._channels[channel.number]
         worker.link = _GONE
 
-    def give_up(self, worker: Worker) -> None:
+    def give_up(self, worker: WorkerEntry) -> None:
         """Nobody knows whether the worker is gone: whoever need not wait for that is told that it is lost."""
         for flight in [one for one in self._flights.values() if one.worker is worker and not one.durable]:
             if self.recall(flight):
-                flight.lose(Fate.GONE)
+                flight.lose(TryOutcome.GONE)
             else:
-                self.lose(flight, Fate.LOST)
+                self.lose(flight, TryOutcome.LOST)
 
-    def lose_earlier(self, worker: Worker, epoch: int) -> None:
+    def lose_earlier(self, worker: WorkerEntry, epoch: int) -> None:
         """Since that epoch another process goes on under the worker's id: what the one before was sent is lost."""
         for flight in list(self._flights.values()):
             if flight.worker is worker and 0 < flight.epoch < epoch:
-                self.lose(flight, Fate.LOST)
+                self.lose(flight, TryOutcome.LOST)
 
     # -- asking after tasks ---------------------------------------------------------------------------------------
 
     def check_due(self, now: float) -> None:
         """Ask after tasks that have been without an answer for long; called a few times a second."""
-        due: list[Flight] = []
+        due: list[InFlightRequest] = []
         for flight in self._flights.values():
             if flight.checked and flight.check_at <= now:
                 if flight.check_at:
@@ -279,7 +279,7 @@ class Exchange:
         """Ask after everything: the connection was lost, and answers with it."""
         self._check(flight for flight in self._flights.values() if flight.checked)
 
-    def checked(self, check: CheckFlight, states: list[int]) -> None:
+    def checked(self, check: StatusProbe, states: list[int]) -> None:
         """A worker said what it knows of tasks."""
         worker = check.worker
         for id, state in zip(check.tasks, states, strict=False):
@@ -288,18 +288,18 @@ class Exchange:
                 continue
             if state == TaskState.UNKNOWN:
                 if check.epoch == flight.epoch or check.epoch <= worker.confirmed:
-                    self.lose(flight, Fate.UNSEEN)
+                    self.lose(flight, TryOutcome.UNSEEN)
                 # Else it may be another process of that name that has never seen it. Discovery will soon know.
             elif state == TaskState.FORGOTTEN:
-                self.lose(flight, Fate.FORGOTTEN)
+                self.lose(flight, TryOutcome.FORGOTTEN)
             elif state == TaskState.RUNNING:
                 flight.runs()
 
-    def _check(self, flights: Iterable[Flight]) -> None:
+    def _check(self, flights: Iterable[InFlightRequest]) -> None:
         if not self.bus.connected:
             return
         now = self.loop.time()
-        by_worker: dict[Worker, list[int]] = {}
+        by_worker: dict[WorkerEntry, list[int]] = {}
         for flight in flights:
             if flight.message:
                 ids = by_worker.setdefault(flight.worker, [])
@@ -312,7 +312,7 @@ class Exchange:
             flight.check_every_s = min(_CHECK_MAX_S, 2 * every_s)
         for worker, ids in by_worker.items():
             for start in range(0, len(ids), _CHECK_BATCH):
-                check = CheckFlight(self.new_id(), worker, self, ids[start : start + _CHECK_BATCH])
+                check = StatusProbe(self.new_id(), worker, self, ids[start : start + _CHECK_BATCH])
                 self.launch(check, (RequestOp.CHECK, check.id, check.tasks))
                 self.loop.call_later(self._settings.check_after_s, self.forget, check)
 
@@ -344,7 +344,7 @@ class Exchange:
             channel.unheard = channel.doubted_to = 0
         self._take(channel, envelope)
 
-    def _take(self, channel: Channel, envelope: AnswerEnvelope) -> None:
+    def _take(self, channel: WorkerChannel, envelope: AnswerEnvelope) -> None:
         flights, worker = self._flights, channel.worker
         # Of what stands for somebody else, and of who is gone, nothing is heard.
         if worker.known and 0.0 < worker.heard_at < self.loop.time() - GAP_S:
@@ -372,7 +372,7 @@ class Exchange:
                 listener.invited(worker)
             listener.answered(worker, envelope.load, envelope.epoch)
 
-    def _of_another(self, flight: Flight, frame: Frame, epoch: int) -> bool:
+    def _of_another(self, flight: InFlightRequest, frame: Frame, epoch: int) -> bool:
         """Whether an answer may be of another process than the one that was asked: two may have one id for a while.
 
         An earlier epoch is of one that had it before. A later one may be of one that has it now, and cannot know what
@@ -385,7 +385,7 @@ class Exchange:
             return True
         return False
 
-    def confirmed(self, worker: Worker) -> None:
+    def confirmed(self, worker: WorkerEntry) -> None:
         """The worker has named its epoch: refusals in it count now."""
         for id, (epoch, frame) in list(self._unbelieved.items()):
             flight = self._flights.get(id)
@@ -395,7 +395,7 @@ class Exchange:
             if flight is not None and flight.deliver(frame):
                 self._flights.pop(id, None)
 
-    def _on_unheard(self, channel: Channel, check: str) -> None:
+    def _on_unheard(self, channel: WorkerChannel, check: str) -> None:
         worker = channel.worker
         if check:
             if int(check) == channel.checks:
@@ -409,7 +409,7 @@ class Exchange:
             return
         mine = (flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked)
         tasks = list(itertools.islice(mine, MAX_CHECKED))
-        check_flight = CheckFlight(self.new_id(), worker, self, tasks)
+        check_flight = StatusProbe(self.new_id(), worker, self, tasks)
         try:
             channel.doubt(check_flight, tasks)
         except (Disconnected, NotPermitted, ClosedError):
@@ -417,16 +417,16 @@ class Exchange:
         self._flights[check_flight.id] = check_flight
         self.loop.call_later(self._settings.check_after_s, self._doubt_over, channel, channel.checks, check_flight)
 
-    def _nobody_there(self, channel: Channel) -> None:
+    def _nobody_there(self, channel: WorkerChannel) -> None:
         """The CHECK reached nobody either: the last `unheard` messages before it were not received."""
         first = channel.doubted_to - channel.unheard + 1
         last = channel.doubted_to
         channel.unheard = channel.doubted_to = 0
         for flight in self._flights_on(channel):
             if first <= flight.message <= last:
-                self.lose(flight, Fate.UNHEARD)
+                self.lose(flight, TryOutcome.UNHEARD)
 
-    def _doubt_over(self, channel: Channel, check: int, flight: Flight) -> None:
+    def _doubt_over(self, channel: WorkerChannel, check: int, flight: InFlightRequest) -> None:
         self.forget(flight)
         if channel.checks == check:
             channel.unheard = channel.doubted_to = 0
@@ -438,15 +438,15 @@ class Exchange:
                 channel.resume()
             self.check_all()
 
-    def _flights_on(self, channel: Channel) -> list[Flight]:
+    def _flights_on(self, channel: WorkerChannel) -> list[InFlightRequest]:
         return [one for one in self._flights.values() if one.parcel is not None and one.parcel.channel is channel]
 
-    def _channel(self, worker: Worker) -> Channel:
+    def _channel(self, worker: WorkerEntry) -> WorkerChannel:
         channel = worker.link
-        if not isinstance(channel, Channel):
+        if not isinstance(channel, WorkerChannel):
             number = next(self._channel_numbers)
             subject = self._names.worker(worker.id, Operation.FRAMES, worker.channel)
-            channel = Channel(self, worker, number, subject, f"{self._prefix}.{number}")
+            channel = WorkerChannel(self, worker, number, subject, f"{self._prefix}.{number}")
             self._channels[number] = channel
             worker.link = channel
         return channel

@@ -1,7 +1,7 @@
 """Frames that wait for an answer.
 
-A flight ends exactly once: by its answer, or by a Fate (see retry). Whoever asked may be gone by then (cancelled, timed
-out): the flight then still settles its ticket, so that the books balance on every path.
+A flight ends exactly once: by its answer, or by a TryOutcome (see retry). Whoever asked may be gone by then (cancelled,
+timed out): the flight then still settles its ticket, so that the books balance on every path.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from ...schemas.errors.base import GanglineError
 from ...schemas.wire.frames import AnswerOp, Frame
-from ..routing.outcome import Fate
-from ..routing.worker_table import Worker
+from ..routing.outcome import TryOutcome
+from ..routing.worker_table import WorkerEntry
 
 if TYPE_CHECKING:
-    from ..routing.request import Ticket
-    from .channel import Parcel
+    from ..routing.request import RoutedRequest
+    from .channel import OutboundMessage
 
 _HELD: Final = int(AnswerOp.HELD)
 _GRANTED: Final = int(AnswerOp.GRANTED)
-Outcome = Frame | Fate
+Outcome = Frame | TryOutcome
 """An answer frame, or why there is none."""
 
 
-class Books(Protocol):
+class Settlement(Protocol):
     """Where tickets are settled: a pool, or the slots of a lease."""
 
-    def settle(self, ticket: Ticket, /) -> None:
+    def settle(self, ticket: RoutedRequest, /) -> None:
         """The ticket no longer counts on its worker. Idempotent."""
 
     def pump(self) -> None:
         """Serve whoever waits, as far as there is room."""
 
 
-class Flight:
+class InFlightRequest:
     """One frame in flight."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
@@ -46,13 +46,13 @@ class Flight:
     """Whether it ends as lost only when its worker is lost for certain, however long that takes."""
     reserves = False
     """Whether slots are held when it is granted, to be given back with RELEASE."""
-    parcel: Parcel | None = None
+    parcel: OutboundMessage | None = None
     """The message that carries it."""
     check_at = 0.0
     """Loop time at which its worker is asked; 0: nobody has looked at it so far."""
     check_every_s = 0.0
 
-    def __init__(self, id: int, worker: Worker) -> None:
+    def __init__(self, id: int, worker: WorkerEntry) -> None:
         self.id = id
         self.worker = worker
 
@@ -73,26 +73,28 @@ class Flight:
     def runs(self) -> None:
         """Its worker was asked, and says that it runs."""
 
-    def lose(self, fate: Fate) -> None:
+    def lose(self, fate: TryOutcome) -> None:
         """There will be no answer."""
         raise NotImplementedError
 
     def fail(self, error: GanglineError) -> None:
         """The router closes: whoever waits gets the error."""
-        self.lose(Fate.GONE)
+        self.lose(TryOutcome.GONE)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id} at {self.worker.id}, message={self.message})"
 
 
-class Awaited(Flight):
+class AwaitedRequest(InFlightRequest):
     """A flight whose single answer somebody awaits, and which counts on its worker until it has ended."""
 
-    books: Books
+    books: Settlement
     """Where it counts."""
     future: asyncio.Future[Outcome]
 
-    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
+    def __init__(
+        self, id: int, worker: WorkerEntry, loop: asyncio.AbstractEventLoop, books: Settlement, ticket: RoutedRequest
+    ) -> None:
         self.id = id
         self.worker = worker
         self.future = loop.create_future()
@@ -107,13 +109,13 @@ class Awaited(Flight):
         self._end(frame)
         return True
 
-    def lose(self, fate: Fate) -> None:
+    def lose(self, fate: TryOutcome) -> None:
         self._end(fate)
 
     def fail(self, error: GanglineError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
-        self._end(Fate.GONE)
+        self._end(TryOutcome.GONE)
 
     def _end(self, outcome: Outcome) -> None:
         self.settle()
@@ -121,7 +123,7 @@ class Awaited(Flight):
             self.future.set_result(outcome)
 
 
-class TaskFlight(Awaited):
+class TaskRequest(AwaitedRequest):
     """A TASK: its end settles the ticket, whether or not the caller still waits."""
 
     checked = True
@@ -137,7 +139,7 @@ class TaskFlight(Awaited):
         return True
 
 
-class ReserveFlight(Awaited):
+class ReservationRequest(AwaitedRequest):
     """A RESERVE. Granted, it stays charged for as long as the slot is held."""
 
     reserves = True

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from .dispatcher.leases.lease import Lease as Lease
     from .dispatcher.leases.selection import Selection as Selection
     from .dispatcher.routing.candidates import Candidates as Candidates
-    from .dispatcher.routing.candidates import Demand as Demand
-    from .dispatcher.routing.policy import Hooks as Hooks
+    from .dispatcher.routing.candidates import Requirements as Requirements
     from .dispatcher.routing.policy import Policy as Policy
+    from .dispatcher.routing.policy import PolicyBase as PolicyBase
     from .dispatcher.routing.policy import PowerOfTwo as PowerOfTwo
     from .dispatcher.routing.policy import Sticky as Sticky
     from .dispatcher.routing.settings import RouterSettings as RouterSettings
@@ -74,7 +74,6 @@ _PUBLIC = {
     "Coordinator": "coordinator.service",
     "CoordinatorSettings": "coordinator.settings",
     "DeadLetter": "dispatcher.jobs.dead_letters",
-    "Demand": "dispatcher.routing.candidates",
     "Dispatcher": "dispatcher.durable.service",
     "DispatcherSettings": "dispatcher.durable.settings",
     "ElectionSettings": "coordinator.election.election_core",
@@ -85,7 +84,6 @@ _PUBLIC = {
     "GanglineError": "schemas.errors.base",
     "Gateway": "dispatcher.gateway.gateway",
     "GatewaySettings": "dispatcher.gateway.gateway",
-    "Hooks": "dispatcher.routing.policy",
     "Job": "dispatcher.jobs.job",
     "JobState": "schemas.records.jobs",
     "Lease": "dispatcher.leases.lease",
@@ -93,8 +91,10 @@ _PUBLIC = {
     "Names": "schemas.names",
     "NonRetryable": "schemas.errors.base",
     "Policy": "dispatcher.routing.policy",
+    "PolicyBase": "dispatcher.routing.policy",
     "Pool": "worker.pool.pool",
     "PowerOfTwo": "dispatcher.routing.policy",
+    "Requirements": "dispatcher.routing.candidates",
     "Resource": "worker.pool.resources",
     "RouterSettings": "dispatcher.routing.settings",
     "Selection": "dispatcher.leases.selection",
@@ -117,7 +117,9 @@ _PUBLIC = {
 # Public under another name before: the old name works for one more release, and warns.
 _RENAMED = {
     "Ambient": "Environment",
+    "Demand": "Requirements",
     "GangMember": "GangPeer",
+    "Hooks": "PolicyBase",
 }
 
 __all__ = [
@@ -132,7 +134,6 @@ __all__ = [
     "Coordinator",
     "CoordinatorSettings",
     "DeadLetter",
-    "Demand",
     "Dispatcher",
     "DispatcherSettings",
     "ElectionSettings",
@@ -143,7 +144,6 @@ __all__ = [
     "GanglineError",
     "Gateway",
     "GatewaySettings",
-    "Hooks",
     "Job",
     "JobState",
     "Lease",
@@ -151,8 +151,10 @@ __all__ = [
     "Names",
     "NonRetryable",
     "Policy",
+    "PolicyBase",
     "Pool",
     "PowerOfTwo",
+    "Requirements",
     "Resource",
     "RouterSettings",
     "Selection",

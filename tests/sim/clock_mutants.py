@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.calls.call import Order
+from gangline.dispatcher.calls.call import Call
 from gangline.dispatcher.leases import held_slots as hold_module
 from gangline.schemas.wire.frames import Frame
 from gangline.testing.sim.plan.clocks import with_clocks
@@ -31,9 +31,9 @@ def the_margin_of_a_lease_is_for_clocks_that_hardly_differ(patch: pytest.MonkeyP
 
 @clock_mutant("outcome")
 def a_deadline_travels_as_a_time_of_the_callers_clock(patch: pytest.MonkeyPatch) -> None:
-    frame, admit = Order.frame, AdmissionCore.admit
+    frame, admit = Call.frame, AdmissionCore.admit
 
-    def absolute(self: Order, *args: Any) -> Frame:
+    def absolute(self: Call, *args: Any) -> Frame:
         made = frame(self, *args)
         return made if self.deadline is None else (*made[:5], round(self.deadline * 1000), *made[6:])
 
@@ -42,5 +42,5 @@ def a_deadline_travels_as_a_time_of_the_callers_clock(patch: pytest.MonkeyPatch)
     ) -> Any:
         return admit(self, sender, task_id, cost, token, deadline_at - now, now)
 
-    patch.setattr(Order, "frame", absolute)
+    patch.setattr(Call, "frame", absolute)
     patch.setattr(AdmissionCore, "admit", compared)

@@ -29,7 +29,7 @@ from gangline.dispatcher.durable.queue.recovery import QueueRecovery
 from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
 from gangline.dispatcher.durable.workers.failure_detector import WorkerFailureDetector
 from gangline.dispatcher.jobs.dead_letters import DeadLetter, DeadLetters
-from gangline.dispatcher.jobs.queries import JobDesk
+from gangline.dispatcher.jobs.queries import JobQueries
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
@@ -235,10 +235,10 @@ def the_firings_of_a_schedule_have_the_id_of_the_schedule(patch: pytest.MonkeyPa
 
 @durable_mutant("L10", needs=_repeats)
 def a_schedule_that_is_cancelled_stays(patch: pytest.MonkeyPatch) -> None:
-    async def unschedule(self: JobDesk, *args: Any) -> bool:
+    async def unschedule(self: JobQueries, *args: Any) -> bool:
         return True
 
-    patch.setattr(JobDesk, "_unschedule", unschedule)
+    patch.setattr(JobQueries, "_unschedule", unschedule)
 
 
 @durable_mutant("L10", needs=_repeats)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from gangline.dispatcher.leases import held_slots as hold_module
-from gangline.dispatcher.leases.held_slots import Hold, Reserver, ReserveTarget, SlotRequest
+from gangline.dispatcher.leases.held_slots import HeldSlots, ReserveTarget, SlotRequest, SlotReserver
 from gangline.dispatcher.leases.lease_slots import LeaseSlots
 from gangline.dispatcher.leases.selection import Selection
-from gangline.dispatcher.pools.discovery import Discovery
+from gangline.dispatcher.pools.discovery import WorkerDiscovery
 from gangline.dispatcher.pools.pool import RoutedPool
-from gangline.dispatcher.routing.worker_table import PoolView, Worker
-from gangline.dispatcher.transport.exchange import Exchange
+from gangline.dispatcher.routing.worker_table import WorkerEntry, WorkerTable
+from gangline.dispatcher.transport.exchange import RequestExchange
 from gangline.runtime.failure_detector import FailureDetector
 from gangline.runtime.freeze import FreezeDetector
 from gangline.schemas.errors.base import GanglineError
@@ -369,13 +369,13 @@ def ended_leases_stay_in_the_ledger_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("L12")
 def a_router_forgets_to_count_down(patch: pytest.MonkeyPatch) -> None:
-    def release(self: Hold) -> None:
+    def release(self: HeldSlots) -> None:
         if not self._ended:
             self._ended = True
             self._stop()
             self._exchange.post(self.worker, (RequestOp.RELEASE, self.reserve_id, self.token))
 
-    patch.setattr(Hold, "release", release)
+    patch.setattr(HeldSlots, "release", release)
 
 
 @mutant("L12")
@@ -404,9 +404,9 @@ def a_duplicate_runs_again(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("outcome", needs=has(Accident.WORKER_CRASH), seeds=80)
 def whatever_was_lost_is_sent_again(patch: pytest.MonkeyPatch) -> None:
-    from gangline.dispatcher.routing.outcome import Fate
+    from gangline.dispatcher.routing.outcome import TryOutcome
 
-    patch.setattr(Fate, "allows_retry", lambda self, idempotent: True)
+    patch.setattr(TryOutcome, "allows_retry", lambda self, idempotent: True)
 
 
 def watched_crash(plan: Plan) -> bool:
@@ -416,25 +416,25 @@ def watched_crash(plan: Plan) -> bool:
 
 @mutant("doubt", needs=watched_crash, seeds=80)
 def tasks_are_sent_where_others_listen(patch: pytest.MonkeyPatch) -> None:
-    original = PoolView._describe
+    original = WorkerTable._describe
 
-    def describe(self: PoolView, worker: Worker, record: Any) -> None:
+    def describe(self: WorkerTable, worker: WorkerEntry, record: Any) -> None:
         original(self, worker, record)
         worker.channel = ""
 
-    patch.setattr(PoolView, "_describe", describe)
+    patch.setattr(WorkerTable, "_describe", describe)
 
 
 @mutant("doubt", needs=has(Accident.WORKER_CRASH), seeds=80)
 def the_servers_word_that_nobody_listens_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Exchange, "_on_unheard", lambda self, channel, check: None)
+    patch.setattr(RequestExchange, "_on_unheard", lambda self, channel, check: None)
 
 
 @mutant("hang")
 def a_reserve_is_awaited_past_its_callers_deadline(patch: pytest.MonkeyPatch) -> None:
     original = ReserveTarget.__init__
 
-    def init(self: ReserveTarget, reserver: Reserver, pool: RoutedPool, asked: SlotRequest) -> None:
+    def init(self: ReserveTarget, reserver: SlotReserver, pool: RoutedPool, asked: SlotRequest) -> None:
         late = None if asked.deadline is None else asked.deadline + 1.0
         original(self, reserver, pool, asked._replace(deadline=late))
 
@@ -452,24 +452,24 @@ def _wakes_as_if_nothing_had_happened(patch: pytest.MonkeyPatch) -> None:
 @mutant("outcome", needs=twins_hear_the_same, seeds=80)
 def any_process_of_an_id_is_believed_that_nothing_started(patch: pytest.MonkeyPatch) -> None:
     _wakes_as_if_nothing_had_happened(patch)
-    patch.setattr(Exchange, "_of_another", lambda self, flight, frame, epoch: False)
+    patch.setattr(RequestExchange, "_of_another", lambda self, flight, frame, epoch: False)
     patch.setattr(WorkerModel, "_must_be_alone", lambda self, what: None)
 
 
 @mutant("hang", needs=twins_hear_the_same, seeds=80)
 def an_epoch_that_no_heartbeat_names_stands_for_ever(patch: pytest.MonkeyPatch) -> None:
-    def confirm(self: PoolView, worker: Worker, epoch: int) -> None:
+    def confirm(self: WorkerTable, worker: WorkerEntry, epoch: int) -> None:
         worker.confirmed = max(worker.confirmed, epoch)
 
     _wakes_as_if_nothing_had_happened(patch)
-    patch.setattr(PoolView, "confirm", confirm)
+    patch.setattr(WorkerTable, "confirm", confirm)
     patch.setattr(WorkerModel, "_must_be_alone", lambda self, what: None)
 
 
 # -- silent servers ---------------------------------------------------------------------------------------------------
 
 
-def _lose_at_once(self: RoutedPool, worker: Worker, why: str) -> None:
+def _lose_at_once(self: RoutedPool, worker: WorkerEntry, why: str) -> None:
     if self.core.gone(worker, self._loop.time()):
         self._lost(worker, why)
 
@@ -499,13 +499,13 @@ def an_old_view_of_the_ledger_is_believed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("loss", needs=has(Accident.SILENCE, 3.5))
 def a_ledger_that_does_not_answer_knows_of_no_heartbeat(patch: pytest.MonkeyPatch) -> None:
-    original = Discovery.beats
+    original = WorkerDiscovery.beats
 
-    async def beats(self: Discovery, worker: str, instance: str) -> bool:
+    async def beats(self: WorkerDiscovery, worker: str, instance: str) -> bool:
         try:
             async with asyncio.timeout(0.5):
                 return await original(self, worker, instance)
         except (TimeoutError, GanglineError):
             return False
 
-    patch.setattr(Discovery, "beats", beats)
+    patch.setattr(WorkerDiscovery, "beats", beats)

@@ -32,11 +32,11 @@ from ....schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, TaskFlag
 from ....telemetry.logs import Log
 from ....telemetry.tracing import NO_SPAN, tracer
 from ...calls.call import refuses_token
-from ...gangs.member_slots import GangHold
+from ...gangs.member_slots import GangHeldSlots
 from ...router.router import Router
-from ...routing.outcome import Fate, error_of_fate
-from ...routing.worker_table import Worker
-from ...transport.exchange import Exchange
+from ...routing.outcome import TryOutcome, error_of_fate
+from ...routing.worker_table import WorkerEntry
+from ...transport.exchange import RequestExchange
 from ..core.effects import ReattachAttempt, StartAttempt
 from ..messages.entry import QueuedMessage
 from ..messages.parser import arguments_of
@@ -85,7 +85,7 @@ class AttemptSender:
     ) -> None:
         self._endpoint = endpoint
         self._router = router
-        self._exchange: Exchange = router.exchange
+        self._exchange: RequestExchange = router.exchange
         self._ambient = ambient
         self._vigil = vigil
         self._feed = feed
@@ -132,7 +132,7 @@ class AttemptSender:
         entry.worker, entry.workers, entry.started, entry.items = lease.name, (), True, None
         entry.once = method is not None and not method.idempotent
         entry.count_items(known=True)
-        if isinstance(lease.hold, GangHold) and lease.hold.on_all:
+        if isinstance(lease.hold, GangHeldSlots) and lease.hold.on_all:
             self.started += 1
             self._start_on_all(entry, start, lease.hold)
             return
@@ -145,7 +145,7 @@ class AttemptSender:
             return
         self.started += 1
 
-    def _start_on_all(self, entry: QueuedMessage, start: StartAttempt, hold: GangHold) -> None:
+    def _start_on_all(self, entry: QueuedMessage, start: StartAttempt, hold: GangHeldSlots) -> None:
         run = 1 + self._ambient.random.getrandbits(48)
 
         def frame_of(flight: JobAttempt, rank: int) -> Frame:
@@ -246,7 +246,7 @@ class AttemptSender:
         if entry.stopped == entry.attempt:
             self._exchange.post(worker, (RequestOp.CANCEL, flight.id))
 
-    def _flight(self, entry: QueuedMessage, worker: Worker, *, attached: bool) -> JobAttempt:
+    def _flight(self, entry: QueuedMessage, worker: WorkerEntry, *, attached: bool) -> JobAttempt:
         exchange = self._exchange
         flight = JobAttempt(
             exchange.new_id(),
@@ -295,7 +295,7 @@ class AttemptSender:
         entry.fence = self.turn + entry.attempt
         meta = self._meta(entry, submission)
         meta["fence"] = entry.fence
-        if entry.slots is not None and isinstance(entry.slots.hold, GangHold):
+        if entry.slots is not None and isinstance(entry.slots.hold, GangHeldSlots):
             meta.update(generation=entry.slots.hold.formation.later, pool=start.pool, **(more or {}))
         return (_TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, flags, meta)
 
@@ -509,16 +509,16 @@ class AttemptSender:
             return InvalidResult(f"the result {error.message}", may_have_started=True)
         return None
 
-    def crashed(self, flight: JobAttempt, fate: Fate) -> None:
+    def crashed(self, flight: JobAttempt, fate: TryOutcome) -> None:
         """There will be no answer."""
         entry = self._entries.get(flight.seq)
         if entry is None or entry.flight is not flight:
             return
         self._finish(entry, flight)
-        if flight.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
+        if flight.attached and fate is not TryOutcome.FORGOTTEN and not fate.may_have_started:
             self._ask_again(entry, flight)
             return
-        if fate is Fate.FORGOTTEN and not flight.attached and flight.worker.acks:
+        if fate is TryOutcome.FORGOTTEN and not flight.attached and flight.worker.acks:
             self._ask_again(entry, flight)  # the answer is forgotten, and the end kept for longer
             return
         error = error_of_fate(fate, entry.worker)
@@ -564,7 +564,7 @@ class AttemptSender:
         """Tries may be on leases of this feeder."""
         self._feeders[feeder.pool] = feeder
 
-    def worker(self, name: str) -> Worker | None:
+    def worker(self, name: str) -> WorkerEntry | None:
         """That the router knows by that name."""
         id = WorkerId.parse(name)
         pool = self._router.pools.get(id.pool)

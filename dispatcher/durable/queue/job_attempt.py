@@ -7,9 +7,9 @@ from typing import Protocol
 from ....schemas.errors.base import GanglineError, ResultLost, TaskCancelled, WorkerLost
 from ....schemas.wire.frames import AnswerOp, Frame, Reason
 from ...calls.call import error_of
-from ...routing.outcome import Fate, error_of_fate
-from ...routing.worker_table import Worker
-from ...transport.flights import Flight
+from ...routing.outcome import TryOutcome, error_of_fate
+from ...routing.worker_table import WorkerEntry
+from ...transport.flights import InFlightRequest
 
 
 class AttemptListener(Protocol):
@@ -27,11 +27,11 @@ class AttemptListener(Protocol):
     def still_runs(self, flight: JobAttempt) -> None:
         """The worker says so."""
 
-    def crashed(self, flight: JobAttempt, fate: Fate) -> None:
+    def crashed(self, flight: JobAttempt, fate: TryOutcome) -> None:
         """There will be no answer."""
 
 
-class JobAttempt(Flight):
+class JobAttempt(InFlightRequest):
     """A TASK frame of a durable task."""
 
     __slots__ = ("attached", "attempt", "pilot", "seq", "sent_at")
@@ -40,7 +40,15 @@ class JobAttempt(Flight):
     durable = True
 
     def __init__(
-        self, id: int, worker: Worker, pilot: AttemptListener, *, seq: int, attempt: int, attached: bool, sent_at: float
+        self,
+        id: int,
+        worker: WorkerEntry,
+        pilot: AttemptListener,
+        *,
+        seq: int,
+        attempt: int,
+        attached: bool,
+        sent_at: float,
     ) -> None:
         self.id = id
         self.worker = worker
@@ -64,7 +72,7 @@ class JobAttempt(Flight):
     def runs(self) -> None:
         self.pilot.still_runs(self)
 
-    def lose(self, fate: Fate) -> None:
+    def lose(self, fate: TryOutcome) -> None:
         self.pilot.crashed(self, fate)
 
 
@@ -78,7 +86,7 @@ def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
         return GanglineError(f"{worker} answered a task with frame {frame[0]}: versions differ?", may_have_started=True)
     if frame[2] == Reason.UNKNOWN_JOB:
         return ResultLost(f"{worker} does not know the job any more", details={"worker": worker})
-    return error_of_fate(Fate.of_reason(frame[2]), worker)
+    return error_of_fate(TryOutcome.of_reason(frame[2]), worker)
 
 
 def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:

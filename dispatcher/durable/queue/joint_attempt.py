@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from ....schemas.errors.base import GanglineError, TaskCancelled, WorkerLost
 from ....schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
-from ...routing.outcome import Fate, error_of_fate
-from ...routing.worker_table import Worker
-from ...transport.exchange import Exchange
+from ...routing.outcome import TryOutcome, error_of_fate
+from ...routing.worker_table import WorkerEntry
+from ...transport.exchange import RequestExchange
 from ..workers.failure_detector import WorkerFailureDetector
 from .job_attempt import AttemptListener, JobAttempt, error_of_answer
 
@@ -36,14 +36,14 @@ class JointFlight(JobAttempt):
     def __init__(
         self,
         pilot: AttemptListener,
-        exchange: Exchange,
+        exchange: RequestExchange,
         vigil: WorkerFailureDetector,
         names: Sequence[str],
         *,
-        find: Callable[[str], Worker | None],
+        find: Callable[[str], WorkerEntry | None],
         frame_of: Callable[[JobAttempt, int], Frame],
         ends: Callable[[JointFlight, list[Any], GanglineError | None], None],
-        worker: Worker,
+        worker: WorkerEntry,
         seq: int,
         attempt: int,
         attached: bool,
@@ -116,14 +116,14 @@ class JointFlight(JobAttempt):
         error = error_of_answer(frame, self._names[rank])
         self._end(rank, error, frame[2] if frame[0] == AnswerOp.OK else None)
 
-    def crashed(self, flight: JobAttempt, fate: Fate) -> None:
+    def crashed(self, flight: JobAttempt, fate: TryOutcome) -> None:
         if flight not in self._parts:
             return
         rank = self._take(flight)
-        if flight.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
+        if flight.attached and fate is not TryOutcome.FORGOTTEN and not fate.may_have_started:
             self._ask_again(rank)
             return
-        if fate is Fate.FORGOTTEN and not flight.attached and flight.worker.acks:
+        if fate is TryOutcome.FORGOTTEN and not flight.attached and flight.worker.acks:
             self._kept.add(rank)
             self._ask_again(rank)
             return

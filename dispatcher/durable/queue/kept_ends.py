@@ -16,7 +16,7 @@ from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.jobs import WorkerJob
 from ....telemetry.logs import Log
-from ...routing.worker_table import Worker
+from ...routing.worker_table import WorkerEntry
 
 _LOOK_S: Final = 1.0
 """A worker whose ends are all stored has left by then, and is not asked."""
@@ -28,8 +28,8 @@ class KeptEnds:
     def __init__(
         self,
         *,
-        find: Callable[[str], Worker | None],
-        kept: Callable[[Worker], AsyncIterator[WorkerJob]],
+        find: Callable[[str], WorkerEntry | None],
+        kept: Callable[[WorkerEntry], AsyncIterator[WorkerJob]],
         stored: Callable[[WorkerJob], bool],
         acknowledge: Callable[[str, WorkerJob], None],
         log: Log,
@@ -86,7 +86,7 @@ class KeptEnds:
             if worker is not None and worker.draining:
                 await self._ask(name, worker)
 
-    async def _ask(self, name: str, worker: Worker) -> None:
+    async def _ask(self, name: str, worker: WorkerEntry) -> None:
         told, keeps = self._told.get(name), False
         try:
             async for job in self._kept(worker):

@@ -14,9 +14,9 @@ from typing import Final
 
 from ....schemas.errors.base import Disconnected, GanglineError
 from ....telemetry.logs import Log
-from ...leases.held_slots import Hold
+from ...leases.held_slots import HeldSlots
 from ...router.router import Router
-from ...routing.worker_table import Worker
+from ...routing.worker_table import WorkerEntry
 from ..settings import DispatcherSettings
 
 _MAX_ASKS: Final = 16
@@ -34,7 +34,7 @@ class LeasedSlots:
 
     __slots__ = ("born_at", "hold", "idle_since", "name", "retired", "used")
 
-    def __init__(self, hold: Hold, now: float) -> None:
+    def __init__(self, hold: HeldSlots, now: float) -> None:
         self.hold = hold
         self.name = str(hold.worker.id)
         """The worker's."""
@@ -46,7 +46,7 @@ class LeasedSlots:
         """No task is put on it any more; it goes when one of those on it ends."""
 
     @property
-    def worker(self) -> Worker:
+    def worker(self) -> WorkerEntry:
         return self.hold.worker
 
     @property

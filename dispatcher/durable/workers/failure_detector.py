@@ -18,7 +18,7 @@ from ....schemas.messages.jobs import JobsRequest
 from ....schemas.names import Names, Operation
 from ....telemetry.logs import Log
 from ...router.router import Router
-from ...routing.worker_table import Worker
+from ...routing.worker_table import WorkerEntry
 from ..freeze_guard import DoubtMonitor
 
 _NOBODY: Final = JobsRequest(endpoint="-").model_dump_json().encode()
@@ -30,7 +30,7 @@ _SETTLED_S: Final = 3.0
 class _Watched:
     __slots__ = ("absent_since", "count", "suspected", "worker")
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerEntry) -> None:
         self.worker = worker
         self.count = 0
         self.absent_since: float | None = None
@@ -58,7 +58,7 @@ class WorkerFailureDetector:
         self._ping_s = ping_s
         self._gone_after_s = gone_after_s
         self._log = log
-        self._watched: dict[Worker, _Watched] = {}
+        self._watched: dict[WorkerEntry, _Watched] = {}
         self._pings = TaskSet("pings of workers")
         self.lost = 0
 
@@ -71,14 +71,14 @@ class WorkerFailureDetector:
         """Idempotent, safe before `start`."""
         await self._pings.stop()
 
-    def watch(self, worker: Worker) -> None:
+    def watch(self, worker: WorkerEntry) -> None:
         """Something of ours runs there."""
         watched = self._watched.get(worker)
         if watched is None:
             watched = self._watched[worker] = _Watched(worker)
         watched.count += 1
 
-    def unwatch(self, worker: Worker) -> None:
+    def unwatch(self, worker: WorkerEntry) -> None:
         """... and has ended."""
         watched = self._watched.get(worker)
         if watched is not None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.calls.attempts import AttemptTarget, Caller
-from gangline.dispatcher.routing.outcome import Fate, error_of_fate
+from gangline.dispatcher.calls.attempts import AttemptLoop, AttemptTarget
+from gangline.dispatcher.routing.outcome import TryOutcome, error_of_fate
 from gangline.schemas.errors.base import GanglineError, Saturated, TaskFailed, WorkerLost
 
 
@@ -25,25 +25,25 @@ class Scripted(AttemptTarget):
     def uncertain(self) -> bool:
         return self.doubt
 
-    def place_nowait(self, fate: Fate | None) -> AttemptTarget | None:
+    def place_nowait(self, fate: TryOutcome | None) -> AttemptTarget | None:
         if self.waits:
             return None
         self.story.append(fate)
         return self
 
-    async def place(self, fate: Fate | None) -> AttemptTarget:
+    async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         await asyncio.sleep(1)
         self.story.append(("waited", fate))
         return self
 
-    async def attempt(self, caller: Caller, span: Any) -> Any:
+    async def attempt(self, caller: AttemptLoop, span: Any) -> Any:
         outcome = self.script.pop(0)
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
-    def settle(self, outcome: Any) -> Fate | None:
-        return outcome if isinstance(outcome, Fate) else None
+    def settle(self, outcome: Any) -> TryOutcome | None:
+        return outcome if isinstance(outcome, TryOutcome) else None
 
     @staticmethod
     def result(outcome: Any, /) -> Any:
@@ -59,51 +59,51 @@ class Leads(Scripted):
         super().__init__()
         self.to = to
 
-    def place_nowait(self, fate: Fate | None) -> AttemptTarget | None:
+    def place_nowait(self, fate: TryOutcome | None) -> AttemptTarget | None:
         return self.to.place_nowait(fate)
 
 
 def run(target: AttemptTarget, **more: Any) -> Any:
-    caller = Caller(None, 8)  # type: ignore[arg-type]  # what is scripted sends nothing
+    caller = AttemptLoop(None, 8)  # type: ignore[arg-type]  # what is scripted sends nothing
     return asyncio.run(caller.run(target, **more))
 
 
 def test_a_target_is_asked_again_with_what_became_of_the_try_before():
-    target = Scripted(Fate.FULL, Fate.STALE, "done")
+    target = Scripted(TryOutcome.FULL, TryOutcome.STALE, "done")
     assert run(target) == "done"
-    assert target.story == [None, Fate.FULL, Fate.STALE]
+    assert target.story == [None, TryOutcome.FULL, TryOutcome.STALE]
 
 
 def test_one_that_has_to_wait_is_waited_for():
-    target = Scripted(Fate.FULL, "done", waits=True)
+    target = Scripted(TryOutcome.FULL, "done", waits=True)
     assert run(target) == "done"
-    assert target.story == [("waited", None), ("waited", Fate.FULL)]
+    assert target.story == [("waited", None), ("waited", TryOutcome.FULL)]
 
 
 def test_a_first_try_that_was_made_elsewhere_is_settled_and_not_made_again():
     target = Scripted("second")
     assert run(target, tried=(target, "first")) == "first"
-    assert run(target, tried=(target, Fate.UNSEEN)) == "second"
-    assert target.story == [Fate.UNSEEN]
+    assert run(target, tried=(target, TryOutcome.UNSEEN)) == "second"
+    assert target.story == [TryOutcome.UNSEEN]
 
 
 def test_the_target_that_takes_the_try_says_what_came_of_it():
-    other = Scripted(Fate.GONE, "there")
+    other = Scripted(TryOutcome.GONE, "there")
     assert run(Leads(other)) == "there"
-    assert other.story == [None, Fate.GONE]
+    assert other.story == [None, TryOutcome.GONE]
 
 
 @pytest.mark.parametrize("end", [Saturated("none has room"), ("it failed",)], ids=["no place", "the task's own error"])
 def test_an_error_says_that_an_earlier_try_may_have_started(end):
     with pytest.raises(GanglineError) as caught:
-        run(Scripted(Fate.LOST, end, doubt=True))
+        run(Scripted(TryOutcome.LOST, end, doubt=True))
     assert caught.value.may_have_started
     with pytest.raises(Saturated) as sure:
         run(Scripted(Saturated("none has room")))
     assert not sure.value.may_have_started
 
 
-@pytest.mark.parametrize("fate", Fate)
+@pytest.mark.parametrize("fate", TryOutcome)
 def test_the_error_of_a_fate_is_sure_that_nothing_started_or_says_that_it_may_have(fate):
     error = error_of_fate(fate, "images.w1", attempts=3)
     assert error.may_have_started == fate.may_have_started

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
-from gangline.dispatcher.routing.pool_core import PoolCore
-from gangline.dispatcher.routing.request import Ticket
+from gangline.dispatcher.routing.pool_core import RoutingCore
+from gangline.dispatcher.routing.request import RoutedRequest
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.deadline import deadline
 from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge, TaskFailed, WorkerLost
@@ -29,8 +29,8 @@ class Mine(Sticky):
         return super().choose(candidates, request)
 
 
-def pool_of(loads: list[int], *, seed: int, policy=None, slots: int = 4, **info: object) -> PoolCore:
-    core = PoolCore("p", RouterSettings(node="n0"), policy or Sticky(), random.Random(seed).random)
+def pool_of(loads: list[int], *, seed: int, policy=None, slots: int = 4, **info: object) -> RoutingCore:
+    core = RoutingCore("p", RouterSettings(node="n0"), policy or Sticky(), random.Random(seed).random)
     for number, load in enumerate(loads):
         record = Registration(
             pool="p",
@@ -50,7 +50,7 @@ def pool_of(loads: list[int], *, seed: int, policy=None, slots: int = 4, **info:
 def test_the_short_way_chooses_as_the_general_one_does(loads, seed, requests):
     short, general = pool_of(loads, seed=seed), pool_of(loads, seed=seed)
     for _ in range(requests):
-        worker, other = short.place_plain("echo"), Ticket(method="echo", max_attempts=7)
+        worker, other = short.place_plain("echo"), RoutedRequest(method="echo", max_attempts=7)
         placed = general.admit(other, 1.0)
         assert (worker is not None) == placed
         if worker is None:
@@ -62,16 +62,16 @@ def test_the_short_way_chooses_as_the_general_one_does(loads, seed, requests):
         general.settle(other)
         assert loads_of(short) == loads_of(general)
         # Tried again, it is to the pool as any other.
-        ticket = short.tried_plain(Ticket(method="echo", max_attempts=7), worker, other.number, 1.0)
+        ticket = short.tried_plain(RoutedRequest(method="echo", max_attempts=7), worker, other.number, 1.0)
         assert all_of(ticket) == all_of(other)
     assert short.placed == 0
 
 
-def all_of(ticket: Ticket) -> dict[str, object]:
+def all_of(ticket: RoutedRequest) -> dict[str, object]:
     return {name: getattr(ticket, name) for name in dir(ticket) if not name.startswith("__")}
 
 
-def loads_of(core: PoolCore) -> list[tuple[int, int, int]]:
+def loads_of(core: RoutingCore) -> list[tuple[int, int, int]]:
     return [(worker.own, worker.ongoing, worker.chosen) for worker in core.view.workers.values()]
 
 
@@ -101,7 +101,7 @@ def test_a_task_that_costs_more_than_a_slot_is_left_to_the_general_way():
 
 def test_nobody_is_overtaken_by_the_short_way():
     core = pool_of([4], seed=1)
-    waiting = Ticket(method="echo")
+    waiting = RoutedRequest(method="echo")
     assert not core.admit(waiting, 1.0)
     core.view.discharge(core.view.workers["w0"], 2)
     assert core.place_plain("echo") is None

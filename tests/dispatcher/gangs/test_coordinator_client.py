@@ -9,7 +9,7 @@ import pytest
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import Message, NoResponders
 from gangline.bus.rpc.listening import listen
-from gangline.dispatcher.gangs.coordinator_client import GangDesk
+from gangline.dispatcher.gangs.coordinator_client import CoordinatorClient
 from gangline.schemas.errors.gangs import NoCoordinator
 from gangline.schemas.messages.gangs import GangReply, OwnedRequest
 from gangline.schemas.names import GangOperation, Names
@@ -56,7 +56,7 @@ async def test_a_release_whose_leader_died_with_it_is_sent_again_soon() -> None:
     await leader.serve(hub)
     loop = asyncio.get_running_loop()
     began_at = loop.time()
-    await GangDesk(hub.connect("owner"), NAMES).release(OWNED, grace_s=600.0)
+    await CoordinatorClient(hub.connect("owner"), NAMES).release(OWNED, grace_s=600.0)
     assert len(leader.asked_at) == 2
     assert loop.time() - began_at < 1.5, "not the grace time"
 
@@ -67,7 +67,7 @@ async def test_a_release_that_nobody_ever_answers_is_given_up_after_the_grace_ti
     await leader.serve(hub)
     loop = asyncio.get_running_loop()
     began_at = loop.time()
-    await GangDesk(hub.connect("owner"), NAMES).release(OWNED, grace_s=20.0)
+    await CoordinatorClient(hub.connect("owner"), NAMES).release(OWNED, grace_s=20.0)
     assert 30.0 <= loop.time() - began_at < 36.0
     assert len(leader.asked_at) <= 10, "less and less often"
 
@@ -79,7 +79,7 @@ async def test_a_coordinator_of_an_earlier_version_is_asked_where_it_listens(wat
         await hub.connect("watcher").subscribe("gangline.>", lambda _: None)
     leader = Leader(unanswered=0)
     await leader.serve(hub, privately=False)
-    desk = GangDesk(hub.connect("owner"), NAMES)
+    desk = CoordinatorClient(hub.connect("owner"), NAMES)
     assert (await desk.ask(GangOperation.RELEASE, OWNED, 1.0)).state is GangState.ENDED
     desk.release_unheard(OWNED)
     await asyncio.sleep(0.1)
@@ -89,7 +89,7 @@ async def test_a_coordinator_of_an_earlier_version_is_asked_where_it_listens(wat
 async def test_that_nobody_leads_is_known_soon_though_somebody_watches_and_a_new_leader_is_asked_privately() -> None:
     hub, seen = MemoryServer(), list[str]()
     await hub.connect("watcher").subscribe("gangline.>", lambda message: seen.append(message.subject))
-    desk, loop = GangDesk(hub.connect("owner"), NAMES), asyncio.get_running_loop()
+    desk, loop = CoordinatorClient(hub.connect("owner"), NAMES), asyncio.get_running_loop()
     began_at = loop.time()
     with pytest.raises(NoCoordinator) as caught:
         await desk.ask(GangOperation.RELEASE, OWNED, 20.0)

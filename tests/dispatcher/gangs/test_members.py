@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.calls.call import CallOptions, Order
-from gangline.dispatcher.gangs.members import HeldSlots, MemberTarget
+from gangline.dispatcher.calls.call import Call, CallOptions
+from gangline.dispatcher.gangs.members import MemberTarget, RankSlots
 from gangline.dispatcher.leases.lease_slots import LeaseSlots
-from gangline.dispatcher.routing.outcome import Fate
-from gangline.dispatcher.routing.request import Ticket
+from gangline.dispatcher.routing.outcome import TryOutcome
+from gangline.dispatcher.routing.request import RoutedRequest
 from gangline.schemas.errors.base import DeadlineExceeded, GanglineError, LeaseBusy, WorkerLost
 from gangline.schemas.wire.frames import AnswerOp
 
@@ -48,11 +48,11 @@ class Line:
 
 def target_on(line: Line, *, patient: bool = True, timeout_s: float | None = None, held: Any = None) -> MemberTarget:
     deadline = None if timeout_s is None else line.loop.time() + timeout_s
-    order = Order(endpoint="p", method="m", args=(), kwargs={}, options=CallOptions(), deadline=deadline)
+    order = Call(endpoint="p", method="m", args=(), kwargs={}, options=CallOptions(), deadline=deadline)
     return MemberTarget(line, order, line.loop, patient=patient, held=held)  # type: ignore[arg-type]
 
 
-async def again(target: MemberTarget, fate: Fate) -> None:
+async def again(target: MemberTarget, fate: TryOutcome) -> None:
     """The try ends with that fate, and gets its place for another."""
     target.books.settle(target.ticket)
     assert await target.place(fate) is target
@@ -60,18 +60,18 @@ async def again(target: MemberTarget, fate: Fate) -> None:
 
 async def test_a_refusal_since_its_slots_are_in_use_is_waited_out_if_the_caller_is_patient() -> None:
     line = Line()
-    for patient, fate in ((True, Fate.FULL), (False, None)):
+    for patient, fate in ((True, TryOutcome.FULL), (False, None)):
         assert target_on(line, patient=patient).settle(BUSY) is fate
     target = target_on(line)
     await target.place(None)
     for attempt in (2, 3):
-        await again(target, Fate.FULL)
+        await again(target, TryOutcome.FULL)
         assert (target.ticket.attempts, line.slots.used) == (attempt, 1)
     assert line.pauses == 2
 
 
-@pytest.mark.parametrize("fate", [Fate.UNHEARD, Fate.GONE])
-async def test_one_that_is_not_there_may_come_back_for_a_while(fate: Fate) -> None:
+@pytest.mark.parametrize("fate", [TryOutcome.UNHEARD, TryOutcome.GONE])
+async def test_one_that_is_not_there_may_come_back_for_a_while(fate: TryOutcome) -> None:
     line = Line()
     target, began_at = target_on(line), line.loop.time()
     await target.place(None)
@@ -88,12 +88,15 @@ async def test_one_that_is_not_there_may_come_back_for_a_while(fate: Fate) -> No
     assert line.slots.used == 0
 
 
-@pytest.mark.parametrize("fate", [Fate.UNHEARD, Fate.GONE, Fate.FULL, Fate.LATE, Fate.DRAINING, Fate.LOST])
-async def test_for_an_impatient_caller_only_what_never_arrived_is_sent_again(fate: Fate) -> None:
+@pytest.mark.parametrize(
+    "fate",
+    [TryOutcome.UNHEARD, TryOutcome.GONE, TryOutcome.FULL, TryOutcome.LATE, TryOutcome.DRAINING, TryOutcome.LOST],
+)
+async def test_for_an_impatient_caller_only_what_never_arrived_is_sent_again(fate: TryOutcome) -> None:
     line = Line()
     target = target_on(line, patient=False)
     await target.place(None)
-    for never in (Fate.UNSEEN, Fate.UNSENT):
+    for never in (TryOutcome.UNSEEN, TryOutcome.UNSENT):
         await again(target, never)
     with pytest.raises(GanglineError) as caught:
         await again(target, fate)
@@ -104,16 +107,16 @@ async def test_an_older_idea_of_the_epoch_is_mended_by_the_answer_and_a_newer_ep
     line = Line()
     target = target_on(line)
     await target.place(None)
-    await again(target, Fate.STALE)
+    await again(target, TryOutcome.STALE)
     line.worker.epoch = 4
     with pytest.raises(GanglineError, match="newer epoch"):
-        await again(target, Fate.STALE)
+        await again(target, TryOutcome.STALE)
 
 
-@pytest.mark.parametrize("fate", Fate)
-async def test_on_slots_that_are_held_it_is_sent_once(fate: Fate) -> None:
-    line, ticket = Line(), Ticket(method="m")
-    held = HeldSlots(line.worker, "own", line.slots, ticket)
+@pytest.mark.parametrize("fate", TryOutcome)
+async def test_on_slots_that_are_held_it_is_sent_once(fate: TryOutcome) -> None:
+    line, ticket = Line(), RoutedRequest(method="m")
+    held = RankSlots(line.worker, "own", line.slots, ticket)
     target = target_on(line, patient=False, held=held)
     await target.place(None)
     assert (target.token, target.ticket, ticket.attempts) == ("own", ticket, 1)

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.dispatcher.gangs.owner_core import Came, Over, OwnerCore, RanksLost, Renew, Went
+from gangline.dispatcher.gangs.owner_core import (
+    GenerationFormed,
+    GenerationLost,
+    OwnerCore,
+    OwnershipEnded,
+    RanksLost,
+    RenewOwnership,
+)
 from gangline.schemas.deadline import margin_s
 from gangline.schemas.errors.base import ClosedError, LeaseExpired, Unavailable
 from gangline.schemas.errors.gangs import GangEnded, GangFailed, GangRestarted, NoCoordinator, NotOwner, UnknownGang
@@ -28,7 +35,7 @@ def event(kind: GangEventKind, generation: int, **facts: object) -> GangEvent:
 
 def formed(ttl_s: float = 15.0) -> OwnerCore:
     core = OwnerCore("g", ttl_s)
-    assert core.answered(reply(1), 10.0, 10.5) == [Came(reply=reply(1))]
+    assert core.answered(reply(1), 10.0, 10.5) == [GenerationFormed(reply=reply(1))]
     return core
 
 
@@ -56,7 +63,7 @@ def test_trust_is_measured_from_before_the_question_and_never_shrinks():
 def test_it_renews_three_times_in_its_time_to_live_and_sooner_when_nobody_answered():
     core = formed()
     assert core.renew_at == 15.0
-    assert core.tick(15.0) == [Renew()]
+    assert core.tick(15.0) == [RenewOwnership()]
     assert core.renew_at == 15.0 + 15.0 / 12
     assert core.refused(NoCoordinator(), 15.1) == []
     assert core.renew_at == 15.1 + 15.0 / 12
@@ -77,36 +84,36 @@ def test_trust_comes_back_with_a_late_answer():
 def test_a_restart_goes_through_torn_down_and_formed():
     core = formed()
     [went] = core.told(event(GangEventKind.TORN_DOWN, 1, rank=3, reason="crashed"), 11.0)
-    assert isinstance(went, Went) and went.generation == 1
+    assert isinstance(went, GenerationLost) and went.generation == 1
     assert isinstance(went.error, GangRestarted)
     assert (went.error.generation, went.error.rank, went.error.reason) == (1, 3, "crashed")
     assert core.told(event(GangEventKind.RESTARTING, 2), 12.0) == []
-    assert core.told(event(GangEventKind.FORMED, 2), 13.0) == [Renew()], "the members are in the answer"
-    assert core.answered(reply(2), 13.0, 13.1) == [Came(reply=reply(2))]
+    assert core.told(event(GangEventKind.FORMED, 2), 13.0) == [RenewOwnership()], "the members are in the answer"
+    assert core.answered(reply(2), 13.0, 13.1) == [GenerationFormed(reply=reply(2))]
 
 
 def test_the_answer_to_the_acquire_may_be_a_little_behind_the_event_that_says_the_same():
     core = OwnerCore("g", 15.0)
     assert core.told(event(GangEventKind.FORMED, 1), 10.0) == []
     assert core.renew_at == 10.1, "then it is asked for: it may be lost"
-    assert core.answered(reply(1), 9.9, 10.01) == [Came(reply=reply(1))]
+    assert core.answered(reply(1), 9.9, 10.01) == [GenerationFormed(reply=reply(1))]
     assert core.renew_at == 14.9
     lost = OwnerCore("g", 15.0)
     lost.told(event(GangEventKind.FORMED, 1), 10.0)
-    assert lost.tick(10.1) == [Renew()]
+    assert lost.tick(10.1) == [RenewOwnership()]
 
 
 def test_a_teardown_for_good_names_the_rank_at_fault_or_says_that_it_ended():
     [went] = formed().told(event(GangEventKind.TORN_DOWN, 1, rank=2, reason="failed", ends=True), 11.0)
-    assert isinstance(went, Went) and type(went.error) is GangFailed and went.error.rank == 2
+    assert isinstance(went, GenerationLost) and type(went.error) is GangFailed and went.error.rank == 2
     [went] = formed().told(event(GangEventKind.TORN_DOWN, 1, reason="owner_lost", ends=True), 11.0)
-    assert isinstance(went, Went) and isinstance(went.error, GangEnded)
+    assert isinstance(went, GenerationLost) and isinstance(went.error, GangEnded)
 
 
 def test_the_end_takes_the_members_first_and_stays():
     core = formed()
     went, over = core.told(event(GangEventKind.ENDED, 1, reason="released", ends=True), 11.0)
-    assert isinstance(went, Went) and isinstance(over, Over)
+    assert isinstance(went, GenerationLost) and isinstance(over, OwnershipEnded)
     assert core.answered(reply(2), 12.0, 12.0) == [] and core.tick(12.0) == []
     assert core.told(event(GangEventKind.FORMED, 2), 12.0) == []
     assert core.renew_at is None
@@ -117,34 +124,36 @@ def test_the_end_takes_the_members_first_and_stays():
 def test_answers_say_what_lost_events_would_have_said():
     core = formed()
     [went] = core.answered(reply(1, GangState.TEARING_DOWN, rank=1, reason="worker_lost"), 11.0, 11.0)
-    assert isinstance(went, Went) and isinstance(went.error, GangRestarted) and went.error.rank == 1
+    assert isinstance(went, GenerationLost) and isinstance(went.error, GangRestarted) and went.error.rank == 1
     core = formed()
     [went] = core.answered(reply(2, GangState.QUEUED), 11.0, 11.0)
-    assert isinstance(went, Went)
+    assert isinstance(went, GenerationLost)
     core = formed()
     went, over = core.answered(reply(1, GangState.ENDED, rank=0, reason="failed"), 11.0, 11.0)
-    assert isinstance(over, Over) and type(over.error) is GangFailed
+    assert isinstance(over, OwnershipEnded) and type(over.error) is GangFailed
 
 
 def test_a_newer_generation_that_comes_without_a_word_replaces_the_one_before():
     core = formed()
     [came] = core.answered(reply(3), 11.0, 11.0)
-    assert isinstance(came, Came) and isinstance(came.instead, GangRestarted)
+    assert isinstance(came, GenerationFormed) and isinstance(came.instead, GangRestarted)
     assert came.instead.generation == 1
 
 
 def test_lost_ranks_are_told_once_by_the_event_or_by_the_next_answer():
     core = formed()
     lost, asked = core.told(event(GangEventKind.MEMBER_LOST, 1, rank=2, lost=(2,), reason="worker_lost: w2"), 11.0)
-    assert isinstance(lost, RanksLost) and lost.ranks == (2,) and isinstance(asked, Renew)
+    assert isinstance(lost, RanksLost) and lost.ranks == (2,) and isinstance(asked, RenewOwnership)
     assert isinstance(lost.error, GangRestarted) and "rank 2 of gang g was lost" in lost.error.message
     assert "torn down" not in lost.error.message
     assert core.answered(reply(1, lost=(2,)), 11.0, 11.1) == []
     [more] = core.answered(reply(1, lost=(2, 0)), 12.0, 12.1)
     assert isinstance(more, RanksLost) and more.ranks == (0,) and list(core.lost) == [2, 0]
-    assert core.told(event(GangEventKind.MEMBER_LOST, 2, rank=1), 12.2) == [Renew()], "of a generation yet to come"
+    assert core.told(event(GangEventKind.MEMBER_LOST, 2, rank=1), 12.2) == [RenewOwnership()], (
+        "of a generation yet to come"
+    )
     [came] = core.answered(reply(2), 13.0, 13.1)
-    assert isinstance(came, Came) and not core.lost
+    assert isinstance(came, GenerationFormed) and not core.lost
 
 
 def test_what_became_of_a_generation_that_nobody_said_went_is_not_guessed():
@@ -154,7 +163,7 @@ def test_what_became_of_a_generation_that_nobody_said_went_is_not_guessed():
         core.answered(reply(1, seats=seats), 10.0, 10.5)
         new = tuple(seat.model_copy(update={"token": f"{seat.token}-2"}) for seat in seats[len(stays) :])
         [came] = core.answered(reply(2, seats=(*stays, *new)), 11.0, 11.1)
-        assert isinstance(came, Came) and came.instead is not None
+        assert isinstance(came, GenerationFormed) and came.instead is not None
         assert came.instead.message == f"generation 1 of gang g {said}: generation 2 has formed since"
 
 
@@ -175,7 +184,7 @@ def test_other_gangs_and_kinds_that_mean_nothing_to_an_owner_are_passed_over():
     other = GangEvent(kind=GangEventKind.ENDED, gang="h", generation=1, size=1)
     assert core.told(other, 11.0) == []
     assert core.told(event(GangEventKind.RETIRING, 1), 11.0) == []
-    assert core.told(event(GangEventKind.RECOVERED, 1), 11.0) == [Renew()], "a new leader is told who owns it"
+    assert core.told(event(GangEventKind.RECOVERED, 1), 11.0) == [RenewOwnership()], "a new leader is told who owns it"
 
 
 @pytest.mark.parametrize("error", [GangEnded("over"), UnknownGang("who?"), NotOwner("no")])
@@ -184,7 +193,7 @@ def test_some_refusals_are_final_but_not_before_the_first_members_came(error):
     assert core.refused(error, 10.0) == [] and core.over is None
     core = formed()
     went, over = core.refused(error, 11.0)
-    assert isinstance(went, Went) and over == Over(error=error)
+    assert isinstance(went, GenerationLost) and over == OwnershipEnded(error=error)
 
 
 def test_a_refusal_of_any_other_kind_is_asked_again():
@@ -209,14 +218,14 @@ def test_generations_come_and_go_in_order_whatever_is_told(history):
             effects = core.answered(reply(generation, what), now, now)
         for effect in effects:
             assert not over
-            if isinstance(effect, Came):
+            if isinstance(effect, GenerationFormed):
                 assert effect.reply.generation > newest
                 assert (effect.instead is not None) == bool(living)
                 living = newest = effect.reply.generation
-            elif isinstance(effect, Went):
+            elif isinstance(effect, GenerationLost):
                 assert effect.generation == living
                 living = 0
-            elif isinstance(effect, Over):
+            elif isinstance(effect, OwnershipEnded):
                 assert not living
                 over = True
         assert (core.formed.generation if core.formed is not None else 0) == living

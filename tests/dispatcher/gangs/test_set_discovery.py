@@ -10,7 +10,7 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvWrite
-from gangline.dispatcher.gangs.set_discovery import SetFeed
+from gangline.dispatcher.gangs.set_discovery import SetDiscovery
 from gangline.schemas.errors.base import Unavailable
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind
 from gangline.schemas.names import Names
@@ -59,7 +59,7 @@ class Diary:
 
 
 class Scene:
-    def __init__(self, hub: MemoryServer, kv: KeyValue, diary: Diary, feed: SetFeed) -> None:
+    def __init__(self, hub: MemoryServer, kv: KeyValue, diary: Diary, feed: SetDiscovery) -> None:
         self.hub, self.kv, self.diary, self.feed = hub, kv, diary, feed
         self.bus = hub.connect("coordinator")
 
@@ -92,11 +92,11 @@ async def scene() -> AsyncIterator[Scene]:
         await feed.informer.stop()
 
 
-def feed_of(bus: Bus, kv: KeyValue, diary: Diary) -> SetFeed:
+def feed_of(bus: Bus, kv: KeyValue, diary: Diary) -> SetDiscovery:
     async def ledger() -> KeyValue:
         return kv
 
-    return SetFeed(bus, ledger, NAMES, diary, resync_s=RESYNC_S)
+    return SetDiscovery(bus, ledger, NAMES, diary, resync_s=RESYNC_S)
 
 
 async def test_a_pull_reads_sets_and_the_gangs_of_sets(scene: Scene) -> None:

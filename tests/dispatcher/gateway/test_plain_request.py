@@ -8,14 +8,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gangline.dispatcher.gateway.plain_request import PlainCall
+from gangline.dispatcher.gateway.plain_request import PlainRequest
 from gangline.schemas.errors.base import InvalidRequest
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
 
 
-def parse(body: bytes, given_headers: dict[str, str] | None = None, fmt: Format = Format.JSON) -> PlainCall:
-    return PlainCall.parse(codec.decode(body, fmt), given_headers, 30.0)
+def parse(body: bytes, given_headers: dict[str, str] | None = None, fmt: Format = Format.JSON) -> PlainRequest:
+    return PlainRequest.parse(codec.decode(body, fmt), given_headers, 30.0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gangline.bus.port.bus import ConsumerSettings, StorageUnavailable, StreamMe
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs import queries as jobs_desk
 from gangline.dispatcher.jobs import stored as jobs_stored
-from gangline.dispatcher.jobs.queries import JobDesk
+from gangline.dispatcher.jobs.queries import JobQueries
 from gangline.dispatcher.jobs.stored import JobRef
 from gangline.schemas.errors.base import ClosedError, DeadlineExceeded, InvalidName, MalformedMessage, TaskFailed
 from gangline.schemas.errors.tasks import JobCancelled, JobDead, ResultNotKept, UnknownJob
@@ -340,14 +340,14 @@ async def test_a_schedule_that_its_dispatcher_gave_to_the_server_meanwhile_is_ca
     tasks, subject = await rig.tasks(), rig.names.task("images", "echo")
     await tasks.publish(subject, b"", headers={"Gangline-Cron": "@every 1h", "Gangline-Job": "hourly"})
     await rig.take_queue()
-    cancel_stored = JobDesk._cancel_stored
+    cancel_stored = JobQueries._cancel_stored
 
-    async def slowly(self: JobDesk, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
+    async def slowly(self: JobQueries, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
         fields = {"Nats-Schedule": "@every 1h", "Nats-Schedule-Target": subject}
         await tasks.publish(rig.names.schedule("hourly"), b"", headers=fields)
         return await cancel_stored(self, ref, found, held=held)
 
-    monkeypatch.setattr(JobDesk, "_cancel_stored", slowly)
+    monkeypatch.setattr(JobQueries, "_cancel_stored", slowly)
     assert await rig.client.job("hourly", "images").cancel()
     assert (await tasks.state(rig.names.schedules)).messages == 0
 

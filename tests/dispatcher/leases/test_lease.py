@@ -9,7 +9,7 @@ import pytest
 
 from gangline.dispatcher.leases.lease_slots import LeaseSlots
 from gangline.dispatcher.routing.policy import Sticky
-from gangline.dispatcher.routing.request import Ticket
+from gangline.dispatcher.routing.request import RoutedRequest
 from gangline.schemas.deadline import margin_s
 from gangline.schemas.errors.base import (
     ClosedError,
@@ -273,7 +273,7 @@ async def test_a_use_is_trusted_for_no_longer_than_a_renewal(rig: Rig) -> None:
 
 async def test_slots_of_a_lease_that_were_given_to_a_cancelled_waiter_go_to_the_next() -> None:
     slots = LeaseSlots(1, asyncio.get_running_loop())
-    tickets = [Ticket(method="echo") for _ in range(3)]
+    tickets = [RoutedRequest(method="echo") for _ in range(3)]
     for ticket in tickets:
         ticket.cost = 1
     assert slots.take_nowait(tickets[0])

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.dispatcher.leases.lease_slots import LeaseSlots
-from gangline.dispatcher.routing.request import Ticket
+from gangline.dispatcher.routing.request import RoutedRequest
 from gangline.schemas.errors.base import GanglineError
 
 from ...support.dispatcher.fakes import turns
@@ -15,8 +15,8 @@ from ...support.dispatcher.fakes import turns
 LATE = GanglineError("late")
 
 
-def ticket() -> Ticket:
-    made = Ticket(method="echo")
+def ticket() -> RoutedRequest:
+    made = RoutedRequest(method="echo")
     made.cost = 1
     return made
 

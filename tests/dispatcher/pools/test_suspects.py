@@ -6,18 +6,18 @@ import asyncio
 
 import pytest
 
-from gangline.dispatcher.routing.outcome import Fate
-from gangline.dispatcher.routing.worker_table import Worker
-from gangline.dispatcher.transport.exchange import Exchange
-from gangline.dispatcher.transport.flights import Flight
+from gangline.dispatcher.routing.outcome import TryOutcome
+from gangline.dispatcher.routing.worker_table import WorkerEntry
+from gangline.dispatcher.transport.exchange import RequestExchange
+from gangline.dispatcher.transport.flights import InFlightRequest
 from gangline.schemas.errors.base import WorkerLost
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent, turns
 
 
-def known(rig: Rig, name: str) -> Worker:
-    worker: Worker = rig.router.pools["images"].core.view.workers[name]
+def known(rig: Rig, name: str) -> WorkerEntry:
+    worker: WorkerEntry = rig.router.pools["images"].core.view.workers[name]
     return worker
 
 
@@ -120,13 +120,13 @@ async def test_a_call_ends_as_lost_when_the_ledger_is_silent_too_and_a_durable_t
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
     await worker.hears(RequestOp.TASK)
-    exchange: Exchange = rig.client.router.exchange
-    lost: list[Fate] = []
+    exchange: RequestExchange = rig.client.router.exchange
+    lost: list[TryOutcome] = []
 
-    class Durable(Flight):
+    class Durable(InFlightRequest):
         checked = durable = True
 
-        def lose(self, fate: Fate) -> None:
+        def lose(self, fate: TryOutcome) -> None:
             lost.append(fate)
 
     flight = Durable(exchange.new_id(), known(rig, "w1"))
@@ -141,7 +141,7 @@ async def test_a_call_ends_as_lost_when_the_ledger_is_silent_too_and_a_durable_t
     assert not lost and exchange.is_open(flight) and known(rig, "w1")
     rig.hub.storage_back()
     await asyncio.sleep(2.0)
-    assert lost == [Fate.LOST] and not exchange.is_open(flight)
+    assert lost == [TryOutcome.LOST] and not exchange.is_open(flight)
 
 
 @on_rig()

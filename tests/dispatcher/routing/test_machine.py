@@ -10,12 +10,12 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
-from gangline.dispatcher.routing.outcome import Fate
+from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.policy import Sticky
-from gangline.dispatcher.routing.pool_core import Placed, PoolCore, Refused
-from gangline.dispatcher.routing.request import Ticket
+from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutingCore
+from gangline.dispatcher.routing.request import RoutedRequest
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.dispatcher.routing.worker_table import Worker
+from gangline.dispatcher.routing.worker_table import WorkerEntry
 from gangline.schemas.errors.base import GanglineError, InvalidRequest, QueueFull, Saturated, UnknownMethod
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Load, LoadFlag
@@ -30,10 +30,10 @@ class Counting(Sticky):
         self.routed_count: Counter[str] = Counter()
         self.completed_count: Counter[str] = Counter()
 
-    def routed(self, worker: Worker, request: Any) -> None:
+    def routed(self, worker: WorkerEntry, request: Any) -> None:
         self.routed_count[str(worker.id)] += 1
 
-    def completed(self, worker: Worker, request: Any) -> None:
+    def completed(self, worker: WorkerEntry, request: Any) -> None:
         self.completed_count[str(worker.id)] += 1
 
 
@@ -45,8 +45,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.now = 1000.0
         self.policy = Counting()
         self.settings = RouterSettings(node="n0", zone="z0", max_queued=5, max_attempts=6)
-        self.core = PoolCore("pool", self.settings, self.policy, random.Random(1).random)
-        self.alive: list[Ticket] = []
+        self.core = RoutingCore("pool", self.settings, self.policy, random.Random(1).random)
+        self.alive: list[RoutedRequest] = []
         self.placed_order: list[tuple[Any, int]] = []
         self.instances: Counter[str] = Counter()
         self.revision = 0
@@ -63,7 +63,7 @@ class CoreMachine(RuleBasedStateMachine):
         patient=st.booleans(),
     )
     def arrive(self, method: str, key: Any, model: Any, labels: Any, slots: Any, patient: bool) -> Any:
-        ticket = Ticket(
+        ticket = RoutedRequest(
             method=method, slots=slots, key=key, model=model, labels=labels, patient=patient, max_attempts=6
         )
         workers = self.core.view.workers.values()
@@ -86,8 +86,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert placed == (ticket.worker is not None) == (not ticket.waits)
         return ticket
 
-    @rule(ticket=tickets, fate=st.sampled_from(list(Fate)))
-    def comes_to_nothing(self, ticket: Ticket, fate: Fate) -> None:
+    @rule(ticket=tickets, fate=st.sampled_from(list(TryOutcome)))
+    def comes_to_nothing(self, ticket: RoutedRequest, fate: TryOutcome) -> None:
         worker = ticket.worker
         if worker is None:
             return
@@ -104,7 +104,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert fate.allows_retry(ticket.repeatable)
 
     @rule(ticket=tickets)
-    def is_answered(self, ticket: Ticket) -> None:
+    def is_answered(self, ticket: RoutedRequest) -> None:
         if ticket.worker is not None:
             self.core.settle(ticket)
             self.core.settle(ticket)
@@ -113,7 +113,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.pump()
 
     @rule(ticket=tickets)
-    def is_given_up(self, ticket: Ticket) -> None:
+    def is_given_up(self, ticket: RoutedRequest) -> None:
         if ticket in self.alive:
             self.core.withdraw(ticket)
             self.core.withdraw(ticket)
@@ -228,7 +228,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def pick(self, data: st.DataObject) -> Worker:
+    def pick(self, data: st.DataObject) -> WorkerEntry:
         name = data.draw(st.sampled_from(sorted(self.core.view.workers)))
         return self.core.view.workers[name]
 
@@ -247,20 +247,20 @@ class CoreMachine(RuleBasedStateMachine):
 
     def carry_out(self, effects: Any) -> None:
         for effect in effects:
-            if isinstance(effect, Refused):
+            if isinstance(effect, PlacementRefused):
                 assert effect.ticket.worker is None and not effect.ticket.waits
                 self.alive.remove(effect.ticket)
             else:
                 assert effect.ticket.worker is not None
 
-    def lose(self, worker: Worker) -> None:
+    def lose(self, worker: WorkerEntry) -> None:
         for ticket in [ticket for ticket in self.alive if ticket.worker is worker]:
             self._end(ticket)
 
-    def _end(self, ticket: Ticket) -> None:
+    def _end(self, ticket: RoutedRequest) -> None:
         self.core.settle(ticket)
         try:
-            self.core.again(ticket, Fate.LOST, self.now)
+            self.core.again(ticket, TryOutcome.LOST, self.now)
         except GanglineError as error:
             assert error.may_have_started or ticket.uncertain, "the caller must be told; see caller.py"
             self.alive.remove(ticket)

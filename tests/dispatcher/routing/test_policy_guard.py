@@ -10,10 +10,10 @@ import pytest
 import gangline
 from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.client.client import Client
-from gangline.dispatcher.routing.candidates import Candidates, Demand
+from gangline.dispatcher.routing.candidates import Candidates, Requirements
 from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
 from gangline.dispatcher.routing.policy_guard import GuardedPolicy, guarded
-from gangline.dispatcher.routing.worker_table import Worker as Entry
+from gangline.dispatcher.routing.worker_table import WorkerEntry as Entry
 from gangline.errors import GanglineError
 from gangline.schemas.names import Names, WorkerId
 from gangline.worker.service import Worker
@@ -35,15 +35,15 @@ class Failing(PowerOfTwo):
         if hook in self.hooks and self.chance.random() < self.rate:
             raise RuntimeError(f"{hook} fails")
 
-    def choose(self, candidates: Candidates, request: Demand) -> Entry | None:
+    def choose(self, candidates: Candidates, request: Requirements) -> Entry | None:
         self._maybe("choose")
         return super().choose(candidates, request)
 
-    def routed(self, worker: Entry, request: Demand) -> None:
+    def routed(self, worker: Entry, request: Requirements) -> None:
         self.routed_now += 1
         self._maybe("routed")
 
-    def completed(self, worker: Entry, request: Demand) -> None:
+    def completed(self, worker: Entry, request: Requirements) -> None:
         self.routed_now -= 1
         self._maybe("completed")
 

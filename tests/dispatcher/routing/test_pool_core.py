@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.routing.outcome import Fate
+from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.policy import Sticky
-from gangline.dispatcher.routing.pool_core import Placed, PoolCore, Refused
-from gangline.dispatcher.routing.request import Ticket
+from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutingCore
+from gangline.dispatcher.routing.request import RoutedRequest
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import Draining, NoWorkers, Saturated, UnknownMethod
 from gangline.schemas.records.workers import MethodInfo, Registration
@@ -19,20 +19,20 @@ from gangline.schemas.wire.frames import Load, LoadFlag
 METHODS = {"echo": MethodInfo(), "again": MethodInfo(idempotent=True)}
 
 
-def core_of(**workers: int) -> PoolCore:
+def core_of(**workers: int) -> RoutingCore:
     """A core that knows these workers with so many slots."""
-    core = PoolCore("p", RouterSettings(node="", zone=""), Sticky(), random.Random(1).random)
+    core = RoutingCore("p", RouterSettings(node="", zone=""), Sticky(), random.Random(1).random)
     for number, (name, slots) in enumerate(workers.items(), start=1):
         record = Registration(pool="p", worker=name, epoch=1, instance="i", slots=slots, methods=METHODS)
         core.registered(record, number, 0.0)
     return core
 
 
-def ticket(**facts: Any) -> Ticket:
-    return Ticket(method="echo", **facts)
+def ticket(**facts: Any) -> RoutedRequest:
+    return RoutedRequest(method="echo", **facts)
 
 
-def fill(core: PoolCore, name: str, *, own: bool = False) -> None:
+def fill(core: RoutingCore, name: str, *, own: bool = False) -> None:
     worker = core.view.workers[name]
     core.loaded(worker, Load(worker.total, 0, worker.total), 1, 0.0)
     if own:
@@ -45,16 +45,16 @@ def test_a_retry_does_not_overtake_an_older_request_that_waits() -> None:
     assert core.admit(old, 0.0) and core.admit(young, 0.0)
     core.settle(old)
     fill(core, "a")
-    assert not core.again(old, Fate.FULL, 0.0)
+    assert not core.again(old, TryOutcome.FULL, 0.0)
     core.settle(young)
     core.loaded(core.view.workers["a"], Load(1, 0, 2), 1, 0.0)  # room for one
-    assert not core.again(young, Fate.UNSEEN, 0.0)
+    assert not core.again(young, TryOutcome.UNSEEN, 0.0)
     assert core.pump(0.0) == [Placed(old)]
     core.check()
 
 
-@pytest.mark.parametrize("fate", [None, Fate.FULL, Fate.UNHEARD])
-def test_that_no_worker_can_be_reached_is_not_called_a_lack_of_room(fate: Fate | None) -> None:
+@pytest.mark.parametrize("fate", [None, TryOutcome.FULL, TryOutcome.UNHEARD])
+def test_that_no_worker_can_be_reached_is_not_called_a_lack_of_room(fate: TryOutcome | None) -> None:
     core = core_of(a=1, b=1)
     waiting = ticket()
     waiting.fate = fate
@@ -96,7 +96,7 @@ def test_whoever_waits_is_told_when_the_method_is_gone() -> None:
     record = Registration(pool="p", worker="a", epoch=1, instance="i", slots=1, methods={"again": MethodInfo()})
     core.registered(record, 5, 1.0)
     [effect] = core.wake(1.0)
-    assert isinstance(effect, Refused) and isinstance(effect.error, UnknownMethod)
+    assert isinstance(effect, PlacementRefused) and isinstance(effect.error, UnknownMethod)
     with pytest.raises(UnknownMethod, match="again"):
         core.admit(ticket(), 1.0)
 
@@ -111,7 +111,7 @@ def test_progress_of_its_class_makes_a_request_wait_longer() -> None:
     assert core.wake(61.0) == []
     core.next_wake_s(61.0)
     refused = core.wake(110.1)
-    assert [type(effect.error) for effect in refused if isinstance(effect, Refused)] == [Saturated, Saturated]
+    assert [type(effect.error) for effect in refused if isinstance(effect, PlacementRefused)] == [Saturated, Saturated]
 
 
 def test_the_error_says_why_there_was_no_room() -> None:
@@ -124,7 +124,7 @@ def test_the_error_says_why_there_was_no_room() -> None:
     core = core_of(a=1)
     core.view.unreachable(core.view.workers["a"])
     unheard = ticket()
-    unheard.fate = Fate.UNHEARD
+    unheard.fate = TryOutcome.UNHEARD
     assert isinstance(core.give_up(unheard, "now"), NoWorkers)
 
 
@@ -135,13 +135,13 @@ def test_during_a_roll_out_a_new_task_does_not_hold_up_the_old_ones() -> None:
     )
     core.registered(record, 9, 0.0)
     fill(core, "new")
-    fresh = Ticket(method="fresh")
+    fresh = RoutedRequest(method="fresh")
     assert not core.admit(fresh, 0.0)
     assert core.admit(ticket(), 0.0)
 
 
-def slots_of(number: int) -> Ticket:
-    return Ticket(method=None, slots=number)
+def slots_of(number: int) -> RoutedRequest:
+    return RoutedRequest(method=None, slots=number)
 
 
 def test_more_slots_than_any_worker_has_are_refused_at_once_and_when_a_larger_one_is_there_granted() -> None:
@@ -163,7 +163,7 @@ def test_a_paused_worker_may_be_of_any_size() -> None:
     assert not core.admit(slots_of(99), 0.0)
     core.loaded(core.view.workers["b"], Load(0, 0, 3), 1, 5.0)  # resized
     [refused] = core.wake(5.0)
-    assert isinstance(refused, Refused) and isinstance(refused.error, Saturated)
+    assert isinstance(refused, PlacementRefused) and isinstance(refused.error, Saturated)
 
 
 def test_who_waits_for_a_large_worker_has_the_time_of_its_restart() -> None:
@@ -174,5 +174,5 @@ def test_who_waits_for_a_large_worker_has_the_time_of_its_restart() -> None:
     core.gone(core.view.workers["b"], 10.0)
     assert core.wake(10.9) == []
     [refused] = core.wake(11.0)
-    assert refused.ticket is waiting and isinstance(refused, Refused) and isinstance(refused.error, Saturated)
+    assert refused.ticket is waiting and isinstance(refused, PlacementRefused) and isinstance(refused.error, Saturated)
     core.check()

@@ -13,10 +13,10 @@ from hypothesis import given
 
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.gateway.settings import GatewaySettings
-from gangline.dispatcher.routing.outcome import Fate
+from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.rendezvous import fingerprint, score
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.dispatcher.routing.wait_queue import WaitingLine
+from gangline.dispatcher.routing.wait_queue import WaitQueue
 from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.wire.frames import Reason
 
@@ -91,7 +91,7 @@ class Item:
 
 
 def test_a_line_is_served_in_order_and_a_retry_keeps_its_place() -> None:
-    line: WaitingLine[Item] = WaitingLine()
+    line: WaitQueue[Item] = WaitQueue()
     items = [Item(number) for number in range(5)]
     for item in items:
         line.add(item)
@@ -104,7 +104,7 @@ def test_a_line_is_served_in_order_and_a_retry_keeps_its_place() -> None:
 
 
 def test_classes_do_not_hold_each_other_up() -> None:
-    line: WaitingLine[Item] = WaitingLine()
+    line: WaitQueue[Item] = WaitQueue()
     items = [Item(number, number % 3) for number in range(6)]
     for item in items:
         line.add(item)
@@ -117,7 +117,7 @@ def test_classes_do_not_hold_each_other_up() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans())))
 def test_a_line_agrees_with_a_sorted_list(steps: list[tuple[int, bool]]) -> None:
-    line: WaitingLine[Item] = WaitingLine()
+    line: WaitQueue[Item] = WaitQueue()
     items = [Item(number, number % 2) for number in range(13)]
     model: set[int] = set()
     for number, add in steps:
@@ -140,8 +140,8 @@ def test_a_line_agrees_with_a_sorted_list(steps: list[tuple[int, bool]]) -> None
 
 
 def test_who_moves_to_another_line_does_not_come_up_in_the_one_before() -> None:
-    here: WaitingLine[Item] = WaitingLine()
-    there: WaitingLine[Item] = WaitingLine()
+    here: WaitQueue[Item] = WaitQueue()
+    there: WaitQueue[Item] = WaitQueue()
     first, moved, other = Item(1), Item(2), Item(3, "another class")
     for item in (first, moved, other):
         here.add(item)
@@ -153,22 +153,22 @@ def test_who_moves_to_another_line_does_not_come_up_in_the_one_before() -> None:
 
 
 def test_only_what_may_have_started_is_kept_from_another_try() -> None:
-    uncertain = {fate for fate in Fate if fate.may_have_started}
-    assert uncertain == {Fate.LOST, Fate.FORGOTTEN}
-    for fate in Fate:
+    uncertain = {fate for fate in TryOutcome if fate.may_have_started}
+    assert uncertain == {TryOutcome.LOST, TryOutcome.FORGOTTEN}
+    for fate in TryOutcome:
         assert fate.allows_retry(idempotent=True)
         assert fate.allows_retry(idempotent=False) == (fate not in uncertain)
 
 
 def test_each_reason_on_the_wire_has_a_fate() -> None:
-    assert [Fate.of_reason(reason) for reason in Reason] == [
-        Fate.FULL,
-        Fate.DRAINING,
-        Fate.STALE,
-        Fate.LATE,
-        Fate.NOT_HERE,
+    assert [TryOutcome.of_reason(reason) for reason in Reason] == [
+        TryOutcome.FULL,
+        TryOutcome.DRAINING,
+        TryOutcome.STALE,
+        TryOutcome.LATE,
+        TryOutcome.NOT_HERE,
     ]
-    assert Fate.of_reason("something newer") is Fate.FULL
+    assert TryOutcome.of_reason("something newer") is TryOutcome.FULL
 
 
 # -- hashing ------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import pytest
 
 from gangline.dispatcher.routing.candidates import Candidates
 from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
-from gangline.dispatcher.routing.request import Ticket
-from gangline.dispatcher.routing.worker_table import ANYWHERE, SAME_NODE, SAME_ZONE, PoolView, Worker
+from gangline.dispatcher.routing.request import RoutedRequest
+from gangline.dispatcher.routing.worker_table import ANYWHERE, SAME_NODE, SAME_ZONE, WorkerEntry, WorkerTable
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Load, LoadFlag
 
@@ -25,8 +25,8 @@ def record(name: str, **facts: Any) -> Registration:
     return Registration(**{**base, **facts})
 
 
-def view_of(*records: Registration, **where: Any) -> PoolView:
-    view = PoolView("p", **where)
+def view_of(*records: Registration, **where: Any) -> WorkerTable:
+    view = WorkerTable("p", **where)
     for number, each in enumerate(records, start=1):
         view.register(each, number, 0.0)
     view.check()
@@ -126,13 +126,15 @@ def test_methods_are_counted_over_workers() -> None:
 # -- choosing -----------------------------------------------------------------------------------------------------
 
 
-def choose(view: PoolView, policy: Any = None, *, anyhow: bool = False, seed: int = 1, **demand: Any) -> Worker | None:
-    ticket = Ticket(method=demand.pop("method", "echo"), **demand)
+def choose(
+    view: WorkerTable, policy: Any = None, *, anyhow: bool = False, seed: int = 1, **demand: Any
+) -> WorkerEntry | None:
+    ticket = RoutedRequest(method=demand.pop("method", "echo"), **demand)
     candidates = Candidates(view, random.Random(seed).random)
     return (policy or Sticky()).choose(candidates.of(ticket, anyhow=anyhow), ticket)  # type: ignore[no-any-return]
 
 
-def name(worker: Worker | None) -> str | None:
+def name(worker: WorkerEntry | None) -> str | None:
     return worker.id.worker if worker is not None else None
 
 
@@ -198,7 +200,7 @@ def test_a_request_for_many_slots_needs_them_free() -> None:
 
 def test_those_that_turned_it_down_are_avoided() -> None:
     view = view_of(record("a"), record("b"))
-    ticket = Ticket(method="echo")
+    ticket = RoutedRequest(method="echo")
     ticket.avoid = {view.workers["a"]}
     candidates = Candidates(view, random.Random(1).random)
     assert name(PowerOfTwo().choose(candidates.of(ticket), ticket)) == "b"
@@ -264,7 +266,7 @@ def test_a_model_goes_where_it_is_then_to_the_fewest_models_then_anywhere() -> N
 def test_choosing_looks_at_no_more_workers_when_there_are_more() -> None:
     def steps(size: int) -> int:
         view = view_of(*(record(f"w{n}") for n in range(size)))
-        candidates, ticket, policy = Candidates(view, random.Random(1).random), Ticket(method="echo"), Sticky()
+        candidates, ticket, policy = Candidates(view, random.Random(1).random), RoutedRequest(method="echo"), Sticky()
 
         def choose() -> None:
             for _ in range(50):
@@ -283,7 +285,7 @@ def test_a_known_worker_costs_at_most_1500_bytes() -> None:
         record(f"worker-{n}", instance=f"instance-{n:016}", node=f"node-{n}", labels={"gpu": "yes"}).model_dump_json()
         for n in range(1000)
     ]
-    view = PoolView("p")
+    view = WorkerTable("p")
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for n, text in enumerate(texts):

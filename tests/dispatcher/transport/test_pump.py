@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gangline.dispatcher.routing.candidates import Candidates, Demand
+from gangline.dispatcher.routing.candidates import Candidates, Requirements
 from gangline.dispatcher.routing.policy import Sticky
-from gangline.dispatcher.routing.pool_core import PoolCore
-from gangline.dispatcher.routing.request import Ticket
+from gangline.dispatcher.routing.pool_core import RoutingCore
+from gangline.dispatcher.routing.request import RoutedRequest
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.dispatcher.routing.worker_table import Worker
+from gangline.dispatcher.routing.worker_table import WorkerEntry
 from gangline.schemas.records.workers import MethodInfo, Registration
 
 
@@ -15,14 +15,14 @@ class Counting(Sticky):
     def __init__(self) -> None:
         self.asked = 0
 
-    def choose(self, candidates: Candidates, request: Demand) -> Worker | None:
+    def choose(self, candidates: Candidates, request: Requirements) -> WorkerEntry | None:
         self.asked += 1
         return super().choose(candidates, request)
 
 
-def make(workers: int) -> tuple[PoolCore, Counting]:
+def make(workers: int) -> tuple[RoutingCore, Counting]:
     policy = Counting()
-    core = PoolCore("images", RouterSettings(node="", zone=""), policy, lambda: 0.5)
+    core = RoutingCore("images", RouterSettings(node="", zone=""), policy, lambda: 0.5)
     for number in range(workers):
         name = f"w{number}"
         record = Registration(
@@ -32,8 +32,8 @@ def make(workers: int) -> tuple[PoolCore, Counting]:
     return core, policy
 
 
-def admit(core: PoolCore, key: str) -> Ticket:
-    ticket = Ticket(method="echo", key=key, patient=True)
+def admit(core: RoutingCore, key: str) -> RoutedRequest:
+    ticket = RoutedRequest(method="echo", key=key, patient=True)
     core.admit(ticket, 0.0)
     return ticket
 

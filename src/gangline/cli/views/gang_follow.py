@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message
 from ...dispatcher.client.client import Client
-from ...dispatcher.gangs.coordinator_client import GangDesk
+from ...dispatcher.gangs.coordinator_client import CoordinatorClient
 from ...runtime.clock import Environment
 from ...schemas.errors.base import Disconnected, GanglineError, LeaseError
 from ...schemas.errors.gangs import GangEnded, UnknownGang
@@ -56,7 +56,7 @@ async def ask_of(
 
     Raises:
         UnknownGang: there is none, or there are several; says which.
-        GanglineError: as GangDesk.ask_for.
+        GanglineError: as CoordinatorClient.ask_for.
     """
     desk = client.router.gangs.desk
     try:
@@ -166,7 +166,7 @@ def event_line(event: GangEvent) -> str:
     return "  ".join(parts)
 
 
-async def keep(desk: GangDesk, gang: GangReply, stop: asyncio.Event) -> None:
+async def keep(desk: CoordinatorClient, gang: GangReply, stop: asyncio.Event) -> None:
     """Renew until `stop` is set, then release.
 
     Raises:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from ...bus.memory.faults import RandomFaults
 from ...bus.memory.server import MemoryServer
 from ...dispatcher.leases.lease import Lease
-from ...dispatcher.leases.selection import Selection, State
+from ...dispatcher.leases.selection import Selection, SelectionState
 from ...runtime.clock import Environment
 from ...schemas.names import Names
 from ...schemas.records.workers import Heartbeat
@@ -564,7 +564,7 @@ _TRUE = Machine(monotonic=NodeClock())
 def _trusts(holder: Lease | Selection) -> bool:
     if isinstance(holder, Lease):
         return holder.lost is None
-    return holder.state is State.OPEN and holder.hold.trouble() is None
+    return holder.state is SelectionState.OPEN and holder.hold.trouble() is None
 
 
 class _LogWatch(logging.Handler):

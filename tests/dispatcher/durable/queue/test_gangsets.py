@@ -12,7 +12,7 @@ from gangline import current_task
 from gangline.bus.port.bus import NotPermitted
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.durable.settings import DispatcherSettings
-from gangline.dispatcher.gangs.set_registry import GangSets
+from gangline.dispatcher.gangs.set_registry import SetRegistry
 from gangline.schemas.errors.tasks import JobCancelled, JobDead
 from gangline.schemas.records.jobs import JobState
 from gangline.worker.pool.pool import Pool
@@ -298,12 +298,12 @@ async def test_where_standing_sets_may_not_be_followed_pools_are_served_as_ever(
     await small_workers(rig)
     asked: list[str] = []
 
-    async def find(_sets: GangSets, name: str, _deadline: float | None) -> None:
+    async def find(_sets: SetRegistry, name: str, _deadline: float | None) -> None:
         asked.append(name)
         raise NotPermitted("the server forbids it", details={"subject": "gangset"})
 
     async with dispatching(rig):
-        monkeypatch.setattr(GangSets, "find", find)
+        monkeypatch.setattr(SetRegistry, "find", find)
         job = await rig.client.submit("train.flaky", 9)
         with pytest.raises(JobDead):  # it runs, and has no gang
             await job.result(timeout_s=WITHIN_S)

@@ -11,8 +11,8 @@ import pytest
 
 from gangline.dispatcher.durable.queue.job_attempt import JobAttempt
 from gangline.dispatcher.durable.queue.joint_attempt import JointFlight
-from gangline.dispatcher.routing.outcome import Fate
-from gangline.dispatcher.routing.worker_table import Worker
+from gangline.dispatcher.routing.outcome import TryOutcome
+from gangline.dispatcher.routing.worker_table import WorkerEntry
 from gangline.schemas.errors.base import GanglineError, TaskCancelled, TaskFailed, WorkerLost
 from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, TaskFlag
 
@@ -25,10 +25,10 @@ class Watched:
     def __init__(self) -> None:
         self.count = 0
 
-    def watch(self, worker: Worker) -> None:
+    def watch(self, worker: WorkerEntry) -> None:
         self.count += 1
 
-    def unwatch(self, worker: Worker) -> None:
+    def unwatch(self, worker: WorkerEntry) -> None:
         self.count -= 1
 
 
@@ -41,7 +41,7 @@ class Bench:
         self.watched = Watched()
         self.ended: list[tuple[list[Any], GanglineError | None]] = []
 
-    def find(self, name: str) -> Worker | None:
+    def find(self, name: str) -> WorkerEntry | None:
         return self.rig.router.pools["images"].core.view.workers.get(name.partition(".")[2])
 
     def fly(self, *names: str, attached: bool = False) -> JointFlight:
@@ -174,7 +174,7 @@ async def test_a_rank_whose_answer_is_forgotten_is_asked_for_the_end_that_its_wo
             await b.answer(number, AnswerOp.OK, f"r{number}")
         exchange = b.rig.router.exchange
         (part,) = exchange._flights.values()
-        exchange.lose(part, Fate.FORGOTTEN)
+        exchange.lose(part, TryOutcome.FORGOTTEN)
         if not acks:
             assert [error.code for _, error in b.ended if error] == ["result_lost"]
             return

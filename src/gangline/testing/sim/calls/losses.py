@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ....dispatcher.pools.pool import RoutedPool
-from ....dispatcher.routing.worker_table import Worker
+from ....dispatcher.routing.worker_table import WorkerEntry
 from ..checker import Checker
 
 
@@ -35,7 +35,7 @@ class LossWatch:
     def __init__(self, checker: Checker, lives: Callable[[str, str], bool]) -> None:
         self._checker = checker
         self._lives = lives
-        self._known: dict[str, dict[str, Worker]] = {}
+        self._known: dict[str, dict[str, WorkerEntry]] = {}
         """By the process that knows them, and by their names."""
 
     def look(self, processes: Iterable[Routing]) -> None:

@@ -10,17 +10,17 @@ from ..runtime.event_clock import EventClock
 from ..schemas.errors.gangs import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import Log
-from .election.elector import Candidacy
+from .election.elector import Elector
 from .election.leader_record import LeaderKey
-from .ledger.worker_registry import Census
-from .service_settings import ShellSettings
+from .ledger.worker_registry import WorkerRegistry
+from .service_settings import ServiceSettings
 from .settings import CoordinatorSettings
 from .sharding.registry import ShardRegistry
 from .sharding.shards import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Office:
+class CoordinatorContext:
     """What a term works with; outlives it."""
 
     bus: Bus
@@ -28,10 +28,10 @@ class Office:
     names: Names
     clock: EventClock
     leader: LeaderKey
-    census: Census
-    candidacy: Candidacy
+    census: WorkerRegistry
+    candidacy: Elector
     settings: CoordinatorSettings
-    shell: ShellSettings
+    shell: ServiceSettings
     shard: Shard
     registry: ShardRegistry
     unfit: Callable[[ShardConflict], None]

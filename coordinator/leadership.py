@@ -22,33 +22,33 @@ from ..schemas.records.gangs import GangState
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
 from ..telemetry.metrics.coordinator import CoordinatorMetrics
-from .context import Office
-from .core.gang_core import GangCore
-from .election.election_core import Role
-from .ledger.reader import Reading, read_ledger, read_members
-from .ledger.set_declarations import SetFeed
+from .context import CoordinatorContext
+from .core.gang_core import SchedulerCore
+from .election.election_core import ElectionRole
+from .ledger.reader import LedgerSnapshot, read_ledger, read_members
+from .ledger.set_declarations import SetDeclarations
 from .model import effects as do
 from .model import events as on
 from .scheduling.inventory import WorkerFacts
-from .server.effect_executor import Hands
-from .server.shard_router import Switchboard
+from .server.effect_executor import GangEffectExecutor
+from .server.shard_router import ShardRouter
 
 _RETRY_S: Final = 0.1
 _PING_ROUND_S: Final = 0.1
 """Lost connections are told of one by one; at most so often all workers with members are asked."""
 
 
-class Term:
+class Leadership:
     """Leads from `begin` to `end`."""
 
-    def __init__(self, office: Office, *, number: int, on_ready: Callable[[], None]) -> None:
+    def __init__(self, office: CoordinatorContext, *, number: int, on_ready: Callable[[], None]) -> None:
         """
         Args:
             number: the term.
             on_ready: told when the ledger was read and requests are served.
         """
         self.number = number
-        self.core = GangCore(office.settings, office.shard)
+        self.core = SchedulerCore(office.settings, office.shard)
         self._office = office
         self._on_ready = on_ready
         self._log = log = office.log.bind(term=number)
@@ -57,8 +57,8 @@ class Term:
         self._resigned = False
         self._subscriptions: list[Subscription] = []
         self._ping_round_at = float("-inf")
-        self._hands = Hands(office, self.core, chores, feed=self.feed, trusted=self._trusted, log=log)
-        self._sets = SetFeed(
+        self._hands = GangEffectExecutor(office, self.core, chores, feed=self.feed, trusted=self._trusted, log=log)
+        self._sets = SetDeclarations(
             office.kv,
             office.leader,
             office.shard,
@@ -92,7 +92,7 @@ class Term:
         """Lead no more, from this instant on. Idempotent."""
         if self._over:
             return
-        self._resigned = self._office.candidacy.election.role is Role.RESIGNED
+        self._resigned = self._office.candidacy.election.role is ElectionRole.RESIGNED
         self._handle(on.LeadershipLost(**self._office.clock.moment(), reason=reason))
         self._over = True
         self._office.census.audience = None
@@ -159,7 +159,7 @@ class Term:
             for subject in office.names.both(office.names.gang_operations):
                 await self._listen(subject, desk.take)
             return
-        switchboard = Switchboard(
+        switchboard = ShardRouter(
             office.bus,
             office.kv,
             office.names,
@@ -176,7 +176,7 @@ class Term:
     async def _listen(self, subject: str, handler: Callable[[Message], None]) -> None:
         self._subscriptions.append(await self._office.bus.subscribe(subject, handler))
 
-    def _gain(self, reading: Reading) -> None:
+    def _gain(self, reading: LedgerSnapshot) -> None:
         office = self._office
         office.census.merge(reading.registrations, reading.beats)
         presumed = {
@@ -265,4 +265,4 @@ class Term:
                 for seat in gang.seats:
                     gangs.setdefault(WorkerId(seat.pool, seat.worker), {})[gang.id] = gang.generation
         for worker, here in gangs.items():
-            self._hands.errands.ping(do.Ping(worker=worker, request=PingRequest(gangs=here)))
+            self._hands.errands.ping(do.PingWorker(worker=worker, request=PingRequest(gangs=here)))

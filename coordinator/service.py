@@ -16,14 +16,14 @@ from ..runtime.tasks import TaskSet
 from ..schemas.errors.gangs import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import logger_for
-from .context import Office
-from .election.election_core import Election, ElectionSettings
-from .election.elector import Candidacy
+from .context import CoordinatorContext
+from .election.election_core import ElectionCore, ElectionSettings
+from .election.elector import Elector
 from .election.leader_record import LeaderKey
-from .leadership import Term
-from .ledger.worker_registry import Census
+from .leadership import Leadership
+from .ledger.worker_registry import WorkerRegistry
 from .server.nats_service import coordinator_service
-from .service_settings import ShellSettings
+from .service_settings import ServiceSettings
 from .settings import CoordinatorSettings
 from .sharding.registry import ShardRegistry
 from .sharding.shards import Shard
@@ -84,7 +84,7 @@ class Coordinator(Service[CoordinatorState]):
         names: Names | None = None,
         settings: CoordinatorSettings | None = None,
         election: ElectionSettings | None = None,
-        shell: ShellSettings | None = None,
+        shell: ServiceSettings | None = None,
         shard: str | None = None,
         pools: Iterable[str] | None = None,
         ambient: Environment | None = None,
@@ -109,14 +109,14 @@ class Coordinator(Service[CoordinatorState]):
         self.shard = Shard.of(shard, pools)
         self.names = names or Names()
         self.settings = settings or CoordinatorSettings()
-        self.shell = shell or ShellSettings()
+        self.shell = shell or ServiceSettings()
         self.ambient = ambient or Environment()
         self.instance = self.ambient.token()
         """Unique for this object; the ledger's `leader` record names it."""
-        self.term: Term | None = None
+        self.term: Leadership | None = None
         """The leadership under way; for tests."""
         self._bus = bus
-        self._election = Election(self.instance, election)
+        self._election = ElectionCore(self.instance, election)
         self._log = logger_for("coordinator", instance=self.instance)
         self._counts: dict[str, list[int]] = {}
         self._nats_service = coordinator_service(
@@ -130,7 +130,7 @@ class Coordinator(Service[CoordinatorState]):
             term=lambda: self._election.term,
             counts=self._counts,
         )
-        self._office: Office | None = None
+        self._office: CoordinatorContext | None = None
         self._background = TaskSet("coordinator")
         """Clears away after terms that are over."""
         self._leaving = TaskSet("unfit coordinator")
@@ -148,8 +148,8 @@ class Coordinator(Service[CoordinatorState]):
         clock = EventClock(self.ambient)
         registry = ShardRegistry(kv, self.shard, clock, self._log)
         leader = LeaderKey(kv, self.shard.leader_key)
-        census = Census(kv, self.names, self.shell, self._log, shard=self.shard)
-        candidacy = Candidacy(
+        census = WorkerRegistry(kv, self.names, self.shell, self._log, shard=self.shard)
+        candidacy = Elector(
             kv,
             self._election,
             leader,
@@ -160,7 +160,7 @@ class Coordinator(Service[CoordinatorState]):
             on_outage=census.outage,
             log=self._log,
         )
-        self._office = Office(
+        self._office = CoordinatorContext(
             bus=self._bus,
             kv=kv,
             names=self.names,
@@ -220,7 +220,7 @@ class Coordinator(Service[CoordinatorState]):
     def _lead(self, number: int) -> None:
         assert self._office is not None and self.term is None
         self._log.info("was elected", extra={"action": "coordinator.elected", "term": number})
-        self.term = Term(self._office, number=number, on_ready=self._ready)
+        self.term = Leadership(self._office, number=number, on_ready=self._ready)
         self.term.begin()
 
     def _ready(self) -> None:

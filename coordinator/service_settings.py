@@ -11,7 +11,7 @@ from ..schemas.errors.base import InvalidSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShellSettings:
+class ServiceSettings:
     """Settings of one coordinator process, in seconds unless the name says otherwise.
 
     Raises:

@@ -25,7 +25,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
 from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.model import states
-from gangline.coordinator.service_settings import ShellSettings
+from gangline.coordinator.service_settings import ServiceSettings
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.calls.options import SubmitOptions
@@ -186,7 +186,7 @@ def settings_page() -> str:
             "",
             *_settings_section(CoordinatorSettings, "Coordinator, decisions about gangs: `CoordinatorSettings`"),
             *_settings_section(ElectionSettings, "Coordinator, who leads: `ElectionSettings`"),
-            *_settings_section(ShellSettings, "Coordinator, its process: `ShellSettings`"),
+            *_settings_section(ServiceSettings, "Coordinator, its process: `ServiceSettings`"),
         ]
     )
 
@@ -287,8 +287,8 @@ def cli_page() -> str:
 
 
 def gang_states_page() -> str:
-    texts = _field_texts(states.Step)
-    rows = [f"| `{step.value}` | {cell(texts.get(step.name, ''))} |" for step in states.Step]
+    texts = _field_texts(states.GangStep)
+    rows = [f"| `{step.value}` | {cell(texts.get(step.name, ''))} |" for step in states.GangStep]
     return "\n".join(
         [
             NOTE,

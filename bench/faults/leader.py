@@ -18,10 +18,10 @@ from gangline.bus.port.bus import BucketSettings, Bus
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.console.children import tied_to_parent
 from gangline.cli.console.session import run
-from gangline.coordinator.model.commits import Ledger
+from gangline.coordinator.model.commits import CommitQueue
 from gangline.coordinator.model.effects import LedgerWrite
 from gangline.coordinator.service import Coordinator
-from gangline.coordinator.service_settings import ShellSettings
+from gangline.coordinator.service_settings import ServiceSettings
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.schemas.names import Names
 from gangline.schemas.records.workers import Record
@@ -48,10 +48,10 @@ class Accident:
 def forget_the_fence() -> None:
     """A planted bug, for the test that the scenarios see it: batches rely on their writer to know that it leads."""
 
-    def fenced(self: Ledger, key: str, record: Record | None, *, ttl_s: float | None = None) -> LedgerWrite:
+    def fenced(self: CommitQueue, key: str, record: Record | None, *, ttl_s: float | None = None) -> LedgerWrite:
         return LedgerWrite(key=key, record=record, ttl_s=ttl_s)
 
-    Ledger.fenced = fenced  # type: ignore[method-assign]
+    CommitQueue.fenced = fenced  # type: ignore[method-assign]
 
 
 async def serve(gang: str, moment: Moment, nth: int, number: signal.Signals, hold_s: float) -> None:
@@ -61,7 +61,7 @@ async def serve(gang: str, moment: Moment, nth: int, number: signal.Signals, hol
         bus=SeamBus(bus, seam),  # type: ignore[arg-type]
         names=Names(os.environ["GANGLINE_NAMESPACE"]),
         settings=CoordinatorSettings(hold_s=hold_s),
-        shell=ShellSettings(bucket=BucketSettings.from_environment()),
+        shell=ServiceSettings(bucket=BucketSettings.from_environment()),
     )
     gone = asyncio.Event()
     loop = asyncio.get_running_loop()

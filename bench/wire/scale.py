@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from ..bus.memory.server import MemoryServer
 from ..bus.port.bus import BucketSettings
-from ..coordinator.core.gang_core import GangCore
+from ..coordinator.core.gang_core import SchedulerCore
 from ..coordinator.model import events as on
 from ..coordinator.model.effects import SendHold
 from ..coordinator.scheduling.inventory import WorkerFacts
 from ..coordinator.scheduling.placement import place
-from ..coordinator.scheduling.slot_index import Place, SlotMap
+from ..coordinator.scheduling.slot_index import SlotIndex, WorkerSpot
 from ..dispatcher.router.router import Router
 from ..dispatcher.routing.policy import Sticky
 from ..dispatcher.routing.pool_core import RoutingCore
@@ -79,13 +79,13 @@ def routing_s(workers: int) -> float:
 
 
 @cache
-def slot_map(workers: int) -> SlotMap:
+def slot_map(workers: int) -> SlotIndex:
     """A coordinator's view of so many workers."""
-    slots = SlotMap()
+    slots = SlotIndex()
     for number in range(workers):
         record = registration(number)
         worker = WorkerId(record.pool, record.worker)
-        slots.put(Place(worker=worker, node=record.node, labels=record.labels), record.slots)
+        slots.put(WorkerSpot(worker=worker, node=record.node, labels=record.labels), record.slots)
     return slots
 
 
@@ -100,9 +100,9 @@ def placing_s(workers: int) -> float:
 
 
 @cache
-def gang_core(workers: int) -> GangCore:
+def gang_core(workers: int) -> SchedulerCore:
     """A coordinator that leads and knows so many workers."""
-    core = GangCore()
+    core = SchedulerCore()
     known = []
     for number in range(workers):
         record = registration(number)

@@ -10,7 +10,7 @@ from ...schemas.names import Names, WorkerId
 from ...schemas.records.gangs import GangRecord, GangState, Rendezvous, Seat
 from ..model.commits import (
     CommitKind,
-    Pending,
+    PendingCommit,
     close_writes,
     end_writes,
     grants,
@@ -20,38 +20,38 @@ from ..model.commits import (
     spec_of,
     sweep_writes,
 )
-from ..model.effects import Answer, Commit, LedgerWrite, Refence, SendForm
+from ..model.effects import AnswerRequest, Commit, LedgerWrite, SendForm, WriteFence
 from ..model.events import CommitRefused, Committed, CommitUnknown, Refenced
-from ..model.gang import Attempt, Gang, by_worker
+from ..model.gang import HoldAttempt, ManagedGang, by_worker
 from ..model.restart_policy import FINAL
-from ..model.states import Move, Step, move
-from .members import Members
-from .standing_sets import Sets
-from .state import Books
+from ..model.states import GangStep, Move, move
+from .members import MemberFailures
+from .standing_sets import StandingSets
+from .state import SchedulerState
 from .teardown import Teardown
 
 Writes = tuple[LedgerWrite, ...]
 
 _STEP_OF = {
-    CommitKind.FORM: Step.COMMITTING,
-    CommitKind.REJOIN: Step.REJOINING,
-    CommitKind.READY: Step.FORMED,
-    CommitKind.RETIRE: Step.RETIRING,
-    CommitKind.CLOSE: Step.CLOSING,
+    CommitKind.FORM: GangStep.COMMITTING,
+    CommitKind.REJOIN: GangStep.REJOINING,
+    CommitKind.READY: GangStep.FORMED,
+    CommitKind.RETIRE: GangStep.RETIRING,
+    CommitKind.CLOSE: GangStep.CLOSING,
 }
 """A commit of this kind is void when its gang is in another step by now."""
 
 
-class Writing:
+class CommitPipeline:
     """Sends batches one by one. A part of the core."""
 
     def __init__(
         self,
-        books: Books,
-        members: Members,
+        books: SchedulerState,
+        members: MemberFailures,
         teardown: Teardown,
-        granting: Granting,
-        sets: Sets,
+        granting: GrantPipeline,
+        sets: StandingSets,
     ) -> None:
         self._books = books
         self._members = members
@@ -74,7 +74,7 @@ class Writing:
             )
         return True
 
-    def _writes(self, pending: Pending) -> Writes | None:
+    def _writes(self, pending: PendingCommit) -> Writes | None:
         books, ledger = self._books, self._books.ledger
         kind = pending.kind
         if kind is CommitKind.END or kind is CommitKind.STATUS or kind is CommitKind.SWEEP:
@@ -100,14 +100,14 @@ class Writing:
                 return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.RETIRING)),)
             case CommitKind.CLOSE:
                 return close_writes(ledger, gang)
-            case CommitKind.REWRITE if gang.step is Step.CLOSING:
+            case CommitKind.REWRITE if gang.step is GangStep.CLOSING:
                 return None  # its members were to be granted again, and now they end: the next batch says so
             case CommitKind.REWRITE:
                 return rewrites(ledger, gang)
             case _:
                 assert_never(kind)
 
-    def _of_no_gang(self, pending: Pending) -> Writes | None:
+    def _of_no_gang(self, pending: PendingCommit) -> Writes | None:
         """Of gangs that are no longer in the books, or of none."""
         ledger = self._books.ledger
         if pending.kind is CommitKind.END:
@@ -135,7 +135,7 @@ class Writing:
                 ledger.in_flight = None
                 self._done(pending, event.revision)
             case CommitRefused():
-                # Certain: nothing was written. A registration was stale, or we are deposed: the Refence tells.
+                # Certain: nothing was written. A registration was stale, or we are deposed: the WriteFence tells.
                 ledger.in_flight = None
                 self._refence(pending)
                 self._failed(pending)
@@ -144,10 +144,10 @@ class Writing:
             case _:
                 assert_never(event)
 
-    def _refence(self, pending: Pending) -> None:
+    def _refence(self, pending: PendingCommit) -> None:
         ledger = self._books.ledger
         ledger.refencing = True
-        self._books.out.append(Refence(number=ledger.number, gang=pending.gang))
+        self._books.out.append(WriteFence(number=ledger.number, gang=pending.gang))
 
     def _refenced(self, event: Refenced) -> None:
         """What was in flight is void or written, and the record tells which."""
@@ -162,7 +162,7 @@ class Writing:
         else:
             self._failed(pending)
 
-    def _written(self, pending: Pending, record: GangRecord) -> bool:
+    def _written(self, pending: PendingCommit, record: GangRecord) -> bool:
         gang = self._books.gangs.get(pending.gang)
         match pending.kind:
             case CommitKind.FORM | CommitKind.REJOIN:
@@ -184,7 +184,7 @@ class Writing:
             case _:
                 assert_never(pending.kind)
 
-    def _done(self, pending: Pending, revision: int) -> None:
+    def _done(self, pending: PendingCommit, revision: int) -> None:
         gang = self._books.gangs.get(pending.gang)
         if gang is None:
             return
@@ -193,7 +193,7 @@ class Writing:
                 self._granting.committed(gang, revision)
             case CommitKind.READY:
                 self._members.ready(gang)
-            case CommitKind.RETIRE if gang.step is Step.RETIRING:
+            case CommitKind.RETIRE if gang.step is GangStep.RETIRING:
                 self._sets.retiring(gang)
             case CommitKind.CLOSE:
                 self._teardown.closed(gang)
@@ -202,12 +202,12 @@ class Writing:
             case _:
                 pass
 
-    def _queued(self, gang: Gang) -> None:
+    def _queued(self, gang: ManagedGang) -> None:
         for waiter in gang.queue_waiters:
-            self._books.out.append(Answer(reply_to=waiter, reply=gang.describe(to_owner=True)))
+            self._books.out.append(AnswerRequest(reply_to=waiter, reply=gang.describe(to_owner=True)))
         gang.queue_waiters.clear()
 
-    def _failed(self, pending: Pending) -> None:
+    def _failed(self, pending: PendingCommit) -> None:
         """Nothing was written: give up what can be tried anew, insist on the rest."""
         gang = self._books.gangs.get(pending.gang)
         match pending.kind:
@@ -222,15 +222,15 @@ class Writing:
                 self._books.ledger.line.appendleft(pending)
 
 
-class Granting:
+class GrantPipeline:
     """Turns holds into members. A part of the core."""
 
-    def __init__(self, books: Books, members: Members, teardown: Teardown) -> None:
+    def __init__(self, books: SchedulerState, members: MemberFailures, teardown: Teardown) -> None:
         self._books = books
         self._members = members
         self._teardown = teardown
 
-    def writes(self, gang: Gang) -> tuple[LedgerWrite, ...] | None:
+    def writes(self, gang: ManagedGang) -> tuple[LedgerWrite, ...] | None:
         """The batch, now that its turn has come; None (and the holds are given up) when it would be in vain."""
         books, attempt = self._books, gang.attempt
         assert attempt is not None
@@ -253,7 +253,7 @@ class Granting:
         gone = [LedgerWrite(key=key, record=None) for key in left if key not in used]
         return (*gone, *members, books.ledger.fenced(Names.gang_key(gang.id), record))
 
-    def _revisions(self, gang: Gang, attempt: Attempt) -> dict[WorkerId, int] | None:
+    def _revisions(self, gang: ManagedGang, attempt: HoldAttempt) -> dict[WorkerId, int] | None:
         """The registration that each member record is conditioned on; None when one is known to be stale."""
         revisions = {worker: answer.reg_revision for worker, answer in attempt.answers.items()}
         for worker in attempt.wanted:
@@ -269,7 +269,7 @@ class Granting:
             revisions[worker] = view.facts.revision
         return revisions
 
-    def _rendezvous(self, attempt: Attempt) -> Rendezvous | None:
+    def _rendezvous(self, attempt: HoldAttempt) -> Rendezvous | None:
         first = attempt.seats[0]
         answer = attempt.answers.get(WorkerId(first.pool, first.worker))
         host = first.address.rpartition(":")[0] if ":" in first.address else first.address
@@ -277,7 +277,7 @@ class Granting:
             return None
         return Rendezvous(host=host or first.node or "127.0.0.1", port=answer.port)
 
-    def committed(self, gang: Gang, revision: int) -> None:
+    def committed(self, gang: ManagedGang, revision: int) -> None:
         """The members are in the ledger: all of them may start."""
         books, attempt = self._books, gang.attempt
         assert attempt is not None
@@ -316,7 +316,7 @@ class Granting:
             else:
                 self._members.fail(gang, doom)
 
-    def announce(self, gang: Gang, *, only: WorkerId | None = None) -> None:
+    def announce(self, gang: ManagedGang, *, only: WorkerId | None = None) -> None:
         """Tell every worker of the gang (or one) to form; idempotent, so also again, under a new leader."""
         books = self._books
         request = FormRequest(

@@ -7,23 +7,25 @@ from collections.abc import Mapping
 from ...schemas.messages.gangs import GangObstacle, GangWhyReply
 from ...schemas.names import WorkerId
 from ...schemas.text import count_of
-from ..model.gang import Gang
-from ..model.states import Step
+from ..model.gang import ManagedGang
+from ..model.states import GangStep
 from ..scheduling.infeasibility import lacks
 from ..scheduling.placement import place
 from ..scheduling.queue import target_of
-from .state import Books
+from .state import SchedulerState
 
 
-def why(books: Books, gang_id: str) -> GangWhyReply | None:
+def why(books: SchedulerState, gang_id: str) -> GangWhyReply | None:
     """None: no such gang."""
     gang = books.gangs.get(gang_id)
     if gang is None:
         ended = books.ended.get(gang_id)
-        return None if ended is None else GangWhyReply(id=gang_id, step=Step.ENDED.value, lacks=(ended.reply.reason,))
+        return (
+            None if ended is None else GangWhyReply(id=gang_id, step=GangStep.ENDED.value, lacks=(ended.reply.reason,))
+        )
     head = books.head if books.head is not None and books.head.gang == gang_id else None
     target: Mapping[WorkerId, int] = head.target.slots if head is not None else {}
-    if not target and gang.step is Step.QUEUED:
+    if not target and gang.step is GangStep.QUEUED:
         target = target_of(gang.spec, books.inventory).slots
     return GangWhyReply(
         id=gang_id,
@@ -36,7 +38,7 @@ def why(books: Books, gang_id: str) -> GangWhyReply | None:
     )
 
 
-def standing(books: Books, gang: Gang) -> list[str]:
+def standing(books: SchedulerState, gang: ManagedGang) -> list[str]:
     """What stands in the way of a gang that has no members yet, each a sentence; at least one."""
     found = _lacks(books, gang) or ["its workers were just asked for their slots"]
     ahead = books.queue.place_of(gang.id)
@@ -45,13 +47,13 @@ def standing(books: Books, gang: Gang) -> list[str]:
     return found
 
 
-def _lacks(books: Books, gang: Gang) -> list[str]:
+def _lacks(books: SchedulerState, gang: ManagedGang) -> list[str]:
     spec = gang.spec.smallest
     match gang.step:
-        case Step.QUEUED if gang.aside:
+        case GangStep.QUEUED if gang.aside:
             missing = lacks(spec, books.inventory.free)
             return [f"beside the gang of its set that it replaces: {lack.text}" for lack in missing]
-        case Step.QUEUED:
+        case GangStep.QUEUED:
             if place(spec, books.inventory.total) is None:
                 missing = lacks(spec, books.inventory.total)
                 return [f"{lack.text} (even if all were free)" for lack in missing]
@@ -62,23 +64,23 @@ def _lacks(books: Books, gang: Gang) -> list[str]:
                 return [f"tried and refused {count_of(gang.refusals, 'time')}; tries again in {again_s:.2f} s"]
             ahead = books.head.gang if books.head is not None else "?"
             return [f"there is room, but gang {ahead} is ahead and needs it"]
-        case Step.HOLDING | Step.REPAIRING if gang.attempt is not None:
+        case GangStep.HOLDING | GangStep.REPAIRING if gang.attempt is not None:
             silent = [str(worker) for worker in gang.attempt.wanted if worker not in gang.attempt.answers]
             return [f"waits for {', '.join(silent)} to answer"]
-        case Step.REPAIRING:
+        case GangStep.REPAIRING:
             ranks = ", ".join(str(rank) for rank in gang.lost)
             return [f"no room for the lost rank {ranks} yet; otherwise restarts as a whole"]
-        case Step.COMMITTING | Step.REJOINING | Step.CLOSING:
+        case GangStep.COMMITTING | GangStep.REJOINING | GangStep.CLOSING:
             return [f"waits for the ledger; {count_of(len(books.ledger.line), 'commit')} in line"]
-        case Step.STOPPING if gang.closing is not None:
+        case GangStep.STOPPING if gang.closing is not None:
             return [f"waits for {', '.join(map(str, gang.closing.waiting))} to stop ({gang.reason})"]
-        case Step.BACKOFF:
+        case GangStep.BACKOFF:
             return [f"restarts soon ({gang.reason})"]
         case _:
             return []
 
 
-def _obstacles(books: Books, gang_id: str, worker: WorkerId) -> list[GangObstacle]:
+def _obstacles(books: SchedulerState, gang_id: str, worker: WorkerId) -> list[GangObstacle]:
     view = books.inventory.workers.get(worker)
     if view is None:
         return []

@@ -24,39 +24,39 @@ from typing import Any, Final
 from ...schemas.messages.gangs import GangReply, GangWhyReply
 from ...schemas.names import WorkerId
 from ..model import events as on
-from ..model.effects import Effect, Stop, WakeAt
-from ..model.gang import Gang
+from ..model.effects import Effect, SetGangTimer, StepDown
+from ..model.gang import ManagedGang
 from ..settings import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
-from .commit_pipeline import Granting, Writing
+from .commit_pipeline import CommitPipeline, GrantPipeline
 from .explain import why
-from .liveness import Liveness
-from .members import Members
-from .owner_requests import Owners
-from .recovery import Recovery
-from .scheduler import Forming
-from .standing_sets import Sets
-from .state import Books, check
+from .liveness import HeartbeatMonitor
+from .members import MemberFailures
+from .owner_requests import OwnerRequests
+from .recovery import LedgerRecovery
+from .scheduler import GangScheduler
+from .standing_sets import StandingSets
+from .state import SchedulerState, check
 from .teardown import Teardown
 
 
-class GangCore:
+class SchedulerCore:
     """All gangs of one coordinator. `event.now` must never go backwards from call to call."""
 
     def __init__(self, settings: CoordinatorSettings | None = None, shard: Shard = WHOLE) -> None:
         """What belongs to other shards must not be given to it; it is not known here."""
-        self._books = books = Books(settings or CoordinatorSettings(), shard)
+        self._books = books = SchedulerState(settings or CoordinatorSettings(), shard)
         self._teardown = Teardown(books)
-        self._members = Members(books, self._teardown)
-        self._forming = Forming(books, self._members, self._teardown)
-        self._granting = Granting(books, self._members, self._teardown)
-        self._owners = Owners(books, self._teardown)
-        self._sets = Sets(books, self._teardown)
-        self._liveness = Liveness(books, self._members, self._granting)
-        self._recovery = Recovery(books, self._members, self._teardown, self._granting, self._sets)
-        self._writing = Writing(books, self._members, self._teardown, self._granting, self._sets)
+        self._members = MemberFailures(books, self._teardown)
+        self._forming = GangScheduler(books, self._members, self._teardown)
+        self._granting = GrantPipeline(books, self._members, self._teardown)
+        self._owners = OwnerRequests(books, self._teardown)
+        self._sets = StandingSets(books, self._teardown)
+        self._liveness = HeartbeatMonitor(books, self._members, self._granting)
+        self._recovery = LedgerRecovery(books, self._members, self._teardown, self._granting, self._sets)
+        self._writing = CommitPipeline(books, self._members, self._teardown, self._granting, self._sets)
         self._wake_at: float | None = None
-        self._timers: dict[str, Callable[[Gang], None]] = {
+        self._timers: dict[str, Callable[[ManagedGang], None]] = {
             "hold": self._forming.timed_out,
             "stop": self._teardown.stopped,
             "resend": self._teardown.resend,
@@ -148,7 +148,7 @@ class GangCore:
                 break
         if books.agenda.next_at != self._wake_at:
             self._wake_at = books.agenda.next_at
-            books.out.append(WakeAt(at=self._wake_at))
+            books.out.append(SetGangTimer(at=self._wake_at))
 
     def _gained(self, event: on.LeadershipGained) -> None:
         self._wake_at = None
@@ -157,7 +157,7 @@ class GangCore:
     def _lost(self, event: on.LeadershipLost) -> None:
         self._books.reset()
         self._wake_at = None
-        self._books.out.append(Stop(reason=event.reason))
+        self._books.out.append(StepDown(reason=event.reason))
 
     def _load(self, event: on.LoadSeen) -> None:
         books, worker, load = self._books, event.worker, event.load
@@ -195,11 +195,11 @@ class GangCore:
                 raise AssertionError(name)
 
 
-HANDLERS: Final[dict[type[on.AnyEvent], Callable[[GangCore, Any], None]]] = {
-    on.LeadershipGained: GangCore._gained,
-    on.LeadershipLost: GangCore._lost,
+HANDLERS: Final[dict[type[on.AnyEvent], Callable[[SchedulerCore, Any], None]]] = {
+    on.LeadershipGained: SchedulerCore._gained,
+    on.LeadershipLost: SchedulerCore._lost,
     on.WorkerSeen: lambda core, event: core._members.worker_seen(event.worker),
-    on.LoadSeen: GangCore._load,
+    on.LoadSeen: SchedulerCore._load,
     on.WorkerGone: lambda core, event: core._members.worker_gone(event.worker, event.reason),
     on.PingAnswered: lambda core, event: core._liveness.answered(event),
     on.PingUnanswered: lambda core, event: core._liveness.unanswered(event),
@@ -226,6 +226,6 @@ HANDLERS: Final[dict[type[on.AnyEvent], Callable[[GangCore, Any], None]]] = {
     on.ReleaseAsked: lambda core, event: core._owners.release(event),
     on.EndAsked: lambda core, event: core._owners.end(event),
     on.SetSeen: lambda core, event: core._sets.declare(event.name, event.record),
-    on.Tick: lambda core, _: core._tick(),
+    on.SchedulerTick: lambda core, _: core._tick(),
 }
 """What each event does. One for each of AnyEvent: a test sees to it."""

@@ -7,16 +7,16 @@ from ...schemas.names import WorkerId
 from ...schemas.records.gangs import Seat
 from ..model.effects import ReleaseHold, SendHold
 from ..model.events import HoldAnswered
-from ..model.gang import Attempt, Gang
+from ..model.gang import HoldAttempt, ManagedGang
 from ..scheduling.placement import Assignment, Placement
-from .state import Books
+from .state import SchedulerState
 
 
-def send(books: Books, gang: Gang, placement: Placement) -> None:
+def send(books: SchedulerState, gang: ManagedGang, placement: Placement) -> None:
     """Ask every worker of a placement to hold its seats."""
     assert gang.attempt is None
     settings = books.settings
-    attempt = gang.attempt = Attempt(
+    attempt = gang.attempt = HoldAttempt(
         number=books.next_attempt(), wanted=placement.by_worker(), hold_until=books.now + settings.hold_s
     )
     for worker, seats in attempt.wanted.items():
@@ -37,7 +37,7 @@ def send(books: Books, gang: Gang, placement: Placement) -> None:
     books.agenda.set(("hold", gang.id), books.now + settings.hold_wait_s)
 
 
-def accept(books: Books, attempt: Attempt, event: HoldAnswered) -> None:
+def accept(books: SchedulerState, attempt: HoldAttempt, event: HoldAnswered) -> None:
     """Note a yes of a worker that is there, with a token for each seat. While the others have yet to answer, there is
     time to make its seats."""
     worker, wanted = event.worker, attempt.wanted[event.worker]
@@ -62,7 +62,7 @@ def accept(books: Books, attempt: Attempt, event: HoldAnswered) -> None:
     ]
 
 
-def abandon(books: Books, gang: Gang) -> None:
+def abandon(books: SchedulerState, gang: ManagedGang) -> None:
     """Give up the attempt, if there is one: every worker is told, also those that said no or nothing, since what they
     said may have been lost. The worker forgets by itself if this is lost as well."""
     attempt, gang.attempt = gang.attempt, None
@@ -78,7 +78,7 @@ def abandon(books: Books, gang: Gang) -> None:
     books.look_for_room = True
 
 
-def release(books: Books, worker: WorkerId, gang: str, generation: int, attempt: int) -> None:
+def release(books: SchedulerState, worker: WorkerId, gang: str, generation: int, attempt: int) -> None:
     request = UnholdRequest(gang=gang, generation=generation, attempt=attempt)
     books.out.append(ReleaseHold(worker=worker, request=request))
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from ...schemas.messages.gangs import PingRequest
 from ...schemas.names import WorkerId
-from ..model.effects import Ping
+from ..model.effects import PingWorker
 from ..model.events import PingAnswered, PingUnanswered
 from ..model.states import GRANTED
-from .commit_pipeline import Granting
-from .members import Members
-from .state import Books
+from .commit_pipeline import GrantPipeline
+from .members import MemberFailures
+from .state import SchedulerState
 
 GONE_AFTER = 2
 """Pings in a row without responders. One may hit a worker that is just connecting again."""
 
 
-class Liveness:
+class HeartbeatMonitor:
     """Asks workers whether they are there. A part of the core."""
 
-    def __init__(self, books: Books, members: Members, granting: Granting) -> None:
+    def __init__(self, books: SchedulerState, members: MemberFailures, granting: GrantPipeline) -> None:
         self._books = books
         self._granting = granting
         self._members = members
@@ -28,7 +28,7 @@ class Liveness:
         here = books.on.get(worker)
         if here:
             gangs = {gang: books.gangs[gang].generation for gang in here}
-            books.out.append(Ping(worker=worker, request=PingRequest(gangs=gangs)))
+            books.out.append(PingWorker(worker=worker, request=PingRequest(gangs=gangs)))
             books.agenda.set(("ping", str(worker)), books.now + books.settings.ping_s)
 
     def answered(self, event: PingAnswered) -> None:

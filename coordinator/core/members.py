@@ -7,19 +7,19 @@ from ...schemas.messages.gangs import GangEventKind
 from ...schemas.names import WorkerId
 from ..model.commits import CommitKind
 from ..model.events import Cause, MemberFailed
-from ..model.gang import Failure, Gang
-from ..model.restart_policy import FINAL, Fate, decide
-from ..model.states import Move, Step, move
+from ..model.gang import Failure, ManagedGang
+from ..model.restart_policy import FINAL, RestartDecision, decide
+from ..model.states import GangStep, Move, move
 from ..scheduling.inventory import WorkerFacts
 from . import holds
-from .state import Books
+from .state import SchedulerState
 from .teardown import BLAMELESS, Teardown
 
 
-class Members:
+class MemberFailures:
     """Judges failures. A part of the core."""
 
-    def __init__(self, books: Books, teardown: Teardown) -> None:
+    def __init__(self, books: SchedulerState, teardown: Teardown) -> None:
         self._books = books
         self._teardown = teardown
 
@@ -28,7 +28,7 @@ class Members:
         if gang is None:
             return
         coming = gang.attempt is not None and event.generation == gang.next_generation
-        if event.generation != gang.generation and not (gang.step is Step.REJOINING and coming):
+        if event.generation != gang.generation and not (gang.step is GangStep.REJOINING and coming):
             return
         if event.generation == gang.generation and event.rank in gang.lost:
             return  # known, and being replaced
@@ -42,19 +42,19 @@ class Members:
         here = () if worker is None else gang.seats_by_worker.get(worker, ())
         for number in [rank] if rank is not None else [seat.rank for seat in here if seat.part == 0]:
             gang.starting.pop(number, None)
-        if not gang.starting and gang.step is Step.FORMED:
+        if not gang.starting and gang.step is GangStep.FORMED:
             self.all_started(gang)
 
-    def all_started(self, gang: Gang) -> None:
+    def all_started(self, gang: ManagedGang) -> None:
         """Every member of a formed gang has. Where callers look into the ledger, it says so before anybody else."""
         if gang.gangset is None:
             self.ready(gang)
         else:
             self._books.commit(CommitKind.READY, gang)
 
-    def ready(self, gang: Gang) -> None:
+    def ready(self, gang: ManagedGang) -> None:
         """It is known to whoever must know it first: tell all."""
-        if gang.step is not Step.FORMED or gang.starting or gang.ready:
+        if gang.step is not GangStep.FORMED or gang.starting or gang.ready:
             return
         gang.ready, gang.ready_at = True, self._books.now
         self._books.look_at_set(gang)
@@ -63,7 +63,7 @@ class Members:
     def worker_gone(self, worker: WorkerId, reason: str) -> None:
         self._books.inventory.gone(worker)
         self._lost(worker, Cause.WORKER_LOST, f"{worker}: {reason}")
-        for gang in [gang for gang in self._books.gangs.values() if gang.step is Step.STOPPING]:
+        for gang in [gang for gang in self._books.gangs.values() if gang.step is GangStep.STOPPING]:
             self._teardown.confirmed(worker, gang.id, gang.generation, None)
 
     def worker_seen(self, facts: WorkerFacts) -> None:
@@ -100,17 +100,17 @@ class Members:
             if epoch is not None and (answer is None or answer.epoch == epoch):
                 continue
             match gang.step:
-                case Step.COMMITTING | Step.REJOINING:
+                case GangStep.COMMITTING | GangStep.REJOINING:
                     ranks = {seat.rank for seat in attempt.wanted[worker]}
                     self._fail_ranks(gang, cause, detail, ranks)
                 case _:
                     self.refused(gang)
 
-    def _fail_ranks(self, gang: Gang, cause: Cause, detail: str, ranks: set[int]) -> None:
+    def _fail_ranks(self, gang: ManagedGang, cause: Cause, detail: str, ranks: set[int]) -> None:
         if ranks:
             self.fail(gang, Failure(cause=cause, ranks=tuple(sorted(ranks)), detail=detail))
 
-    def refused(self, gang: Gang) -> None:
+    def refused(self, gang: ManagedGang) -> None:
         """A try to hold or to commit came to nothing: wait a little, in the same place of the queue."""
         books = self._books
         holds.abandon(books, gang)
@@ -120,10 +120,10 @@ class Members:
         gang.not_before = books.now + wait * (0.5 + books.draw / 2)
         books.agenda.set(("retry", gang.id), gang.not_before)
         match gang.step:
-            case Step.HOLDING | Step.COMMITTING:
+            case GangStep.HOLDING | GangStep.COMMITTING:
                 move(gang, Move.REFUSED)
                 books.enqueue(gang)
-            case Step.REJOINING:
+            case GangStep.REJOINING:
                 move(gang, Move.REFUSED)
                 books.repairs[gang.id] = None
             case _:
@@ -134,26 +134,33 @@ class Members:
         doom, gang.doom = gang.doom, None
         if doom is None:
             return
-        if gang.step is Step.REPAIRING:
+        if gang.step is GangStep.REPAIRING:
             self.fail(gang, doom)
         elif doom.cause in FINAL:
             self._teardown.drop(gang, doom)
 
-    def fail(self, gang: Gang, failure: Failure) -> None:
+    def fail(self, gang: ManagedGang, failure: Failure) -> None:
         """Members of the present generation are lost, or the gang as a whole must go."""
         match gang.step:
-            case Step.FORMED:
+            case GangStep.FORMED:
                 self._judge(gang, failure)
-            case Step.REPAIRING:
+            case GangStep.REPAIRING:
                 self._worse(gang, failure)
-            case Step.COMMITTING | Step.REJOINING:
+            case GangStep.COMMITTING | GangStep.REJOINING:
                 gang.doom = gang.doom or failure
-            case Step.RETIRING:
+            case GangStep.RETIRING:
                 self._teardown.close(gang, failure, ends=True)
-            case Step.QUEUED | Step.HOLDING | Step.CLOSING | Step.STOPPING | Step.BACKOFF | Step.ENDED:
+            case (
+                GangStep.QUEUED
+                | GangStep.HOLDING
+                | GangStep.CLOSING
+                | GangStep.STOPPING
+                | GangStep.BACKOFF
+                | GangStep.ENDED
+            ):
                 pass
 
-    def _judge(self, gang: Gang, failure: Failure) -> None:
+    def _judge(self, gang: ManagedGang, failure: Failure) -> None:
         books = self._books
         if gang.ready and books.now - gang.ready_at >= books.settings.stable_after_s:
             gang.streak = 0
@@ -172,16 +179,16 @@ class Members:
             gang.failures += 1
             gang.streak += 1
         match verdict.fate:
-            case Fate.END:
+            case RestartDecision.END:
                 self._teardown.close(gang, failure, ends=True)
-            case Fate.RESTART:
+            case RestartDecision.RESTART:
                 self._teardown.close(gang, failure, ends=False, delay_s=verdict.delay_s)
-            case Fate.REPAIR if len(failure.ranks) < gang.spec.size:
+            case RestartDecision.REPAIR if len(failure.ranks) < gang.spec.size:
                 self._repair(gang, failure)
-            case Fate.REPAIR:
+            case RestartDecision.REPAIR:
                 self._teardown.close(gang, failure, ends=False)
 
-    def _repair(self, gang: Gang, failure: Failure) -> None:
+    def _repair(self, gang: ManagedGang, failure: Failure) -> None:
         books = self._books
         move(gang, Move.LOST_MEMBER)
         gang.ready = False
@@ -194,7 +201,7 @@ class Members:
         books.tell(GangEventKind.MEMBER_LOST, gang)
         self._teardown.stop_lost(gang)
 
-    def _worse(self, gang: Gang, failure: Failure) -> None:
+    def _worse(self, gang: ManagedGang, failure: Failure) -> None:
         """Something more was lost while replacements were looked for."""
         if failure.cause in FINAL or failure.cause in (Cause.NOT_REPAIRED, Cause.PREEMPTED):
             self._teardown.close(gang, failure, ends=failure.cause in FINAL)
@@ -213,9 +220,9 @@ class Members:
         self._books.tell(GangEventKind.MEMBER_LOST, gang)
         self._teardown.stop_lost(gang)
 
-    def not_repaired(self, gang: Gang) -> None:
+    def not_repaired(self, gang: ManagedGang) -> None:
         """The time for a repair is up: the whole gang restarts. A swap that is being committed is let through."""
-        if gang.step is Step.REPAIRING:
+        if gang.step is GangStep.REPAIRING:
             self.fail(gang, Failure(cause=Cause.NOT_REPAIRED, ranks=tuple(sorted(gang.lost))))
-        elif gang.step is Step.REJOINING:
+        elif gang.step is GangStep.REJOINING:
             self._books.agenda.set(("repair", gang.id), self._books.now + self._books.settings.resend_s)

@@ -8,22 +8,22 @@ from ...schemas.messages.gangs import AcquireRequest, GangEventKind, OwnedReques
 from ...schemas.records.gangs import GangSpec
 from ...schemas.text import count_of
 from ..model.commits import CommitKind
-from ..model.effects import Answer
+from ..model.effects import AnswerRequest
 from ..model.events import AcquireAsked, Cause, EndAsked, ReleaseAsked, RenewAsked
-from ..model.gang import Failure, Gang
+from ..model.gang import Failure, ManagedGang
 from ..model.restart_policy import FINAL
-from ..model.states import GRANTED, Step
+from ..model.states import GRANTED, GangStep
 from ..scheduling.infeasibility import lacks
-from ..scheduling.placement import Fit, place
+from ..scheduling.placement import TrialPlacement, place
 from .explain import standing
-from .state import Books
+from .state import SchedulerState
 from .teardown import Teardown
 
 
-class Owners:
+class OwnerRequests:
     """Answers owners. A part of the core."""
 
-    def __init__(self, books: Books, teardown: Teardown) -> None:
+    def __init__(self, books: SchedulerState, teardown: Teardown) -> None:
         self._books = books
         self._teardown = teardown
 
@@ -49,16 +49,16 @@ class Owners:
             )
             return
         # How many members a gang gets that has a range of sizes depends on who else waits by then.
-        fit = None if request.elastic else Fit.of(request, books.inventory.free)
+        fit = None if request.elastic else TrialPlacement.of(request, books.inventory.free)
         error = self._impossible(request.smallest) if fit is None and not request.wait_for_workers else None
         if error is not None:
             self._refuse(event.reply_to, error)
             return
         self._queue(event, gang_id, fit)
 
-    def _queue(self, event: AcquireAsked, gang_id: str, fit: Fit | None) -> None:
+    def _queue(self, event: AcquireAsked, gang_id: str, fit: TrialPlacement | None) -> None:
         books, request = self._books, event.request
-        gang = Gang(
+        gang = ManagedGang(
             id=gang_id,
             spec=request.relaxed(),
             owner_token=request.owner_token or event.new_token,
@@ -82,23 +82,23 @@ class Owners:
             books.commit(CommitKind.QUEUE, gang)
         books.tell(GangEventKind.QUEUED, gang)
 
-    def _again(self, gang: Gang, request: AcquireRequest, reply_to: int) -> None:
+    def _again(self, gang: ManagedGang, request: AcquireRequest, reply_to: int) -> None:
         if request.owner_token != gang.owner_token:
             self._refuse(reply_to, _not_owner(gang.id))
             return
         if ("owner", gang.id) in self._books.agenda:
             # As good as a renewal: whoever is answered counts the gang's time to live from when it asked.
             self._books.agenda.set(("owner", gang.id), self._books.now + gang.spec.ttl_s)
-        if gang.step in (Step.CLOSING, Step.STOPPING) and gang.closing is not None and gang.closing.ends:
+        if gang.step in (GangStep.CLOSING, GangStep.STOPPING) and gang.closing is not None and gang.closing.ends:
             self._refuse(reply_to, _ended(gang.id, gang.reason))
-        elif gang.seats and gang.step in GRANTED - {Step.CLOSING}:
-            self._books.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+        elif gang.seats and gang.step in GRANTED - {GangStep.CLOSING}:
+            self._books.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
         elif request.wait:
             gang.waiters.append(reply_to)
         elif gang.queue_waiters:
             gang.queue_waiters.append(reply_to)
         else:
-            self._books.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+            self._books.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
 
     def _impossible(self, spec: GangSpec) -> GangImpossible | None:
         """Why this gang, for which there is no room now, is not even queued. Of one that fits this is not asked: cost
@@ -122,14 +122,14 @@ class Owners:
             return
         if gang.gangset is None:
             self._books.agenda.set(("owner", gang.id), self._books.now + gang.spec.ttl_s)
-        self._books.out.append(Answer(reply_to=event.reply_to, reply=gang.describe(to_owner=True)))
+        self._books.out.append(AnswerRequest(reply_to=event.reply_to, reply=gang.describe(to_owner=True)))
 
     def release(self, event: ReleaseAsked) -> None:
         """Answered when every slot is back (or was waited for long enough). Idempotent."""
         books, request = self._books, event.request
         ended = books.ended.get(request.id)
         if ended is not None and ended.owner_token == request.owner_token:
-            books.out.append(Answer(reply_to=event.reply_to, reply=ended.reply))
+            books.out.append(AnswerRequest(reply_to=event.reply_to, reply=ended.reply))
             return
         gang = self._owned(request, event.reply_to)
         if gang is not None:
@@ -145,11 +145,11 @@ class Owners:
             gang.releasers.append(event.reply_to)
             self._teardown.end(gang, Failure(cause=Cause.BY_OPERATOR, detail=request.reason))
         elif ended is not None:
-            books.out.append(Answer(reply_to=event.reply_to, reply=ended.reply))
+            books.out.append(AnswerRequest(reply_to=event.reply_to, reply=ended.reply))
         else:
             self._refuse(event.reply_to, _unknown(request.id))
 
-    def _owned(self, request: OwnedRequest, reply_to: int) -> Gang | None:
+    def _owned(self, request: OwnedRequest, reply_to: int) -> ManagedGang | None:
         books = self._books
         gang = books.gangs.get(request.id)
         if gang is None:
@@ -173,13 +173,13 @@ class Owners:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    def silent(self, gang: Gang) -> None:
+    def silent(self, gang: ManagedGang) -> None:
         """Not renewed for its time to live, nor asked for again while it waits."""
         if gang.closing is not None and gang.closing.failure.cause in FINAL:
             return
         failure = Failure(cause=Cause.OWNER_LOST, detail=f"not renewed for {gang.spec.ttl_s:g} s")
         error: GanglineError | None = None
-        if gang.step in (Step.QUEUED, Step.HOLDING) and gang.waiters:
+        if gang.step in (GangStep.QUEUED, GangStep.HOLDING) and gang.waiters:
             texts = standing(self._books, gang)
             error = GangNotFormed(
                 f"gang {gang.id} waited and was not asked for again for its ttl_s of {gang.spec.ttl_s:g} s: "
@@ -189,9 +189,9 @@ class Owners:
             )
         self._teardown.end(gang, failure, error)
 
-    def too_late(self, gang: Gang) -> None:
+    def too_late(self, gang: ManagedGang) -> None:
         """The deadline passed before it was formed. A commit in flight decides by itself: then it is formed."""
-        if gang.step not in (Step.QUEUED, Step.HOLDING):
+        if gang.step not in (GangStep.QUEUED, GangStep.HOLDING):
             return
         texts = standing(self._books, gang)
         text = f"gang {gang.id} was not formed by its deadline: {'; '.join(texts)}"
@@ -199,7 +199,7 @@ class Owners:
         self._teardown.drop(gang, Failure(cause=Cause.DEADLINE), error)
 
     def _refuse(self, reply_to: int, error: GanglineError) -> None:
-        self._books.out.append(Answer(reply_to=reply_to, error=error))
+        self._books.out.append(AnswerRequest(reply_to=reply_to, error=error))
 
 
 def _not_owner(gang: str) -> NotOwner:

@@ -19,19 +19,26 @@ from ...schemas.names import WorkerId
 from ...schemas.records.gangs import MAX_SEATS, GangRecord, GangState, MemberRecord
 from ..model.commits import CommitKind
 from ..model.events import Cause, LeadershipGained, LedgerVanished
-from ..model.gang import Closing, Failure, Gang
-from ..model.states import Step
-from .commit_pipeline import Granting
-from .members import Members
-from .standing_sets import Sets
-from .state import Books, Ended
+from ..model.gang import Failure, ManagedGang, TeardownProgress
+from ..model.states import GangStep
+from .commit_pipeline import GrantPipeline
+from .members import MemberFailures
+from .standing_sets import StandingSets
+from .state import FinishedGang, SchedulerState
 from .teardown import Teardown
 
 
-class Recovery:
+class LedgerRecovery:
     """Takes over. A part of the core."""
 
-    def __init__(self, books: Books, members: Members, teardown: Teardown, granting: Granting, sets: Sets) -> None:
+    def __init__(
+        self,
+        books: SchedulerState,
+        members: MemberFailures,
+        teardown: Teardown,
+        granting: GrantPipeline,
+        sets: StandingSets,
+    ) -> None:
         self._books = books
         self._members = members
         self._teardown = teardown
@@ -61,7 +68,7 @@ class Recovery:
 
     def _restore(self, record: GangRecord, revision: int, granted: set[tuple[WorkerId, str, int]]) -> None:
         books = self._books
-        gang = Gang(
+        gang = ManagedGang(
             id=record.id,
             spec=record.spec,
             owner_token=record.owner_token,
@@ -85,9 +92,9 @@ class Recovery:
             case GangState.FORMED | GangState.RETIRING:
                 self._restore_formed(gang, record, granted)
             case GangState.TEARING_DOWN:
-                gang.step = Step.STOPPING
+                gang.step = GangStep.STOPPING
                 failure = _failure_of(record)
-                gang.closing = Closing(failure=failure, ends=record.ends)
+                gang.closing = TeardownProgress(failure=failure, ends=record.ends)
                 books.add(gang)
                 self._teardown.stop(gang)
             case GangState.QUEUED:
@@ -97,16 +104,16 @@ class Recovery:
                     books.agenda.set(("deadline", gang.id), gang.deadline_at)
                 books.add(gang)
             case GangState.ENDED:
-                gang.step = Step.ENDED
-                books.ended[gang.id] = Ended(at=books.now, owner_token=gang.owner_token, reply=gang.describe())
+                gang.step = GangStep.ENDED
+                books.ended[gang.id] = FinishedGang(at=books.now, owner_token=gang.owner_token, reply=gang.describe())
                 books.agenda.set(("forget", gang.id), books.now + books.settings.ended_keep_s)
                 return
         if gang.gangset is None:
             books.agenda.set(("owner", gang.id), books.now + gang.spec.ttl_s)
 
-    def _restore_formed(self, gang: Gang, record: GangRecord, granted: set[tuple[WorkerId, str, int]]) -> None:
+    def _restore_formed(self, gang: ManagedGang, record: GangRecord, granted: set[tuple[WorkerId, str, int]]) -> None:
         books = self._books
-        gang.step = Step.RETIRING if record.state is GangState.RETIRING else Step.FORMED
+        gang.step = GangStep.RETIRING if record.state is GangState.RETIRING else GangStep.FORMED
         # What the ledger does not say the workers do, when they are told again. To an older coordinator, formed was
         # ready, and its callers have gone by that.
         gang.ready = record.ready is True or (record.ready is None and record.gangset is not None)
@@ -126,7 +133,7 @@ class Recovery:
                     lost[seat.rank] = (Cause.EPOCH_CHANGED, f"{worker} is in epoch {view.facts.epoch}")
                 elif (worker, gang.id, gang.generation) not in granted:
                     lost[seat.rank] = (Cause.MISSING, f"no member record of {worker}")
-        if gang.step is Step.RETIRING:
+        if gang.step is GangStep.RETIRING:
             self._sets.retiring(gang)
         if lost:
             cause, detail = lost[min(lost)]
@@ -146,16 +153,16 @@ class Recovery:
     def vanished(self, event: LedgerVanished) -> None:
         """Write again what the books have. Workers do the same for their own keys.
 
-        Of a gang whose grant is in the line the grant writes all, and if it comes to nothing, `Members.refused` sees to
-        it; so does the end of one that closes."""
+        Of a gang whose grant is in the line the grant writes all, and if it comes to nothing, `MemberFailures.refused`
+        sees to it; so does the end of one that closes."""
         books = self._books
         books.ledger.fence = event.fence
         for name in books.sets:
             books.ledger.push_status(name)
         for gang in books.gangs.values():
-            if gang.step in (Step.COMMITTING, Step.REJOINING):
+            if gang.step in (GangStep.COMMITTING, GangStep.REJOINING):
                 gang.lost_record = gang.persisted
-            elif gang.persisted and gang.step is not Step.CLOSING:
+            elif gang.persisted and gang.step is not GangStep.CLOSING:
                 books.commit(CommitKind.REWRITE, gang)
 
 

@@ -8,7 +8,7 @@ Laws:
 4. Beyond its smallest size a gang takes what no other in the queue has use for: nothing at all while one waits that
    cannot be placed on the same pools, else what is left when each of the others has its place.
 5. The head is the first that cannot be placed, and that nobody serves for meanwhile: a standing gang's replacement that
-   waits for room beside it (`Gang.aside`) takes what is free in its turn, and holds nobody up.
+   waits for room beside it (`ManagedGang.aside`) takes what is free in its turn, and holds nobody up.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from itertools import islice
 from ...schemas.messages.gangs import KeepRequest
 from ...schemas.names import WorkerId
 from ..model.commits import CommitKind
-from ..model.effects import SendKeep
+from ..model.effects import SendReserve
 from ..model.events import Cause, HoldAnswered, HoldUnanswered, KeepAnswered
-from ..model.gang import Failure, Gang
-from ..model.states import Move, Step, move
+from ..model.gang import Failure, ManagedGang
+from ..model.states import GangStep, Move, move
 from ..scheduling.placement import Placement, place, place_most, wanted_of
-from ..scheduling.queue import Head, Target, guard, still_good, target_of, victims
+from ..scheduling.queue import QueueHead, QueueTarget, guard, still_good, target_of, victims
 from . import holds
-from .members import Members
-from .state import Books
+from .members import MemberFailures
+from .state import SchedulerState
 from .teardown import Teardown
 
 
-class Forming:
+class GangScheduler:
     """Takes gangs from the queue. A part of the core."""
 
-    def __init__(self, books: Books, members: Members, teardown: Teardown) -> None:
+    def __init__(self, books: SchedulerState, members: MemberFailures, teardown: Teardown) -> None:
         self._books = books
         self._members = members
         self._teardown = teardown
@@ -62,7 +62,7 @@ class Forming:
                 return
         self._set_head(None)
 
-    def _place(self, gang: Gang) -> Placement | None:
+    def _place(self, gang: ManagedGang) -> Placement | None:
         """For the first that is not started yet; what is kept for it counts as free."""
         books = self._books
         if gang.not_before > books.now:
@@ -74,7 +74,7 @@ class Forming:
         kept = head.kept if head is not None and head.gang == gang.id else {}
         return self._placed(gang, kept)
 
-    def _placed(self, gang: Gang, changes: Mapping[WorkerId, int]) -> Placement | None:
+    def _placed(self, gang: ManagedGang, changes: Mapping[WorkerId, int]) -> Placement | None:
         """With these slots more or fewer than are free; with as many members as others leave room for."""
         books = self._books
         found = place(gang.spec.smallest, books.inventory.free, changes=changes)
@@ -85,7 +85,7 @@ class Forming:
         return more or found
 
     def _left_for_more(
-        self, gang: Gang, smallest: Placement, changes: Mapping[WorkerId, int]
+        self, gang: ManagedGang, smallest: Placement, changes: Mapping[WorkerId, int]
     ) -> Counter[WorkerId] | None:
         """`changes`, less what the others in the queue need beside it at its smallest. None: one of them waits for
         workers of the same pools, and may need any that is left."""
@@ -106,7 +106,7 @@ class Forming:
                 return None
         return left
 
-    def _start(self, gang: Gang, placement: Placement) -> None:
+    def _start(self, gang: ManagedGang, placement: Placement) -> None:
         books = self._books
         head = books.head
         if head is not None and head.gang == gang.id:
@@ -141,11 +141,11 @@ class Forming:
 
     # -- the head waits ----------------------------------------------------------------------------------------------
 
-    def _wait_at_head(self, gang: Gang) -> None:
+    def _wait_at_head(self, gang: ManagedGang) -> None:
         books = self._books
         head = books.head
         if head is None or head.gang != gang.id:
-            head = Head(gang=gang.id, target=target_of(gang.spec, books.inventory))
+            head = QueueHead(gang=gang.id, target=target_of(gang.spec, books.inventory))
             self._set_head(head)
         elif not self._still_leaving(head) and not still_good(gang.spec, head.target, books.inventory):
             self._move_target(head, target_of(gang.spec, books.inventory))
@@ -157,13 +157,13 @@ class Forming:
         elif ("keep",) not in books.agenda:
             self.renew_keeps()
 
-    def _move_target(self, head: Head, target: Target) -> None:
+    def _move_target(self, head: QueueHead, target: QueueTarget) -> None:
         if head.keeping:
             self._keep(head.gang, {worker: 0 for worker in head.target.slots if worker not in target.slots})
         head.target = target
         head.kept = {worker: slots for worker, slots in head.kept.items() if worker in target.slots}
 
-    def _set_head(self, head: Head | None) -> None:
+    def _set_head(self, head: QueueHead | None) -> None:
         books = self._books
         before, books.head = books.head, head
         if before is not None and before.keeping:
@@ -187,7 +187,7 @@ class Forming:
         books = self._books
         for worker, count in slots.items():
             request = KeepRequest(gang=gang, slots=count, keep_s=books.settings.keep_s)
-            books.out.append(SendKeep(worker=worker, request=request))
+            books.out.append(SendReserve(worker=worker, request=request))
 
     def kept(self, event: KeepAnswered) -> None:
         books = self._books
@@ -200,12 +200,12 @@ class Forming:
             books.look_for_room = True
         head.kept[event.worker] = event.kept
 
-    def _preempt(self, gang: Gang, head: Head) -> None:
+    def _preempt(self, gang: ManagedGang, head: QueueHead) -> None:
         """Tear down gangs of lower priority. What they leave is guarded: they cannot come back first."""
         books = self._books
         if gang.not_before > books.now or self._still_leaving(head):
             return
-        formed = [other for other in books.gangs.values() if other.step is Step.FORMED]
+        formed = [other for other in books.gangs.values() if other.step is GangStep.FORMED]
         found = victims(gang, formed, books.inventory)
         if found is None:
             return
@@ -215,13 +215,13 @@ class Forming:
         for victim in chosen:
             self._members.fail(victim, Failure(cause=Cause.PREEMPTED, detail=f"by gang {gang.id}"))
 
-    def _still_leaving(self, head: Head) -> bool:
+    def _still_leaving(self, head: QueueHead) -> bool:
         gangs = (self._books.gangs.get(gang) for gang in head.preempting)
-        return any(gang is not None and gang.step in (Step.CLOSING, Step.STOPPING) for gang in gangs)
+        return any(gang is not None and gang.step in (GangStep.CLOSING, GangStep.STOPPING) for gang in gangs)
 
     # -- repairs -----------------------------------------------------------------------------------------------------
 
-    def _try_repair(self, gang: Gang) -> None:
+    def _try_repair(self, gang: ManagedGang) -> None:
         books = self._books
         if gang.not_before > books.now:
             return
@@ -267,12 +267,12 @@ class Forming:
         if event.worker in attempt.wanted and event.worker not in attempt.answers:
             self._members.refused(gang)
 
-    def timed_out(self, gang: Gang) -> None:
+    def timed_out(self, gang: ManagedGang) -> None:
         """Some hold was not answered in time."""
         if gang.attempt is not None and not gang.attempt.held:
             self._members.refused(gang)
 
     @staticmethod
-    def _owns(gang: Gang, event: HoldAnswered) -> bool:
+    def _owns(gang: ManagedGang, event: HoldAnswered) -> bool:
         """An answer that came twice, of a hold that has become members."""
         return any(seat.token in event.tokens for seat in gang.seats)

@@ -28,17 +28,17 @@ from ...schemas.records.gangs import GangSetRecord, GangSetStatus, SetState, rea
 from ...schemas.text import count_of
 from ..model.commits import CommitKind
 from ..model.events import Cause
-from ..model.gang import Failure, Gang
-from ..model.states import Move, Step, move
+from ..model.gang import Failure, ManagedGang
+from ..model.states import GangStep, Move, move
 from ..scheduling.placement import place
-from .state import Books, SetBooks
+from .state import SchedulerState, StandingSetState
 from .teardown import Teardown
 
 
-class Sets:
+class StandingSets:
     """Keeps standing sets as declared. A part of the core."""
 
-    def __init__(self, books: Books, teardown: Teardown) -> None:
+    def __init__(self, books: SchedulerState, teardown: Teardown) -> None:
         self._books = books
         self._teardown = teardown
 
@@ -59,7 +59,7 @@ class Sets:
                 known.tries, known.trouble, known.stopped = 0, "", False
             else:
                 found = {gang.id: None for gang in books.gangs.values() if gang.gangset == name}
-                books.sets[name] = SetBooks(record=record, gangs=found)
+                books.sets[name] = StandingSetState(record=record, gangs=found)
         elif name in books.sets:
             known = books.sets[name]
             known.record = known.record.model_copy(update={"gangs": 0})
@@ -104,7 +104,7 @@ class Sets:
             if of_set is not None:
                 self._reconcile(name, of_set)
 
-    def _reconcile(self, name: str, of_set: SetBooks) -> None:
+    def _reconcile(self, name: str, of_set: StandingSetState) -> None:
         books, record = self._books, of_set.record
         live = [books.gangs[gang] for gang in of_set.gangs if not _leaving(books.gangs[gang])]
         if any(self._steady(gang, of_set) for gang in live if gang.spec == record.template):
@@ -135,11 +135,11 @@ class Sets:
             of_set.status = status
             books.ledger.push_status(name)
 
-    def _steady(self, gang: Gang, of_set: SetBooks) -> bool:
+    def _steady(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
         """Ready for long enough."""
         return gang.serves and self._books.now >= gang.ready_at + of_set.record.min_ready_s
 
-    def _wake(self, name: str, of_set: SetBooks) -> None:
+    def _wake(self, name: str, of_set: StandingSetState) -> None:
         """Look again when the next gang has been ready for long enough."""
         books = self._books
         ready = [gang for gang in map(books.gangs.__getitem__, of_set.gangs) if gang.serves]
@@ -147,13 +147,13 @@ class Sets:
         if times:
             books.agenda.set(("ready", name), min(times))
 
-    def _describe(self, of_set: SetBooks) -> GangSetStatus:
+    def _describe(self, of_set: StandingSetState) -> GangSetStatus:
         books, record = self._books, of_set.record
         gangs = [books.gangs[gang] for gang in of_set.gangs]
         mine = [gang for gang in gangs if gang.spec == record.template and not self._graces(gang)]
-        serving = [gang for gang in gangs if gang.ready and gang.step in (Step.FORMED, Step.RETIRING)]
-        ready = sum(gang in mine and gang.step is Step.FORMED for gang in serving)
-        old = sum(gang not in mine or gang.step is not Step.FORMED for gang in serving)
+        serving = [gang for gang in gangs if gang.ready and gang.step in (GangStep.FORMED, GangStep.RETIRING)]
+        ready = sum(gang in mine and gang.step is GangStep.FORMED for gang in serving)
+        old = sum(gang not in mine or gang.step is not GangStep.FORMED for gang in serving)
         steady = ready == len(gangs) == record.gangs and (of_set.served or not gangs)
         state, reason = SetState.STEADY, ""
         if of_set.stopped or (not steady and of_set.tries >= record.roll_failures):
@@ -168,7 +168,7 @@ class Sets:
             state=state,
             reason=reason,
             gangs=record.gangs,
-            formed=sum(gang.step is Step.FORMED for gang in mine),
+            formed=sum(gang.step is GangStep.FORMED for gang in mine),
             ready=ready,
             old=old,
             failures=of_set.tries,
@@ -179,7 +179,7 @@ class Sets:
             previous=None if of_set.previous is None else write_gang(of_set.previous),
         )
 
-    def _shrink(self, fresh: list[Gang], wanted: int) -> list[Gang]:
+    def _shrink(self, fresh: list[ManagedGang], wanted: int) -> list[ManagedGang]:
         """Whole gangs go: those that do not serve first, then the newest."""
         order = sorted(fresh, key=lambda gang: (gang.serves, _serving(gang), -gang.created_at, gang.id))
         for gang in order[: max(0, len(fresh) - wanted)]:
@@ -187,7 +187,9 @@ class Sets:
         gone = order[: max(0, len(fresh) - wanted)]
         return [gang for gang in fresh if gang not in gone]
 
-    def _lose_patience(self, name: str, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> None:
+    def _lose_patience(
+        self, name: str, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]
+    ) -> None:
         """Replacements that found no room for long enough: let the set be short of one gang, so that there is room.
         Of one more each time, while gangs on draining workers are left: those have to go in any case."""
         books = self._books
@@ -206,7 +208,7 @@ class Sets:
             of_set.wait_from, limit_s = books.now, max(patience_s, _LOOK_AGAIN_S)
         books.agenda.set(("surge", name), of_set.wait_from + limit_s)
 
-    def _patience_s(self, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> float:
+    def _patience_s(self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]) -> float:
         """How long the old gangs wait for their replacements. Those that have room and start are waited for; but a
         draining worker's time is short. Of its grace, most is left for the move itself."""
         grace_s = min((grace for gang in stale for grace in self._graces(gang) if grace is not None), default=math.inf)
@@ -214,7 +216,9 @@ class Sets:
             return min(of_set.record.surge_wait_s, grace_s / _PART_OF_GRACE)
         return math.inf if all(self._steady(gang, of_set) for gang in fresh) else grace_s / _PART_TO_START
 
-    def _retire_stale(self, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> list[Gang]:
+    def _retire_stale(
+        self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]
+    ) -> list[ManagedGang]:
         """Gangs out of date go one by one, as their replacements have been ready for long enough; at once if there are
         too many anyway."""
         books, record = self._books, of_set.record
@@ -238,12 +242,12 @@ class Sets:
             self._retire(gang)
         return remaining
 
-    def _last_that_serves(self, gang: Gang, live: Iterable[Gang]) -> bool:
+    def _last_that_serves(self, gang: ManagedGang, live: Iterable[ManagedGang]) -> bool:
         """Whether an old gang that may stay is the only one of these that serves: the others, old or new, wait for room
         or start."""
         return gang.serves and not self._graces(gang) and not any(other.serves for other in live if other is not gang)
 
-    def _makes_room(self, gang: Gang, of_set: SetBooks) -> bool:
+    def _makes_room(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
         """Whether a gang that has no room beside this one has it, once plain traffic is done, in its place; or whether
         this one cannot stay in any case."""
         if self._graces(gang):
@@ -251,11 +255,11 @@ class Sets:
         freed = {worker: sum(seat.slots for seat in seats) for worker, seats in gang.seats_by_worker.items()}
         return place(of_set.template, self._books.inventory.claimable, changes=freed) is not None
 
-    def _stand_aside(self, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> None:
+    def _stand_aside(self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]) -> None:
         """Replacements beside gangs that still serve wait without being in anybody's way. When it is their turn, they
         have the place in the queue of the gang that went."""
         books = self._books
-        waiting = sorted((gang for gang in fresh if gang.step is not Step.FORMED), key=lambda gang: gang.made)
+        waiting = sorted((gang for gang in fresh if gang.step is not GangStep.FORMED), key=lambda gang: gang.made)
         too_many = max(0, len(stale) + len(fresh) - of_set.record.gangs)
         due = len(waiting) - too_many
         for number, gang in enumerate(waiting):
@@ -268,7 +272,9 @@ class Sets:
         if not stale:
             of_set.places.clear()
 
-    def _grow(self, name: str, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> list[Gang]:
+    def _grow(
+        self, name: str, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]
+    ) -> list[ManagedGang]:
         books, record = self._books, of_set.record
         missing = record.gangs - len(stale) - len(fresh)
         forming = not all(self._steady(gang, of_set) for gang in fresh)
@@ -279,10 +285,10 @@ class Sets:
         if missing > 0 and books.now < of_set.not_before:
             books.agenda.set(("set", name), of_set.not_before)
             return []
-        made: list[Gang] = []
+        made: list[ManagedGang] = []
         for _ in range(missing):
             books.made += 1
-            gang = Gang(
+            gang = ManagedGang(
                 id=f"{name}-{books.term}-{books.made}",
                 spec=of_set.template,
                 owner_token="",
@@ -297,32 +303,32 @@ class Sets:
             books.sets_to_look_at[name] = None  # the time that it may wait beside another begins
         return made
 
-    def _out_of_date(self, gang: Gang, of_set: SetBooks) -> bool:
+    def _out_of_date(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
         if gang.spec != of_set.template:
             return True
         return bool(self._graces(gang))
 
-    def _graces(self, gang: Gang) -> list[float | None]:
+    def _graces(self, gang: ManagedGang) -> list[float | None]:
         """Of the gang's workers that drain, how long their drains take at most, where they say so."""
         workers = (self._books.inventory.workers.get(worker) for worker in gang.seats_by_worker)
         return [view.facts.drain_grace_s for view in workers if view is not None and view.draining]
 
-    def _retire(self, gang: Gang) -> None:
-        if gang.step is Step.FORMED and not gang.starting:
+    def _retire(self, gang: ManagedGang) -> None:
+        if gang.step is GangStep.FORMED and not gang.starting:
             move(gang, Move.RETIRE)
             self._books.commit(CommitKind.RETIRE, gang)
         else:
             self._teardown.end(gang, Failure(cause=Cause.REPLACED))
 
-    def retiring(self, gang: Gang) -> None:
+    def retiring(self, gang: ManagedGang) -> None:
         """The ledger says that it retires: tell callers, and give them time to go elsewhere."""
         books = self._books
         of_set = books.sets.get(gang.gangset or "")
         books.tell(GangEventKind.RETIRING, gang)
         books.agenda.set(("retire", gang.id), books.now + (of_set.record.retire_s if of_set is not None else 0.0))
 
-    def retired(self, gang: Gang) -> None:
-        if gang.step is Step.RETIRING:
+    def retired(self, gang: ManagedGang) -> None:
+        if gang.step is GangStep.RETIRING:
             self._teardown.close(gang, Failure(cause=Cause.REPLACED), ends=True)
 
 
@@ -331,27 +337,27 @@ _PART_OF_GRACE: Final = 5
 _PART_TO_START: Final = 2
 """... and for a replacement that starts, at most this one."""
 _LOOK_AGAIN_S: Final = 1.0
-_WAITS_FOR_ROOM = frozenset({Step.QUEUED, Step.HOLDING, Step.COMMITTING})
+_WAITS_FOR_ROOM = frozenset({GangStep.QUEUED, GangStep.HOLDING, GangStep.COMMITTING})
 
 
-def _serving(gang: Gang) -> bool:
+def _serving(gang: ManagedGang) -> bool:
     """Serves callers, or will again in a moment."""
-    ready = gang.step is Step.FORMED and not gang.starting
-    return ready or gang.step in (Step.REPAIRING, Step.REJOINING, Step.RETIRING)
+    ready = gang.step is GangStep.FORMED and not gang.starting
+    return ready or gang.step in (GangStep.REPAIRING, GangStep.REJOINING, GangStep.RETIRING)
 
 
-def _waits_for(record: GangSetRecord, mine: list[Gang], ready: int, old: int, trouble: str) -> str:
+def _waits_for(record: GangSetRecord, mine: list[ManagedGang], ready: int, old: int, trouble: str) -> str:
     parts = [f"{ready} of {count_of(record.gangs, 'gang')} {'is' if record.gangs == 1 else 'are'} ready"]
     if old:
         parts.append(f"{old} old {'gang serves' if old == 1 else 'gangs serve'} meanwhile")
     waiting = min((gang for gang in mine if not gang.serves), key=lambda gang: (gang.made, gang.id), default=None)
     if waiting is not None:
-        parts.append(f"{waiting.id} is {'starting' if waiting.step is Step.FORMED else waiting.state.value}")
+        parts.append(f"{waiting.id} is {'starting' if waiting.step is GangStep.FORMED else waiting.state.value}")
     if trouble:
         parts.append(f"last failure: {trouble}")
     return "; ".join(parts)
 
 
-def _leaving(gang: Gang) -> bool:
+def _leaving(gang: ManagedGang) -> bool:
     doomed = gang.doom is not None and gang.doom.cause is Cause.REPLACED
-    return doomed or gang.step is Step.RETIRING or (gang.closing is not None and gang.closing.ends)
+    return doomed or gang.step is GangStep.RETIRING or (gang.closing is not None and gang.closing.ends)

@@ -8,18 +8,18 @@ from ...runtime.timers import TimerQueue
 from ...schemas.messages.gangs import GangEvent, GangEventKind, GangReply
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangSpec, StrictGangSpec, template_of
-from ..model.commits import CommitKind, Ledger
-from ..model.effects import Answer, Broadcast, Effect
-from ..model.gang import Failure, Gang
-from ..model.states import GRANTED, Step
+from ..model.commits import CommitKind, CommitQueue
+from ..model.effects import AnswerRequest, Broadcast, Effect
+from ..model.gang import Failure, ManagedGang
+from ..model.states import GRANTED, GangStep
 from ..scheduling.inventory import Inventory
-from ..scheduling.queue import GangQueue, Head
+from ..scheduling.queue import GangQueue, QueueHead
 from ..settings import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class FinishedGang:
     """What is remembered of a gang that is no more."""
 
     at: float
@@ -29,7 +29,7 @@ class Ended:
 
 
 @dataclass(slots=True, kw_only=True)
-class SetBooks:
+class StandingSetState:
     """A standing set: what is wanted, and how its gangs fare."""
 
     record: GangSetRecord
@@ -68,7 +68,7 @@ class SetBooks:
         """What its gangs are to be."""
         return (self.before if self.stopped else None) or self.record.template
 
-    def failed(self, gang: Gang, failure: Failure, now: float) -> None:
+    def failed(self, gang: ManagedGang, failure: Failure, now: float) -> None:
         """A gang of it has failed, by its own fault as far as is known."""
         long_ready = gang.ready and now >= gang.ready_at + self.record.min_ready_s
         if self.stopped or long_ready or gang.spec != self.record.template:
@@ -84,7 +84,7 @@ class SetBooks:
         return min(self.places.pop(0), otherwise) if self.places else otherwise
 
 
-class Books:
+class SchedulerState:
     """The state of the core. Parts change it through the methods of their own modules."""
 
     def __init__(self, settings: CoordinatorSettings, shard: Shard = WHOLE) -> None:
@@ -100,51 +100,51 @@ class Books:
         """Forget all: what is true is in the ledger."""
         self.term = 0
         self.leading = False
-        self.gangs: dict[str, Gang] = {}
+        self.gangs: dict[str, ManagedGang] = {}
         self.queue = GangQueue()  # exactly the gangs in QUEUED
-        self.head: Head | None = None
+        self.head: QueueHead | None = None
         self.repairs: dict[str, None] = {}  # gangs in REPAIRING without an attempt
         self.inventory = Inventory()
         self.agenda: TimerQueue[tuple[str, ...]] = TimerQueue()
-        self.ledger = Ledger(self.shard.leader_key)
-        self.sets: dict[str, SetBooks] = {}
+        self.ledger = CommitQueue(self.shard.leader_key)
+        self.sets: dict[str, StandingSetState] = {}
         self.sets_to_look_at: dict[str, None] = {}
-        self.ended: dict[str, Ended] = {}
+        self.ended: dict[str, FinishedGang] = {}
         self.on: dict[WorkerId, dict[str, None]] = {}  # gangs with seats on a worker
         self.attempts = 0
         self.made = 0
         self.look_for_room = False
 
-    def add(self, gang: Gang) -> None:
+    def add(self, gang: ManagedGang) -> None:
         self.gangs[gang.id] = gang
         if gang.gangset is not None and gang.gangset in self.sets:
             self.sets[gang.gangset].gangs[gang.id] = None
-        if gang.step is Step.QUEUED:
+        if gang.step is GangStep.QUEUED:
             self.enqueue(gang)
 
-    def look_at_set(self, gang: Gang) -> None:
+    def look_at_set(self, gang: ManagedGang) -> None:
         """Something has happened to a gang that its set, if it has one, may act on."""
         if gang.gangset is not None:
             self.sets_to_look_at[gang.gangset] = None
 
-    def enqueue(self, gang: Gang) -> None:
+    def enqueue(self, gang: ManagedGang) -> None:
         self.queue.add(gang.id, priority=gang.spec.priority, created_at=gang.created_at)
         self.look_for_room = True
 
-    def set_place(self, gang: Gang, created_at: float) -> None:
+    def set_place(self, gang: ManagedGang, created_at: float) -> None:
         """Give it another age, and with that another place in the queue."""
         gang.created_at = created_at
-        if gang.step is Step.QUEUED:
+        if gang.step is GangStep.QUEUED:
             self.queue.discard(gang.id)
             self.enqueue(gang)
 
-    def seat(self, gang: Gang) -> None:
+    def seat(self, gang: ManagedGang) -> None:
         """The gang's seats are granted: count them."""
         for worker, seats in gang.seats_by_worker.items():
             self.on.setdefault(worker, {})[gang.id] = None
             self.inventory.grant(worker, sum(seat.slots for seat in seats))
 
-    def unseat(self, gang: Gang) -> None:
+    def unseat(self, gang: ManagedGang) -> None:
         """Inverse of `seat`, before the seats are changed."""
         for worker, seats in gang.seats_by_worker.items():
             here = self.on.get(worker, {})
@@ -159,7 +159,7 @@ class Books:
         gang = self.gangs.get(gang_id)
         if gang is None:
             return True
-        if gang.step in (Step.COMMITTING, Step.REJOINING):
+        if gang.step in (GangStep.COMMITTING, GangStep.REJOINING):
             return False
         return gang.step not in GRANTED or worker not in gang.seats_by_worker
 
@@ -168,10 +168,12 @@ class Books:
         self.attempts += 1
         return self.term * 1_000_000_000 + self.attempts
 
-    def commit(self, kind: CommitKind, gang: Gang) -> None:
+    def commit(self, kind: CommitKind, gang: ManagedGang) -> None:
         self.ledger.push(kind, gang.id)
 
-    def tell(self, kind: GangEventKind, gang: Gang, *, unconfirmed: tuple[str, ...] = (), ends: bool = False) -> None:
+    def tell(
+        self, kind: GangEventKind, gang: ManagedGang, *, unconfirmed: tuple[str, ...] = (), ends: bool = False
+    ) -> None:
         self.out.append(
             Broadcast(
                 event=GangEvent(
@@ -193,13 +195,13 @@ class Books:
             )
         )
 
-    def answer_all(self, waiters: list[int], gang: Gang) -> None:
+    def answer_all(self, waiters: list[int], gang: ManagedGang) -> None:
         for reply_to in waiters:
-            self.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+            self.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
         waiters.clear()
 
 
-def check(books: Books) -> None:
+def check(books: SchedulerState) -> None:
     """Raises:
     AssertionError: names the gang and what is wrong with it.
     """
@@ -207,7 +209,7 @@ def check(books: Books) -> None:
     if not books.leading:
         assert not books.gangs and books.agenda.next_at is None, "a coordinator that does not lead remembers gangs"
         return
-    queued = {gang.id for gang in books.gangs.values() if gang.step is Step.QUEUED}
+    queued = {gang.id for gang in books.gangs.values() if gang.step is GangStep.QUEUED}
     assert set(books.queue) == queued, "the queue is not exactly the queued gangs"
     for gang in books.gangs.values():
         _check_gang(books, gang)
@@ -230,10 +232,10 @@ def check(books: Books) -> None:
         assert view.charged <= charged, f"{worker} is charged for {view.charged} slots, asked for {charged}"
 
 
-def _check_gang(books: Books, gang: Gang) -> None:
+def _check_gang(books: SchedulerState, gang: ManagedGang) -> None:
     granted = gang.step in GRANTED
-    assert gang.step is not Step.ENDED, f"{gang} is remembered"
-    assert bool(gang.seats) == (granted or gang.step is Step.STOPPING), f"{gang} has {len(gang.seats)} seats"
+    assert gang.step is not GangStep.ENDED, f"{gang} is remembered"
+    assert bool(gang.seats) == (granted or gang.step is GangStep.STOPPING), f"{gang} has {len(gang.seats)} seats"
     listed = all(gang.id in books.on.get(worker, {}) for worker in gang.seats_by_worker)
     assert not granted or listed, f"{gang} is granted and not listed on its workers"
     assert granted or not (gang.starting or gang.ready), f"{gang} starts, or is ready, and is not granted"
@@ -242,23 +244,25 @@ def _check_gang(books: Books, gang: Gang) -> None:
     assert not ranks or ranks == list(range(gang.spec.size)), f"{gang} has the ranks {ranks}"
     least, most = gang.spec.sizes
     assert least <= gang.spec.size <= most, f"{gang} has {gang.spec.size} members, and {least} to {most} were asked for"
-    assert bool(gang.lost) == (gang.step in (Step.REPAIRING, Step.REJOINING)), f"{gang} has lost {list(gang.lost)}"
-    closing = gang.step in (Step.CLOSING, Step.STOPPING, Step.BACKOFF)
+    assert bool(gang.lost) == (gang.step in (GangStep.REPAIRING, GangStep.REJOINING)), (
+        f"{gang} has lost {list(gang.lost)}"
+    )
+    closing = gang.step in (GangStep.CLOSING, GangStep.STOPPING, GangStep.BACKOFF)
     assert (gang.closing is not None) == closing, f"{gang} closes: {gang.closing}"
-    must_hold = gang.step in (Step.HOLDING, Step.COMMITTING, Step.REJOINING)
-    assert (gang.attempt is not None) == must_hold or gang.step is Step.REPAIRING, f"{gang} holds: {gang.attempt}"
-    waits = gang.step is Step.REPAIRING and gang.attempt is None
+    must_hold = gang.step in (GangStep.HOLDING, GangStep.COMMITTING, GangStep.REJOINING)
+    assert (gang.attempt is not None) == must_hold or gang.step is GangStep.REPAIRING, f"{gang} holds: {gang.attempt}"
+    waits = gang.step is GangStep.REPAIRING and gang.attempt is None
     assert (gang.id in books.repairs) == waits, f"{gang} waits for repair"
     timers = {
-        Step.HOLDING: "hold",
-        Step.REPAIRING: "repair",
-        Step.REJOINING: "repair",
-        Step.STOPPING: "stop",
-        Step.BACKOFF: "backoff",
+        GangStep.HOLDING: "hold",
+        GangStep.REPAIRING: "repair",
+        GangStep.REJOINING: "repair",
+        GangStep.STOPPING: "stop",
+        GangStep.BACKOFF: "backoff",
     }
     timer = timers.get(gang.step)
     assert timer is None or (timer, gang.id) in books.agenda, f"{gang} waits without the timer {timer!r}"
     commits = [*books.ledger.line, *([books.ledger.in_flight] if books.ledger.in_flight else [])]
     on_its_way = any(pending.gang == gang.id for pending in commits)
-    writing = gang.step in (Step.COMMITTING, Step.REJOINING, Step.CLOSING)
+    writing = gang.step in (GangStep.COMMITTING, GangStep.REJOINING, GangStep.CLOSING)
     assert not writing or on_its_way, f"{gang} waits for a commit that is not in line"

@@ -18,13 +18,13 @@ from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangState, Seat
 from ...schemas.wire.frames import Load
 from ..model.commits import CommitKind, record_of
-from ..model.effects import Answer, SendTeardown
+from ..model.effects import AnswerRequest, SendTeardown
 from ..model.events import Cause
-from ..model.gang import Closing, Failure, Gang
+from ..model.gang import Failure, ManagedGang, TeardownProgress
 from ..model.restart_policy import FINAL
-from ..model.states import GRANTED, Move, Step, move
+from ..model.states import GRANTED, GangStep, Move, move
 from . import holds
-from .state import Books, Ended
+from .state import FinishedGang, SchedulerState
 
 BLAMELESS = FINAL | {Cause.PREEMPTED, Cause.DRAINED}
 """Ended like this, nobody failed."""
@@ -33,17 +33,17 @@ BLAMELESS = FINAL | {Cause.PREEMPTED, Cause.DRAINED}
 class Teardown:
     """Takes gangs down. A part of the core."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: SchedulerState) -> None:
         self._books = books
 
-    def close(self, gang: Gang, failure: Failure, *, ends: bool, delay_s: float = 0.0) -> None:
+    def close(self, gang: ManagedGang, failure: Failure, *, ends: bool, delay_s: float = 0.0) -> None:
         """End the generation of a formed gang."""
         books = self._books
         holds.abandon(books, gang)
         books.repairs.pop(gang.id, None)
         books.agenda.cancel(("repair", gang.id))
         books.agenda.cancel(("retire", gang.id))
-        gang.closing = Closing(failure=failure, ends=ends, delay_s=delay_s)
+        gang.closing = TeardownProgress(failure=failure, ends=ends, delay_s=delay_s)
         gang.doom = None
         gang.lost.clear()
         gang.ready = False
@@ -53,7 +53,7 @@ class Teardown:
         move(gang, Move.CLOSE)
         books.commit(CommitKind.CLOSE, gang)
 
-    def closed(self, gang: Gang) -> None:
+    def closed(self, gang: ManagedGang) -> None:
         """The batch is committed: tell the members."""
         books, closing = self._books, gang.closing
         assert closing is not None
@@ -62,10 +62,10 @@ class Teardown:
         self.stop(gang)
         books.tell(GangEventKind.TORN_DOWN, gang, ends=closing.ends)
 
-    def stop(self, gang: Gang) -> None:
+    def stop(self, gang: ManagedGang) -> None:
         """Tell the workers of a gang in STOPPING, and wait for those that are there."""
         books, closing = self._books, gang.closing
-        assert closing is not None and gang.step is Step.STOPPING
+        assert closing is not None and gang.step is GangStep.STOPPING
         closing.waiting = {worker: None for worker in gang.seats_by_worker if worker in books.inventory.workers}
         closing.until = books.now + gang.spec.grace_s + books.settings.stop_margin_s
         books.agenda.set(("stop", gang.id), closing.until)
@@ -76,8 +76,8 @@ class Teardown:
             # Before the caller has told of the teardown nothing may be told of what follows.
             books.agenda.set(("stop", gang.id), books.now)
 
-    def resend(self, gang: Gang) -> None:
-        if gang.step is Step.STOPPING and gang.closing is not None:
+    def resend(self, gang: ManagedGang) -> None:
+        if gang.step is GangStep.STOPPING and gang.closing is not None:
             for worker in gang.closing.waiting:
                 self._send(gang, worker)
             self._books.agenda.set(("resend", gang.id), self._books.now + self._books.settings.resend_s)
@@ -88,16 +88,16 @@ class Teardown:
         if load is not None and books.inventory.load(worker, load):
             books.look_for_room = True
         gang = books.gangs.get(gang_id)
-        if gang is None or gang.step is not Step.STOPPING or gang.generation != generation or gang.closing is None:
+        if gang is None or gang.step is not GangStep.STOPPING or gang.generation != generation or gang.closing is None:
             return
         gang.closing.waiting.pop(worker, None)
         if not gang.closing.waiting:
             self.stopped(gang)
 
-    def stopped(self, gang: Gang) -> None:
+    def stopped(self, gang: ManagedGang) -> None:
         """All have confirmed, or the time is up."""
         books, closing = self._books, gang.closing
-        if gang.step is not Step.STOPPING or closing is None:
+        if gang.step is not GangStep.STOPPING or closing is None:
             return
         books.agenda.cancel(("stop", gang.id))
         books.agenda.cancel(("resend", gang.id))
@@ -115,39 +115,39 @@ class Teardown:
         else:
             self.again(gang)
 
-    def again(self, gang: Gang) -> None:
+    def again(self, gang: ManagedGang) -> None:
         """The backoff is over: back to its place in the queue."""
-        if gang.step is Step.BACKOFF:
+        if gang.step is GangStep.BACKOFF:
             move(gang, Move.ELAPSED)
             gang.closing = None
             gang.queued_at = self._books.now
             self._books.enqueue(gang)
 
-    def drop(self, gang: Gang, failure: Failure, error: GanglineError | None = None) -> None:
+    def drop(self, gang: ManagedGang, failure: Failure, error: GanglineError | None = None) -> None:
         """Forget a gang that has no members: queued, holding or in backoff."""
         holds.abandon(self._books, gang)
         self._books.queue.discard(gang.id)
         move(gang, Move.DROP)
-        gang.closing = Closing(failure=failure, ends=True)
+        gang.closing = TeardownProgress(failure=failure, ends=True)
         gang.reason, gang.rank = failure.text, failure.rank
         self._forget(gang, (), error)
 
-    def end(self, gang: Gang, failure: Failure, error: GanglineError | None = None) -> None:
+    def end(self, gang: ManagedGang, failure: Failure, error: GanglineError | None = None) -> None:
         """Nobody wants the gang any more: end it from whatever step it is in."""
         match gang.step:
-            case Step.QUEUED | Step.HOLDING | Step.BACKOFF:
+            case GangStep.QUEUED | GangStep.HOLDING | GangStep.BACKOFF:
                 self.drop(gang, failure, error)
-            case Step.COMMITTING | Step.REJOINING:
+            case GangStep.COMMITTING | GangStep.REJOINING:
                 gang.doom = failure
-            case Step.FORMED | Step.REPAIRING | Step.RETIRING:
+            case GangStep.FORMED | GangStep.REPAIRING | GangStep.RETIRING:
                 self.close(gang, failure, ends=True)
-            case Step.CLOSING | Step.STOPPING:
+            case GangStep.CLOSING | GangStep.STOPPING:
                 assert gang.closing is not None
                 gang.closing.ends = True
-            case Step.ENDED:
+            case GangStep.ENDED:
                 pass
 
-    def _send(self, gang: Gang, worker: WorkerId, only: tuple[Seat, ...] = ()) -> None:
+    def _send(self, gang: ManagedGang, worker: WorkerId, only: tuple[Seat, ...] = ()) -> None:
         self._books.out.append(
             SendTeardown(
                 worker=worker,
@@ -162,21 +162,21 @@ class Teardown:
             )
         )
 
-    def stop_lost(self, gang: Gang) -> None:
+    def stop_lost(self, gang: ManagedGang) -> None:
         """Free what is left of the lost ranks of a gang in REPAIRING. Not fenced: they have failed already."""
         for worker, seats in gang.seats_by_worker.items():
             lost = tuple(seat for seat in seats if seat.rank in gang.lost)
             if lost and worker in self._books.inventory.workers:
                 self._send(gang, worker, lost)
 
-    def leave(self, gang: Gang, workers: list[WorkerId]) -> None:
+    def leave(self, gang: ManagedGang, workers: list[WorkerId]) -> None:
         """A repair took the gang off these workers: whatever they still have of the old generation goes."""
         for worker in workers:
             self._send(gang, worker)
 
-    def _forget(self, gang: Gang, unconfirmed: tuple[str, ...], error: GanglineError | None = None) -> None:
+    def _forget(self, gang: ManagedGang, unconfirmed: tuple[str, ...], error: GanglineError | None = None) -> None:
         books = self._books
-        assert gang.step is Step.ENDED and gang.step not in GRANTED
+        assert gang.step is GangStep.ENDED and gang.step not in GRANTED
         for timer in ("owner", "deadline", "retry", "starve", "backoff"):
             books.agenda.cancel((timer, gang.id))
         del books.gangs[gang.id]
@@ -185,16 +185,16 @@ class Teardown:
             self._leave_set(gang)
         if gang.persisted:
             books.ledger.push(CommitKind.END, gang.id, record=record_of(gang, GangState.ENDED))
-        books.ended[gang.id] = Ended(at=books.now, owner_token=gang.owner_token, reply=gang.describe())
+        books.ended[gang.id] = FinishedGang(at=books.now, owner_token=gang.owner_token, reply=gang.describe())
         while len(books.ended) > books.settings.ended_keep:
             del books.ended[next(iter(books.ended))]
         books.agenda.set(("forget", gang.id), books.now + books.settings.ended_keep_s)
         books.tell(GangEventKind.ENDED, gang, unconfirmed=unconfirmed, ends=True)
         books.answer_all(gang.releasers, gang)
         for waiter in (*gang.waiters, *gang.queue_waiters):
-            books.out.append(Answer(reply_to=waiter, error=error or _error_of(gang)))
+            books.out.append(AnswerRequest(reply_to=waiter, error=error or _error_of(gang)))
 
-    def _leave_set(self, gang: Gang) -> None:
+    def _leave_set(self, gang: ManagedGang) -> None:
         books = self._books
         assert gang.gangset is not None
         of_set = books.sets[gang.gangset]
@@ -208,7 +208,7 @@ class Teardown:
         books.sets_to_look_at[gang.gangset] = None
 
 
-def _error_of(gang: Gang) -> GanglineError:
+def _error_of(gang: ManagedGang) -> GanglineError:
     """For those who still wait for the gang to form."""
     closing = gang.closing
     details = {"generation": gang.generation, "rank": gang.rank, "reason": gang.reason}

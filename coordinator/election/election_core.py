@@ -63,7 +63,7 @@ class ElectionEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRead(ElectionEvent):
-    """Both keys as they are now: read at the start, after each Look, or seen by a watch."""
+    """Both keys as they are now: read at the start, after each ReadLeader, or seen by a watch."""
 
     leader: LeaderRecord | None
     revision: int
@@ -130,7 +130,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Renew:
+class RenewLeadership:
     """Write `leader_alive` with this time to live: the first of a term whatever is there, later ones at our own
     revision. Answer Renewed, RenewFailed or Deposed."""
 
@@ -140,12 +140,12 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ReadLeader:
     """Read both keys from the stream's leader and answer LeaderRead; repeat until it succeeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lead:
+class BecomeLeader:
     """We lead. Read the ledger, then give the gang core LeadershipGained."""
 
     term: int
@@ -153,14 +153,14 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Yield:
+class YieldLeadership:
     """We lead no more: the gang core gets LeadershipLost now, before anything else is done."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withdraw:
+class ResignLeadership:
     """Delete `leader_alive`, at our own revision, so that a standby claims at once. May fail."""
 
 
@@ -171,10 +171,10 @@ class ElectionWake:
     at: float
 
 
-ElectionEffect = Claim | Renew | Look | Lead | Yield | Withdraw | ElectionWake
+ElectionEffect = Claim | RenewLeadership | ReadLeader | BecomeLeader | YieldLeadership | ResignLeadership | ElectionWake
 
 
-class Role(StrEnum):
+class ElectionRole(StrEnum):
     FOLLOWER = "follower"
     """Somebody leads, or we do not know."""
     CANDIDATE = "candidate"
@@ -184,13 +184,13 @@ class Role(StrEnum):
     RESIGNED = "resigned"
 
 
-class Election:
+class ElectionCore:
     """One coordinator's part in the election. Start by carrying out `start()`."""
 
     def __init__(self, instance: str, settings: ElectionSettings | None = None) -> None:
         self.settings = settings or ElectionSettings()
         self.instance = instance
-        self.role = Role.FOLLOWER
+        self.role = ElectionRole.FOLLOWER
         self.term = 0
         """Of the last leader seen; our own while we lead."""
         self.trusted_until = float("-inf")
@@ -204,20 +204,20 @@ class Election:
         return f"<Election {self.instance} {self.role.value} term={self.term}>"
 
     def start(self) -> list[ElectionEffect]:
-        return [Look()]
+        return [ReadLeader()]
 
     def handle(self, event: AnyElectionEvent) -> list[ElectionEffect]:
         """Decide."""
-        if self.role is Role.RESIGNED:
+        if self.role is ElectionRole.RESIGNED:
             return []
-        if self.role is Role.LEADER and event.now >= self.trusted_until:
+        if self.role is ElectionRole.LEADER and event.now >= self.trusted_until:
             # Whatever came in: it came too late to be acted on as a leader.
             return self._step_down(event, "its renewals did not succeed in time")
         match event:
             case LeaderRead():
                 return self._read(event)
             case ClaimWon():
-                return self._won(event, event.revision) if self.role is Role.CLAIMING else []
+                return self._won(event, event.revision) if self.role is ElectionRole.CLAIMING else []
             case ClaimLost() | ClaimUnknown():
                 return self._not_won(event)
             case Renewed():
@@ -225,12 +225,16 @@ class Election:
             case RenewFailed():
                 self._renewing = False
                 self._renew_at = event.now + self.settings.renew_s / 2
-                return [self._wake()] if self.role is Role.LEADER else []
+                return [self._wake()] if self.role is ElectionRole.LEADER else []
             case Deposed():
-                return self._step_down(event, "somebody else leads") if self.role is Role.LEADER else [Look()]
+                return (
+                    self._step_down(event, "somebody else leads")
+                    if self.role is ElectionRole.LEADER
+                    else [ReadLeader()]
+                )
             case Resigned():
-                leading, self.role = self.role is Role.LEADER, Role.RESIGNED
-                return [Yield(reason="resigned"), Withdraw()] if leading else []
+                leading, self.role = self.role is ElectionRole.LEADER, ElectionRole.RESIGNED
+                return [YieldLeadership(reason="resigned"), ResignLeadership()] if leading else []
             case ElectionTick():
                 return self._tick(event)
             case _:
@@ -238,13 +242,13 @@ class Election:
 
     def _read(self, event: LeaderRead) -> list[ElectionEffect]:
         record = event.leader
-        if self.role is Role.LEADER:
+        if self.role is ElectionRole.LEADER:
             if record is None or (record.instance, record.term) != (self.instance, self.term):
                 return self._step_down(event, "the leader record is not ours any more")
             self._revision = max(self._revision, event.revision)
             return []
         ours = record is not None and record.instance == self.instance and record.term == self.term + 1
-        if self.role is Role.CLAIMING and ours:
+        if self.role is ElectionRole.CLAIMING and ours:
             return self._won(event, event.revision)  # the claim whose answer was lost
         self._revision = event.revision
         if record is not None:
@@ -254,48 +258,48 @@ class Election:
             # attempts are made of the term, and workers remember those that are over.
             self.term = max(self.term, int(event.wall))
         if event.alive_term is not None and event.alive_term >= self.term:
-            self.role = Role.FOLLOWER
+            self.role = ElectionRole.FOLLOWER
             # In case the watch misses the expiry.
             self._wait_until = event.now + self.settings.alive_ttl_s + self.settings.jitter_s
             return [self._wake()]
-        if self.role is not Role.CANDIDATE:
-            self.role = Role.CANDIDATE
+        if self.role is not ElectionRole.CANDIDATE:
+            self.role = ElectionRole.CANDIDATE
             self._wait_until = max(self._wait_until_retry(event), event.now + event.draw * self.settings.jitter_s)
         if event.now >= self._wait_until:
             return self._claim(event)
         return [self._wake()]
 
     def _wait_until_retry(self, event: ElectionEvent) -> float:
-        return self._wait_until if self.role is Role.CLAIMING else event.now
+        return self._wait_until if self.role is ElectionRole.CLAIMING else event.now
 
     def _claim(self, event: ElectionEvent) -> list[ElectionEffect]:
-        self.role = Role.CLAIMING
+        self.role = ElectionRole.CLAIMING
         # If neither an answer nor the shell's own time-out comes: look again.
         self._wait_until = event.now + self.settings.alive_ttl_s * 2
         record = LeaderRecord(term=self.term + 1, instance=self.instance, since=event.wall)
         return [Claim(record=record, revision=self._revision), self._wake()]
 
     def _won(self, event: ElectionEvent, revision: int) -> list[ElectionEffect]:
-        self.role = Role.LEADER
+        self.role = ElectionRole.LEADER
         self.term += 1
         self._revision = revision
         # `leader_alive` is not there until the first renewal, so others may claim: then we are deposed, and fenced.
         self.trusted_until = event.now + self.settings.alive_ttl_s - self.settings.margin_s
         self._renewing = True
         self._renew_at = event.now + self.settings.renew_s
-        renew = Renew(term=self.term, first=True, ttl_s=self.settings.alive_ttl_s)
-        return [renew, Lead(term=self.term, fence=revision), self._wake()]
+        renew = RenewLeadership(term=self.term, first=True, ttl_s=self.settings.alive_ttl_s)
+        return [renew, BecomeLeader(term=self.term, fence=revision), self._wake()]
 
     def _not_won(self, event: ElectionEvent) -> list[ElectionEffect]:
-        if self.role is not Role.CLAIMING:
+        if self.role is not ElectionRole.CLAIMING:
             return []
         self._wait_until = event.now + self.settings.retry_s * (1 + event.draw)
         if isinstance(event, ClaimLost):
-            self.role = Role.FOLLOWER
-        return [Look()]
+            self.role = ElectionRole.FOLLOWER
+        return [ReadLeader()]
 
     def _renewed(self, event: Renewed) -> list[ElectionEffect]:
-        if self.role is not Role.LEADER:
+        if self.role is not ElectionRole.LEADER:
             return []
         self._renewing = False
         end = event.started_at + self.settings.alive_ttl_s - self.settings.margin_s
@@ -305,26 +309,26 @@ class Election:
 
     def _tick(self, event: ElectionTick) -> list[ElectionEffect]:
         match self.role:
-            case Role.LEADER:
+            case ElectionRole.LEADER:
                 if self._renewing or event.now < self._renew_at:
                     return [self._wake()]
                 self._renewing = True
-                return [Renew(term=self.term, first=False, ttl_s=self.settings.alive_ttl_s), self._wake()]
-            case Role.CANDIDATE if event.now >= self._wait_until:
-                return [Look()]  # whoever came to life meanwhile shows in it
-            case Role.FOLLOWER | Role.CLAIMING if event.now >= self._wait_until:
+                return [RenewLeadership(term=self.term, first=False, ttl_s=self.settings.alive_ttl_s), self._wake()]
+            case ElectionRole.CANDIDATE if event.now >= self._wait_until:
+                return [ReadLeader()]  # whoever came to life meanwhile shows in it
+            case ElectionRole.FOLLOWER | ElectionRole.CLAIMING if event.now >= self._wait_until:
                 self._wait_until = event.now + self.settings.alive_ttl_s
-                return [Look(), self._wake()]
+                return [ReadLeader(), self._wake()]
             case _:
                 return [self._wake()]
 
     def _step_down(self, event: ElectionEvent, reason: str) -> list[ElectionEffect]:
-        self.role = Role.FOLLOWER
+        self.role = ElectionRole.FOLLOWER
         self._renewing = False
         self._wait_until = event.now + self.settings.retry_s * (1 + event.draw)
-        return [Yield(reason=reason), Look(), self._wake()]
+        return [YieldLeadership(reason=reason), ReadLeader(), self._wake()]
 
     def _wake(self) -> ElectionWake:
-        if self.role is Role.LEADER:
+        if self.role is ElectionRole.LEADER:
             return ElectionWake(at=self.trusted_until if self._renewing else min(self.trusted_until, self._renew_at))
         return ElectionWake(at=self._wait_until)

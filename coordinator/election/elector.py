@@ -17,7 +17,7 @@ from ...schemas.names import Names
 from ...schemas.records.gangs import LeaderAlive, LeaderRecord
 from ...telemetry.logs import Log
 from . import election_core as on
-from .election_core import Election, ElectionEffect, Role
+from .election_core import ElectionCore, ElectionEffect, ElectionRole
 from .leader_record import LeaderKey, LeaderLost, leader_of
 
 _GRAIN_S: Final = 0.001
@@ -25,13 +25,13 @@ _RETRY_S: Final = 0.2
 """Before storage that failed is read again."""
 
 
-class Candidacy:
+class Elector:
     """Takes part from `start` to `stop`, and says when we lead and when no more."""
 
     def __init__(
         self,
         kv: KeyValue,
-        election: Election,
+        election: ElectionCore,
         leader: LeaderKey,
         clock: EventClock,
         *,
@@ -88,13 +88,13 @@ class Candidacy:
 
     async def stop(self) -> None:
         """Give up leadership, if we have it, so that a standby takes over at once. Idempotent."""
-        leading = self.election.role is Role.LEADER
+        leading = self.election.role is ElectionRole.LEADER
         effects = self.election.handle(on.Resigned(**self._clock.moment()))
         if self._timer is not None:
             self._timer.cancel()
         self._chores.cancel()
         for effect in effects:
-            if isinstance(effect, on.Yield):
+            if isinstance(effect, on.YieldLeadership):
                 self._on_yield(effect.reason)
         await self._unsubscribe()
         await self._chores.rest()
@@ -110,9 +110,9 @@ class Candidacy:
         """Whether we may act as the leader at this instant. A look at the clock; when its answer is no, `on_yield` was
         called."""
         election = self.election
-        if election.role is Role.LEADER and self._clock.now >= election.trusted_until:
+        if election.role is ElectionRole.LEADER and self._clock.now >= election.trusted_until:
             self.tell(on.ElectionTick(**self._clock.moment()))
-        return election.role is Role.LEADER
+        return election.role is ElectionRole.LEADER
 
     def deposed(self) -> None:
         """A write of ours showed that somebody else leads."""
@@ -134,18 +134,18 @@ class Candidacy:
             match effect:
                 case on.Claim():
                     self._chores.start(self._claim(effect))
-                case on.Renew():
+                case on.RenewLeadership():
                     self._chores.start(self._renew(effect))
-                case on.Look():
+                case on.ReadLeader():
                     self._look()
-                case on.Lead():
+                case on.BecomeLeader():
                     # Won by the answer to the claim, or found out by a look when that was lost.
                     assert self._claimed is not None and self._claimed.term == effect.term
                     self._leader.take(self._claimed, effect.fence)
                     self._on_lead(effect.term)
-                case on.Yield():
+                case on.YieldLeadership():
                     self._on_yield(effect.reason)
-                case on.Withdraw():
+                case on.ResignLeadership():
                     pass  # only after Resigned, and `stop` sees to it
                 case on.ElectionWake():
                     self._wake_at(effect.at)
@@ -178,7 +178,7 @@ class Candidacy:
         else:
             self.tell(on.ClaimWon(**self._clock.moment(), revision=fence))
 
-    async def _renew(self, renew: on.Renew) -> None:
+    async def _renew(self, renew: on.RenewLeadership) -> None:
         settings = self.election.settings
         started_at = self._clock.now
         body = LeaderAlive(term=renew.term, instance=self.election.instance).model_dump_json().encode()
@@ -270,7 +270,7 @@ class Candidacy:
     async def _read_once(self) -> on.LeaderRead:
         """Raises LeaderLost: we led, the bucket vanished, and somebody was faster to lead in the new one."""
         entry = await self._kv.get(self._leader.key)
-        if entry is None and self.election.role is Role.LEADER:
+        if entry is None and self.election.role is ElectionRole.LEADER:
             await self._leader.restore()
             entry = await self._kv.get(self._leader.key)
         alive = _alive_of(await self._kv.get(self._alive_key))

@@ -22,7 +22,7 @@ R = TypeVar("R", bound=Record)
 
 
 @dataclass(slots=True, kw_only=True)
-class Reading:
+class LedgerSnapshot:
     """What stood there, all at one moment."""
 
     gangs: list[tuple[GangRecord, int]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Reading:
 
 async def read_ledger(
     kv: KeyValue, names: Names, *, shard: Shard = WHOLE, fence: Callable[[], int], log: Log
-) -> Reading:
+) -> LedgerSnapshot:
     """Read until it succeeds. A copy of the stream that lags behind, and does not have our own `leader` record at
     `fence` yet, is read again: what an earlier leader wrote is then all in the reading. (The fence moves, and backwards
     too, when the bucket is lost meanwhile.) What belongs to other shards is left out."""
@@ -73,7 +73,7 @@ async def read_members(
     return tuple(_of_shard(_sorted(await kv.entries(names.members_of(), Names.gang_key()), names, log), shard).members)
 
 
-def _of_shard(reading: Reading, shard: Shard) -> Reading:
+def _of_shard(reading: LedgerSnapshot, shard: Shard) -> LedgerSnapshot:
     """Members are those of our gangs, wherever they are, and on our workers those of no gang at all."""
     if shard.pools is None:
         return reading
@@ -88,16 +88,16 @@ def _of_shard(reading: Reading, shard: Shard) -> Reading:
     return reading
 
 
-def read_workers(entries: Iterable[KvEntry], names: Names, log: Log) -> Reading:
+def read_workers(entries: Iterable[KvEntry], names: Names, log: Log) -> LedgerSnapshot:
     """Registrations and heartbeats."""
-    reading = Reading()
+    reading = LedgerSnapshot()
     for entry in entries:
         _of_worker(reading, entry.key.partition(".")[0], entry, names, log)
     return reading
 
 
-def _sorted(entries: Iterable[KvEntry], names: Names, log: Log) -> Reading:
-    reading = Reading()
+def _sorted(entries: Iterable[KvEntry], names: Names, log: Log) -> LedgerSnapshot:
+    reading = LedgerSnapshot()
     unreadable: set[str] = set()
     for entry in entries:
         folder, _, rest = entry.key.partition(".")
@@ -123,7 +123,7 @@ def _sorted(entries: Iterable[KvEntry], names: Names, log: Log) -> Reading:
     return reading
 
 
-def _of_worker(reading: Reading, folder: str, entry: KvEntry, names: Names, log: Log) -> None:
+def _of_worker(reading: LedgerSnapshot, folder: str, entry: KvEntry, names: Names, log: Log) -> None:
     try:
         worker = names.parse_worker_key(entry.key)
     except InvalidName:

@@ -23,7 +23,7 @@ from .reader import parse
 _RETRY_S: Final = 0.2
 
 
-class SetFeed:
+class SetDeclarations:
     """Feeds declarations to the core. One that cannot be read changes nothing: the one before stays in force."""
 
     def __init__(

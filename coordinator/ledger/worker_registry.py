@@ -28,7 +28,7 @@ from ...schemas.records.workers import Heartbeat, Registration
 from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import Log
 from ..scheduling.inventory import WorkerFacts
-from ..service_settings import ShellSettings
+from ..service_settings import ServiceSettings
 from ..sharding.shards import WHOLE, Shard
 from .reader import parse, read_workers
 
@@ -38,7 +38,7 @@ _STALL_S: Final = 1.0
 _NEVER: Final = float("-inf")
 
 
-class Audience(Protocol):
+class RegistryListener(Protocol):
     """Who is told: the leader's term."""
 
     def worker_seen(self, facts: WorkerFacts) -> None: ...
@@ -48,7 +48,7 @@ class Audience(Protocol):
     def worker_gone(self, worker: WorkerId, reason: str) -> None: ...
 
 
-class Entry:
+class RegisteredWorker:
     """One registered worker."""
 
     __slots__ = ("beat", "doubted", "heard_at", "lives", "registration", "revision")
@@ -81,17 +81,19 @@ class Entry:
         )
 
 
-class Census:
+class WorkerRegistry:
     """Follows all workers of a namespace, or of one shard's pools."""
 
-    def __init__(self, kv: KeyValue, names: Names, settings: ShellSettings, log: Log, *, shard: Shard = WHOLE) -> None:
+    def __init__(
+        self, kv: KeyValue, names: Names, settings: ServiceSettings, log: Log, *, shard: Shard = WHOLE
+    ) -> None:
         self._kv = kv
         self._pools = ["*"] if shard.pools is None else sorted(shard.pools)
         self._names = names
         self._settings = settings
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._entries: dict[WorkerId, Entry] = {}
+        self._entries: dict[WorkerId, RegisteredWorker] = {}
         self._chores = TaskSet("census", log)
         self._silent: SuspectProber[WorkerId] = SuspectProber(
             self._chores,
@@ -110,7 +112,7 @@ class Census:
         self._pulling = asyncio.Lock()
         self._pulled_at = _NEVER
         """When the last reading that succeeded began."""
-        self.audience: Audience | None = None
+        self.audience: RegistryListener | None = None
 
     def __len__(self) -> int:
         return sum(entry.lives for entry in self._entries.values())
@@ -259,7 +261,7 @@ class Census:
         worker = WorkerId(record.pool, record.worker)
         entry = self._entries.get(worker)
         if entry is None:
-            self._entries[worker] = Entry(record, revision)
+            self._entries[worker] = RegisteredWorker(record, revision)
             return
         if entry.registration.instance != record.instance:
             entry.beat = None

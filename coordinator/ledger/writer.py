@@ -21,7 +21,7 @@ from .reader import parse
 _RETRY_S: Final = 0.1
 
 
-class Scribe:
+class GangLedgerWriter:
     """Carries out Commit and Refence."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Scribe:
     def commit(self, effect: do.Commit) -> None:
         self._chores.start(self._commit(effect))
 
-    def refence(self, effect: do.Refence) -> None:
+    def refence(self, effect: do.WriteFence) -> None:
         self._chores.start(self._refence(effect))
 
     async def _commit(self, effect: do.Commit) -> None:
@@ -69,7 +69,7 @@ class Scribe:
         else:
             self._feed(on.Committed(**self._clock.moment(), number=effect.number, revision=revision))
 
-    async def _refence(self, effect: do.Refence) -> None:
+    async def _refence(self, effect: do.WriteFence) -> None:
         """Until it succeeds, or the term ends."""
         while True:
             try:

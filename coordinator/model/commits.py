@@ -22,7 +22,7 @@ from ...schemas.names import Names, WorkerId
 from ...schemas.records.gangs import ENDED_TTL_S, GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Seat
 from ...schemas.records.workers import Record
 from .effects import LedgerWrite
-from .gang import Attempt, Gang
+from .gang import HoldAttempt, ManagedGang
 from .states import GRANTED
 
 _NAMES = Names()  # keys are the same in every namespace: each has a bucket of its own
@@ -49,7 +49,7 @@ class CommitKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class PendingCommit:
     kind: CommitKind
     gang: str
     """Empty for a sweep, and for a status."""
@@ -61,7 +61,7 @@ class Pending:
     """Of SWEEP: workers and gangs."""
 
 
-class Ledger:
+class CommitQueue:
     """The line of pending commits."""
 
     __slots__ = ("fence", "in_flight", "leader_key", "line", "number", "refencing")
@@ -70,8 +70,8 @@ class Ledger:
         self.leader_key = leader_key
         self.fence = 0
         """Revision of our `leader` record."""
-        self.line: deque[Pending] = deque()
-        self.in_flight: Pending | None = None
+        self.line: deque[PendingCommit] = deque()
+        self.in_flight: PendingCommit | None = None
         self.refencing = False
         """The commit in flight failed, or its fate is unknown, and a Refence is on its way."""
         self.number = 0
@@ -90,13 +90,13 @@ class Ledger:
         record: GangRecord | None = None,
         leaked: tuple[tuple[WorkerId, str], ...] = (),
     ) -> None:
-        self.line.append(Pending(kind=kind, gang=gang, gangset=gangset, record=record, leaked=leaked))
+        self.line.append(PendingCommit(kind=kind, gang=gang, gangset=gangset, record=record, leaked=leaked))
 
     def waits(self, kind: CommitKind, gang: str) -> bool:
         """A batch of that kind is in the line."""
         return any(pending.kind is kind and pending.gang == gang for pending in self.line)
 
-    def pop(self) -> Pending:
+    def pop(self) -> PendingCommit:
         """The next to be written. How a set fares is written when nothing else waits: nobody waits for that."""
         if self.line[0].kind is CommitKind.STATUS:
             for index, pending in enumerate(self.line):
@@ -114,7 +114,7 @@ class Ledger:
         return LedgerWrite(key=key, record=record, ttl_s=ttl_s, condition_key=self.leader_key, revision=self.fence)
 
 
-def record_of(gang: Gang, state: GangState) -> GangRecord:
+def record_of(gang: ManagedGang, state: GangState) -> GangRecord:
     """What is true of a gang now."""
     closing = gang.closing
     return GangRecord(
@@ -139,12 +139,12 @@ def record_of(gang: Gang, state: GangState) -> GangRecord:
     )
 
 
-def spec_of(gang: Gang, seats: Iterable[Seat]) -> GangSpec:
+def spec_of(gang: ManagedGang, seats: Iterable[Seat]) -> GangSpec:
     """What was asked for, with the size that these seats make."""
     return gang.spec.sized(sum(seat.part == 0 for seat in seats)) if gang.spec.elastic else gang.spec
 
 
-def record_to_be(gang: Gang, attempt: Attempt, wall: float) -> GangRecord:
+def record_to_be(gang: ManagedGang, attempt: HoldAttempt, wall: float) -> GangRecord:
     """What will be true of it when its attempt is granted. Its fence is the record's own revision."""
     return GangRecord(
         id=gang.id,
@@ -184,7 +184,7 @@ def grants(
     ]
 
 
-def close_writes(ledger: Ledger, gang: Gang) -> tuple[LedgerWrite, ...]:
+def close_writes(ledger: CommitQueue, gang: ManagedGang) -> tuple[LedgerWrite, ...]:
     first = ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.TEARING_DOWN))
     return (
         first,
@@ -192,7 +192,7 @@ def close_writes(ledger: Ledger, gang: Gang) -> tuple[LedgerWrite, ...]:
     )
 
 
-def rewrites(ledger: Ledger, gang: Gang) -> tuple[LedgerWrite, ...]:
+def rewrites(ledger: CommitQueue, gang: ManagedGang) -> tuple[LedgerWrite, ...]:
     """All records of a gang, for a bucket that lost them. The registrations may be lost as well, so the members have no
     condition of their own; a worker in another epoch shows when it registers again."""
     members: list[LedgerWrite] = []
@@ -205,11 +205,11 @@ def rewrites(ledger: Ledger, gang: Gang) -> tuple[LedgerWrite, ...]:
     return (*members, ledger.fenced(Names.gang_key(gang.id), record_of(gang, gang.state)))
 
 
-def end_writes(ledger: Ledger, record: GangRecord) -> tuple[LedgerWrite, ...]:
+def end_writes(ledger: CommitQueue, record: GangRecord) -> tuple[LedgerWrite, ...]:
     return (ledger.fenced(Names.gang_key(record.id), record, ttl_s=ENDED_TTL_S),)
 
 
-def sweep_writes(ledger: Ledger, leaked: tuple[tuple[WorkerId, str], ...]) -> tuple[LedgerWrite, ...]:
+def sweep_writes(ledger: CommitQueue, leaked: tuple[tuple[WorkerId, str], ...]) -> tuple[LedgerWrite, ...]:
     """The condition stands on the first alone: a batch is refused as a whole."""
     first, *rest = leaked
     return (

@@ -2,7 +2,7 @@
 need be finished.
 
 What must precede what is built into the order of events: nothing that tells of a commit (Form, Teardown of a whole
-gang, Broadcast, Answer) is in the world before the Committed event of that commit, and there is one Commit in
+gang, Broadcast, AnswerRequest) is in the world before the Committed event of that commit, and there is one Commit in
 flight at most.
 """
 
@@ -56,7 +56,7 @@ class ReleaseHold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendKeep:
+class SendReserve:
     """Ask; answer with KeepAnswered, or with nothing when it fails."""
 
     worker: WorkerId
@@ -74,7 +74,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refence:
+class WriteFence:
     """Write the `leader` record again at its own revision (which voids what is in flight), then read the gang's record
     from the stream's leader; answer with Refenced. A conflict is LeadershipLost. Repeat until one or the other."""
 
@@ -100,7 +100,7 @@ class SendTeardown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ping:
+class PingWorker:
     """Ask; answer with PingAnswered or, on no responders, PingUnanswered."""
 
     worker: WorkerId
@@ -113,7 +113,7 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class AnswerRequest:
     """Answer the request of that number: with a reply or an error."""
 
     reply_to: int
@@ -122,14 +122,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WakeAt:
-    """Send a Tick at this time; replaces the WakeAt before. None: no Tick is needed."""
+class SetGangTimer:
+    """Send a Tick at this time; replaces the SetGangTimer before. None: no Tick is needed."""
 
     at: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class StepDown:
     """No longer leader: cancel every request, timer and commit on its way; unsubscribe. Owners ask again elsewhere."""
 
     reason: str
@@ -138,14 +138,14 @@ class Stop:
 Effect = (
     SendHold
     | ReleaseHold
-    | SendKeep
+    | SendReserve
     | Commit
-    | Refence
+    | WriteFence
     | SendForm
     | SendTeardown
-    | Ping
+    | PingWorker
     | Broadcast
-    | Answer
-    | WakeAt
-    | Stop
+    | AnswerRequest
+    | SetGangTimer
+    | StepDown
 )

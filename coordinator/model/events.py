@@ -266,8 +266,8 @@ class SetSeen(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick(Event):
-    """The time of the last WakeAt has come. Ticks too many do no harm."""
+class SchedulerTick(Event):
+    """The time of the last SetGangTimer has come. Ticks too many do no harm."""
 
 
 class Cause(StrEnum):
@@ -320,7 +320,7 @@ Happening = (
     | ReleaseAsked
     | EndAsked
     | SetSeen
-    | Tick
+    | SchedulerTick
 )
 """What can happen to a leader."""
 

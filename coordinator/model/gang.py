@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ...schemas.messages.gangs import GangReply
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec, GangState, Rendezvous, Seat
-from ..scheduling.placement import Assignment, Fit
+from ..scheduling.placement import Assignment, TrialPlacement
 from .events import Cause, HoldAnswered
-from .states import Step
+from .states import GangStep
 
 
 def by_worker(seats: Iterable[Seat]) -> dict[WorkerId, list[Seat]]:
@@ -39,7 +39,7 @@ class Failure:
 
 
 @dataclass(slots=True, kw_only=True)
-class Attempt:
+class HoldAttempt:
     """One try to hold slots on all workers of a placement."""
 
     number: int
@@ -62,7 +62,7 @@ class Attempt:
 
 
 @dataclass(slots=True, kw_only=True)
-class Closing:
+class TeardownProgress:
     """The end of a generation, from the decision until the last confirmation."""
 
     failure: Failure
@@ -76,7 +76,7 @@ class Closing:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Gang:
+class ManagedGang:
     """One gang. `step` is changed only by states.move."""
 
     id: str
@@ -92,7 +92,7 @@ class Gang:
     that came in the place of another."""
     queued_at: float
     """Monotonic; since when it waits now."""
-    step: Step = Step.QUEUED
+    step: GangStep = GangStep.QUEUED
     generation: int = 1
     """Of the seats; while it waits, of those to come."""
     failures: int = 0
@@ -125,9 +125,9 @@ class Gang:
     formed_at: float = 0.0
     """Monotonic."""
     formed_wall: float = 0.0
-    fit: Fit | None = None
+    fit: TrialPlacement | None = None
     """Where it had room when it was asked for, if it had; until it is tried for the first time."""
-    attempt: Attempt | None = None
+    attempt: HoldAttempt | None = None
     """In HOLDING, COMMITTING, REJOINING, and in REPAIRING while replacements are held."""
     doom: Failure | None = None
     """Came while a grant was on its way; acted on when its fate is known."""
@@ -136,7 +136,7 @@ class Gang:
     not_before: float = 0.0
     """After a refusal: no new try before."""
     refusals: int = 0
-    closing: Closing | None = None
+    closing: TeardownProgress | None = None
     """In CLOSING, STOPPING and BACKOFF."""
     reason: str = ""
     rank: int | None = None
@@ -153,21 +153,21 @@ class Gang:
     def state(self) -> GangState:
         """As the ledger would have it."""
         match self.step:
-            case Step.FORMED | Step.REPAIRING | Step.REJOINING:
+            case GangStep.FORMED | GangStep.REPAIRING | GangStep.REJOINING:
                 return GangState.FORMED
-            case Step.RETIRING:
+            case GangStep.RETIRING:
                 return GangState.RETIRING
-            case Step.CLOSING | Step.STOPPING:
+            case GangStep.CLOSING | GangStep.STOPPING:
                 return GangState.TEARING_DOWN
-            case Step.ENDED:
+            case GangStep.ENDED:
                 return GangState.ENDED
-            case Step.QUEUED | Step.HOLDING | Step.COMMITTING | Step.BACKOFF:
+            case GangStep.QUEUED | GangStep.HOLDING | GangStep.COMMITTING | GangStep.BACKOFF:
                 return GangState.QUEUED
 
     @property
     def serves(self) -> bool:
         """Callers may be sent to it."""
-        return self.ready and self.step is Step.FORMED
+        return self.ready and self.step is GangStep.FORMED
 
     @property
     def restarts(self) -> int:
@@ -208,5 +208,5 @@ class Gang:
             rank=self.rank,
             created_at=self.created_at,
             formed_at=self.formed_wall,
-            ready=self.ready and self.step in (Step.FORMED, Step.RETIRING),
+            ready=self.ready and self.step in (GangStep.FORMED, GangStep.RETIRING),
         )

@@ -19,7 +19,7 @@ FINAL = frozenset(
 """Nobody wants it any more."""
 
 
-class Fate(StrEnum):
+class RestartDecision(StrEnum):
     END = "end"
     RESTART = "restart"
     REPAIR = "repair"
@@ -27,7 +27,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    fate: Fate
+    fate: RestartDecision
     counted: bool = False
     """As one failure of the gang, however many members failed."""
     delay_s: float = 0.0
@@ -43,17 +43,17 @@ def decide(
     draw: from [0, 1); the wait is between half of the backoff and all of it.
     """
     if cause in FINAL:
-        return Verdict(fate=Fate.END)
+        return Verdict(fate=RestartDecision.END)
     counted = cause not in UNCOUNTED
     if spec.restart is RestartPolicy.FAIL:
-        return Verdict(fate=Fate.END, counted=counted)
+        return Verdict(fate=RestartDecision.END, counted=counted)
     if counted and spec.max_restarts is not None and failures >= spec.max_restarts:
-        return Verdict(fate=Fate.END)
+        return Verdict(fate=RestartDecision.END)
     if not counted:
-        return Verdict(fate=Fate.RESTART)
+        return Verdict(fate=RestartDecision.RESTART)
     if spec.restart is RestartPolicy.RESTART_MEMBER and cause is not Cause.NOT_REPAIRED:
-        return Verdict(fate=Fate.REPAIR, counted=True)
-    return Verdict(fate=Fate.RESTART, counted=counted, delay_s=backoff_s(spec, streak, draw, settings))
+        return Verdict(fate=RestartDecision.REPAIR, counted=True)
+    return Verdict(fate=RestartDecision.RESTART, counted=counted, delay_s=backoff_s(spec, streak, draw, settings))
 
 
 def backoff_s(spec: GangSpec, streak: int, draw: float, settings: CoordinatorSettings) -> float:

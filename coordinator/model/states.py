@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from ...runtime.state_machine import IllegalMove, Stepping, diagram
 
 
-class Step(StrEnum):
+class GangStep(StrEnum):
     """Where a gang is."""
 
     QUEUED = "queued"
@@ -57,38 +57,40 @@ class Move(StrEnum):
     DROP = "drop"
 
 
-TRANSITIONS: Final[dict[tuple[Step, Move], Step]] = {
-    (Step.QUEUED, Move.PLACED): Step.HOLDING,
-    (Step.QUEUED, Move.DROP): Step.ENDED,
-    (Step.HOLDING, Move.HELD): Step.COMMITTING,
-    (Step.HOLDING, Move.REFUSED): Step.QUEUED,
-    (Step.HOLDING, Move.DROP): Step.ENDED,
-    (Step.COMMITTING, Move.COMMITTED): Step.FORMED,
-    (Step.COMMITTING, Move.REFUSED): Step.QUEUED,
-    (Step.FORMED, Move.LOST_MEMBER): Step.REPAIRING,
-    (Step.FORMED, Move.RETIRE): Step.RETIRING,
-    (Step.FORMED, Move.CLOSE): Step.CLOSING,
-    (Step.REPAIRING, Move.HELD): Step.REJOINING,
-    (Step.REPAIRING, Move.LOST_MEMBER): Step.REPAIRING,
-    (Step.REPAIRING, Move.CLOSE): Step.CLOSING,
-    (Step.REJOINING, Move.COMMITTED): Step.FORMED,
-    (Step.REJOINING, Move.REFUSED): Step.REPAIRING,
-    (Step.RETIRING, Move.CLOSE): Step.CLOSING,
-    (Step.CLOSING, Move.COMMITTED): Step.STOPPING,
-    (Step.STOPPING, Move.RESTART): Step.BACKOFF,
-    (Step.STOPPING, Move.FINISH): Step.ENDED,
-    (Step.BACKOFF, Move.ELAPSED): Step.QUEUED,
-    (Step.BACKOFF, Move.DROP): Step.ENDED,
+TRANSITIONS: Final[dict[tuple[GangStep, Move], GangStep]] = {
+    (GangStep.QUEUED, Move.PLACED): GangStep.HOLDING,
+    (GangStep.QUEUED, Move.DROP): GangStep.ENDED,
+    (GangStep.HOLDING, Move.HELD): GangStep.COMMITTING,
+    (GangStep.HOLDING, Move.REFUSED): GangStep.QUEUED,
+    (GangStep.HOLDING, Move.DROP): GangStep.ENDED,
+    (GangStep.COMMITTING, Move.COMMITTED): GangStep.FORMED,
+    (GangStep.COMMITTING, Move.REFUSED): GangStep.QUEUED,
+    (GangStep.FORMED, Move.LOST_MEMBER): GangStep.REPAIRING,
+    (GangStep.FORMED, Move.RETIRE): GangStep.RETIRING,
+    (GangStep.FORMED, Move.CLOSE): GangStep.CLOSING,
+    (GangStep.REPAIRING, Move.HELD): GangStep.REJOINING,
+    (GangStep.REPAIRING, Move.LOST_MEMBER): GangStep.REPAIRING,
+    (GangStep.REPAIRING, Move.CLOSE): GangStep.CLOSING,
+    (GangStep.REJOINING, Move.COMMITTED): GangStep.FORMED,
+    (GangStep.REJOINING, Move.REFUSED): GangStep.REPAIRING,
+    (GangStep.RETIRING, Move.CLOSE): GangStep.CLOSING,
+    (GangStep.CLOSING, Move.COMMITTED): GangStep.STOPPING,
+    (GangStep.STOPPING, Move.RESTART): GangStep.BACKOFF,
+    (GangStep.STOPPING, Move.FINISH): GangStep.ENDED,
+    (GangStep.BACKOFF, Move.ELAPSED): GangStep.QUEUED,
+    (GangStep.BACKOFF, Move.DROP): GangStep.ENDED,
 }
 
-GRANTED: Final = frozenset({Step.FORMED, Step.REPAIRING, Step.REJOINING, Step.RETIRING, Step.CLOSING})
+GRANTED: Final = frozenset(
+    {GangStep.FORMED, GangStep.REPAIRING, GangStep.REJOINING, GangStep.RETIRING, GangStep.CLOSING}
+)
 """The ledger has the members' records."""
 
-WAITING: Final = frozenset({Step.QUEUED, Step.HOLDING, Step.COMMITTING, Step.BACKOFF})
+WAITING: Final = frozenset({GangStep.QUEUED, GangStep.HOLDING, GangStep.COMMITTING, GangStep.BACKOFF})
 """Not formed yet, or not formed again."""
 
 
-class _Gang(Stepping[Step], Protocol):
+class _Gang(Stepping[GangStep], Protocol):
     id: str
 
 
@@ -107,4 +109,4 @@ def move(gang: _Gang, what: Move) -> None:
 def states_diagram() -> str:
     """The table as a mermaid state diagram, for the documentation."""
     edges = ((before.value, after.value, what.value) for (before, what), after in TRANSITIONS.items())
-    return diagram(Step.QUEUED, edges, Step.ENDED)
+    return diagram(GangStep.QUEUED, edges, GangStep.ENDED)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class Ranked(Generic[K]):
+class BucketedOrder(Generic[K]):
     """Each key has one level. Setting and removing cost the number of distinct levels (slots of a worker: few), not
     the number of keys. Among equals, the one that came to its level first comes first: deterministic.
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec, Strategy
 from ...schemas.text import count_of
-from .placement import Shape, Wanted, wanted_of
-from .slot_index import SlotMap
+from .placement import PlacementRequest, Shape, wanted_of
+from .slot_index import SlotIndex
 
 _NO_CHANGES: Mapping[WorkerId, int] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lack:
+class Shortage:
     """Something that a gang needs and the measure does not have."""
 
     pool: str
@@ -29,18 +29,18 @@ class Lack:
 
 def lacks(
     spec: GangSpec,
-    slots: SlotMap,
+    slots: SlotIndex,
     *,
     changes: Mapping[WorkerId, int] = _NO_CHANGES,
-) -> tuple[Lack, ...]:
+) -> tuple[Shortage, ...]:
     """What is missing where `place` found nothing. Looks at every worker of the pools in question: for people."""
     with slots.trial(changes):
         return tuple(_lacks(spec, slots, wanted_of(spec)))
 
 
-def _lacks(spec: GangSpec, slots: SlotMap, wanted: list[Wanted]) -> Iterator[Lack]:
+def _lacks(spec: GangSpec, slots: SlotIndex, wanted: list[PlacementRequest]) -> Iterator[Shortage]:
     """What is missing, one for each shape that alone would not fit; if each alone would, one for the whole."""
-    shapes: dict[Shape, list[Wanted]] = {}
+    shapes: dict[Shape, list[PlacementRequest]] = {}
     for item in wanted:
         shapes.setdefault(item.shape, []).append(item)
     found = False
@@ -59,20 +59,20 @@ def _lacks(spec: GangSpec, slots: SlotMap, wanted: list[Wanted]) -> Iterator[Lac
         if there < need:
             found = True
             text = f"pool {pool!r} has {count_of(there, 'slot')} for the {need} that all members together need"
-            yield Lack(pool=pool, labels={}, wanted=need, there=there, text=text)
+            yield Shortage(pool=pool, labels={}, wanted=need, there=there, text=text)
     if not found:
         first = wanted[0].want
         text = f"each member alone would fit, but not all {spec.size} together as {spec.strategy.value} asks"
-        yield Lack(pool=first.pool, labels=first.labels, wanted=spec.size, there=0, text=text)
+        yield Shortage(pool=first.pool, labels=first.labels, wanted=spec.size, there=0, text=text)
 
 
-def _lack_of_shape(spec: GangSpec, slots: SlotMap, items: list[Wanted]) -> Lack | None:
+def _lack_of_shape(spec: GangSpec, slots: SlotIndex, items: list[PlacementRequest]) -> Shortage | None:
     want, count = items[0].want, len(items)
     room = slots.filtered(want.pool, want.labels)
     which = f"pool {want.pool!r}" + (f" with {_said(want.labels)}" if want.labels else "")
 
-    def lack(wanted: int, there: int, text: str) -> Lack:
-        return Lack(pool=want.pool, labels=want.labels, wanted=wanted, there=there, text=text)
+    def lack(wanted: int, there: int, text: str) -> Shortage:
+        return Shortage(pool=want.pool, labels=want.labels, wanted=wanted, there=there, text=text)
 
     if not slots.filtered(want.pool, {}).workers:
         return lack(count * want.slots, 0, f"pool {want.pool!r} has no worker")

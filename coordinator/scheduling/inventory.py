@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...schemas.names import WorkerId
 from ...schemas.wire.frames import Load
-from .slot_index import Place, SlotMap
+from .slot_index import SlotIndex, WorkerSpot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ class Inventory:
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, WorkerView] = {}
-        self.free = SlotMap()
-        self.claimable = SlotMap()
-        self.total = SlotMap()
+        self.free = SlotIndex()
+        self.claimable = SlotIndex()
+        self.total = SlotIndex()
 
     def __repr__(self) -> str:
         return f"<Inventory {len(self.workers)} workers>"
@@ -138,7 +138,7 @@ class Inventory:
         labels = dict(facts.labels)
         if facts.zone:
             labels.setdefault("zone", facts.zone)
-        place = Place(worker=facts.id, node=facts.node or f"worker {facts.id}", labels=labels)
+        place = WorkerSpot(worker=facts.id, node=facts.node or f"worker {facts.id}", labels=labels)
         self.free.put(place, view.free)
         self.claimable.put(place, view.claimable)
         self.total.put(place, facts.total)

@@ -21,7 +21,7 @@ from typing import assert_never
 
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec, Part, Strategy
-from .slot_index import FilteredSlots, SlotMap
+from .slot_index import FilteredSlots, SlotIndex
 
 Shape = tuple[str, int, tuple[tuple[str, str], ...]]
 """(pool, slots, labels): parts of one shape can take each other's place."""
@@ -30,7 +30,7 @@ _NO_CHANGES: Mapping[WorkerId, int] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlacementRequest:
     """One part of one rank, looking for a worker."""
 
     rank: int
@@ -68,15 +68,15 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class TrialPlacement:
     """A placement that is not acted on yet: good as long as no slots have changed."""
 
     placement: Placement
-    slots: SlotMap
+    slots: SlotIndex
     changes: int
 
     @classmethod
-    def of(cls, spec: GangSpec, slots: SlotMap) -> Fit | None:
+    def of(cls, spec: GangSpec, slots: SlotIndex) -> TrialPlacement | None:
         found = place(spec, slots)
         return None if found is None else cls(placement=found, slots=slots, changes=slots.changes)
 
@@ -86,9 +86,9 @@ class Fit:
         return self.placement if self.slots.changes == self.changes else None
 
 
-def wanted_of(spec: GangSpec) -> list[Wanted]:
+def wanted_of(spec: GangSpec) -> list[PlacementRequest]:
     return [
-        Wanted(rank=rank, part=part, want=want)
+        PlacementRequest(rank=rank, part=part, want=want)
         for rank, parts in enumerate(spec.ranks)
         for part, want in enumerate(parts)
     ]
@@ -96,10 +96,10 @@ def wanted_of(spec: GangSpec) -> list[Wanted]:
 
 def place(
     spec: GangSpec,
-    slots: SlotMap,
+    slots: SlotIndex,
     *,
     changes: Mapping[WorkerId, int] = _NO_CHANGES,
-    only: Sequence[Wanted] | None = None,
+    only: Sequence[PlacementRequest] | None = None,
     taken_nodes: frozenset[str] = frozenset(),
 ) -> Placement | None:
     """Find a worker for every seat; None when there is no room (`shortage.lacks` says what is missing).
@@ -129,7 +129,7 @@ def place(
     return None
 
 
-def place_most(spec: GangSpec, slots: SlotMap, *, changes: Mapping[WorkerId, int] = _NO_CHANGES) -> Placement | None:
+def place_most(spec: GangSpec, slots: SlotIndex, *, changes: Mapping[WorkerId, int] = _NO_CHANGES) -> Placement | None:
     """As `place`, with as many members as there is room for, within the sizes of the spec. Places a few times: as often
     as the range can be halved."""
     least, most = spec.sizes
@@ -150,12 +150,12 @@ def place_most(spec: GangSpec, slots: SlotMap, *, changes: Mapping[WorkerId, int
 class _Table:
     """Seats taken during one placement; taking changes the map, within the trial."""
 
-    def __init__(self, slots: SlotMap) -> None:
+    def __init__(self, slots: SlotIndex) -> None:
         self.slots = slots
         self._rooms: dict[int, FilteredSlots] = {}
         """By the identity of what is wanted, which lives as long as this: members of a bundle want the same."""
-        self.taken: dict[tuple[int, int], tuple[Wanted, WorkerId]] = {}
-        self.on: dict[WorkerId, dict[tuple[int, int], Wanted]] = {}
+        self.taken: dict[tuple[int, int], tuple[PlacementRequest, WorkerId]] = {}
+        self.on: dict[WorkerId, dict[tuple[int, int], PlacementRequest]] = {}
 
     def node_of(self, worker: WorkerId) -> str:
         return self.slots.place_of(worker).node
@@ -173,31 +173,31 @@ class _Table:
             and self.slots.place_of(worker).has(want.labels)
         )
 
-    def take(self, item: Wanted, worker: WorkerId) -> None:
+    def take(self, item: PlacementRequest, worker: WorkerId) -> None:
         key = (item.rank, item.part)
         self.slots.change(worker, -item.want.slots)
         self.taken[key] = (item, worker)
         self.on.setdefault(worker, {})[key] = item
 
-    def give_back(self, item: Wanted) -> WorkerId:
+    def give_back(self, item: PlacementRequest) -> WorkerId:
         key = (item.rank, item.part)
         _, worker = self.taken.pop(key)
         del self.on[worker][key]
         self.slots.change(worker, item.want.slots)
         return worker
 
-    def assignments(self, wanted: list[Wanted]) -> tuple[Assignment, ...]:
+    def assignments(self, wanted: list[PlacementRequest]) -> tuple[Assignment, ...]:
         return tuple(
             Assignment(rank=x.rank, part=x.part, slots=x.want.slots, worker=self.taken[x.rank, x.part][1])
             for x in wanted
         )
 
 
-def _demanding_first(items: list[Wanted]) -> list[Wanted]:
+def _demanding_first(items: list[PlacementRequest]) -> list[PlacementRequest]:
     return sorted(items, key=lambda item: (-len(item.want.labels), -item.want.slots, item.rank, item.part))
 
 
-def _each(table: _Table, items: list[Wanted], picker: _Packer | _Spreader) -> bool:
+def _each(table: _Table, items: list[PlacementRequest], picker: _Packer | _Spreader) -> bool:
     for item in _demanding_first(items):
         worker = picker.pick(item.want)
         if worker is not None:
@@ -207,7 +207,7 @@ def _each(table: _Table, items: list[Wanted], picker: _Packer | _Spreader) -> bo
     return True
 
 
-def _augment(table: _Table, item: Wanted, seen: set[WorkerId]) -> bool:
+def _augment(table: _Table, item: PlacementRequest, seen: set[WorkerId]) -> bool:
     """Make room for `item` by moving seats of this gang, each worker looked at once."""
     want = item.want
     for worker in [worker for worker, seats in table.on.items() if seats and worker not in seen]:
@@ -288,7 +288,7 @@ class _Packer:
         return None
 
 
-def _on_one_node(table: _Table, members: list[Wanted], taken_nodes: frozenset[str]) -> bool:
+def _on_one_node(table: _Table, members: list[PlacementRequest], taken_nodes: frozenset[str]) -> bool:
     """All on one node, the fullest that can hold them. Changes nothing if there is none."""
     items = _demanding_first(members)
     if not items:
@@ -304,10 +304,12 @@ def _on_one_node(table: _Table, members: list[Wanted], taken_nodes: frozenset[st
     return False
 
 
-def _fit_node(table: _Table, node: str, items: list[Wanted]) -> list[tuple[Wanted, WorkerId]] | None:
+def _fit_node(
+    table: _Table, node: str, items: list[PlacementRequest]
+) -> list[tuple[PlacementRequest, WorkerId]] | None:
     """First fit by decreasing size on the workers of one node."""
     used: dict[WorkerId, int] = {}
-    found: list[tuple[Wanted, WorkerId]] = []
+    found: list[tuple[PlacementRequest, WorkerId]] = []
     for item in items:
         members = table.room(item.want).nodes.get(node)
         for entry in members.descending(item.want.slots) if members is not None else ():
@@ -373,7 +375,7 @@ class _Spreader:
         return found
 
 
-def _on_distinct_nodes(table: _Table, members: list[Wanted], taken_nodes: frozenset[str]) -> bool:
+def _on_distinct_nodes(table: _Table, members: list[PlacementRequest], taken_nodes: frozenset[str]) -> bool:
     """Kuhn's matching of members to nodes. Each shape needs to look at only as many nodes as there are members: the
     others can take no more than that from it."""
     items = _demanding_first(members)
@@ -381,9 +383,9 @@ def _on_distinct_nodes(table: _Table, members: list[Wanted], taken_nodes: frozen
     for item in items:
         if item.shape not in options:
             options[item.shape] = list(islice(_nodes_for(table, item.want, taken_nodes), len(items)))
-    owner: dict[str, Wanted] = {}
+    owner: dict[str, PlacementRequest] = {}
 
-    def assign(item: Wanted, seen: set[str]) -> bool:
+    def assign(item: PlacementRequest, seen: set[str]) -> bool:
         nodes = options[item.shape]
         free = next((node for node in nodes if node not in owner), None)
         if free is not None:

@@ -83,7 +83,7 @@ class GangQueue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class QueueTarget:
     """Where a gang waits for room."""
 
     slots: Mapping[WorkerId, int]
@@ -93,11 +93,11 @@ class Target:
 
 
 @dataclass(slots=True, kw_only=True)
-class Head:
+class QueueHead:
     """The first gang that cannot be placed, and what it waits for."""
 
     gang: str
-    target: Target
+    target: QueueTarget
     preempting: tuple[str, ...] = ()
     """Gangs that are torn down for it; until they are gone, the target is where they were."""
     keeping: bool = False
@@ -106,17 +106,17 @@ class Head:
     """What they said they keep."""
 
 
-def target_of(spec: GangSpec, inventory: Inventory) -> Target:
+def target_of(spec: GangSpec, inventory: Inventory) -> QueueTarget:
     """Where a gang that cannot be placed now should wait for room."""
     spec = spec.smallest
     found = place(spec, inventory.claimable)
     if found is not None:
-        return Target(slots=found.slots_by_worker(), waits_for_gangs=False)
+        return QueueTarget(slots=found.slots_by_worker(), waits_for_gangs=False)
     found = place(spec, inventory.total)
-    return Target(slots=found.slots_by_worker() if found is not None else {}, waits_for_gangs=True)
+    return QueueTarget(slots=found.slots_by_worker() if found is not None else {}, waits_for_gangs=True)
 
 
-def still_good(spec: GangSpec, target: Target, inventory: Inventory) -> bool:
+def still_good(spec: GangSpec, target: QueueTarget, inventory: Inventory) -> bool:
     """Whether to wait on for a target. One that waits for gangs is left as soon as another would not have to."""
     measure = inventory.total if target.waits_for_gangs else inventory.claimable
     if not target.slots or any(measure.get(worker) < slots for worker, slots in target.slots.items()):
@@ -129,7 +129,7 @@ def guard(target: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
     return {worker: -slots for worker, slots in target.items()}
 
 
-def victims(gang: Preemptible, formed: Iterable[G], inventory: Inventory) -> tuple[list[G], Target] | None:
+def victims(gang: Preemptible, formed: Iterable[G], inventory: Inventory) -> tuple[list[G], QueueTarget] | None:
     """Which gangs to tear down so that `gang` can be placed, and where it then will be; None if it would not help."""
     lower = [other for other in formed if other.spec.priority < gang.spec.priority]
     lower.sort(key=lambda other: (other.spec.priority, -other.created_at, other.id))
@@ -147,7 +147,7 @@ def victims(gang: Preemptible, formed: Iterable[G], inventory: Inventory) -> tup
         better = place(gang.spec.smallest, inventory.free, changes=_freed(fewer))
         if better is not None:
             chosen, found = fewer, better
-    return chosen, Target(slots=found.slots_by_worker(), waits_for_gangs=True)
+    return chosen, QueueTarget(slots=found.slots_by_worker(), waits_for_gangs=True)
 
 
 def _freed(gangs: Iterable[Preemptible]) -> dict[WorkerId, int]:

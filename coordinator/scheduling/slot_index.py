@@ -1,6 +1,6 @@
 """Slots by pool, label, node and worker, so that placement looks only at workers that it may use.
 
-A `SlotMap` is one measure of all workers (free now, claimable, total); `Inventory` keeps the three in step.
+A `SlotIndex` is one measure of all workers (free now, claimable, total); `Inventory` keeps the three in step.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...schemas.names import WorkerId
-from .bucketed_order import Ranked
+from .bucketed_order import BucketedOrder
 
 Filter = tuple[str, str, str]
 """(pool, label, value); ("images", "", "") is the whole pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WorkerSpot:
     """What placement needs to know of a worker besides its slots."""
 
     worker: WorkerId
@@ -37,12 +37,12 @@ class Place:
             yield (pool, key, value)
 
 
-class Entry:
+class SlotEntry:
     """One worker in a map. Known by its identity: no hash of a name is made for each move."""
 
     __slots__ = ("noted", "place", "sets", "slots")
 
-    def __init__(self, place: Place, sets: tuple[FilteredSlots, ...]) -> None:
+    def __init__(self, place: WorkerSpot, sets: tuple[FilteredSlots, ...]) -> None:
         self.place = place
         self.sets = sets
         """Those that it is in."""
@@ -58,18 +58,18 @@ class FilteredSlots:
     __slots__ = ("by_best", "by_sum", "nodes", "sum", "workers")
 
     def __init__(self) -> None:
-        self.workers: Ranked[Entry] = Ranked()
-        self.nodes: dict[str, Ranked[Entry]] = {}
-        self.by_best: Ranked[str] = Ranked()
-        self.by_sum: Ranked[str] = Ranked()
+        self.workers: BucketedOrder[SlotEntry] = BucketedOrder()
+        self.nodes: dict[str, BucketedOrder[SlotEntry]] = {}
+        self.by_best: BucketedOrder[str] = BucketedOrder()
+        self.by_sum: BucketedOrder[str] = BucketedOrder()
         self.sum = 0
 
-    def add(self, entry: Entry, slots: int) -> None:
+    def add(self, entry: SlotEntry, slots: int) -> None:
         node = entry.place.node
-        self.nodes.setdefault(node, Ranked())
+        self.nodes.setdefault(node, BucketedOrder())
         self.set(entry, slots)
 
-    def set(self, entry: Entry, slots: int) -> None:
+    def set(self, entry: SlotEntry, slots: int) -> None:
         """For one that was added."""
         node = entry.place.node
         change = slots - self.workers.get(entry)
@@ -80,7 +80,7 @@ class FilteredSlots:
         self.by_sum.set(node, self.by_sum.get(node) + change)
         self.sum += change
 
-    def discard(self, entry: Entry) -> None:
+    def discard(self, entry: SlotEntry) -> None:
         node, slots = entry.place.node, self.workers.get(entry)
         self.workers.discard(entry)
         members = self.nodes[node]
@@ -99,7 +99,7 @@ _NOTHING = FilteredSlots()
 _MOST_NOTED: Final = 64
 
 
-class SlotMap:
+class SlotIndex:
     """One measure of all workers.
 
     Changes are noted, and worked into the order when somebody looks at it: what is asked for, held and given back
@@ -109,11 +109,11 @@ class SlotMap:
     __slots__ = ("_entries", "_filtered", "_noted", "_undo", "changes")
 
     def __init__(self) -> None:
-        self._entries: dict[WorkerId, Entry] = {}
+        self._entries: dict[WorkerId, SlotEntry] = {}
         self._filtered: dict[Filter, FilteredSlots] = {}
-        self._noted: dict[Entry, None] = {}
+        self._noted: dict[SlotEntry, None] = {}
         """Not worked in yet. At most _MOST_NOTED, so that no single look pays for many."""
-        self._undo: dict[Entry, int] | None = None
+        self._undo: dict[SlotEntry, int] | None = None
         self.changes = 0
         """Grows with each change that lasts: as long as it is the same, what was found before is still true."""
 
@@ -124,10 +124,10 @@ class SlotMap:
         entry = self._entries.get(worker)
         return 0 if entry is None else entry.noted
 
-    def place_of(self, worker: WorkerId) -> Place:
+    def place_of(self, worker: WorkerId) -> WorkerSpot:
         return self._entries[worker].place
 
-    def put(self, place: Place, slots: int) -> None:
+    def put(self, place: WorkerSpot, slots: int) -> None:
         """Add a worker, or replace all that is known of it."""
         entry = self._entries.get(place.worker)
         if entry is not None and entry.place == place:
@@ -137,7 +137,7 @@ class SlotMap:
         assert self._undo is None
         self.changes += 1
         sets = tuple(self._filtered.setdefault(key, FilteredSlots()) for key in place.filters())
-        entry = self._entries[place.worker] = Entry(place, sets)
+        entry = self._entries[place.worker] = SlotEntry(place, sets)
         entry.noted = entry.slots = slots
         for found in sets:
             found.add(entry, slots)
@@ -180,7 +180,7 @@ class SlotMap:
             self._move(entry, entry.noted)
 
     @staticmethod
-    def _move(entry: Entry, slots: int) -> None:
+    def _move(entry: SlotEntry, slots: int) -> None:
         if entry.slots != slots:
             entry.slots = entry.noted = slots
             for found in entry.sets:
@@ -205,7 +205,7 @@ class SlotMap:
 
     def filtered(self, pool: str, labels: Mapping[str, str]) -> FilteredSlots:
         """The smallest known set that has all workers of the pool with these labels. With two labels or more some in
-        it may lack one: look at `Place.has`."""
+        it may lack one: look at `WorkerSpot.has`."""
         if self._noted:
             self._work_in()
         best = self._filtered.get((pool, "", ""), _NOTHING)

@@ -11,26 +11,26 @@ from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import GangEvent
 from ...telemetry.logs import Log
 from ...telemetry.metrics.coordinator import CoordinatorMetrics
-from ..context import Office
-from ..core.gang_core import GangCore
-from ..ledger.writer import Scribe
+from ..context import CoordinatorContext
+from ..core.gang_core import SchedulerCore
+from ..ledger.writer import GangLedgerWriter
 from ..model import effects as do
 from ..model import events as on
-from .metrics import Gauges
-from .request_server import Desk
-from .tracing import Traces
-from .worker_rpc import Errands
+from .metrics import CoordinatorGauges
+from .request_server import RequestServer
+from .tracing import GangTracer
+from .worker_rpc import WorkerRpc
 
 _GRAIN_S: Final = 0.001
 
 
-class Hands:
+class GangEffectExecutor:
     """The parts of one leadership that reach the outside. Nothing of it happens after `close`."""
 
     def __init__(
         self,
-        office: Office,
-        core: GangCore,
+        office: CoordinatorContext,
+        core: SchedulerCore,
         chores: TaskSet,
         *,
         feed: Callable[[on.Happening], None],
@@ -48,9 +48,9 @@ class Hands:
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
         clock, bus, names, census = office.clock, office.bus, office.names, office.census
-        self._traces = traces = Traces()
-        self.gauges = Gauges(CoordinatorMetrics(names.namespace, core.statistics), lambda: clock.now, log)
-        self.errands = Errands(
+        self._traces = traces = GangTracer()
+        self.gauges = CoordinatorGauges(CoordinatorMetrics(names.namespace, core.statistics), lambda: clock.now, log)
+        self.errands = WorkerRpc(
             bus,
             names,
             clock,
@@ -64,8 +64,8 @@ class Hands:
             log=log,
         )
         deposed = office.candidacy.deposed
-        self._scribe = Scribe(office.kv, office.leader, clock, chores, feed=feed, deposed=deposed, log=log)
-        self.desk = Desk(
+        self._scribe = GangLedgerWriter(office.kv, office.leader, clock, chores, feed=feed, deposed=deposed, log=log)
+        self.desk = RequestServer(
             bus,
             office.kv,
             names,
@@ -108,7 +108,7 @@ class Hands:
         self.gauges.committing(effect)
         self._scribe.commit(effect)
 
-    def _stop(self, effect: do.Stop) -> None:
+    def _stop(self, effect: do.StepDown) -> None:
         self._log.info("leads no more: %s", effect.reason, extra={"action": "coordinator.yields"})
 
     def _wake_at(self, at: float | None) -> None:
@@ -127,7 +127,7 @@ class Hands:
             # no other wake.
             self._timer = asyncio.get_running_loop().call_later(max(early_s, _GRAIN_S), self._tick, at)
             return
-        self._feed(on.Tick(**clock.moment()))
+        self._feed(on.SchedulerTick(**clock.moment()))
 
     def _broadcast(self, event: GangEvent) -> None:
         self.gauges.happened(event)
@@ -139,18 +139,18 @@ class Hands:
             self._log.debug("an event was not sent: %s", error, extra={"action": "event.lost", "gang": event.gang})
 
 
-HANDLERS: Final[dict[type[do.Effect], Callable[[Hands, Any], None]]] = {
-    do.SendHold: Hands._hold,
+HANDLERS: Final[dict[type[do.Effect], Callable[[GangEffectExecutor, Any], None]]] = {
+    do.SendHold: GangEffectExecutor._hold,
     do.ReleaseHold: lambda hands, effect: hands.errands.unhold(effect),
-    do.SendKeep: lambda hands, effect: hands.errands.keep(effect),
-    do.Commit: Hands._commit,
-    do.Refence: lambda hands, effect: hands._scribe.refence(effect),
-    do.SendForm: Hands._form,
+    do.SendReserve: lambda hands, effect: hands.errands.keep(effect),
+    do.Commit: GangEffectExecutor._commit,
+    do.WriteFence: lambda hands, effect: hands._scribe.refence(effect),
+    do.SendForm: GangEffectExecutor._form,
     do.SendTeardown: lambda hands, effect: hands.errands.teardown(effect),
-    do.Ping: lambda hands, effect: hands.errands.ping(effect),
+    do.PingWorker: lambda hands, effect: hands.errands.ping(effect),
     do.Broadcast: lambda hands, effect: hands._broadcast(effect.event),
-    do.Answer: lambda hands, effect: hands.desk.answer(effect),
-    do.WakeAt: lambda hands, effect: hands._wake_at(effect.at),
-    do.Stop: Hands._stop,
+    do.AnswerRequest: lambda hands, effect: hands.desk.answer(effect),
+    do.SetGangTimer: lambda hands, effect: hands._wake_at(effect.at),
+    do.StepDown: GangEffectExecutor._stop,
 }
 """How each effect is carried out. One for each of Effect: a test sees to it."""

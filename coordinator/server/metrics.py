@@ -16,7 +16,7 @@ _QUIET = frozenset({GangEventKind.QUEUED})
 _TROUBLE = frozenset({GangEventKind.MEMBER_LOST, GangEventKind.RESTARTING})
 
 
-class Gauges:
+class CoordinatorGauges:
     """Measures one leadership."""
 
     def __init__(self, metrics: CoordinatorMetrics, now: Callable[[], float], log: Log) -> None:

@@ -30,12 +30,12 @@ from ...schemas.names import GangOperation, Names
 from ...schemas.records.gangs import GangState
 from ...schemas.wire import headers
 from ...telemetry.logs import Log
-from ..core.gang_core import GangCore
-from ..ledger.worker_registry import Census
+from ..core.gang_core import SchedulerCore
+from ..ledger.worker_registry import WorkerRegistry
 from ..model import effects as do
 from ..model import events as on
 from .lease_obstacles import name_leases
-from .tracing import Traces
+from .tracing import GangTracer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class _Waiting:
 Counts = dict[str, list[int]]
 
 
-class Desk:
+class RequestServer:
     """Takes requests of one leadership, and answers each exactly once."""
 
     def __init__(
@@ -64,9 +64,9 @@ class Desk:
         names: Names,
         clock: EventClock,
         chores: TaskSet,
-        core: GangCore,
-        census: Census,
-        traces: Traces,
+        core: SchedulerCore,
+        census: WorkerRegistry,
+        traces: GangTracer,
         *,
         feed: Callable[[on.Happening], None],
         trusted: Callable[[], bool],
@@ -121,7 +121,7 @@ class Desk:
             # than none. Who resigned knows that nobody else has it.
             Responder(self._bus, message, self._log).fail(_stepped_down())
 
-    def answer(self, effect: do.Answer) -> None:
+    def answer(self, effect: do.AnswerRequest) -> None:
         """What the core says to one who waits."""
         waiting = self._waiting.pop(effect.reply_to)
         if effect.error is not None:
@@ -135,7 +135,7 @@ class Desk:
         elif effect.reply is not None:
             waiting.responder.reply(effect.reply)
 
-    async def _look_again(self, waiting: _Waiting, effect: do.Answer) -> None:
+    async def _look_again(self, waiting: _Waiting, effect: do.AnswerRequest) -> None:
         """A worker may have registered just now, and its news be on its way: read before it is called impossible."""
         last = replace(waiting, final=True)
         self._waiting[effect.reply_to] = last

@@ -28,10 +28,10 @@ from ...schemas.records.gangs import GangRecord
 from ...schemas.wire import codec
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import Log
-from ..core.gang_core import GangCore
+from ..core.gang_core import SchedulerCore
 from ..ledger.reader import parse
 from ..sharding.shards import Shard, pools_of, shard_of
-from .request_server import Desk
+from .request_server import RequestServer
 
 _ASK_S: Final = 1.0
 """How long the leader of another shard is waited for."""
@@ -44,7 +44,7 @@ _OF_ONE: Final = frozenset(GangOperation) - {GangOperation.ACQUIRE, GangOperatio
 R = TypeVar("R", bound=BaseModel)
 
 
-class Switchboard:
+class ShardRouter:
     """Stands before the desk of one shard's leader."""
 
     def __init__(
@@ -54,8 +54,8 @@ class Switchboard:
         names: Names,
         shard: Shard,
         chores: TaskSet,
-        core: GangCore,
-        desk: Desk,
+        core: SchedulerCore,
+        desk: RequestServer,
         *,
         shards: Callable[[], Mapping[str, tuple[str, ...]]],
         trusted: Callable[[], bool],

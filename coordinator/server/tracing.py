@@ -44,7 +44,7 @@ class _Gang:
     generation: _Generation | None = None
 
 
-class Traces:
+class GangTracer:
     """The spans of one leadership. Does nothing while tracing is off."""
 
     def __init__(self) -> None:

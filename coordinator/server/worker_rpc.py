@@ -20,7 +20,7 @@ from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import Log
 from ..model import effects as do
 from ..model import events as on
-from ..service_settings import ShellSettings
+from ..service_settings import ServiceSettings
 from ..settings import CoordinatorSettings
 
 M = TypeVar("M", bound=BaseModel)
@@ -28,7 +28,7 @@ TEARDOWN_MARGIN_S = 2.0
 """A teardown's answer is waited for so much longer than the grace time."""
 
 
-class Witness(Protocol):
+class AnswerObserver(Protocol):
     """Sees answers as they come; for traces."""
 
     def held(self, worker: WorkerId, gang: str, generation: int, outcome: str) -> None: ...
@@ -38,7 +38,7 @@ class Witness(Protocol):
     def stopped(self, worker: WorkerId, gang: str, generation: int, outcome: str) -> None: ...
 
 
-class Errands:
+class WorkerRpc:
     """Carries out the effects that are requests to workers, and feeds the answers back."""
 
     def __init__(
@@ -48,12 +48,12 @@ class Errands:
         clock: EventClock,
         *,
         core: CoordinatorSettings,
-        shell: ShellSettings,
+        shell: ServiceSettings,
         feed: Callable[[on.Happening], None],
         channel: Callable[[WorkerId], str],
         heard: Callable[[WorkerId], None],
         doubt: Callable[[WorkerId], None],
-        witness: Witness,
+        witness: AnswerObserver,
         log: Log,
     ) -> None:
         """
@@ -131,11 +131,11 @@ class Errands:
         except GanglineError as error:
             self._missed(effect.worker, Operation.UNHOLD, error)
 
-    def keep(self, effect: do.SendKeep) -> None:
+    def keep(self, effect: do.SendReserve) -> None:
         wait_s = self._core.keep_renew_s
         self._ask(effect.worker, Operation.KEEP, effect.request, KeepReply, wait_s, partial(self._kept, effect))
 
-    def _kept(self, effect: do.SendKeep, reply: KeepReply | GanglineError) -> None:
+    def _kept(self, effect: do.SendReserve, reply: KeepReply | GanglineError) -> None:
         if isinstance(reply, GanglineError):
             self._missed(effect.worker, Operation.KEEP, reply)
             return
@@ -231,11 +231,11 @@ class Errands:
                 )
             )
 
-    def ping(self, effect: do.Ping) -> None:
+    def ping(self, effect: do.PingWorker) -> None:
         wait_s = self._shell.ping_wait_s
         self._ask(effect.worker, Operation.PING, effect.request, PingReply, wait_s, partial(self._pinged, effect))
 
-    def _pinged(self, effect: do.Ping, reply: PingReply | GanglineError) -> None:
+    def _pinged(self, effect: do.PingWorker, reply: PingReply | GanglineError) -> None:
         if isinstance(reply, GanglineError):
             cause = reply.cause if isinstance(reply, _NotReached) else reply
             self._missed(effect.worker, Operation.PING, cause)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .bus.settings.connection import ConnectionSettings as ConnectionSettings
     from .coordinator.election.election_core import ElectionSettings as ElectionSettings
     from .coordinator.service import Coordinator as Coordinator
-    from .coordinator.service_settings import ShellSettings as ShellSettings
+    from .coordinator.service_settings import ServiceSettings as ServiceSettings
     from .coordinator.settings import CoordinatorSettings as CoordinatorSettings
     from .dispatcher.client.client import Client as Client
     from .dispatcher.client.client import connect as connect
@@ -98,7 +98,7 @@ _PUBLIC = {
     "Resource": "worker.pool.resources",
     "RouterSettings": "dispatcher.routing.settings",
     "Selection": "dispatcher.leases.selection",
-    "ShellSettings": "coordinator.service_settings",
+    "ServiceSettings": "coordinator.service_settings",
     "Sticky": "dispatcher.routing.policy",
     "StreamHook": "dispatcher.client.hooks",
     "SubmitHook": "dispatcher.client.hooks",
@@ -120,6 +120,7 @@ _RENAMED = {
     "Demand": "Requirements",
     "GangMember": "GangPeer",
     "Hooks": "PolicyBase",
+    "ShellSettings": "ServiceSettings",
 }
 
 __all__ = [
@@ -158,7 +159,7 @@ __all__ = [
     "Resource",
     "RouterSettings",
     "Selection",
-    "ShellSettings",
+    "ServiceSettings",
     "Sticky",
     "StreamHook",
     "SubmitHook",

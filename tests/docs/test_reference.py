@@ -49,7 +49,7 @@ def test_the_drawing_of_a_gangs_states_is_up_to_date():
     page = generate.EXPLAINED.read_text()
     assert page == generate.with_diagram(page), "run: make docs"
     assert states.states_diagram() in page
-    assert [step for step in states.Step if f"| `{step.value}` |" not in generate.gang_states_page()] == []
+    assert [step for step in states.GangStep if f"| `{step.value}` |" not in generate.gang_states_page()] == []
 
 
 def test_the_drawing_of_a_tasks_steps_is_up_to_date():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.coordinator.core.commit_pipeline import Granting
-from gangline.coordinator.model.gang import Gang
+from gangline.coordinator.core.commit_pipeline import GrantPipeline
+from gangline.coordinator.model.gang import ManagedGang
 from gangline.testing.sim.plan.aims import OF_OWNERS, Moment, with_aims
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.plan import Accident, Plan
@@ -27,10 +27,10 @@ def _kills_owners(plan: Plan) -> bool:
 
 @mutant("L12", needs=_kills_owners, seeds=60, draw=_draw)
 def an_owner_is_missed_only_once_it_has_renewed(patch: pytest.MonkeyPatch) -> None:
-    original = Granting.committed
+    original = GrantPipeline.committed
 
-    def committed(self: Granting, gang: Gang, revision: int) -> None:
+    def committed(self: GrantPipeline, gang: ManagedGang, revision: int) -> None:
         original(self, gang, revision)
         self._books.agenda.cancel(("owner", gang.id))
 
-    patch.setattr(Granting, "committed", committed)
+    patch.setattr(GrantPipeline, "committed", committed)

@@ -12,16 +12,16 @@ import pytest
 from gangline.bus.memory import server as memory_module
 from gangline.coordinator.core import commit_pipeline as granting_module
 from gangline.coordinator.core import scheduler as forming_module
-from gangline.coordinator.core.commit_pipeline import Granting
-from gangline.coordinator.core.standing_sets import Sets
+from gangline.coordinator.core.commit_pipeline import GrantPipeline
+from gangline.coordinator.core.standing_sets import StandingSets
 from gangline.coordinator.core.teardown import Teardown
 from gangline.coordinator.election.leader_record import LeaderKey
-from gangline.coordinator.ledger.writer import Scribe
+from gangline.coordinator.ledger.writer import GangLedgerWriter
 from gangline.coordinator.model import commits as commits_module
 from gangline.coordinator.model import effects as do
-from gangline.coordinator.model.commits import Ledger
-from gangline.coordinator.model.gang import Gang
-from gangline.coordinator.model.states import Step
+from gangline.coordinator.model.commits import CommitQueue
+from gangline.coordinator.model.gang import ManagedGang
+from gangline.coordinator.model.states import GangStep
 from gangline.coordinator.scheduling import placement as placement_module
 from gangline.dispatcher.gangs import owner_core as owner_module
 from gangline.schemas.names import Names
@@ -65,27 +65,27 @@ def _cuts_owners_off(plan: Plan) -> bool:
 
 @gang_mutant("L7")
 def members_are_told_while_the_commit_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
-    original = Granting.writes
+    original = GrantPipeline.writes
 
-    def writes(self: Granting, gang: Gang) -> Any:
+    def writes(self: GrantPipeline, gang: ManagedGang) -> Any:
         found = original(self, gang)
         if found is not None and gang.attempt is not None:
             request = form_request_of(found[-1].record, 0)
             self._books.out += [do.SendForm(worker=worker, request=request) for worker in gang.attempt.wanted]
         return found
 
-    patch.setattr(Granting, "writes", writes)
+    patch.setattr(GrantPipeline, "writes", writes)
 
 
 @gang_mutant("L7")
 def what_belongs_together_is_written_one_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = Scribe._commit
+    original = GangLedgerWriter._commit
 
-    async def commit(self: Scribe, effect: do.Commit) -> None:
+    async def commit(self: GangLedgerWriter, effect: do.Commit) -> None:
         for write in effect.writes:
             await original(self, replace(effect, writes=(write,)))
 
-    patch.setattr(Scribe, "_commit", commit)
+    patch.setattr(GangLedgerWriter, "_commit", commit)
 
 
 @gang_mutant("L7")
@@ -145,7 +145,7 @@ def who_does_not_stop_when_told_is_let_be(patch: pytest.MonkeyPatch) -> None:
 def a_restart_has_the_number_of_what_it_replaces(patch: pytest.MonkeyPatch) -> None:
     original = Teardown.stopped
 
-    def stopped(self: Teardown, gang: Gang) -> None:
+    def stopped(self: Teardown, gang: ManagedGang) -> None:
         generation = gang.generation
         original(self, gang)
         gang.generation = generation
@@ -158,10 +158,10 @@ def a_restart_has_the_number_of_what_it_replaces(patch: pytest.MonkeyPatch) -> N
 
 @gang_mutant("L9")
 def batches_rely_on_their_writer_to_know_that_it_leads(patch: pytest.MonkeyPatch) -> None:
-    def fenced(self: Ledger, key: str, record: Any, *, ttl_s: float | None = None) -> do.LedgerWrite:
+    def fenced(self: CommitQueue, key: str, record: Any, *, ttl_s: float | None = None) -> do.LedgerWrite:
         return do.LedgerWrite(key=key, record=record, ttl_s=ttl_s)
 
-    patch.setattr(Ledger, "fenced", fenced)
+    patch.setattr(CommitQueue, "fenced", fenced)
 
 
 @gang_mutant("L9", needs=_rivals, seeds=100)
@@ -176,7 +176,7 @@ def whoever_claims_to_lead_leads(patch: pytest.MonkeyPatch) -> None:
 def members_are_stopped_before_the_ledger_says_so(patch: pytest.MonkeyPatch) -> None:
     original = Teardown.close
 
-    def close(self: Teardown, gang: Gang, *args: Any, **rest: Any) -> None:
+    def close(self: Teardown, gang: ManagedGang, *args: Any, **rest: Any) -> None:
         original(self, gang, *args, **rest)
         for worker in gang.seats_by_worker:
             self._send(gang, worker)
@@ -213,5 +213,5 @@ def _rolls_badly(plan: Plan) -> bool:
 
 @gang_mutant("roll", needs=_rolls_badly, seeds=150)
 def old_gangs_go_when_new_ones_have_formed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sets, "_steady", lambda self, gang, of_set: gang.step is Step.FORMED)
-    patch.setattr(Sets, "_last_that_serves", lambda self, gang, live: False)
+    patch.setattr(StandingSets, "_steady", lambda self, gang, of_set: gang.step is GangStep.FORMED)
+    patch.setattr(StandingSets, "_last_that_serves", lambda self, gang, live: False)

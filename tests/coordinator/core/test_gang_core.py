@@ -366,7 +366,7 @@ def test_the_head_may_give_up_in_the_very_moment_in_which_its_keeps_are_renewed(
     world.advance(settings.starve_after_s + settings.keep_renew_s + 0.1)
     assert worker.kept == {"a": 1}
     world.now += 1.0  # stood still for a while: the deadline and the renewal are due together
-    world.to_leader(on.Tick)
+    world.to_leader(on.SchedulerTick)
     world.flush()
     assert not worker.kept and "ended" in world.kinds("a")
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gangline.coordinator.core.gang_core import GangCore
+from gangline.coordinator.core.gang_core import SchedulerCore
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
 from gangline.schemas.messages.gangs import AcquireRequest
@@ -11,10 +11,10 @@ from ...support.coordinator.world import World, world_of
 
 
 def test_a_coordinator_that_does_not_lead_does_nothing():
-    core = GangCore()
+    core = SchedulerCore()
     request = AcquireRequest.model_validate({"pool": "p", "size": 1})
     assert core.handle(on.AcquireAsked(now=0, request=request, reply_to=1, new_id="a", new_token="t")) == []
-    assert core.handle(on.Tick(now=9)) == []
+    assert core.handle(on.SchedulerTick(now=9)) == []
     assert core.handle(on.LeadershipLost(now=9, reason="x")) == []
 
 
@@ -22,7 +22,7 @@ def test_leadership_lost_drops_everything_and_only_stops():
     world = world_of(1)
     world.acquire("a", 1)
     effects = world.core.handle(on.LeadershipLost(now=world.now, reason="frozen"))
-    assert effects == [do.Stop(reason="frozen")]
+    assert effects == [do.StepDown(reason="frozen")]
     assert world.core.gangs() == []
     world.core.check()
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.coordinator.ledger.worker_registry import Census
+from gangline.coordinator.ledger.worker_registry import WorkerRegistry
 from gangline.coordinator.service import Coordinator, CoordinatorState
 from gangline.schemas.names import Names
 
@@ -16,13 +16,13 @@ async def test_who_still_starts_is_not_elected_when_its_connection_comes_back(mo
     """It would lead, and nobody would ever hear so: it says that it stands by when its start has ended."""
     hub = MemoryServer()
     bus = hub.connect("coordinator")
-    goes_on, start = asyncio.Event(), Census.start
+    goes_on, start = asyncio.Event(), WorkerRegistry.start
 
-    async def slowly(self: Census) -> None:
+    async def slowly(self: WorkerRegistry) -> None:
         await goes_on.wait()
         await start(self)
 
-    monkeypatch.setattr(Census, "start", slowly)
+    monkeypatch.setattr(WorkerRegistry, "start", slowly)
     coordinator = Coordinator(bus=bus)
     starting = asyncio.ensure_future(coordinator.start())
     await asyncio.sleep(1.0)

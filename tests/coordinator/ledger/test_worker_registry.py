@@ -8,8 +8,8 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings
-from gangline.coordinator.ledger.worker_registry import Census
-from gangline.coordinator.service_settings import ShellSettings
+from gangline.coordinator.ledger.worker_registry import WorkerRegistry
+from gangline.coordinator.service_settings import ServiceSettings
 from gangline.schemas.names import Names, WorkerId
 from gangline.schemas.records.workers import Heartbeat, Registration
 from gangline.telemetry.logs import logger_for
@@ -52,7 +52,7 @@ class Rig:
         self.kv = await self.hub.connect("worker").bucket(NAMES.ledger_bucket, BucketSettings())
         self.bus = self.hub.connect("census")
         own = await self.bus.bucket(NAMES.ledger_bucket, BucketSettings())
-        self.census = Census(own, NAMES, ShellSettings(), logger_for("test"))
+        self.census = WorkerRegistry(own, NAMES, ServiceSettings(), logger_for("test"))
         self.bus.on_connection(self.census.on_connection)
         self.audience = self.census.audience = Audience()
         await self.census.start()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.coordinator.model.events import Cause
-from gangline.coordinator.model.restart_policy import FINAL, Fate, backoff_s, decide
+from gangline.coordinator.model.restart_policy import FINAL, RestartDecision, backoff_s, decide
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.schemas.records.gangs import GangSpec
 
@@ -16,36 +16,36 @@ def verdict(cause: Cause, *, failures: int = 0, **spec: object):
 
 
 def test_restart_gang_is_the_default():
-    assert verdict(Cause.CRASHED).fate is Fate.RESTART
+    assert verdict(Cause.CRASHED).fate is RestartDecision.RESTART
 
 
 def test_restart_member_repairs_and_a_failed_repair_restarts_the_gang():
-    assert verdict(Cause.CRASHED, restart="restart_member").fate is Fate.REPAIR
-    assert verdict(Cause.NOT_REPAIRED, restart="restart_member").fate is Fate.RESTART
+    assert verdict(Cause.CRASHED, restart="restart_member").fate is RestartDecision.REPAIR
+    assert verdict(Cause.NOT_REPAIRED, restart="restart_member").fate is RestartDecision.RESTART
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in FINAL])
 def test_fail_ends_at_any_failure(cause):
-    assert verdict(cause, restart="fail").fate is Fate.END
+    assert verdict(cause, restart="fail").fate is RestartDecision.END
 
 
 @pytest.mark.parametrize("cause", sorted(FINAL))
 @pytest.mark.parametrize("policy", ["restart_gang", "restart_member", "fail"])
 def test_nothing_brings_back_what_nobody_wants(cause, policy):
-    assert verdict(cause, restart=policy).fate is Fate.END
+    assert verdict(cause, restart=policy).fate is RestartDecision.END
 
 
 def test_the_bound_counts_failures_of_the_gang():
-    assert verdict(Cause.CRASHED, failures=2, max_restarts=3).fate is Fate.RESTART
-    assert verdict(Cause.CRASHED, failures=3, max_restarts=3).fate is Fate.END
-    assert verdict(Cause.CRASHED, failures=0, max_restarts=0).fate is Fate.END
-    assert verdict(Cause.CRASHED, failures=10_000, max_restarts=None).fate is Fate.RESTART
+    assert verdict(Cause.CRASHED, failures=2, max_restarts=3).fate is RestartDecision.RESTART
+    assert verdict(Cause.CRASHED, failures=3, max_restarts=3).fate is RestartDecision.END
+    assert verdict(Cause.CRASHED, failures=0, max_restarts=0).fate is RestartDecision.END
+    assert verdict(Cause.CRASHED, failures=10_000, max_restarts=None).fate is RestartDecision.RESTART
 
 
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.DRAINED])
 def test_what_is_planned_is_not_counted_and_not_delayed(cause):
     found = verdict(cause, failures=3, max_restarts=3)
-    assert (found.fate, found.counted, found.delay_s) == (Fate.RESTART, False, 0.0)
+    assert (found.fate, found.counted, found.delay_s) == (RestartDecision.RESTART, False, 0.0)
 
 
 def test_the_backoff_doubles_with_jitter_up_to_its_bound():

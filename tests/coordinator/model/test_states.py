@@ -4,18 +4,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from gangline.coordinator.model.states import TRANSITIONS, Move, Step, move, states_diagram
+from gangline.coordinator.model.states import TRANSITIONS, GangStep, Move, move, states_diagram
 from gangline.runtime.state_machine import IllegalMove
 
 
 @dataclass
 class Thing:
     id: str
-    step: Step
+    step: GangStep
 
 
 def test_a_move_that_the_table_does_not_have_raises_and_changes_nothing():
-    for step in Step:
+    for step in GangStep:
         for what in Move:
             thing = Thing("g", step)
             if (step, what) in TRANSITIONS:
@@ -27,7 +27,7 @@ def test_a_move_that_the_table_does_not_have_raises_and_changes_nothing():
                 assert thing.step is step
 
 
-def reachable(start: Step) -> set[Step]:
+def reachable(start: GangStep) -> set[GangStep]:
     found = {start}
     while True:
         more = {after for (before, _), after in TRANSITIONS.items() if before in found} | found
@@ -37,9 +37,9 @@ def reachable(start: Step) -> set[Step]:
 
 
 def test_every_step_can_be_reached_and_every_step_can_end():
-    assert reachable(Step.QUEUED) == set(Step)
-    assert all(Step.ENDED in reachable(step) for step in Step)
-    assert not [before for before, _ in TRANSITIONS if before is Step.ENDED]
+    assert reachable(GangStep.QUEUED) == set(GangStep)
+    assert all(GangStep.ENDED in reachable(step) for step in GangStep)
+    assert not [before for before, _ in TRANSITIONS if before is GangStep.ENDED]
 
 
 def test_the_diagram_has_every_transition():

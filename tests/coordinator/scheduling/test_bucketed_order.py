@@ -3,11 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.coordinator.scheduling.bucketed_order import Ranked
+from gangline.coordinator.scheduling.bucketed_order import BucketedOrder
 
 
 def test_the_highest_come_first_and_equals_in_the_order_they_came():
-    ranked: Ranked[str] = Ranked()
+    ranked: BucketedOrder[str] = BucketedOrder()
     for key, level in [("a", 1), ("b", 3), ("c", 3), ("d", 0)]:
         ranked.set(key, level)
     assert list(ranked.descending(1)) == ["b", "c", "a"]
@@ -17,7 +17,7 @@ def test_the_highest_come_first_and_equals_in_the_order_they_came():
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 4)))), st.integers(0, 5))
 def test_it_is_a_sorted_dictionary(steps, floor):
-    ranked: Ranked[int] = Ranked()
+    ranked: BucketedOrder[int] = BucketedOrder()
     plain: dict[int, int] = {}
     for key, level in steps:
         if level is None:

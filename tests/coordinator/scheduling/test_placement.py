@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.coordinator.scheduling.infeasibility import lacks
-from gangline.coordinator.scheduling.placement import Fit, place, wanted_of
-from gangline.coordinator.scheduling.slot_index import Place, SlotMap
+from gangline.coordinator.scheduling.placement import TrialPlacement, place, wanted_of
+from gangline.coordinator.scheduling.slot_index import SlotIndex, WorkerSpot
 from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangSpec, Strategy
 
@@ -16,12 +16,12 @@ from ...scale import repetitions
 from ...work import lines_run
 
 
-def slots_of(*workers: tuple[str, str, int], labels: dict[str, dict[str, str]] | None = None) -> SlotMap:
+def slots_of(*workers: tuple[str, str, int], labels: dict[str, dict[str, str]] | None = None) -> SlotIndex:
     """(name, node, slots); a name may be POOL.WORKER."""
-    found = SlotMap()
+    found = SlotIndex()
     for name, node, slots in workers:
         worker = WorkerId.parse(name) if "." in name else WorkerId("p", name)
-        found.put(Place(worker=worker, node=node, labels=(labels or {}).get(name, {})), slots)
+        found.put(WorkerSpot(worker=worker, node=node, labels=(labels or {}).get(name, {})), slots)
     return found
 
 
@@ -140,12 +140,12 @@ BUNDLES = st.lists(st.tuples(st.integers(1, 2), st.booleans()), min_size=1, max_
 @settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_what_is_placed_is_right_and_what_is_not_cannot_be(workers, bundles, strategy):
     """With one slot for each member it is exact: checked against every possible assignment."""
-    slots = SlotMap()
+    slots = SlotIndex()
     nodes: dict[WorkerId, str] = {}
     for number, (node, count, marked) in enumerate(workers):
         worker = WorkerId("p", f"w{number}")
         nodes[worker] = f"n{node}"
-        slots.put(Place(worker=worker, node=f"n{node}", labels={"m": "1"} if marked else {}), count)
+        slots.put(WorkerSpot(worker=worker, node=f"n{node}", labels={"m": "1"} if marked else {}), count)
     asked = spec(
         bundles=[{"pool": "p", "count": count, "labels": {"m": "1"} if marked else {}} for count, marked in bundles],
         strategy=strategy,
@@ -202,16 +202,16 @@ def test_many_changes_do_not_wait_for_whoever_looks_next():
 
 def test_a_placement_is_good_until_slots_change():
     slots = slots_of(("a", "n1", 2), ("b", "n2", 2))
-    fit = Fit.of(spec(2), slots)
+    fit = TrialPlacement.of(spec(2), slots)
     assert fit is not None and fit.still == fit.placement
     slots.set(WorkerId("p", "a"), 2)
     assert fit.still is not None, "that changed nothing"
     slots.set(WorkerId("p", "a"), 1)
     assert fit.still is None
-    gone = Fit.of(spec(2), slots)
+    gone = TrialPlacement.of(spec(2), slots)
     slots.discard(WorkerId("p", "b"))
     assert gone is not None and gone.still is None
-    assert Fit.of(spec(2), slots) is None
+    assert TrialPlacement.of(spec(2), slots) is None
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gangline.coordinator.model.gang import Gang
+from gangline.coordinator.model.gang import ManagedGang
 from gangline.coordinator.scheduling.inventory import Inventory, WorkerFacts
 from gangline.coordinator.scheduling.queue import GangQueue, guard, still_good, target_of, victims
 from gangline.schemas.names import WorkerId
@@ -28,8 +28,8 @@ def spec(size: int, **more: object) -> GangSpec:
     return GangSpec.model_validate({"pool": "p", "size": size, **more})
 
 
-def gang_on(name: str, worker: int, slots: int, **more: object) -> Gang:
-    gang = Gang(id=name, spec=spec(1, slots=slots, **more), owner_token="t", created_at=0.0, queued_at=0.0)
+def gang_on(name: str, worker: int, slots: int, **more: object) -> ManagedGang:
+    gang = ManagedGang(id=name, spec=spec(1, slots=slots, **more), owner_token="t", created_at=0.0, queued_at=0.0)
     gang.seats = (Seat(rank=0, pool="p", worker=f"w{worker}", slots=slots, token=name, epoch=1),)
     return gang
 
@@ -84,7 +84,7 @@ def test_victims_are_the_lowest_and_youngest_and_no_more_than_needed():
     for worker, slots in [(W0, 1), (W1, 2)]:
         inventory.grant(worker, slots)
     low, lower = gang_on("low", 1, 2, priority=1), gang_on("lower", 0, 1, priority=0)
-    asking = Gang(id="x", spec=spec(2, priority=5), owner_token="t", created_at=0.0, queued_at=0.0)
+    asking = ManagedGang(id="x", spec=spec(2, priority=5), owner_token="t", created_at=0.0, queued_at=0.0)
     found = victims(asking, [low, lower], inventory)
     assert found is not None
     assert ([gang.id for gang in found[0]], dict(found[1].slots)) == (["low"], {W1: 2})
@@ -93,7 +93,7 @@ def test_victims_are_the_lowest_and_youngest_and_no_more_than_needed():
 def test_nobody_is_preempted_in_vain_or_by_an_equal():
     inventory = inventory_of((1, 1))
     equal = gang_on("equal", 0, 1, priority=5)
-    asking = Gang(id="x", spec=spec(1, priority=5), owner_token="t", created_at=0.0, queued_at=0.0)
+    asking = ManagedGang(id="x", spec=spec(1, priority=5), owner_token="t", created_at=0.0, queued_at=0.0)
     assert victims(asking, [equal], inventory) is None
-    big = Gang(id="y", spec=spec(2, priority=9), owner_token="t", created_at=0.0, queued_at=0.0)
+    big = ManagedGang(id="y", spec=spec(2, priority=9), owner_token="t", created_at=0.0, queued_at=0.0)
     assert victims(big, [equal], inventory) is None

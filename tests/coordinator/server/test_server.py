@@ -21,7 +21,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.model import events as on
 from gangline.coordinator.service import Coordinator, CoordinatorState
-from gangline.coordinator.service_settings import ShellSettings
+from gangline.coordinator.service_settings import ServiceSettings
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.messages.gangs import AcquireRequest
@@ -415,7 +415,7 @@ async def test_a_lost_connection_of_a_worker_is_told_of_by_the_server_where_it_o
                 bus=await system.bus("coordinator"),
                 names=system.names,
                 settings=CoordinatorSettings(ping_s=3600.0),
-                shell=ShellSettings(bucket=system.bucket, silence_s=60.0),
+                shell=ServiceSettings(bucket=system.bucket, silence_s=60.0),
             )
             await system.stack.enter_async_context(made)
             await made.wait_leading()
@@ -440,7 +440,7 @@ async def test_a_lost_worker_is_noticed_while_somebody_watches_all_that_passes(n
             names=system.names,
             election=PATIENT,
             # Pings alone can find it while the test waits.
-            shell=ShellSettings(bucket=system.bucket, silence_s=60.0),
+            shell=ServiceSettings(bucket=system.bucket, silence_s=60.0),
         )
         await system.stack.enter_async_context(made)
         await made.wait_leading()

@@ -11,7 +11,7 @@ from typing import Any
 from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvOperation, Message
 from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.service import Coordinator
-from gangline.coordinator.service_settings import ShellSettings
+from gangline.coordinator.service_settings import ServiceSettings
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.schemas.errors.base import GanglineError, error_from_wire
 from gangline.schemas.messages import gangs as gang_messages
@@ -386,7 +386,7 @@ class System:
             bus=await self.bus(name),
             names=self.names,
             settings=settings,
-            shell=ShellSettings(bucket=self.bucket, **shell),
+            shell=ServiceSettings(bucket=self.bucket, **shell),
             election=self.election,
             shard=shard,
             pools=pools,

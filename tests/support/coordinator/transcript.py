@@ -8,6 +8,10 @@ from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
 
 
+_WORDS: dict[type, str] = {on.SchedulerTick: "Tick"}
+"""Of those that have another name in the code."""
+
+
 def said_event(event: Any) -> str:
     return f"{event.now:7.3f}  {_event(event)}"
 
@@ -48,7 +52,7 @@ def _event(event: Any) -> str:
             return f"worker {event.worker} gone: {event.reason}"
         case _:
             where = f" {event.worker}" if hasattr(event, "worker") else ""
-            return f"{type(event).__name__}{where}"
+            return f"{_WORDS.get(type(event), type(event).__name__)}{where}"
 
 
 def _of_member(event: on.Formed | on.MemberStarted | on.MemberFailed) -> str:
@@ -73,12 +77,12 @@ def _effect(effect: do.Effect) -> str:
             return f"{effect.worker}: hold {effect.request.gang}.{effect.request.generation} rank {ranks}"
         case do.ReleaseHold():
             return f"{effect.worker}: unhold {effect.request.gang}.{effect.request.generation}"
-        case do.SendKeep():
+        case do.SendReserve():
             return f"{effect.worker}: keep {effect.request.slots} for {effect.request.gang}"
         case do.Commit():
             keys = ", ".join(f"{'' if write.record else 'delete '}{write.key}" for write in effect.writes)
             return f"commit {effect.what}: {keys}"
-        case do.Refence():
+        case do.WriteFence():
             return f"refence, then read gang.{effect.gang}"
         case do.SendForm():
             return (
@@ -88,19 +92,19 @@ def _effect(effect: do.Effect) -> str:
             only = f" only {' '.join(effect.request.only)}" if effect.request.only else ""
             request = effect.request
             return f"{effect.worker}: tear down {request.gang}.{request.generation}{only} ({request.reason})"
-        case do.Ping():
+        case do.PingWorker():
             gangs = ", ".join(f"{gang}.{generation}" for gang, generation in effect.request.gangs.items())
             return f"{effect.worker}: ping {gangs}"
         case do.Broadcast():
             event = effect.event
             reason = f" ({event.reason})" if event.reason else ""
             return f"event {event.gang}.{event.generation} {event.kind.value}{reason}"
-        case do.Answer():
+        case do.AnswerRequest():
             if effect.error is not None:
                 return f"answer {effect.reply_to}: {type(effect.error).__name__}: {effect.error}"
             assert effect.reply is not None
             return f"answer {effect.reply_to}: {effect.reply.step}, generation {effect.reply.generation}"
-        case do.WakeAt():
+        case do.SetGangTimer():
             return "no timer" if effect.at is None else f"timer at {effect.at:.3f}"
-        case do.Stop():
+        case do.StepDown():
             return f"stop: {effect.reason}"

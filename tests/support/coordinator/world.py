@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gangline.coordinator.core.gang_core import GangCore
+from gangline.coordinator.core.gang_core import SchedulerCore
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
 from gangline.coordinator.scheduling.inventory import WorkerFacts
@@ -36,19 +36,19 @@ class World:
         self.now = 0.0
         self.ledger = Ledger()
         self.workers: dict[WorkerId, SimWorker] = {}
-        self.core = GangCore(self.settings)
-        self.zombies: list[GangCore] = []
+        self.core = SchedulerCore(self.settings)
+        self.zombies: list[SchedulerCore] = []
         self.term = 0
         self.wakes: dict[int, float | None] = {}
         self.network: list[tuple[str, Callable[[], None], Callable[[], None]]] = []
         """(what, deliver, lose)"""
-        self.answers: dict[int, do.Answer] = {}
+        self.answers: dict[int, do.AnswerRequest] = {}
         self.asked = 0
         self.tokens = 0
         self.events: list[Any] = []
         self.story: list[str] = []
         self.fences: dict[str, int] = {}
-        self.stopped: list[GangCore] = []
+        self.stopped: list[SchedulerCore] = []
         self.slow_starts: Callable[[str, WorkerId], bool] = lambda gang, worker: False
         """Whether the start hooks of that gang's members run until `start_all` or `fail_starts`; else they end at once.
         """
@@ -151,7 +151,7 @@ class World:
                 wake = self.wakes.get(id(core))
                 if wake is not None and wake <= self.now:
                     self.wakes[id(core)] = None
-                    self.give(core, on.Tick(now=self.now, wall=WALL + self.now))
+                    self.give(core, on.SchedulerTick(now=self.now, wall=WALL + self.now))
             self.check()
         else:
             raise AssertionError(f"time stands still at {self.now}: {self.states()}")
@@ -162,7 +162,7 @@ class World:
     def to_leader(self, kind: Any, **fields: Any) -> None:
         self.give(self.core, kind(now=self.now, wall=WALL + self.now, **fields))
 
-    def give(self, core: GangCore, event: Any) -> None:
+    def give(self, core: SchedulerCore, event: Any) -> None:
         if core is not self.core and core not in self.zombies:
             return  # a dead process
         self.story.append(said_event(event))
@@ -178,7 +178,7 @@ class World:
         self.wakes.pop(id(self.core), None) if not keep_zombie else None
         if keep_zombie and self.term:
             self.zombies.append(self.core)
-        self.core = GangCore(self.settings)
+        self.core = SchedulerCore(self.settings)
         self.term += 1
         fence = self.ledger.put("leader", LeaderRecord(term=self.term, instance=f"c{self.term}"))
         self.fences[str(id(self.core))] = fence
@@ -289,7 +289,7 @@ class World:
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
-    def carry_out(self, core: GangCore, effect: do.Effect) -> None:
+    def carry_out(self, core: SchedulerCore, effect: do.Effect) -> None:
         match effect:
             case do.SendHold():
                 lost = on.HoldUnanswered(
@@ -299,7 +299,7 @@ class World:
                 self.ask(core, f"hold {effect.request.gang} at {effect.worker}", lambda: self.hold(effect), lost)
             case do.ReleaseHold():
                 self.send(f"unhold {effect.request.gang} at {effect.worker}", lambda: self.unhold(effect))
-            case do.SendKeep():
+            case do.SendReserve():
                 self.ask(core, f"keep {effect.request.slots} at {effect.worker}", lambda: self.keep(effect), None)
             case do.Commit():
                 self.send(
@@ -307,7 +307,7 @@ class World:
                     lambda: self.commit(core, effect),
                     lambda: self.lose_commit(core, effect),
                 )
-            case do.Refence():
+            case do.WriteFence():
                 self.send(
                     f"refence {effect.gang}", lambda: self.refence(core, effect), lambda: self.carry_out(core, effect)
                 )
@@ -320,21 +320,21 @@ class World:
                 self.ask(
                     core, f"teardown {effect.request.gang} at {effect.worker}", lambda: self.teardown(effect), gone
                 )
-            case do.Ping():
+            case do.PingWorker():
                 gone = on.PingUnanswered(now=0, worker=effect.worker)
                 self.ask(core, f"ping {effect.worker}", lambda: self.ping(effect), gone)
             case do.Broadcast():
                 self.events.append(effect.event)
-            case do.Answer():
+            case do.AnswerRequest():
                 assert effect.reply_to not in self.answers, "answered twice"
                 self.answers[effect.reply_to] = effect
-            case do.WakeAt():
+            case do.SetGangTimer():
                 self.wakes[id(core)] = effect.at
-            case do.Stop():
+            case do.StepDown():
                 self.stopped.append(core)
                 self.wakes[id(core)] = None
 
-    def ask(self, core: GangCore, what: str, serve: Callable[[], Any], gone: Any) -> None:
+    def ask(self, core: SchedulerCore, what: str, serve: Callable[[], Any], gone: Any) -> None:
         """A request: reaches the worker, whose answer travels back. A dead worker is no responders."""
 
         def give(event: Any) -> None:
@@ -399,7 +399,7 @@ class World:
             worker.tombs.add(key)
             worker.holds.pop(key, None)
 
-    def keep(self, effect: do.SendKeep) -> Any:
+    def keep(self, effect: do.SendReserve) -> Any:
         worker, request = self.workers[effect.worker], effect.request
         if not worker.alive:
             return None
@@ -434,7 +434,7 @@ class World:
             if not member.tokens:
                 del worker.members[gang]
 
-    def form(self, core: GangCore, effect: do.SendForm) -> None:
+    def form(self, core: SchedulerCore, effect: do.SendForm) -> None:
         worker, request = self.workers[effect.worker], effect.request
         if not worker.alive:
             return
@@ -502,7 +502,7 @@ class World:
             now=0, worker=worker.id, gang=request.gang, generation=request.generation, load=worker.load
         )
 
-    def ping(self, effect: do.Ping) -> Any:
+    def ping(self, effect: do.PingWorker) -> Any:
         worker = self.workers[effect.worker]
         if not worker.alive:
             return None
@@ -520,7 +520,7 @@ class World:
         }
         return on.PingAnswered(now=0, worker=worker.id, missing=missing, started=started)
 
-    def commit(self, core: GangCore, effect: do.Commit) -> None:
+    def commit(self, core: SchedulerCore, effect: do.Commit) -> None:
         revision = self.ledger.commit(effect.writes)
         if core is not self.core:
             assert revision is None, "L9: a deposed coordinator wrote"
@@ -534,10 +534,10 @@ class World:
             lambda: self.give(core, on.CommitUnknown(now=self.now, number=effect.number)),
         )
 
-    def lose_commit(self, core: GangCore, effect: do.Commit) -> None:
+    def lose_commit(self, core: SchedulerCore, effect: do.Commit) -> None:
         self.give(core, on.CommitUnknown(now=self.now, number=effect.number))
 
-    def refence(self, core: GangCore, effect: do.Refence) -> None:
+    def refence(self, core: SchedulerCore, effect: do.WriteFence) -> None:
         if core is not self.core:
             self.give(core, on.LeadershipLost(now=self.now, reason="conflict"))
             return

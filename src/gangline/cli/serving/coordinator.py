@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...bus.lifecycle.process import run_service
 from ...bus.port.bus import BucketSettings, Bus
 from ...coordinator.service import Coordinator
-from ...coordinator.service_settings import ShellSettings
+from ...coordinator.service_settings import ServiceSettings
 from ...coordinator.settings import CoordinatorSettings
 from ...coordinator.sharding.shards import WHOLE, Shard
 from ..console.children import tied_to_parent
@@ -14,7 +14,7 @@ from ..console.session import open_bus, telemetry
 
 
 async def serve_coordinator(
-    connection: Connection, settings: CoordinatorSettings, shell: ShellSettings, shard: Shard = WHOLE
+    connection: Connection, settings: CoordinatorSettings, shell: ServiceSettings, shard: Shard = WHOLE
 ) -> None:
     """Lead or stand by until a signal; a leader then gives way at once.
 
@@ -37,4 +37,4 @@ async def serve_coordinator(
 
 def open_coordinator(bus: Bus, connection: Connection) -> Coordinator:
     """A coordinator on a bus that is open already; for `async with`."""
-    return Coordinator(bus=bus, names=connection.names, shell=ShellSettings(bucket=BucketSettings.from_environment()))
+    return Coordinator(bus=bus, names=connection.names, shell=ServiceSettings(bucket=BucketSettings.from_environment()))

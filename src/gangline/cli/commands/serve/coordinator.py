@@ -43,7 +43,7 @@ def command(
         nats req gangline.gang.acquire '{"pool": "train", "size": 4}'
     """
     from ....bus.port.bus import BucketSettings
-    from ....coordinator.service_settings import ShellSettings
+    from ....coordinator.service_settings import ServiceSettings
     from ....coordinator.settings import CoordinatorSettings
     from ....coordinator.sharding.shards import Shard
     from ....telemetry.log_format import configure_logging
@@ -57,7 +57,7 @@ def command(
         serve_coordinator(
             connection,
             CoordinatorSettings(**{name: value for name, value in core.items() if value is not None}),
-            ShellSettings(
+            ServiceSettings(
                 bucket=BucketSettings.from_environment(),
                 **{name: value for name, value in shell.items() if value is not None},
             ),

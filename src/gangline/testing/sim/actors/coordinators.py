@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ....bus.memory.connection import MemoryBus
 from ....bus.port.bus import BucketSettings
 from ....coordinator.service import Coordinator, CoordinatorState
-from ....coordinator.service_settings import ShellSettings
+from ....coordinator.service_settings import ServiceSettings
 from ....coordinator.settings import CoordinatorSettings
 from ....schemas.errors.base import GanglineError
 from ....schemas.names import Names
@@ -39,7 +39,7 @@ class CoordinatorProcess(Process):
             bus=bus,
             names=world.names,
             settings=CoordinatorSettings(starve_after_s=self._starve_after_s),
-            shell=ShellSettings(node=f"host-{self.name}"),
+            shell=ServiceSettings(node=f"host-{self.name}"),
             ambient=world.ambient(node),
         )
         world.instances[node] = coordinator.instance

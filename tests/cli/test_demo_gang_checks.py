@@ -11,7 +11,7 @@ import pytest
 from gangline.bus.port.bus import KvEntry, KvOperation
 from gangline.cli.demo.checks import calls as checks
 from gangline.cli.demo.checks import gangs as gang_checks
-from gangline.cli.demo.checks.gangs import Part
+from gangline.cli.demo.checks.gangs import CountedPart
 from gangline.cli.demo.fixtures.gang_pool import ALL, Counted, added, tally_files
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind
 from gangline.schemas.records.gangs import GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Seat
@@ -25,13 +25,13 @@ def counted(rank: int, own: int, *, total: int = 3, generation: int = 1) -> Coun
 
 
 PARTS = [
-    Part(number=0, gang="g", ranks=[counted(0, 1), counted(1, 2)]),
-    Part(number=1, gang="g", ranks=[counted(0, 3, generation=2), counted(1, 0, generation=2)]),
+    CountedPart(number=0, gang="g", ranks=[counted(0, 1), counted(1, 2)]),
+    CountedPart(number=1, gang="g", ranks=[counted(0, 3, generation=2), counted(1, 0, generation=2)]),
 ]
 EXPECTED = {"def": 2, ALL: 6}
 
 
-def found_in(parts: Sequence[Part]) -> list[str]:
+def found_in(parts: Sequence[CountedPart]) -> list[str]:
     return gang_checks.counts_are_right(EXPECTED, parts, wanted=2, size=2)
 
 

@@ -110,7 +110,7 @@ def test_the_default_server_and_namespace_are_left_out():
 
 def test_a_pool_of_many_tasks_gets_lines_for_a_few(capsys):
     from gangline.cli.commands.serve.worker import HINTS, _print_hints
-    from gangline.cli.console.options import Connection
+    from gangline.cli.console.options import ConnectionOptions
 
     many = Pool("many", slots=1)
     for number in range(HINTS + 3):
@@ -118,7 +118,7 @@ def test_a_pool_of_many_tasks_gets_lines_for_a_few(capsys):
         @many.task(name=f"t{number}")
         async def task() -> None: ...
 
-    _print_hints(many, Connection(server="nats://127.0.0.1:4222"))
+    _print_hints(many, ConnectionOptions(server="nats://127.0.0.1:4222"))
     out = capsys.readouterr().out
     assert out.count("try ") == HINTS
     assert out.splitlines()[-1].strip() == "... and 3 more tasks: 'gangline workers' names them"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gangline.testing.sim.__main__ import main
-from gangline.testing.sim.plan.plan import SERVER_FAULTS, Kind, draw_plan
+from gangline.testing.sim.plan.plan import SERVER_FAULTS, StepKind, draw_plan
 from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions
@@ -36,7 +36,7 @@ def test_plans_are_the_same_every_time_and_differ_by_seed():
 
 def test_plans_hold_every_kind_of_step_and_some_are_calm():
     plans = [draw_plan(seed) for seed in range(100)]
-    assert {step.kind for plan in plans for step in plan.steps} == set(Kind)
+    assert {step.kind for plan in plans for step in plan.steps} == set(StepKind)
     assert 5 < sum(plan.calm for plan in plans) < 50
 
 

@@ -37,7 +37,7 @@ _IDENTITY: Final = ("creds", "nkey", "user", "password", "token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ConnectionOptions:
     """The connection options as they were given; the environment and the `nats` CLI's contexts fill in the rest."""
 
     server: str | None = None
@@ -82,9 +82,9 @@ class Connection:
         first = {"tls_first": True} if self.tlsfirst else {}
         return ConnectionSettings.from_environment(self.environment(), **first)
 
-    def only(self, url: str) -> Connection:
+    def only(self, url: str) -> ConnectionOptions:
         """A connection to that server and nothing else: of the options, the namespace and `debug` stay."""
-        return Connection(server=url, namespace=self.namespace, debug=self.debug)
+        return ConnectionOptions(server=url, namespace=self.namespace, debug=self.debug)
 
     @property
     def names(self) -> Names:
@@ -138,11 +138,11 @@ def connection_options(command: Callable[..., object]) -> Callable[..., object]:
 
     Errors that leave the command are reported in one line, and become exit codes.
     """
-    names = [field.name for field in fields(Connection)]
+    names = [field.name for field in fields(ConnectionOptions)]
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> object:
-        connection = Connection(**{name: kwargs.pop(name) for name in names})
+        connection = ConnectionOptions(**{name: kwargs.pop(name) for name in names})
 
         def checked() -> object:
             _ = connection.names  # a bad namespace is told before anything is done

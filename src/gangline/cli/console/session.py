@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from .options import Connection
+from .options import ConnectionOptions
 
 if TYPE_CHECKING:
     from ...bus.port.bus import Bus, KeyValue
@@ -35,7 +35,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 @asynccontextmanager
-async def open_bus(connection: Connection, name: str) -> AsyncIterator[Bus]:
+async def open_bus(connection: ConnectionOptions, name: str) -> AsyncIterator[Bus]:
     """A connection, closed at the end.
 
     Raises:
@@ -52,7 +52,7 @@ async def open_bus(connection: Connection, name: str) -> AsyncIterator[Bus]:
 
 
 @asynccontextmanager
-async def open_client(connection: Connection, name: str) -> AsyncIterator[Client]:
+async def open_client(connection: ConnectionOptions, name: str) -> AsyncIterator[Client]:
     """A client, closed at the end.
 
     Raises:
@@ -67,7 +67,7 @@ async def open_client(connection: Connection, name: str) -> AsyncIterator[Client
         yield client
 
 
-def with_client(connection: Connection, name: str, work: Callable[[Client], Coroutine[object, object, T]]) -> T:
+def with_client(connection: ConnectionOptions, name: str, work: Callable[[Client], Coroutine[object, object, T]]) -> T:
     """What `work` returns; it gets a client that is closed at its end. Raises as `open_client`."""
 
     async def working() -> T:
@@ -100,7 +100,7 @@ def _log_for_people(debug: bool) -> None:
         logging.getLogger("gangline.bus").setLevel(logging.WARNING)
 
 
-async def open_ledger(bus: Bus, connection: Connection) -> KeyValue:
+async def open_ledger(bus: Bus, connection: ConnectionOptions) -> KeyValue:
     """The ledger of the namespace; made, as the environment says, when it does not exist yet."""
     from ...bus.port.bus import BucketSettings
 

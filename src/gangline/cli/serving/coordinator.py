@@ -9,12 +9,12 @@ from ...coordinator.service_settings import ServiceSettings
 from ...coordinator.settings import CoordinatorSettings
 from ...coordinator.sharding.shards import WHOLE, Shard
 from ..console.children import tied_to_parent
-from ..console.options import Connection
+from ..console.options import ConnectionOptions
 from ..console.session import open_bus, telemetry
 
 
 async def serve_coordinator(
-    connection: Connection, settings: CoordinatorSettings, shell: ServiceSettings, shard: Shard = WHOLE
+    connection: ConnectionOptions, settings: CoordinatorSettings, shell: ServiceSettings, shard: Shard = WHOLE
 ) -> None:
     """Lead or stand by until a signal; a leader then gives way at once.
 
@@ -35,6 +35,6 @@ async def serve_coordinator(
         await run_service(bus, coordinator, also=tied_to_parent)
 
 
-def open_coordinator(bus: Bus, connection: Connection) -> Coordinator:
+def open_coordinator(bus: Bus, connection: ConnectionOptions) -> Coordinator:
     """A coordinator on a bus that is open already; for `async with`."""
     return Coordinator(bus=bus, names=connection.names, shell=ServiceSettings(bucket=BucketSettings.from_environment()))

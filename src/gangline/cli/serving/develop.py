@@ -15,7 +15,7 @@ import click
 from ...bus.embedded.server import EmbeddedServer
 from ...bus.port.bus import Bus, ConnectionEvent, KeyValue, KvEntry, KvOperation
 from ..console.children import end, ended, spawn
-from ..console.options import Connection, plain_environment
+from ..console.options import ConnectionOptions, plain_environment
 from ..console.session import open_bus, open_ledger
 from ..console.signals import until_signal
 from .coordinator import open_coordinator
@@ -35,7 +35,7 @@ PATIENCE_S: Final = 10.0
 
 
 async def develop(
-    target: str, connection: Connection, *, data: Path | None, port: int | None, reload: bool, options: list[str]
+    target: str, connection: ConnectionOptions, *, data: Path | None, port: int | None, reload: bool, options: list[str]
 ) -> None:
     """Run until a signal.
 
@@ -60,7 +60,7 @@ async def develop(
         await stack.enter_async_context(open_gateway(bus, connection))
         await stack.enter_async_context(open_coordinator(bus, connection))
         await stack.enter_async_context(open_dispatcher(bus, connection))
-        seat = Seat(target, environment, ledger, connection, options, reload=reload)
+        seat = CurrentWorker(target, environment, ledger, connection, options, reload=reload)
         stack.push_async_callback(seat.leave)
         tasks = [asyncio.create_task(_follow(seat, reload), name="gangline dev reload")]
         if server is not None:
@@ -125,7 +125,7 @@ def _taken(port: int) -> bool:
     return False
 
 
-class Seat:
+class CurrentWorker:
     """The place of the one worker. A new one takes it when it serves; only then the old one has to finish."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Seat:
         target: str,
         environment: Mapping[str, str],
         ledger: KeyValue,
-        connection: Connection,
+        connection: ConnectionOptions,
         options: list[str],
         *,
         reload: bool,
@@ -213,7 +213,7 @@ class Seat:
         await asyncio.gather(*self._tasks)
 
 
-async def _follow(seat: Seat, reload: bool) -> None:
+async def _follow(seat: CurrentWorker, reload: bool) -> None:
     """Seat the first worker, then replace it at each change of a Python file in the current folder."""
     changes = _changes(Path.cwd()) if reload else None
     # The first change is waited for before the code is read: none that comes after that is missed.

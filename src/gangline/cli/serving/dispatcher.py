@@ -7,11 +7,11 @@ from ...bus.port.bus import BucketSettings, Bus
 from ...dispatcher.durable.service import Dispatcher
 from ...dispatcher.durable.settings import DispatcherSettings
 from ..console.children import tied_to_parent
-from ..console.options import Connection
+from ..console.options import ConnectionOptions
 from ..console.session import open_bus, telemetry
 
 
-async def serve_dispatcher(connection: Connection, settings: DispatcherSettings) -> None:
+async def serve_dispatcher(connection: ConnectionOptions, settings: DispatcherSettings) -> None:
     """Run tasks until a signal; the queues are then handed over.
 
     Raises:
@@ -23,10 +23,10 @@ async def serve_dispatcher(connection: Connection, settings: DispatcherSettings)
         await run_service(bus, dispatcher, also=tied_to_parent)
 
 
-def open_dispatcher(bus: Bus, connection: Connection) -> Dispatcher:
+def open_dispatcher(bus: Bus, connection: ConnectionOptions) -> Dispatcher:
     """A dispatcher on a bus that is open already; for `async with`."""
     return _dispatcher(bus, connection, DispatcherSettings())
 
 
-def _dispatcher(bus: Bus, connection: Connection, settings: DispatcherSettings) -> Dispatcher:
+def _dispatcher(bus: Bus, connection: ConnectionOptions, settings: DispatcherSettings) -> Dispatcher:
     return Dispatcher(bus, names=connection.names, settings=settings, bucket=BucketSettings.from_environment())

@@ -14,13 +14,13 @@ from ...worker.pool.pool import Pool
 from ...worker.service import Worker, run_worker
 from ...worker.settings import WorkerSettings
 from ..console.children import tied_to_parent
-from ..console.options import Connection
+from ..console.options import ConnectionOptions
 from ..console.session import open_bus, open_ledger, telemetry
 from .journal import journal_file
 
 
 async def serve_worker(
-    pool: Pool, connection: Connection, settings: WorkerSettings, *, journal: Path | None = None
+    pool: Pool, connection: ConnectionOptions, settings: WorkerSettings, *, journal: Path | None = None
 ) -> None:
     """Serve until drained: by a signal, by `gangline drain`, or because another process took the id.
 
@@ -38,7 +38,9 @@ async def serve_worker(
                 await run_worker(worker)
 
 
-async def serve_gateway(connection: Connection, settings: GatewaySettings, router_settings: RouterSettings) -> None:
+async def serve_gateway(
+    connection: ConnectionOptions, settings: GatewaySettings, router_settings: RouterSettings
+) -> None:
     """Answer calls until a signal. The first one lets what is under way finish, a second one ends it.
 
     Raises:
@@ -56,12 +58,14 @@ async def serve_gateway(connection: Connection, settings: GatewaySettings, route
         await run_service(bus, gateway, before=open_storage, leave=gateway.drain, also=tied_to_parent)
 
 
-def open_gateway(bus: Bus, connection: Connection) -> Gateway:
+def open_gateway(bus: Bus, connection: ConnectionOptions) -> Gateway:
     """A gateway on a bus that is open already; for `async with`."""
     return _gateway(bus, connection, GatewaySettings(), RouterSettings())
 
 
-def _gateway(bus: Bus, connection: Connection, settings: GatewaySettings, router_settings: RouterSettings) -> Gateway:
+def _gateway(
+    bus: Bus, connection: ConnectionOptions, settings: GatewaySettings, router_settings: RouterSettings
+) -> Gateway:
     return Gateway(
         bus,
         names=connection.names,

@@ -29,7 +29,7 @@ from ...schemas.messages.gangs import (
 )
 from ...schemas.names import GangOperation, Names
 from ...telemetry.tracing import tracer
-from ..console.options import Connection
+from ..console.options import ConnectionOptions
 from ..console.session import open_bus
 
 M = TypeVar("M", bound=BaseModel)
@@ -109,7 +109,7 @@ async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> 
         stopping.cancel()
 
 
-async def follow_events(connection: Connection, gang: str | None, as_json: bool) -> None:
+async def follow_events(connection: ConnectionOptions, gang: str | None, as_json: bool) -> None:
     """Print events until interrupted; those of one gang until it has ended.
 
     Raises:

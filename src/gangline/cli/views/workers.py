@@ -19,7 +19,7 @@ from ...schemas.errors.base import Disconnected
 from ...schemas.public_id import public_id
 from ...schemas.records.workers import Heartbeat, LeaseRecord, Registration
 from ...schemas.text import count_of
-from ..console.options import Connection
+from ..console.options import ConnectionOptions
 from ..console.output import console, duration, slots_bar, table
 from ..console.session import open_bus, open_ledger
 
@@ -111,7 +111,7 @@ def lease_json(lease: LeaseRecord) -> dict[str, object]:
 # -- following --------------------------------------------------------------------------------------------------------
 
 
-async def watch_leases(connection: Connection, pool: str, as_json: bool) -> None:
+async def watch_leases(connection: ConnectionOptions, pool: str, as_json: bool) -> None:
     """Follow until interrupted.
 
     Raises:

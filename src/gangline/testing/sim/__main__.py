@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 from .run import Report, drawing, run, run_many, total_outcomes
 
 
-class Kind(TypedDict):
+class PlanKind(TypedDict):
     """What kind of plans."""
 
     gangs: bool
@@ -37,7 +37,7 @@ def main() -> int:
     arguments = parser.parse_args()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began = time.perf_counter()
-    kind = Kind(gangs=arguments.gangs, durable=arguments.durable, clocks=arguments.clocks, aims=arguments.aims)
+    kind = PlanKind(gangs=arguments.gangs, durable=arguments.durable, clocks=arguments.clocks, aims=arguments.aims)
     reports: Iterable[Report]
     if arguments.trace:
         reports = (_traced(seed, **kind) for seed in seeds)
@@ -57,7 +57,7 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _traced(seed: int, **kind: Unpack[Kind]) -> Report:
+def _traced(seed: int, **kind: Unpack[PlanKind]) -> Report:
     _say(f"seed {seed}: {drawing(**kind)(seed).summary()}")
     report = run(seed, **kind, echo=_say)
     _say(str(report))

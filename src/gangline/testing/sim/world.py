@@ -28,7 +28,7 @@ from .actors.processes import ClientProcess, WorkerProcess
 from .actors.tasks import COSTS, OBSERVER, SIM_POOLS, TaskBroke
 from .calls.ledger import LedgerWatch
 from .calls.losses import LossWatch
-from .calls.outcomes import Outcomes, Request
+from .calls.outcomes import Outcomes, SimulatedRequest
 from .calls.rest import check_rest, check_sets, gangs_at_rest, sets_stand
 from .calls.slots import WorkerModel
 from .calls.wire import WireWatch
@@ -300,7 +300,7 @@ class World:
         older = self.plan.watched and not self.workers[name].plan.channel
         self.outcomes.reached(request, heard=older or any(each in self.models for each in self.hub.listeners(subject)))
 
-    def _excuses_doubt(self, request: Request) -> bool:
+    def _excuses_doubt(self, request: SimulatedRequest) -> bool:
         """Whether what passed between the caller and the server may have been lost, or late."""
         client = request.node.partition(".")[0]
         return any(self.troubles.befell(each, request.begun_at) for each in (client, SERVER, SILENCE, WEATHER))
@@ -332,7 +332,7 @@ class World:
         if node_context(owner).run(_trusts, holder):  # by its own clock
             self.checker.fail("L5", f"{node}: token {token} has expired, and its holder still trusts it: {holder!r}")
 
-    def told_too_late(self, request: Request) -> None:
+    def told_too_late(self, request: SimulatedRequest) -> None:
         """A client was told that a deadline has passed. (A worker that stood still takes that off the time of
         what lay in its socket, which may have lain there from the beginning.)"""
         if not any(self.troubles.befell(name, request.begun_at) for name in self.workers):

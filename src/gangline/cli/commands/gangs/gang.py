@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...console.arguments import duration_option, size_argument
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....schemas.messages.gangs import GangReply
@@ -28,7 +28,7 @@ def command() -> None:
 @click.option("--set", "gangset", metavar="NAME", help="Only gangs of this standing set.")
 @json_option
 @connection_options
-def ls(connection: Connection, gangset: str | None, as_json: bool) -> None:
+def ls(connection: ConnectionOptions, gangset: str | None, as_json: bool) -> None:
     """List gangs that have not ended, oldest first."""
     from ...console.output import print_rows
     from ...console.session import with_client
@@ -48,7 +48,7 @@ def ls(connection: Connection, gangset: str | None, as_json: bool) -> None:
 )
 @json_option
 @connection_options
-def show(connection: Connection, gang: str, owner_token: str | None, as_json: bool) -> None:
+def show(connection: ConnectionOptions, gang: str, owner_token: str | None, as_json: bool) -> None:
     """Show one gang and its members, up to a minute after it ended. A unique prefix of its id is enough.
 
     Members have public ids, which begin with ~; only the owner sees their tokens.
@@ -108,7 +108,7 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
 @json_option
 @connection_options
 def acquire(
-    connection: Connection,
+    connection: ConnectionOptions,
     pool: str,
     size: int | list[int],
     labels: dict[str, str],
@@ -151,7 +151,7 @@ def acquire(
 @json_option
 @connection_options
 def release(
-    connection: Connection, gang: str, owner_token: str | None, force: bool, reason: str, as_json: bool
+    connection: ConnectionOptions, gang: str, owner_token: str | None, force: bool, reason: str, as_json: bool
 ) -> None:
     """Release a gang. Returns when its members have stopped and every slot is free again."""
     from ....schemas.messages.gangs import EndRequest, GangReply, OwnedRequest
@@ -177,7 +177,7 @@ def release(
 @click.argument("gang", required=False)
 @json_option
 @connection_options
-def events(connection: Connection, gang: str | None, as_json: bool) -> None:
+def events(connection: ConnectionOptions, gang: str | None, as_json: bool) -> None:
     """Follow the events of all gangs, or of GANG until it has ended.
 
     The same as: nats sub 'gangline.event.gang.*'
@@ -188,7 +188,7 @@ def events(connection: Connection, gang: str | None, as_json: bool) -> None:
     run(follow_events(connection, gang, as_json))
 
 
-async def _acquire(connection: Connection, body: dict[str, Any], *, keep: bool, as_json: bool) -> None:
+async def _acquire(connection: ConnectionOptions, body: dict[str, Any], *, keep: bool, as_json: bool) -> None:
     from ....telemetry.tracing import tracer
     from ...console.session import open_client, telemetry
     from ...console.signals import until_signal

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 import click
 
 from ....schemas.text import count_of
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....bus.port.bus import KeyValue
@@ -30,7 +30,7 @@ def command() -> None:
 @click.argument("file", type=click.File())
 @json_option
 @connection_options
-def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
+def apply(connection: ConnectionOptions, file: IO[str], as_json: bool) -> None:
     """Declare the sets in FILE (YAML or JSON; '-' reads stdin): all of them, or none if one is malformed.
 
     \b
@@ -54,7 +54,7 @@ def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
 @command.command(short_help="List declared sets, and how many of their gangs are formed.")
 @json_option
 @connection_options
-def ls(connection: Connection, as_json: bool) -> None:
+def ls(connection: ConnectionOptions, as_json: bool) -> None:
     """List declared sets, and how many of their gangs are formed."""
     from ...console.output import print_rows
     from ...console.session import with_client
@@ -70,7 +70,7 @@ def ls(connection: Connection, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 @connection_options
-def status(connection: Connection, name: str, as_json: bool) -> None:
+def status(connection: ConnectionOptions, name: str, as_json: bool) -> None:
     """Show whether a set is steady, rolling or failing, and why.
 
     The ledger has the same under `gangset_status.NAME`.
@@ -88,7 +88,7 @@ def status(connection: Connection, name: str, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 @connection_options
-def rollback(connection: Connection, name: str, as_json: bool) -> None:
+def rollback(connection: ConnectionOptions, name: str, as_json: bool) -> None:
     """Go back to the gang that served before the current one; the rest of the declaration stays."""
     from ...console.output import print_lines
     from ...views.gangset_file import roll_back
@@ -103,7 +103,7 @@ def rollback(connection: Connection, name: str, as_json: bool) -> None:
 @click.argument("gangs", type=click.IntRange(min=0, max=10_000))
 @json_option
 @connection_options
-def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
+def scale(connection: ConnectionOptions, name: str, gangs: int, as_json: bool) -> None:
     """Change the number of gangs in a set: whole gangs are added or retired."""
     from ...console.output import print_lines
     from ...views import gangset_file
@@ -117,7 +117,7 @@ def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 @connection_options
-def delete(connection: Connection, name: str, as_json: bool) -> None:
+def delete(connection: ConnectionOptions, name: str, as_json: bool) -> None:
     """Remove a set. Its gangs retire and end."""
     from ...console.output import print_lines
     from ...views import gangset_file
@@ -130,7 +130,7 @@ def _shape(record: GangSetRecord) -> str:
     return f"{count_of(record.gangs, 'gang')} of {record.gang.size}"
 
 
-def _on_ledger(connection: Connection, work: Callable[[KeyValue], Coroutine[object, object, T]]) -> T:
+def _on_ledger(connection: ConnectionOptions, work: Callable[[KeyValue], Coroutine[object, object, T]]) -> T:
     from ...console.session import with_client
 
     async def with_ledger(client: Client) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ...console.arguments import duration_option, worker_argument
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 
 @click.command(short_help="Drain a worker: it finishes its work and leaves.")
@@ -13,7 +13,7 @@ from ...console.options import Connection, connection_options, json_option
 @duration_option("--grace", text="Cancel tasks still running after this. [the worker's own setting]")
 @json_option
 @connection_options
-def command(connection: Connection, worker: str, grace: float | None, as_json: bool) -> None:
+def command(connection: ConnectionOptions, worker: str, grace: float | None, as_json: bool) -> None:
     """Drain a worker: it finishes its work and leaves.
 
     The worker takes no new work, honours the leases it has granted, finishes its tasks, and exits. This command returns

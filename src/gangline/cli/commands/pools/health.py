@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ...console.arguments import duration_option
-from ...console.options import Connection, connection_options
+from ...console.options import ConnectionOptions, connection_options
 
 
 @click.command(short_help="Check that a process on this machine, or one worker, answers; for probes.")
@@ -13,7 +13,7 @@ from ...console.options import Connection, connection_options
 @click.option("--worker", metavar="POOL.WORKER", help="Check this worker, wherever it runs.")
 @duration_option("--timeout", "timeout_s", text="How long to wait for an answer.", default="2s")
 @connection_options
-def command(connection: Connection, node: str | None, worker: str | None, timeout_s: float) -> None:
+def command(connection: ConnectionOptions, node: str | None, worker: str | None, timeout_s: float) -> None:
     """Check over the server that a worker, gateway, dispatcher or coordinator on this machine answers. Exit code: 0
     if so, else 3.
 
@@ -40,7 +40,7 @@ def command(connection: Connection, node: str | None, worker: str | None, timeou
     click.echo(found)
 
 
-async def _ask(connection: Connection, wanted: dict[str, str], timeout_s: float) -> str | None:
+async def _ask(connection: ConnectionOptions, wanted: dict[str, str], timeout_s: float) -> str | None:
     """The name of the first such service that answers, as `nats service ls` would ask them all."""
     import asyncio
 

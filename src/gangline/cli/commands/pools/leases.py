@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--gangs", is_flag=True, help="Include leases on standing gangs, which are not in the ledger.")
 @json_option
 @connection_options
-def command(connection: Connection, pool: str | None, watch: bool, gangs: bool, as_json: bool) -> None:
+def command(connection: ConnectionOptions, pool: str | None, watch: bool, gangs: bool, as_json: bool) -> None:
     """List the leases in the ledger, or those of POOL: who holds which slots.
 
     With --gangs, each worker is also asked for leases and choices on the members of its gangs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ...console.arguments import SLOTS_CONTEXT, slots_argument, worker_argument
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 
 @click.command(short_help="Change a worker's number of slots while it runs.", context_settings=SLOTS_CONTEXT)
@@ -13,7 +13,7 @@ from ...console.options import Connection, connection_options, json_option
 @slots_argument
 @json_option
 @connection_options
-def command(connection: Connection, worker: str, slots: int, as_json: bool) -> None:
+def command(connection: ConnectionOptions, worker: str, slots: int, as_json: bool) -> None:
     """Change a worker's number of slots, live.
 
     Going below the number in use stops nothing; nothing new is granted until enough slots are free. 0 pauses the

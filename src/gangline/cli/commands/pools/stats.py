@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...console.arguments import worker_argument
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....schemas.messages.operations import StatsReply
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @worker_argument
 @json_option
 @connection_options
-def command(connection: Connection, worker: str, as_json: bool) -> None:
+def command(connection: ConnectionOptions, worker: str, as_json: bool) -> None:
     """One worker's slots, leases and counts, asked from the worker itself."""
     from ...console.output import print_json
     from ...console.session import with_client

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.argument("id", metavar="GANG|JOB")
 @json_option
 @connection_options
-def command(connection: Connection, id: str, as_json: bool) -> None:
+def command(connection: ConnectionOptions, id: str, as_json: bool) -> None:
     """Explain what a gang or a submitted task is waiting for.
 
     For a gang: its position in the queue, what is missing, the workers it is waiting for, and who holds their slots:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 
 @click.command(short_help="List workers: what they serve and how busy they are.")
 @click.argument("pool", required=False)
 @json_option
 @connection_options
-def command(connection: Connection, pool: str | None, as_json: bool) -> None:
+def command(connection: ConnectionOptions, pool: str | None, as_json: bool) -> None:
     """List workers, what they serve and how busy they are: all of them, or those of POOL.
 
     SLOTS shows running (filled), reserved by leases (hollow) and free (dots) slots. A worker is `lost` when it

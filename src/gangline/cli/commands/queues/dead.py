@@ -10,7 +10,7 @@ import click
 from ....schemas.errors.base import GanglineError, InvalidRequest
 from ....schemas.errors.tasks import JobError
 from ...console.arguments import job_argument
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -34,7 +34,7 @@ def command() -> None:
 )
 @json_option
 @connection_options
-def ls(connection: Connection, endpoint: str | None, limit: int, as_json: bool) -> None:
+def ls(connection: ConnectionOptions, endpoint: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, oldest first."""
     from ...console.output import print_rows
     from ...console.session import with_client
@@ -48,7 +48,7 @@ def ls(connection: Connection, endpoint: str | None, limit: int, as_json: bool) 
 @job_argument
 @json_option
 @connection_options
-def show(connection: Connection, job: str, as_json: bool) -> None:
+def show(connection: ConnectionOptions, job: str, as_json: bool) -> None:
     """Show one dead letter: reason, attempts, arguments, last error with its traceback, trace."""
     from ...console.output import print_lines
     from ...console.session import with_client
@@ -72,7 +72,7 @@ def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint:
 @connection_options
 @click.pass_context
 def replay(
-    ctx: click.Context, connection: Connection, jobs: tuple[str, ...], everything: bool, endpoint: str | None
+    ctx: click.Context, connection: ConnectionOptions, jobs: tuple[str, ...], everything: bool, endpoint: str | None
 ) -> None:
     """Requeue dead letters under their job ids with a fresh set of attempts."""
     from ...console.session import with_client
@@ -88,7 +88,7 @@ def replay(
 @connection_options
 @click.pass_context
 def drop(
-    ctx: click.Context, connection: Connection, jobs: tuple[str, ...], everything: bool, endpoint: str | None
+    ctx: click.Context, connection: ConnectionOptions, jobs: tuple[str, ...], everything: bool, endpoint: str | None
 ) -> None:
     """Delete dead letters."""
     from ...console.session import with_client

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....schemas.messages.jobs import QueueStats
@@ -24,7 +24,7 @@ def command() -> None:
 @command.command(short_help="List all queues.")
 @json_option
 @connection_options
-def ls(connection: Connection, as_json: bool) -> None:
+def ls(connection: ConnectionOptions, as_json: bool) -> None:
     """List queues that have tasks or a dispatcher.
 
     DEPTH counts all tasks, including running ones (RUN); WAIT those that failed and wait for their next attempt;
@@ -45,7 +45,7 @@ def ls(connection: Connection, as_json: bool) -> None:
 @click.argument("endpoint")
 @json_option
 @connection_options
-def show(connection: Connection, endpoint: str, as_json: bool) -> None:
+def show(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
     """Show one queue, with all counters of its dispatcher."""
     from ....schemas.errors.tasks import NoDispatcher
     from ....schemas.names import check_name
@@ -59,7 +59,7 @@ def show(connection: Connection, endpoint: str, as_json: bool) -> None:
     print_lines(found[0].model_dump(mode="json"), queue_lines(found[0]), as_json)
 
 
-def _read(connection: Connection) -> list[QueueStats]:
+def _read(connection: ConnectionOptions) -> list[QueueStats]:
     from ...console.session import with_client
 
     return with_client(connection, "gangline queue", lambda client: client.queues())

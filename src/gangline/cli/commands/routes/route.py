@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ...console.arguments import pools, rate, seconds, whole
-from ...console.options import Command, Connection, connection_options, json_option
+from ...console.options import Command, ConnectionOptions, connection_options, json_option
 
 
 @click.group(short_help="Split, mirror, limit or pause an endpoint's traffic.")
@@ -64,7 +64,7 @@ def _rule_options(function: Command) -> Command:
 @click.option("--replace", is_flag=True, help="Drop settings that are not given, instead of keeping them.")
 @json_option
 @connection_options
-def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **given: Any) -> None:
+def set_(connection: ConnectionOptions, endpoint: str, replace: bool, as_json: bool, **given: Any) -> None:
     """Create the route of ENDPOINT, or change the given settings. 'none' removes a setting: --shadow none.
 
     \b
@@ -93,7 +93,7 @@ def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **
 @click.argument("endpoint", required=False)
 @json_option
 @connection_options
-def ls(connection: Connection, endpoint: str | None, as_json: bool) -> None:
+def ls(connection: ConnectionOptions, endpoint: str | None, as_json: bool) -> None:
     """List all routes, or show that of ENDPOINT; invalid routes are shown with the reason."""
     from ...console.output import print_rows
     from ...console.session import with_client
@@ -108,7 +108,7 @@ def ls(connection: Connection, endpoint: str | None, as_json: bool) -> None:
 @click.argument("endpoint")
 @json_option
 @connection_options
-def rm(connection: Connection, endpoint: str, as_json: bool) -> None:
+def rm(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
     """Remove a route. Its endpoint is the pool of its name again, and requests that wait go there."""
     from ....schemas.names import check_name
     from ...console.output import print_lines

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ...console.arguments import duration_option
-from ...console.options import Connection, connection_options, logging_options
+from ...console.options import ConnectionOptions, connection_options, logging_options
 
 
 @click.command(short_help="Grant gangs: slots over many workers, all or nothing.")
@@ -22,7 +22,7 @@ from ...console.options import Connection, connection_options, logging_options
 @logging_options
 @connection_options
 def command(
-    connection: Connection,
+    connection: ConnectionOptions,
     node: str | None,
     shard: str | None,
     pools: str | None,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ...console.arguments import duration_option
-from ...console.options import Connection, connection_options, logging_options
+from ...console.options import ConnectionOptions, connection_options, logging_options
 
 
 @click.command(short_help="Run durable tasks: retries, priorities, limits, dead letters.")
@@ -24,7 +24,7 @@ from ...console.options import Connection, connection_options, logging_options
 )
 @logging_options
 @connection_options
-def command(connection: Connection, log_level: str, log_format: Any, **options: Any) -> None:
+def command(connection: ConnectionOptions, log_level: str, log_format: Any, **options: Any) -> None:
     """Run durable tasks: those submitted, or published to gangline.task.ENDPOINT.METHOD from any language.
 
     No task is lost, and none is started twice while it runs; tasks that fail are retried, and end as dead letters that

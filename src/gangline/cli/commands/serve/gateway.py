@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ...console.arguments import duration_option
-from ...console.options import Connection, connection_options, logging_options
+from ...console.options import ConnectionOptions, connection_options, logging_options
 
 
 @click.command(short_help="Answer plain NATS requests from any language.")
@@ -22,7 +22,7 @@ from ...console.options import Connection, connection_options, logging_options
 @logging_options
 @connection_options
 def command(
-    connection: Connection,
+    connection: ConnectionOptions,
     max_queued: int | None,
     node: str | None,
     zone: str | None,

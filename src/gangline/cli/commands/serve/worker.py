@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...console.arguments import duration_option
-from ...console.options import Connection, connection_options, logging_options
+from ...console.options import ConnectionOptions, connection_options, logging_options
 
 if TYPE_CHECKING:
     from ....worker.pool.pool import Pool
@@ -39,7 +39,7 @@ HINTS = 6
 @logging_options
 @connection_options
 def command(
-    connection: Connection,
+    connection: ConnectionOptions,
     target: str,
     journal: Path | None,
     hints: bool,
@@ -71,7 +71,7 @@ def command(
     run(serve_worker(pool, connection, settings, journal=journal))
 
 
-def _print_hints(pool: Pool, connection: Connection) -> None:
+def _print_hints(pool: Pool, connection: ConnectionOptions) -> None:
     """For `gangline dev`."""
     from ....bus.settings.connection import DEFAULT_URL
     from ...console.examples import example_lines

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ...console.arguments import duration_option, parse_arguments
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 
 @click.command(short_help="Run one task and print its result.")
@@ -22,7 +22,7 @@ from ...console.options import Connection, connection_options, json_option
 @json_option
 @connection_options
 def command(
-    connection: Connection,
+    connection: ConnectionOptions,
     target: str,
     arguments: str | None,
     timeout_s: float,
@@ -50,7 +50,7 @@ def command(
 
 
 async def _call(
-    connection: Connection,
+    connection: ConnectionOptions,
     target: str,
     args: list[Any],
     kwargs: dict[str, Any],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...console.arguments import endpoint_option, job_argument
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....dispatcher.jobs.job import Job
@@ -23,7 +23,7 @@ POLL_S = 0.05
 @endpoint_option
 @json_option
 @connection_options
-def command(connection: Connection, job: str, endpoint: str | None, as_json: bool) -> None:
+def command(connection: ConnectionOptions, job: str, endpoint: str | None, as_json: bool) -> None:
     """Cancel a submitted task, queued or running, or remove a schedule.
 
     A running task is asked to stop. It may take a while, or even succeed; it is not retried. Exit code 1: it had

@@ -7,7 +7,7 @@ import sys
 import click
 
 from ...console.arguments import duration_option, endpoint_option, job_argument
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 
 @click.command(short_help="Wait for the result of a submitted task and print it.")
@@ -18,7 +18,7 @@ from ...console.options import Connection, connection_options, json_option
 @json_option
 @connection_options
 def command(
-    connection: Connection, job: str, timeout_s: float | None, items: bool, endpoint: str | None, as_json: bool
+    connection: ConnectionOptions, job: str, timeout_s: float | None, items: bool, endpoint: str | None, as_json: bool
 ) -> None:
     """Wait for the result of a submitted task and print it.
 
@@ -32,7 +32,7 @@ def command(
 
 
 async def _result(
-    connection: Connection, id: str, endpoint: str | None, timeout_s: float | None, *, items: bool, as_json: bool
+    connection: ConnectionOptions, id: str, endpoint: str | None, timeout_s: float | None, *, items: bool, as_json: bool
 ) -> None:
     from ...console.output import print_json, print_value
     from ...console.session import open_client

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...console.arguments import endpoint_option, job_argument
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....dispatcher.jobs.job import Job
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @endpoint_option
 @json_option
 @connection_options
-def command(connection: Connection, job: str, watch: bool, endpoint: str | None, as_json: bool) -> None:
+def command(connection: ConnectionOptions, job: str, watch: bool, endpoint: str | None, as_json: bool) -> None:
     """Show the state of a submitted task: scheduled, queued, waiting for its next attempt, running, done, dead,
     cancelled.
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ...console.arguments import duration_option, moment, parse_arguments
-from ...console.options import Connection, connection_options, json_option
+from ...console.options import ConnectionOptions, connection_options, json_option
 
 
 @click.command(short_help="Submit a durable task: it runs now or later, even if this process exits.")
@@ -37,7 +37,7 @@ from ...console.options import Connection, connection_options, json_option
 @json_option
 @connection_options
 def command(
-    connection: Connection,
+    connection: ConnectionOptions,
     target: str,
     arguments: str | None,
     at: datetime | None,
@@ -70,7 +70,7 @@ def command(
 
 
 async def _submit(
-    connection: Connection,
+    connection: ConnectionOptions,
     target: str,
     args: list[Any],
     kwargs: dict[str, Any],

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ...console.options import Connection, connection_options, logging_options
+from ...console.options import ConnectionOptions, connection_options, logging_options
 
 
 @click.command(short_help="Run a NATS server, everything else and your worker in one terminal.")
@@ -19,7 +19,7 @@ from ...console.options import Connection, connection_options, logging_options
 @logging_options
 @connection_options
 def command(
-    connection: Connection,
+    connection: ConnectionOptions,
     target: str,
     data: Path | None,
     port: int | None,

@@ -14,7 +14,7 @@ from ....schemas.names import GangOperation
 from ...console.output import table
 from ...views.gang_follow import list_gangs
 from ...views.gangs import why_lines
-from ..checks.gangs import Part
+from ..checks.gangs import CountedPart
 from ..fixtures.crew import Crew
 from ..fixtures.gang_pool import SLOTS, Counted, Tally, tally_files
 from ..fixtures.ledger_log import Heard, LedgerLog
@@ -51,9 +51,9 @@ class GangShow:
         self.crew = crew
         self.log = LedgerLog()
         self.expected: Tally = {}
-        self.first: list[Part] = []
+        self.first: list[CountedPart] = []
         """Of the gang that lost a member."""
-        self.pairs: list[Part] = []
+        self.pairs: list[CountedPart] = []
         """Of the two that had to take turns."""
         self.gang = ""
         """The gang that lost a member."""
@@ -120,7 +120,7 @@ class GangShow:
             screen.say(f"Generation {gang.generation} has finished what generation 1 had begun:")
             screen.show(_members(gang))
 
-    async def _counted(self, gang: Gang, number: int, paths: Sequence[str], *, kill: bool = False) -> Part:
+    async def _counted(self, gang: Gang, number: int, paths: Sequence[str], *, kill: bool = False) -> CountedPart:
         """One part on all ranks; made again if the gang was torn down under it."""
         run = asyncio.ensure_future(gang.run(METHOD, list(paths)))
         if kill:
@@ -130,7 +130,7 @@ class GangShow:
         except GangRestarted as error:
             self.screen.say(f"The run under way was told: {error}")
             results = await gang.run(METHOD, list(paths))
-        return Part(number=number, gang=gang.id, ranks=[Counted(**one) for one in results])
+        return CountedPart(number=number, gang=gang.id, ranks=[Counted(**one) for one in results])
 
     async def _kill(self, gang: Gang, run: asyncio.Future[list[Any]]) -> None:
         """SIGKILL the worker of the last rank while the run is under way."""

@@ -20,7 +20,7 @@ GRANTED = (GangState.FORMED, GangState.RETIRING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CountedPart:
     """One part of the files, counted by all ranks of a gang."""
 
     number: int
@@ -29,7 +29,7 @@ class Part:
     """What each rank answered."""
 
 
-def counts_are_right(expected: Tally, parts: Sequence[Part], *, wanted: int, size: int) -> list[str]:
+def counts_are_right(expected: Tally, parts: Sequence[CountedPart], *, wanted: int, size: int) -> list[str]:
     """Every part was counted once, all ranks of it say the same, and all together it is what was counted here."""
     found: list[str] = []
     times = Counter(part.number for part in parts)
@@ -251,7 +251,7 @@ def noticed(torn: GangEvent | None, *, generation: int, ranks: frozenset[int], a
     return found
 
 
-def restarted(parts: Sequence[Part], *, generations: int) -> list[str]:
+def restarted(parts: Sequence[CountedPart], *, generations: int) -> list[str]:
     """The parts were counted by these generations, one after the other."""
     order = [part.ranks[0].generation for part in parts if part.ranks]
     if order != sorted(order) or set(order) != set(range(1, generations + 1)):

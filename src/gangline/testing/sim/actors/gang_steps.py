@@ -17,7 +17,7 @@ from ....schemas.messages.gangs import GangReply
 from ....schemas.names import GangOperation
 from ....schemas.records.gangs import GangState
 from ....schemas.wire import codec
-from ..calls.outcomes import Request
+from ..calls.outcomes import SimulatedRequest
 from ..plan.aims import Moment
 from ..plan.gang_plan import Breaking, GangKind, GangStep
 from .tasks import rank_result, result_of
@@ -66,7 +66,7 @@ class GangStepRunner:
         step = self._step
         # An answer that comes late may have to be confirmed before it is trusted, within the time to live.
         acquiring = self._begin(step.deadline_s + LAST_WORD_S + step.ttl_s)
-        releasing: Request | None = None
+        releasing: SimulatedRequest | None = None
         try:
             async with self._client.gang(
                 bundles=step.bundles,
@@ -131,7 +131,7 @@ class GangStepRunner:
                 least, most = sum(bundle.count for bundle in bundles), sum(bundle.most for bundle in bundles)
                 self._check_results(request, results, min(max(least, len(results)), most))
 
-    def _check_results(self, request: Request, results: list[Any], size: int) -> None:
+    def _check_results(self, request: SimulatedRequest, results: list[Any], size: int) -> None:
         """One result for each rank, all of one generation."""
         outcomes = self._world.outcomes
         errors = [item for item in results if isinstance(item, GanglineError)]
@@ -236,18 +236,18 @@ class GangStepRunner:
 
     # -- outcomes -------------------------------------------------------------------------------------------------
 
-    def _begin(self, timeout_s: float, *, idempotent: bool = False) -> Request:
+    def _begin(self, timeout_s: float, *, idempotent: bool = False) -> SimulatedRequest:
         self._uses += 1
         # How often the ranks of a run begin is counted by rank and generation, not here.
         idempotent = idempotent or self._step.kind is GangKind.RUN
         name = f"g{self._step.number}.{self._uses}"
         return self._world.outcomes.begin(name, self._node, idempotent=idempotent, timeout_s=timeout_s)
 
-    def _arguments(self, request: Request) -> dict[str, Any]:
+    def _arguments(self, request: SimulatedRequest) -> dict[str, Any]:
         ending = "raise" if self._step.breaking is Breaking.RAISE else "return"
         return {"request": request.id, "duration_s": self._step.duration_s, "ending": ending}
 
-    async def _answer(self, request: Request, asked: Awaitable[object]) -> None:
+    async def _answer(self, request: SimulatedRequest, asked: Awaitable[object]) -> None:
         try:
             value = await asked
         except asyncio.CancelledError:
@@ -259,16 +259,16 @@ class GangStepRunner:
             self._note(request, "ok")
             self._world.outcomes.succeeded(request, value, result_of(request.id))
 
-    def _failed(self, request: Request, error: GanglineError) -> None:
+    def _failed(self, request: SimulatedRequest, error: GanglineError) -> None:
         if request.outcome is not None:
             return
         self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
         self._world.outcomes.failed(request, error.code, may_have_started=error.may_have_started)
 
-    def _cancelled(self, request: Request | None) -> None:
+    def _cancelled(self, request: SimulatedRequest | None) -> None:
         if request is not None and request.outcome is None:
             self._note(request, "cancelled")
             self._world.outcomes.cancelled(request)
 
-    def _note(self, request: Request, text: str) -> None:
+    def _note(self, request: SimulatedRequest, text: str) -> None:
         self._world.trace.note(self._node, f"{request.id} of gang step {self._step.number} got {text}")

@@ -20,7 +20,7 @@ from ...loop import node_context
 from ..calls.slots import WorkerModel
 from ..plan.durable_plan import JobStep
 from ..plan.gang_plan import GangStep
-from ..plan.plan import Accident, Event, Step, WorkerPlan
+from ..plan.plan import Accident, PlanEvent, Step, WorkerPlan
 from .durable_steps import JobStepRunner
 from .gang_steps import GangStepRunner
 from .steps import StepRunner
@@ -244,7 +244,7 @@ class WorkerProcess(Process):
         """It serves, and nothing is about to change that."""
         return self.worker is not None and self.worker.state == "serving" and self.bus is not None and not self.frozen
 
-    def operate(self, event: Event) -> None:
+    def operate(self, event: PlanEvent) -> None:
         """What an operator asks of it."""
         worker = self.worker
         if worker is None or worker.state != "serving":

@@ -11,8 +11,8 @@ from ....dispatcher.client.client import Client
 from ....dispatcher.leases.lease import Lease
 from ....dispatcher.leases.selection import Selection
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, LeaseExpired, SelectionUsed
-from ..calls.outcomes import Request, lost_worker
-from ..plan.plan import Kind, Step
+from ..calls.outcomes import SimulatedRequest, lost_worker
+from ..plan.plan import Step, StepKind
 from .tasks import IDEMPOTENT, result_of
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ class StepRunner:
         """Play the step to its end. What the step itself expects (errors of requests) ends here; what it does not is
         raised."""
         match self._step.kind:
-            case Kind.CALL:
+            case StepKind.CALL:
                 await self._call()
-            case Kind.STREAM:
+            case StepKind.STREAM:
                 await self._stream()
-            case Kind.DISPATCH | Kind.CHOOSE | Kind.TWICE:
+            case StepKind.DISPATCH | StepKind.CHOOSE | StepKind.TWICE:
                 await self._choose()
-            case Kind.LEASE | Kind.HOLD:
+            case StepKind.LEASE | StepKind.HOLD:
                 await self._lease()
 
     # -- the kinds ------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class StepRunner:
                 self._world.outcomes.extend(request, step.hold_s)
                 if step.hold_s:
                     await asyncio.sleep(step.hold_s)
-                if step.kind is Kind.CHOOSE:
+                if step.kind is StepKind.CHOOSE:
                     self._world.outcomes.failed(request, "left without dispatching", may_have_started=False)
                     return
                 self._world.outcomes.extend(request, step.timeout_s)
@@ -85,17 +85,17 @@ class StepRunner:
         except GanglineError as error:
             self._failed(request, error)
 
-    async def _dispatch(self, selection: Selection, request: Request) -> None:
+    async def _dispatch(self, selection: Selection, request: SimulatedRequest) -> None:
         step = self._step
         await self._send(selection, request)
-        if step.kind is Kind.TWICE:
+        if step.kind is StepKind.TWICE:
             second = self._begin(step.timeout_s)
             await self._send(selection, second)
             unsent = request.outcome == second.outcome == LeaseExpired.code  # neither left this process
             if second.outcome != SelectionUsed.code and not unsent:
                 self._world.checker.fail("L3", f"a second dispatch of {selection!r} ended as {second.outcome}")
 
-    async def _send(self, selection: Selection, request: Request) -> None:
+    async def _send(self, selection: Selection, request: SimulatedRequest) -> None:
         step, arguments = self._step, self._arguments(request)
         client = self._client.options(timeout_s=step.timeout_s)
         if step.method == "items":
@@ -114,7 +114,7 @@ class StepRunner:
                 self._world.outcomes.failed(acquiring, "leased", may_have_started=False)
                 if step.hold_s:
                     await asyncio.sleep(step.hold_s)
-                if step.kind is Kind.LEASE:
+                if step.kind is StepKind.LEASE:
                     await self._use(lease)
         except asyncio.CancelledError:
             self._cancelled(acquiring)
@@ -138,7 +138,7 @@ class StepRunner:
 
     # -- outcomes -------------------------------------------------------------------------------------------------
 
-    def _begin(self, timeout_s: float | None = None) -> Request:
+    def _begin(self, timeout_s: float | None = None) -> SimulatedRequest:
         step = self._step
         self._uses += 1
         return self._world.outcomes.begin(
@@ -148,10 +148,10 @@ class StepRunner:
             timeout_s=step.timeout_s if timeout_s is None else timeout_s,
         )
 
-    def _arguments(self, request: Request) -> dict[str, Any]:
+    def _arguments(self, request: SimulatedRequest) -> dict[str, Any]:
         return {"request": request.id, "duration_s": self._step.duration_s, "ending": str(self._step.ending)}
 
-    async def _answer(self, request: Request, asked: Awaitable[object], *, expected: object = None) -> None:
+    async def _answer(self, request: SimulatedRequest, asked: Awaitable[object], *, expected: object = None) -> None:
         """Wait for the answer, and note what it was. Never raises but for a cancellation."""
         try:
             value = await asked
@@ -165,7 +165,7 @@ class StepRunner:
             wanted = result_of(request.id) if expected is None else expected
             self._world.outcomes.succeeded(request, value, wanted)
 
-    def _failed(self, request: Request, error: GanglineError) -> None:
+    def _failed(self, request: SimulatedRequest, error: GanglineError) -> None:
         if request.outcome is not None:
             return  # the request itself was answered; this is its selection's or lease's own end
         self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
@@ -174,12 +174,12 @@ class StepRunner:
         outcomes = self._world.outcomes
         outcomes.failed(request, error.code, may_have_started=error.may_have_started, lost=lost_worker(error))
 
-    def _cancelled(self, request: Request) -> None:
+    def _cancelled(self, request: SimulatedRequest) -> None:
         if request.outcome is None:
             self._note(request, "cancelled")
             self._world.outcomes.cancelled(request)
 
-    def _note(self, request: Request, text: str) -> None:
+    def _note(self, request: SimulatedRequest, text: str) -> None:
         self._world.trace.note(self._node, f"{request.id} of step {self._step.number} ({self._step.kind}) got {text}")
 
 

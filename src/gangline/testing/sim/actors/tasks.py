@@ -11,7 +11,7 @@ from ....worker.context.gang_context import GangContext
 from ....worker.context.task_context import TaskContext, current_task
 from ....worker.pool.pool import Pool
 from ..plan.gang_plan import Breaking
-from ..plan.plan import POOLS, Ending
+from ..plan.plan import POOLS, TaskEnding
 from .durable_tasks import JOB_COSTS, declare_jobs
 
 
@@ -63,8 +63,8 @@ async def _body(request: str, cost: int, duration_s: float, ending: str) -> str:
     number = observer.body_started(request, cost, current_task())
     returned = False
     try:
-        await asyncio.sleep(duration_s if ending != Ending.NEVER else 1e6)
-        if ending == Ending.RAISE:
+        await asyncio.sleep(duration_s if ending != TaskEnding.NEVER else 1e6)
+        if ending == TaskEnding.RAISE:
             raise TaskBroke(request)
         returned = True
         return result_of(request)
@@ -158,9 +158,9 @@ def make_pool(name: str) -> Pool:
             for item in range(count):
                 await asyncio.sleep(duration_s / max(1, count))
                 yield item
-            if ending == Ending.NEVER:
+            if ending == TaskEnding.NEVER:
                 await asyncio.sleep(1e6)
-            if ending == Ending.RAISE:
+            if ending == TaskEnding.RAISE:
                 raise TaskBroke(request)
             returned = True
         finally:

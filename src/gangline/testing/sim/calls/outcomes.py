@@ -20,7 +20,7 @@ EARLY_SLACK_S = 0.05
 
 
 @dataclass(slots=True)
-class Request:
+class SimulatedRequest:
     """One request, as its caller, the server and its task see it."""
 
     id: str
@@ -57,7 +57,7 @@ class Outcomes:
         self,
         checker: Checker,
         clock: Callable[[], float],
-        excuses_doubt: Callable[[Request], bool],
+        excuses_doubt: Callable[[SimulatedRequest], bool],
         may_be_lost: Callable[[str, float], bool],
         *,
         rate: Callable[[str], float] = lambda _: 1.0,
@@ -67,22 +67,24 @@ class Outcomes:
         self._excuses_doubt = excuses_doubt
         self._may_be_lost = may_be_lost
         self._rate = rate
-        self.requests: dict[str, Request] = {}
-        self._open: dict[str, Request] = {}
+        self.requests: dict[str, SimulatedRequest] = {}
+        self._open: dict[str, SimulatedRequest] = {}
         self._dead: set[str] = set()
         self._frozen: set[str] = set()
         self._thawed_at: dict[str, float] = {}
 
-    def begin(self, request_id: str, node: str, *, idempotent: bool, timeout_s: float) -> Request:
+    def begin(self, request_id: str, node: str, *, idempotent: bool, timeout_s: float) -> SimulatedRequest:
         """A client asks."""
         now = self._clock()
-        request = Request(request_id, node, idempotent, begun_at=now, deadline_at=now + timeout_s / self._rate(node))
+        request = SimulatedRequest(
+            request_id, node, idempotent, begun_at=now, deadline_at=now + timeout_s / self._rate(node)
+        )
         if request_id in self.requests:
             raise ValueError(f"request {request_id} begins twice: the plan is wrong")
         self.requests[request_id] = self._open[request_id] = request
         return request
 
-    def extend(self, request: Request, timeout_s: float) -> None:
+    def extend(self, request: SimulatedRequest, timeout_s: float) -> None:
         """Its own time begins now: so far a slot for it was waited for."""
         request.begun_at = self._clock()
         request.deadline_at = request.begun_at + timeout_s / self._rate(request.node)
@@ -106,7 +108,7 @@ class Outcomes:
     def body_returned(self, request_id: str) -> None:
         self.requests[request_id].returns += 1
 
-    def succeeded(self, request: Request, value: object, expected: object) -> None:
+    def succeeded(self, request: SimulatedRequest, value: object, expected: object) -> None:
         """The caller got a result."""
         self._end(request, "ok")
         if value != expected:
@@ -114,7 +116,7 @@ class Outcomes:
         if not request.returns:
             self._fail(f"{request.id} got a result, but its task never returned one ({request.starts} starts)")
 
-    def failed(self, request: Request, code: str, *, may_have_started: bool, lost: str | None = None) -> None:
+    def failed(self, request: SimulatedRequest, code: str, *, may_have_started: bool, lost: str | None = None) -> None:
         """The caller got an error. `lost`: the name of the worker that is said to be lost."""
         self._end(request, code)
         if lost is not None and not self._may_be_lost(lost, request.begun_at):
@@ -134,13 +136,13 @@ class Outcomes:
                     f"may have started: {code}",
                 )
 
-    def too_late(self, request: Request) -> None:
+    def too_late(self, request: SimulatedRequest) -> None:
         """The caller is told that its deadline has passed: so it has, but for what clocks may differ."""
         given_s, left_s = request.deadline_at - request.begun_at, request.deadline_at - self._clock()
         if left_s > given_s * CLOCKS_DIFFER + EARLY_SLACK_S:
             self._fail(f"{request.id} was told that its deadline has passed, {left_s:.3f} of {given_s:.3f} s before it")
 
-    def cancelled(self, request: Request) -> None:
+    def cancelled(self, request: SimulatedRequest) -> None:
         """The caller cancelled it itself; anything may have run."""
         self._end(request, "cancelled")
 
@@ -183,7 +185,7 @@ class Outcomes:
             found[name] = found.get(name, 0) + 1
         return dict(sorted(found.items()))
 
-    def _end(self, request: Request, outcome: str) -> None:
+    def _end(self, request: SimulatedRequest, outcome: str) -> None:
         if request.outcome is not None:
             self._fail(f"{request.id} ended twice: {request.outcome}, then {outcome}")
         request.outcome = outcome

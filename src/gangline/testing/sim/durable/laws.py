@@ -24,7 +24,7 @@ from .crons import CronWatch
 from .ends import Ends
 from .idle import Idle, Room
 from .limits import Limits
-from .records import Body, JobModel
+from .records import JobModel, TaskBody
 from .turns import Turns
 
 DEADLINE_SLACK_S = 2.6
@@ -102,7 +102,7 @@ class JobWatch:
             doubling=doubling,
             bereaved=self._bereaved,
         )
-        self.by_number: dict[int, tuple[JobModel, Body]] = {}
+        self.by_number: dict[int, tuple[JobModel, TaskBody]] = {}
         self.crons = CronWatch(checker, trace, clock, troubles, self.models, calm)
         self._senders: dict[tuple[str, str], str] = {}
         """Of the newest try, by worker process and job."""
@@ -216,7 +216,7 @@ class JobWatch:
         if model is None:
             self._fail("L10", f"{request} runs as job {context.job}: it is none")
             return
-        body = Body(number, node, node.partition(".")[0], cost, context.attempt, since=now)
+        body = TaskBody(number, node, node.partition(".")[0], cost, context.attempt, since=now)
         if model.job is None:
             model.job = context.job
         if context.job != model.job:
@@ -270,7 +270,7 @@ class JobWatch:
         if endpoint not in self._turns_at or self._turns_at[endpoint][0] != holder:
             self._turns_at[endpoint] = holder, self._clock()
 
-    def _is_late(self, model: JobModel, body: Body) -> bool:
+    def _is_late(self, model: JobModel, body: TaskBody) -> bool:
         """Whether it comes from a dispatcher that has lost its queue so lately that it may not have known of that when
         it sent this, and its successor nothing of this when it asked the worker. (Servers deliver in order what passes
         one of them; in a cluster each may be late by itself, as here all messages may.)"""
@@ -292,11 +292,11 @@ class JobWatch:
         slack_s = CANCEL_SLACK_S if self._excused() else ON_ITS_WAY_S
         return reached_at <= noted_at + TRUSTED_S and self._clock() <= reached_at + slack_s
 
-    def explained(self, body: Body) -> bool:
+    def explained(self, body: TaskBody) -> bool:
         """Whether it may be thought dead, or has been: something befell its process since it began."""
         return body.late or self._troubles.befell(body.worker, body.since) or self._troubles.befell(SERVER, body.since)
 
-    def _check_start(self, model: JobModel, body: Body) -> None:
+    def _check_start(self, model: JobModel, body: TaskBody) -> None:
         step, now = model.step, self._clock()
         if step.bad is not None:
             self._fail("L10", f"{model} runs, though it is {step.bad.reason}")
@@ -343,7 +343,7 @@ class JobWatch:
         assert self._traffic is not None
         return self._troubles.count((*self._traffic.dispatchers, SERVER, SILENCE), since)
 
-    def _check_attempts(self, model: JobModel, body: Body) -> None:
+    def _check_attempts(self, model: JobModel, body: TaskBody) -> None:
         step, life = model.step, model.life
         if not model.attempts_before < body.attempt <= model.most_attempts:
             text = f"{model} starts as attempt {body.attempt}, after {model.attempts_before}, of {model.most_attempts}"
@@ -354,7 +354,7 @@ class JobWatch:
         if starts > step.max_attempts + lost + kills:
             self._fail("L10", f"{model} starts {starts} times, with {step.max_attempts} attempts and {lost} lost ones")
 
-    def _check_times(self, model: JobModel, body: Body, now: float) -> None:
+    def _check_times(self, model: JobModel, body: TaskBody, now: float) -> None:
         step, delay_s = model.step, model.step.delay_s or 0.0
         if now < model.asked_at + delay_s - 0.01:
             self._fail("L10", f"{model} starts {model.asked_at + delay_s - now:.3f} s before its time")

@@ -11,7 +11,7 @@ from ....schemas.names import Names
 from ....worker.context.task_context import TaskContext
 from ..checker import Checker
 from ..plan.durable_plan import DurableTraffic
-from .records import Body, JobModel
+from .records import JobModel, TaskBody
 
 if TYPE_CHECKING:
     from .laws import JobWatch
@@ -53,7 +53,7 @@ class Limits:
         self._starts: dict[str, list[float]] = {}
         """By endpoint."""
 
-    def starts(self, model: JobModel, body: Body, context: TaskContext) -> None:
+    def starts(self, model: JobModel, body: TaskBody, context: TaskContext) -> None:
         """A try is about to be counted."""
         step = model.step
         if context.endpoint != step.endpoint or context.key != step.key:

@@ -9,7 +9,7 @@ from ..plan.durable_plan import JobStep
 
 
 @dataclass(slots=True)
-class Body:
+class TaskBody:
     """One try: code that runs, or ran."""
 
     number: int
@@ -38,7 +38,7 @@ class JobModel:
     """When a publisher first had the acknowledgement."""
     job: str | None = None
     """Its id, as far as it is known."""
-    bodies: list[Body] = field(default_factory=list[Body])
+    bodies: list[TaskBody] = field(default_factory=list[TaskBody])
     doomed: bool = False
     """Somebody wants it cancelled."""
     cancelled_at: float | None = None
@@ -60,12 +60,12 @@ class JobModel:
         return self.attempts_before + self.step.max_attempts
 
     @property
-    def life(self) -> list[Body]:
+    def life(self) -> list[TaskBody]:
         """Tries since it was last revived."""
         return [body for body in self.bodies if self.revived_at is None or body.since >= self.revived_at]
 
     @property
-    def running(self) -> list[Body]:
+    def running(self) -> list[TaskBody]:
         return [body for body in self.bodies if body.ended_at is None]
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from ..actors.tasks import COSTS
 from ..calls.ledger import QUIET_S
 from ..checker import Checker
 from ..plan.durable_plan import DurableTraffic
-from .records import Body, JobModel
+from .records import JobModel, TaskBody
 
 SEEN_S = 0.5
 """A task that was published so long ago has arrived, and was looked up if it had to be."""
@@ -70,7 +70,7 @@ class Turns:
         self.compared = 0
         """Pairs of tasks of which the right one went first."""
 
-    def starts(self, model: JobModel, body: Body) -> None:
+    def starts(self, model: JobModel, body: TaskBody) -> None:
         """A try begins."""
         if self._lossy() or self._quiet_for() < QUIET_S or not self._traffic.one_pool(model.step.endpoint):
             return

@@ -34,7 +34,7 @@ FOUND_OUT_S = 14.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class MemberBody:
     """Code of a member that runs: a task or a hook."""
 
     node: str
@@ -98,7 +98,7 @@ class GangWatch:
         self.ledger = GangLedger(checker, clock, names, instance_of=instance_of, on_torn=self._torn)
         self._told: dict[str, Told] = {}
         """By process."""
-        self._bodies: dict[int, Body] = {}
+        self._bodies: dict[int, MemberBody] = {}
         self._meetings: dict[tuple[str, str, int, int], Meeting] = {}
         """By request, gang, generation and the owner's number of the try. (A member that stays may be a generation
         ahead of its owner, who then tries again in that one.)"""
@@ -159,7 +159,7 @@ class GangWatch:
 
     def starts(self, number: int, node: str, what: str, gang: GangContext, token: str | None) -> None:
         """A task or a hook of a member begins."""
-        body = Body(node=node, gang=gang.id, generation=gang.generation, rank=gang.rank, token=token, what=what)
+        body = MemberBody(node=node, gang=gang.id, generation=gang.generation, rank=gang.rank, token=token, what=what)
         self._bodies[number] = body
         self.counts["members"] += 1
         if not self.ledger.stood(gang.id, gang.generation):
@@ -228,7 +228,7 @@ class GangWatch:
             else:
                 self._look_alone(body, now)
 
-    def _look_alone(self, body: Body, now: float) -> None:
+    def _look_alone(self, body: MemberBody, now: float) -> None:
         """However little its process was told."""
         history = self.ledger.history.get(body.gang)
         if history is None or body.generation > history.torn:

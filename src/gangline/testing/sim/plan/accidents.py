@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .durable_draw import HOLDER
 from .gang_draw import LEADER
-from .plan import CALM_RATES, ONLY_SERVER, SERVERS, Accident, Event, Plan, Storm, leader_of, server_of
+from .plan import CALM_RATES, ONLY_SERVER, SERVERS, Accident, Plan, PlanEvent, Storm, leader_of, server_of
 from .troubles import SERVER, SILENCE, WEATHER
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Accidents:
         """The latest storm counts."""
         self._world.faults.rates = self._storms[-1].rates if self._storms else CALM_RATES
 
-    def happen(self, event: Event) -> None:
+    def happen(self, event: PlanEvent) -> None:
         """Now, unless everything heals already, or it befalls somebody who is away."""
         if self._over:
             return
@@ -118,7 +118,7 @@ class Accidents:
                 if process is not None:
                     self._befall(process, event)
 
-    def _befall(self, process: Process, event: Event) -> None:
+    def _befall(self, process: Process, event: PlanEvent) -> None:
         hub, bus = self._world.hub, process.bus
         assert bus is not None
         match event.accident:
@@ -167,14 +167,14 @@ class Accidents:
             case _:
                 raise ValueError(f"{event.accident} does not befall a process")
 
-    def _server_restart(self, event: Event) -> None:
+    def _server_restart(self, event: PlanEvent) -> None:
         hub = self._world.hub
         hub.stop()
         self._begin("server restart", event.for_s, hub.start, SERVER)
 
     # -- servers of a cluster -----------------------------------------------------------------------------------------
 
-    def _silence(self, event: Event) -> None:
+    def _silence(self, event: PlanEvent) -> None:
         hub, server = self._world.hub, event.amount
         self.excuses_late_messages = True
         if server == ONLY_SERVER:
@@ -194,7 +194,7 @@ class Accidents:
         self._begin(f"silence of server {server}", event.for_s, wake, SILENCE, *self._names_at(server))
         self._without_leader(server, event.for_s)
 
-    def _split(self, event: Event) -> None:
+    def _split(self, event: PlanEvent) -> None:
         hub, server = self._world.hub, event.amount
         self.excuses_late_messages = True
         if hub.is_split:

@@ -17,7 +17,7 @@ from ....bus.port.bus import KvEntry, KvOperation, Message
 from ....schemas.names import GangOperation, Names, Operation
 from ....schemas.records.gangs import GangRecord
 from ..gangs.ledger import STANDING
-from .plan import Accident, Event, Plan
+from .plan import Accident, Plan, PlanEvent
 
 
 class Moment(StrEnum):
@@ -94,7 +94,7 @@ class Aimer:
         names: Names,
         *,
         later: Callable[[float, Callable[[], None]], None],
-        happen: Callable[[Event], None],
+        happen: Callable[[PlanEvent], None],
     ) -> None:
         self._aims = plan.aims
         self._names = names
@@ -114,7 +114,7 @@ class Aimer:
         for aim in self._aims:
             if aim.moment is moment and aim.nth == self._counts[moment]:
                 target = self._owner(gang) if aim.accident is Accident.CLIENT_CRASH else ""
-                event = Event(at_s=0.0, accident=aim.accident, target=target, for_s=aim.for_s)
+                event = PlanEvent(at_s=0.0, accident=aim.accident, target=target, for_s=aim.for_s)
                 self._later(aim.after_s, lambda event=event: self._happen(event))  # type: ignore[misc]
 
     def _owner(self, gang: str) -> str:

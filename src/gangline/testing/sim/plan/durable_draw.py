@@ -13,7 +13,7 @@ from dataclasses import replace
 from ....schemas.records.jobs import DeadReason
 from ....schemas.records.routes import QueueRules, RouteRecord
 from .durable_plan import Bad, DurableTraffic, JobEnding, JobKind, JobStep, RouteStep
-from .plan import DISPATCHER_FAULTS, Accident, Event, Plan, draw_plan
+from .plan import DISPATCHER_FAULTS, Accident, Plan, PlanEvent, draw_plan
 
 UNHEARD_SEEDS = 0.1
 HOLDER = "holder"
@@ -67,7 +67,7 @@ def draw_unheard_plan(seed: int) -> Plan:
     plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-only-unheard")
     assert plan.durable is not None
     at_s, for_s, lost = rng.uniform(0.5, 2.0), rng.uniform(3.2, 4.5), rng.choice((0, 1, 1))
-    unheard = Event(at_s=at_s, accident=Accident.DISPATCHER_UNHEARD, target=HOLDER, for_s=for_s, amount=lost)
+    unheard = PlanEvent(at_s=at_s, accident=Accident.DISPATCHER_UNHEARD, target=HOLDER, for_s=for_s, amount=lost)
     return replace(
         plan,
         events=(unheard,),
@@ -332,12 +332,14 @@ def _item_bytes(rng: random.Random) -> int | None:
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def _events(rng: random.Random, plan: Plan, dispatchers: tuple[str, ...], steps: tuple[JobStep, ...]) -> list[Event]:
+def _events(
+    rng: random.Random, plan: Plan, dispatchers: tuple[str, ...], steps: tuple[JobStep, ...]
+) -> list[PlanEvent]:
     """Of dispatchers, and of workers while they run what was submitted."""
     kinds: list[Accident] = [Accident.DISPATCHER_STOP]
     if not plan.calm:
         kinds += [*DISPATCHER_FAULTS, Accident.WORKER_CRASH, Accident.WORKER_FREEZE, Accident.SERVER_RESTART]
-    events: list[Event] = []
+    events: list[PlanEvent] = []
     for kind in kinds:
         if rng.random() < 0.65:
             continue
@@ -353,23 +355,25 @@ def _events(rng: random.Random, plan: Plan, dispatchers: tuple[str, ...], steps:
     return events
 
 
-def _roll_outs(rng: random.Random, plan: Plan, steps: tuple[JobStep, ...]) -> list[Event]:
+def _roll_outs(rng: random.Random, plan: Plan, steps: tuple[JobStep, ...]) -> list[PlanEvent]:
     """Now and then dispatchers and a worker are replaced at the same time, while something runs."""
     if rng.random() < 0.85:
         return []
     long = [step for step in steps if step.duration_s > 0.1 and step.endings[0] is JobEnding.RETURN] or list(steps)
-    events: list[Event] = []
+    events: list[PlanEvent] = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         step = rng.choice(long)
         at_s = step.at_s + (step.delay_s or 0.0) + rng.uniform(0.0, max(0.05, step.duration_s))
         pools = [worker.name for worker in plan.workers if worker.pool == step.endpoint]
         worker = rng.choice(pools or [worker.name for worker in plan.workers])
         late_s = rng.choice((0.0, 0.0, 0.002, 0.2))
-        events.append(Event(at_s=min(at_s, plan.traffic_s), accident=Accident.ROLL_OUT, target=worker, for_s=late_s))
+        events.append(
+            PlanEvent(at_s=min(at_s, plan.traffic_s), accident=Accident.ROLL_OUT, target=worker, for_s=late_s)
+        )
     return events
 
 
-def _unheard(rng: random.Random, plan: Plan, dispatchers: tuple[str, ...]) -> list[Event]:
+def _unheard(rng: random.Random, plan: Plan, dispatchers: tuple[str, ...]) -> list[PlanEvent]:
     """In one seed of ten with several dispatchers: mostly so long that another takes over, and over while there is
     something to start."""
     if rng.random() >= UNHEARD_SEEDS or len(dispatchers) < 2:
@@ -377,26 +381,26 @@ def _unheard(rng: random.Random, plan: Plan, dispatchers: tuple[str, ...]) -> li
     for_s = rng.choice((1.0, 2.0, 3.0, 3.6, 4.5, 6.0)) * rng.uniform(0.9, 1.1)
     at_s = rng.uniform(0.2, max(0.4, plan.traffic_s - for_s))
     kind, lost = Accident.DISPATCHER_UNHEARD, rng.choice((0, 1))
-    return [Event(at_s=at_s, accident=kind, target=HOLDER, for_s=for_s, amount=lost)]
+    return [PlanEvent(at_s=at_s, accident=kind, target=HOLDER, for_s=for_s, amount=lost)]
 
 
-def _event(rng: random.Random, kind: Accident, plan: Plan, dispatchers: tuple[str, ...], at_s: float) -> Event:
+def _event(rng: random.Random, kind: Accident, plan: Plan, dispatchers: tuple[str, ...], at_s: float) -> PlanEvent:
     holder = HOLDER if rng.random() < 0.8 else rng.choice(dispatchers)
     worker = rng.choice(plan.workers).name
     match kind:
         case Accident.DISPATCHER_CRASH:
-            return Event(at_s=at_s, accident=kind, target=holder, for_s=rng.choice((0.05, 1.0, 4.0)))
+            return PlanEvent(at_s=at_s, accident=kind, target=holder, for_s=rng.choice((0.05, 1.0, 4.0)))
         case Accident.DISPATCHER_FREEZE:
             for_s = rng.choice((0.4, 0.9, 1.3, 2.4, 3.0, 6.0)) * rng.uniform(0.9, 1.1)
-            return Event(at_s=at_s, accident=kind, target=holder, for_s=for_s)
+            return PlanEvent(at_s=at_s, accident=kind, target=holder, for_s=for_s)
         case Accident.DISPATCHER_PARTITION:
-            return Event(at_s=at_s, accident=kind, target=holder, for_s=rng.uniform(0.1, 5.0))
+            return PlanEvent(at_s=at_s, accident=kind, target=holder, for_s=rng.uniform(0.1, 5.0))
         case Accident.WORKER_FREEZE:
             for_s = rng.choice((0.4, 0.9, 1.3, 3.0, 8.0)) * rng.uniform(0.8, 1.1)
-            return Event(at_s=at_s, accident=kind, target=worker, for_s=for_s)
+            return PlanEvent(at_s=at_s, accident=kind, target=worker, for_s=for_s)
         case Accident.SERVER_RESTART:
-            return Event(at_s=at_s, accident=kind, target="", for_s=rng.uniform(0.02, 2.5))
+            return PlanEvent(at_s=at_s, accident=kind, target="", for_s=rng.uniform(0.02, 2.5))
         case Accident.DISPATCHER_STOP:
-            return Event(at_s=at_s, accident=kind, target=holder, for_s=0.0)
+            return PlanEvent(at_s=at_s, accident=kind, target=holder, for_s=0.0)
         case _:
-            return Event(at_s=at_s, accident=kind, target=worker, for_s=rng.uniform(0.05, 4.0))
+            return PlanEvent(at_s=at_s, accident=kind, target=worker, for_s=rng.uniform(0.05, 4.0))

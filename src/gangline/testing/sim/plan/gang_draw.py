@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ....schemas.records.gangs import Bundle, Part, RestartPolicy, Strategy
 from .gang_plan import BadStart, Breaking, GangKind, GangStep, GangTraffic, SetStep, Starts
-from .plan import COORDINATOR_FAULTS, POOLS, Accident, Event, Plan, WorkerPlan, draw_plan
+from .plan import COORDINATOR_FAULTS, POOLS, Accident, Plan, PlanEvent, WorkerPlan, draw_plan
 
 LEADER = "leader"
 """Stands in an event for whoever leads at that moment."""
@@ -220,11 +220,13 @@ def _bundles(rng: random.Random, pools: list[str]) -> tuple[Bundle, ...]:
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def _events(rng: random.Random, plan: Plan, coordinators: tuple[str, ...], steps: tuple[GangStep, ...]) -> list[Event]:
+def _events(
+    rng: random.Random, plan: Plan, coordinators: tuple[str, ...], steps: tuple[GangStep, ...]
+) -> list[PlanEvent]:
     """Of coordinators, and of workers just while a gang is being granted."""
     if plan.calm:
         return []
-    events: list[Event] = []
+    events: list[PlanEvent] = []
     for kind in (*COORDINATOR_FAULTS, Accident.WORKER_CRASH, Accident.WORKER_FREEZE, Accident.PARTITION):
         if rng.random() < 0.6:
             continue
@@ -240,22 +242,22 @@ def _events(rng: random.Random, plan: Plan, coordinators: tuple[str, ...], steps
     return events
 
 
-def _event(rng: random.Random, kind: Accident, plan: Plan, coordinators: tuple[str, ...], at_s: float) -> Event:
+def _event(rng: random.Random, kind: Accident, plan: Plan, coordinators: tuple[str, ...], at_s: float) -> PlanEvent:
     leader = LEADER if rng.random() < 0.8 else rng.choice(coordinators)
     worker = rng.choice(plan.workers).name
     match kind:
         case Accident.COORDINATOR_CRASH:
-            return Event(at_s=at_s, accident=kind, target=leader, for_s=rng.choice((0.05, 1.0, 4.0)))
+            return PlanEvent(at_s=at_s, accident=kind, target=leader, for_s=rng.choice((0.05, 1.0, 4.0)))
         case Accident.COORDINATOR_FREEZE:
-            return Event(at_s=at_s, accident=kind, target=leader, for_s=rng.choice((0.3, 1.6, 2.3, 3.0, 5.0)))
+            return PlanEvent(at_s=at_s, accident=kind, target=leader, for_s=rng.choice((0.3, 1.6, 2.3, 3.0, 5.0)))
         case Accident.LEADER_PARTITION:
             for_s = rng.uniform(*_NOTICED_LATE_S) if rng.random() < 0.6 else rng.uniform(0.1, 5.0)
-            return Event(at_s=at_s, accident=kind, target=leader, for_s=for_s)
+            return PlanEvent(at_s=at_s, accident=kind, target=leader, for_s=for_s)
         case Accident.WORKER_FREEZE:
             for_s = rng.choice((0.4, 0.9, 1.3, 3.0, 8.0)) * rng.uniform(0.8, 1.1)
-            return Event(at_s=at_s, accident=kind, target=worker, for_s=for_s)
+            return PlanEvent(at_s=at_s, accident=kind, target=worker, for_s=for_s)
         case Accident.PARTITION:
             target = worker if rng.random() < 0.6 else rng.choice(plan.clients)
-            return Event(at_s=at_s, accident=kind, target=target, for_s=rng.uniform(0.05, 6.0))
+            return PlanEvent(at_s=at_s, accident=kind, target=target, for_s=rng.uniform(0.05, 6.0))
         case _:
-            return Event(at_s=at_s, accident=kind, target=worker, for_s=rng.uniform(0.05, 4.0))
+            return PlanEvent(at_s=at_s, accident=kind, target=worker, for_s=rng.uniform(0.05, 4.0))

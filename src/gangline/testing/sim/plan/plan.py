@@ -27,7 +27,7 @@ MAX_DELAY_S = 0.5
 """Longest that a single message is held up by a fault, in seconds; partitions hold longer."""
 
 
-class Ending(StrEnum):
+class TaskEnding(StrEnum):
     """What a task does after it has slept."""
 
     RETURN = "return"
@@ -36,7 +36,7 @@ class Ending(StrEnum):
     """Sleeps until it is cancelled."""
 
 
-class Kind(StrEnum):
+class StepKind(StrEnum):
     """What a client does in one step."""
 
     CALL = "call"
@@ -130,11 +130,11 @@ class Step:
     number: int
     at_s: float
     client: str
-    kind: Kind
+    kind: StepKind
     pool: str
     method: str
     duration_s: float
-    ending: Ending
+    ending: TaskEnding
     timeout_s: float
     cancel_after_s: float | None
     """Cancel the whole step then, wherever it is."""
@@ -152,7 +152,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class PlanEvent:
     at_s: float
     accident: Accident
     target: str
@@ -178,7 +178,7 @@ class Plan:
     workers: tuple[WorkerPlan, ...]
     clients: tuple[str, ...]
     steps: tuple[Step, ...]
-    events: tuple[Event, ...]
+    events: tuple[PlanEvent, ...]
     storms: tuple[Storm, ...]
     traffic_s: float
     """After so long no new step begins and everything heals."""
@@ -259,7 +259,9 @@ def _with_streams(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     rng = random.Random(f"gangline selected streams {seed}")
     share = rng.choice((0.0, 0.0, 0.0, 0.5))
     return tuple(
-        replace(step, method="items") if step.kind in (Kind.DISPATCH, Kind.TWICE) and rng.random() < share else step
+        replace(step, method="items")
+        if step.kind in (StepKind.DISPATCH, StepKind.TWICE) and rng.random() < share
+        else step
         for step in steps
     )
 
@@ -280,7 +282,7 @@ def _draw_steps(
     bursts = [rng.uniform(0, traffic_s) for _ in range(max(1, busy // 8))]
     steps: list[Step] = []
     for number in range(busy):
-        kind = rng.choices(tuple(Kind), weights=weights)[0]
+        kind = rng.choices(tuple(StepKind), weights=weights)[0]
         method = rng.choices(("work", "again", "heavy"), weights=(5, 3, 2))[0]
         timeout_s = rng.choice((0.3, 1.0, 3.0, 6.0))
         steps.append(
@@ -290,9 +292,9 @@ def _draw_steps(
                 client=rng.choice(clients),
                 kind=kind,
                 pool=rng.choice(pools),
-                method="items" if kind is Kind.STREAM else method,
+                method="items" if kind is StepKind.STREAM else method,
                 duration_s=rng.choice((0.0, 0.002, 0.05, 0.3, 1.5)) * rng.uniform(0.5, 1.5),
-                ending=rng.choices(tuple(Ending), weights=(10, 2, 1))[0],
+                ending=rng.choices(tuple(TaskEnding), weights=(10, 2, 1))[0],
                 timeout_s=timeout_s,
                 cancel_after_s=rng.uniform(0, 1.2) ** 2 if rng.random() < impatient else None,
                 slots=rng.choice((1, 1, 2, 2, 3)),
@@ -314,10 +316,10 @@ def _draw_events(
     traffic_s: float,
     *,
     calm: bool,
-) -> tuple[Event, ...]:
+) -> tuple[PlanEvent, ...]:
     kinds = [] if calm else [kind for kind in FAULTS if rng.random() < 0.3]
     kinds += [kind for kind in (Accident.DRAIN, Accident.RESIZE) if rng.random() < 0.4]
-    events: list[Event] = []
+    events: list[PlanEvent] = []
     for kind in kinds:
         for _ in range(rng.randint(1, 4)):
             # Half of what happens, happens while somebody is busy.
@@ -328,9 +330,9 @@ def _draw_events(
 
 def _draw_event(
     rng: random.Random, kind: Accident, workers: tuple[WorkerPlan, ...], clients: tuple[str, ...], at_s: float
-) -> Event:
+) -> PlanEvent:
     worker = rng.choice(workers)
-    event = Event(at_s=at_s, accident=kind, target=worker.name, for_s=rng.uniform(0.05, 4.0))
+    event = PlanEvent(at_s=at_s, accident=kind, target=worker.name, for_s=rng.uniform(0.05, 4.0))
     match kind:
         case Accident.CLIENT_CRASH | Accident.CLIENT_FREEZE:
             return replace(event, target=rng.choice(clients))
@@ -351,13 +353,13 @@ TWIN_TTL_S = 1.2
 """Workers that get twins lose their ids so soon: most of the traffic is still to come when they wake."""
 
 
-def _draw_twins(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) -> tuple[Event, ...]:
+def _draw_twins(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) -> tuple[PlanEvent, ...]:
     """In one seed of four, early enough that there is traffic when the first one wakes. From a source of its own."""
     rng = random.Random(f"gangline twins {seed}")
     if rng.random() > 0.25:
         return ()
     return tuple(
-        Event(
+        PlanEvent(
             at_s=rng.uniform(0.0, 0.5) * traffic_s,
             accident=Accident.WORKER_TWIN,
             target=rng.choice(workers).name,
@@ -388,7 +390,7 @@ def leader_of(seed: int) -> int:
     return random.Random(f"{seed}-leader").randrange(SERVERS)
 
 
-def _draw_silences(seed: int, traffic_s: float) -> tuple[Event, ...]:
+def _draw_silences(seed: int, traffic_s: float) -> tuple[PlanEvent, ...]:
     """In one seed of ten. From a source of its own."""
     rng = random.Random(f"{seed}-silence")
     if rng.random() >= SILENT_SEEDS:
@@ -396,7 +398,7 @@ def _draw_silences(seed: int, traffic_s: float) -> tuple[Event, ...]:
     return _draw_server_events(rng, Accident.SILENCE, (*range(SERVERS), *SERVERS * (ONLY_SERVER,)), traffic_s)
 
 
-def _draw_splits(seed: int, traffic_s: float) -> tuple[Event, ...]:
+def _draw_splits(seed: int, traffic_s: float) -> tuple[PlanEvent, ...]:
     """In one seed of ten. From a source of its own."""
     rng = random.Random(f"{seed}-split")
     if rng.random() >= SPLIT_SEEDS:
@@ -406,13 +408,13 @@ def _draw_splits(seed: int, traffic_s: float) -> tuple[Event, ...]:
 
 def _draw_server_events(
     rng: random.Random, kind: Accident, servers: Sequence[int], traffic_s: float
-) -> tuple[Event, ...]:
+) -> tuple[PlanEvent, ...]:
     """Mostly so long that workers count as silent, and over before the traffic is."""
-    events: list[Event] = []
+    events: list[PlanEvent] = []
     for _ in range(rng.choice((1, 1, 2))):
         for_s = rng.choice((1.0, 2.4, 3.6, 4.5, 6.0, 8.0)) * rng.uniform(0.9, 1.1)
         at_s = rng.uniform(0.5, max(0.7, traffic_s - for_s))  # when most pools are in use
-        events.append(Event(at_s=at_s, accident=kind, target="", for_s=for_s, amount=rng.choice(servers)))
+        events.append(PlanEvent(at_s=at_s, accident=kind, target="", for_s=for_s, amount=rng.choice(servers)))
     return tuple(events)
 
 

@@ -161,7 +161,7 @@ class NatsBus:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "connected" if self.connected else "disconnected"
-        return f"<JetStreamBus {self.name!r} {state} {', '.join(self.settings.safe_urls)}>"
+        return f"<NatsBus {self.name!r} {state} {', '.join(self.settings.safe_urls)}>"
 
     # -- messages -------------------------------------------------------------------------------------------------
 

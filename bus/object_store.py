@@ -93,7 +93,7 @@ class StreamObjectStore:
         self._chunk_bytes = max(min(_CHUNK_BYTES, max_payload - _HEADERS_BYTES), 1)
 
     def __repr__(self) -> str:
-        return f"<StreamObjects {self.name!r}>"
+        return f"<StreamObjectStore {self.name!r}>"
 
     async def put(self, name: str, data: bytes, *, ttl_s: float | None = None) -> None:
         subject = self._described_at(name)

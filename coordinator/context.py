@@ -28,8 +28,8 @@ class CoordinatorContext:
     names: Names
     clock: EventClock
     leader: LeaderKey
-    census: WorkerRegistry
-    candidacy: Elector
+    worker_registry: WorkerRegistry
+    elector: Elector
     settings: CoordinatorSettings
     shell: ServiceSettings
     shard: Shard

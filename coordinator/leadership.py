@@ -41,64 +41,64 @@ _PING_ROUND_S: Final = 0.1
 class Leadership:
     """Leads from `begin` to `end`."""
 
-    def __init__(self, office: CoordinatorContext, *, number: int, on_ready: Callable[[], None]) -> None:
+    def __init__(self, context: CoordinatorContext, *, number: int, on_ready: Callable[[], None]) -> None:
         """
         Args:
             number: the term.
             on_ready: told when the ledger was read and requests are served.
         """
         self.number = number
-        self.core = SchedulerCore(office.settings, office.shard)
-        self._office = office
+        self.core = SchedulerCore(context.settings, context.shard)
+        self._context = context
         self._on_ready = on_ready
-        self._log = log = office.log.bind(term=number)
-        self._chores = chores = TaskSet(f"term {number}", log)
+        self._log = log = context.log.bind(term=number)
+        self._tasks = tasks = TaskSet(f"term {number}", log)
         self._over = False
         self._resigned = False
         self._subscriptions: list[Subscription] = []
         self._ping_round_at = float("-inf")
-        self._hands = GangEffectExecutor(office, self.core, chores, feed=self.feed, trusted=self._trusted, log=log)
+        self._executor = GangEffectExecutor(context, self.core, tasks, feed=self.feed, trusted=self._trusted, log=log)
         self._sets = SetDeclarations(
-            office.kv,
-            office.leader,
-            office.shard,
-            office.clock,
-            chores,
+            context.kv,
+            context.leader,
+            context.shard,
+            context.clock,
+            tasks,
             feed=self.feed,
-            deposed=office.candidacy.deposed,
+            deposed=context.elector.deposed,
             log=log,
         )
 
     def __repr__(self) -> str:
-        return f"<Term {self.number} {self.core!r}>"
+        return f"<Leadership {self.number} {self.core!r}>"
 
     @property
     def metrics(self) -> CoordinatorMetrics:
-        return self._hands.gauges.metrics
+        return self._executor.gauges.metrics
 
     @property
     def waiting(self) -> int:
         """Requests without an answer so far."""
-        return len(self._hands.desk)
+        return len(self._executor.request_server)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Read the ledger, then lead."""
-        self._office.leader.on_restored = self._restored
-        self._chores.start(self._take_over())
+        self._context.leader.on_restored = self._restored
+        self._tasks.start(self._take_over())
 
     def end(self, reason: str) -> None:
         """Lead no more, from this instant on. Idempotent."""
         if self._over:
             return
-        self._resigned = self._office.candidacy.election.role is ElectionRole.RESIGNED
-        self._handle(on.LeadershipLost(**self._office.clock.moment(), reason=reason))
+        self._resigned = self._context.elector.election.role is ElectionRole.RESIGNED
+        self._handle(on.LeadershipLost(**self._context.clock.moment(), reason=reason))
         self._over = True
-        self._office.census.audience = None
-        self._office.leader.on_restored = None
-        self._chores.cancel()
-        self._hands.close(resigned=self._resigned)
+        self._context.worker_registry.listener = None
+        self._context.leader.on_restored = None
+        self._tasks.cancel()
+        self._executor.close(resigned=self._resigned)
 
     async def rest(self) -> None:
         """Wait until nothing of it is left; for after `end`."""
@@ -106,14 +106,14 @@ class Leadership:
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             await subscription.unsubscribe()
-        await self._chores.rest()
+        await self._tasks.rest()
 
     async def _take_over(self) -> None:
-        office = self._office
+        context = self._context
         if not await self._entered():
             return
         reading = await read_ledger(
-            office.kv, office.names, shard=office.shard, fence=lambda: office.leader.fence, log=self._log
+            context.kv, context.names, shard=context.shard, fence=lambda: context.leader.fence, log=self._log
         )
         self._gain(reading)
         while True:
@@ -124,29 +124,29 @@ class Leadership:
                 self._log.info("cannot follow the sets: %s", error, extra={"action": "gangset.watch_failed"})
                 await asyncio.sleep(_RETRY_S)
         await self._serve()
-        if office.shell.disconnects:
+        if context.shell.disconnects:
             with contextlib.suppress(NotPermitted):  # it would only be quicker
-                await self._listen(office.shell.disconnects, self._on_disconnect)
+                await self._listen(context.shell.disconnects, self._on_disconnect)
         await self._heard_by_the_server()
-        self._chores.start(self._sweep())
+        self._tasks.start(self._sweep())
         self._log.info(
-            "leads: %s, %s", count_of(len(self.core.gangs()), "gang"), count_of(len(office.census), "worker"),
+            "leads: %s, %s", count_of(len(self.core.gangs()), "gang"), count_of(len(context.worker_registry), "worker"),
             extra={"action": "coordinator.leads"},
         )  # fmt: skip
         self._on_ready()
 
     async def _entered(self) -> bool:
         """Whether our pools are still ours; if not, somebody made sure that we are not alive, and we were."""
-        conflict = await self._office.registry.restored()
+        conflict = await self._context.registry.restored()
         if conflict is not None:
-            self._office.unfit(conflict)
+            self._context.unfit(conflict)
         return conflict is None
 
     async def _heard_by_the_server(self) -> None:
         """Only then may anybody be told that requests are served."""
         while True:
             try:
-                await self._office.bus.flush()
+                await self._context.bus.flush()
                 return
             except GanglineError as error:
                 self._log.debug("not heard yet: %s", error, extra={"action": "coordinator.flush"})
@@ -154,31 +154,31 @@ class Leadership:
 
     async def _serve(self) -> None:
         """Take requests from now on: all of them, or those for our shard."""
-        office, desk = self._office, self._hands.desk
-        if office.shard.pools is None:
-            for subject in office.names.both(office.names.gang_operations):
-                await self._listen(subject, desk.take)
+        context, request_server = self._context, self._executor.request_server
+        if context.shard.pools is None:
+            for subject in context.names.both(context.names.gang_operations):
+                await self._listen(subject, request_server.take)
             return
         switchboard = ShardRouter(
-            office.bus,
-            office.kv,
-            office.names,
-            office.shard,
-            self._chores,
+            context.bus,
+            context.kv,
+            context.names,
+            context.shard,
+            self._tasks,
             self.core,
-            desk,
-            shards=lambda: office.registry.shards,
+            request_server,
+            shards=lambda: context.registry.shards,
             trusted=self._trusted,
             log=self._log,
         )
         self._subscriptions += await switchboard.listen()
 
     async def _listen(self, subject: str, handler: Callable[[Message], None]) -> None:
-        self._subscriptions.append(await self._office.bus.subscribe(subject, handler))
+        self._subscriptions.append(await self._context.bus.subscribe(subject, handler))
 
     def _gain(self, reading: LedgerSnapshot) -> None:
-        office = self._office
-        office.census.merge(reading.registrations, reading.beats)
+        context = self._context
+        context.worker_registry.merge(reading.registrations, reading.beats)
         presumed = {
             WorkerId(seat.pool, seat.worker)
             for gang, _ in reading.gangs
@@ -186,33 +186,33 @@ class Leadership:
             for seat in gang.seats
         }
         event = on.LeadershipGained(
-            **office.clock.moment(),
+            **context.clock.moment(),
             term=self.number,
-            fence=office.leader.fence,
+            fence=context.leader.fence,
             gangs=tuple(reading.gangs),
             members=tuple(reading.members),
             sets=tuple(reading.sets),
             statuses=tuple(reading.statuses),
-            workers=office.census.living(presumed),
+            workers=context.worker_registry.living(presumed),
         )
-        office.census.audience = self
+        context.worker_registry.listener = self
         self._handle(event)
 
     async def _sweep(self) -> None:
-        office = self._office
+        context = self._context
         while True:
-            await asyncio.sleep(office.shell.sweep_s)
+            await asyncio.sleep(context.shell.sweep_s)
             try:
-                members = await read_members(office.kv, office.names, self._log, office.shard)
+                members = await read_members(context.kv, context.names, self._log, context.shard)
             except GanglineError as error:
                 self._log.debug("cannot read the members: %s", error, extra={"action": "gang.sweep"})
                 continue
-            self.feed(on.MembersRead(**office.clock.moment(), members=members))
+            self.feed(on.MembersRead(**context.clock.moment(), members=members))
 
     async def _restored(self, fence: int) -> None:
         """The bucket vanished, and our record stands in a new one."""
         self._log.warning("the ledger was lost: writing it again", extra={"action": "ledger.restored"})
-        self.feed(on.LedgerVanished(**self._office.clock.moment(), fence=fence))
+        self.feed(on.LedgerVanished(**self._context.clock.moment(), fence=fence))
         if await self._entered():
             await self._sets.restore()
 
@@ -224,33 +224,33 @@ class Leadership:
         if not self._trusted():
             return
         if isinstance(event, (on.Committed, on.CommitRefused, on.CommitUnknown)):
-            self._hands.gauges.answered(event)
+            self._executor.gauges.answered(event)
         self._handle(event)
 
     def _trusted(self) -> bool:
         # The look at the clock may end the term.
-        return not self._over and self._office.candidacy.trusted() and not self._over
+        return not self._over and self._context.elector.trusted() and not self._over
 
     def _handle(self, event: on.AnyEvent) -> None:
         effects = self.core.handle(event)
         if effects:
-            self._office.bus.prompt(lambda: self._hands.carry_out(effects))
+            self._context.bus.prompt(lambda: self._executor.carry_out(effects))
 
     def worker_seen(self, facts: WorkerFacts) -> None:
         """As census.Audience."""
-        self.feed(on.WorkerSeen(**self._office.clock.moment(), worker=facts))
+        self.feed(on.WorkerSeen(**self._context.clock.moment(), worker=facts))
 
     def load_seen(self, worker: WorkerId, epoch: int, load: Load) -> None:
         """As census.Audience."""
-        self.feed(on.LoadSeen(**self._office.clock.moment(), worker=worker, epoch=epoch, load=load))
+        self.feed(on.LoadSeen(**self._context.clock.moment(), worker=worker, epoch=epoch, load=load))
 
     def worker_gone(self, worker: WorkerId, reason: str) -> None:
         """As census.Audience."""
-        self.feed(on.WorkerGone(**self._office.clock.moment(), worker=worker, reason=reason))
+        self.feed(on.WorkerGone(**self._context.clock.moment(), worker=worker, reason=reason))
 
     def _on_disconnect(self, _message: Message) -> None:
         """Some connection was lost. Which worker's, if any, pings tell in a moment."""
-        now = self._office.clock.now
+        now = self._context.clock.now
         if self._over or now < self._ping_round_at:
             return
         self._ping_round_at = now + _PING_ROUND_S
@@ -265,4 +265,4 @@ class Leadership:
                 for seat in gang.seats:
                     gangs.setdefault(WorkerId(seat.pool, seat.worker), {})[gang.id] = gang.generation
         for worker, here in gangs.items():
-            self._hands.errands.ping(do.PingWorker(worker=worker, request=PingRequest(gangs=here)))
+            self._executor.worker_rpc.ping(do.PingWorker(worker=worker, request=PingRequest(gangs=here)))

@@ -130,7 +130,7 @@ class Coordinator(Service[CoordinatorState]):
             term=lambda: self._election.term,
             counts=self._counts,
         )
-        self._office: CoordinatorContext | None = None
+        self._context: CoordinatorContext | None = None
         self._background = TaskSet("coordinator")
         """Clears away after terms that are over."""
         self._leaving = TaskSet("unfit coordinator")
@@ -148,8 +148,8 @@ class Coordinator(Service[CoordinatorState]):
         clock = EventClock(self.ambient)
         registry = ShardRegistry(kv, self.shard, clock, self._log)
         leader = LeaderKey(kv, self.shard.leader_key)
-        census = WorkerRegistry(kv, self.names, self.shell, self._log, shard=self.shard)
-        candidacy = Elector(
+        worker_registry = WorkerRegistry(kv, self.names, self.shell, self._log, shard=self.shard)
+        elector = Elector(
             kv,
             self._election,
             leader,
@@ -157,17 +157,17 @@ class Coordinator(Service[CoordinatorState]):
             alive_key=self.shard.leader_alive_key,
             on_lead=self._lead,
             on_yield=self._yield,
-            on_outage=census.outage,
+            on_outage=worker_registry.outage,
             log=self._log,
         )
-        self._office = CoordinatorContext(
+        self._context = CoordinatorContext(
             bus=self._bus,
             kv=kv,
             names=self.names,
             clock=clock,
             leader=leader,
-            census=census,
-            candidacy=candidacy,
+            worker_registry=worker_registry,
+            elector=elector,
             settings=self.settings,
             shell=self.shell,
             shard=self.shard,
@@ -177,20 +177,20 @@ class Coordinator(Service[CoordinatorState]):
             log=self._log,
         )
         self._forget_connection = self._bus.on_connection(self._on_connection)
-        for step in (registry.start, census.start, self._nats_service.start):
+        for step in (registry.start, worker_registry.start, self._nats_service.start):
             await patiently(step)
         self.state = CoordinatorState.STANDBY
         self._log.info("takes part in the election", extra={"action": "coordinator.started"})
-        await patiently(candidacy.start)
+        await patiently(elector.start)
         await patiently(self._bus.flush)
 
     async def _stop(self) -> None:
-        office = self._office
+        context = self._context
         try:
-            if office is not None:
-                await office.candidacy.stop()
-                await office.census.stop()
-                await office.registry.stop()
+            if context is not None:
+                await context.elector.stop()
+                await context.worker_registry.stop()
+                await context.registry.stop()
             await self._nats_service.stop()
             await self._background.rest()
         finally:
@@ -203,12 +203,12 @@ class Coordinator(Service[CoordinatorState]):
         await self._leads.wait()
 
     def statistics(self) -> CoordinatorStatistics:
-        term, office = self.term, self._office
+        term, context = self.term, self._context
         return CoordinatorStatistics(
             instance=self.instance,
             state=self.state,
             term=self._election.term,
-            workers=len(office.census) if office is not None else 0,
+            workers=len(context.worker_registry) if context is not None else 0,
             gangs=term.core.statistics() if term is not None else {},
             counts=term.metrics.statistics() if term is not None else {},
             requests={name: (requests, errors) for name, (requests, errors) in self._counts.items()},
@@ -218,9 +218,9 @@ class Coordinator(Service[CoordinatorState]):
     # -- leadership --------------------------------------------------------------------------------------------------
 
     def _lead(self, number: int) -> None:
-        assert self._office is not None and self.term is None
+        assert self._context is not None and self.term is None
         self._log.info("was elected", extra={"action": "coordinator.elected", "term": number})
-        self.term = Leadership(self._office, number=number, on_ready=self._ready)
+        self.term = Leadership(self._context, number=number, on_ready=self._ready)
         self.term.begin()
 
     def _ready(self) -> None:
@@ -244,9 +244,9 @@ class Coordinator(Service[CoordinatorState]):
         self._leaving.start(self.stop())
 
     def _on_connection(self, event: ConnectionEvent) -> None:
-        if self._office is not None:
-            self._office.census.on_connection(event)
-            self._office.candidacy.on_connection(event)
+        if self._context is not None:
+            self._context.worker_registry.on_connection(event)
+            self._context.elector.on_connection(event)
 
 
 def _nothing() -> None:

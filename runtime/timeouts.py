@@ -69,4 +69,4 @@ class TimeoutQueue(Generic[T]):
             self._ring(item)
 
     def __repr__(self) -> str:
-        return f"Alarms({len(self._due)})"
+        return f"TimeoutQueue({len(self._due)})"

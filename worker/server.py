@@ -75,31 +75,38 @@ class WorkerServer:
         self.guard = FreezeDetector(settings.freeze_after_s, self._loop.time())
         self.journal = AuditJournal(journal, place.worker, core, place.ambient)
         self.metrics = WorkerMetrics(place.worker.pool, place.worker.worker, lambda: core.load)
-        self.books = self._new_books()
+        self.driver = self._new_books()
         self.ledger = LedgerWriter(
-            kv, place.names, place.worker, self.books.describe, ambient=place.ambient, log=place.log
+            kv, place.names, place.worker, self.driver.describe, ambient=place.ambient, log=place.log
         )
-        self.books.ledger = self.ledger
-        self.outbox = AnswerBatcher(
+        self.driver.ledger = self.ledger
+        self.answer_batcher = AnswerBatcher(
             place.bus, lambda: (core.epoch, core.told_load), keep_bytes=settings.unsent_bytes, log=place.log
         )
-        self.books.contenders, self.books.on_room = self.outbox.contenders, self.outbox.invite
-        self.runs = TaskRunner(self.books, executors, stream_window=settings.stream_window)
-        self.grants = LeaseService(self.books, settings)
-        self.jobs = DurableJobServer(place.bus, place.names, self.books, self.outbox, log=place.log)
-        express = InlineRunner(self.books, self.runs, executors, self.outbox)
-        self.intake = FrameServer(
-            place.pool, self.books, self.runs, express, self.jobs, self.grants, self.outbox, log=place.log
+        self.driver.waiters, self.driver.on_room = self.answer_batcher.waiters, self.answer_batcher.invite
+        self.runs = TaskRunner(self.driver, executors, stream_window=settings.stream_window)
+        self.lease_service = LeaseService(self.driver, settings)
+        self.jobs = DurableJobServer(place.bus, place.names, self.driver, self.answer_batcher, log=place.log)
+        inline = InlineRunner(self.driver, self.runs, executors, self.answer_batcher)
+        self.frame_server = FrameServer(
+            place.pool,
+            self.driver,
+            self.runs,
+            inline,
+            self.jobs,
+            self.lease_service,
+            self.answer_batcher,
+            log=place.log,
         )
         self.operations = self._new_operations(begin_drain)
         self.description = WorkerDescription(place, core)
-        self.presence = self._new_presence(kv, on_lost)
+        self.registrar = self._new_presence(kv, on_lost)
         self.gangs = self._new_gangs(kv)
         self.nats_service = worker_service(place, self.description.registration, self._counts)
 
     def _new_books(self) -> CoreDriver:
         place = self._place
-        books = CoreDriver(
+        driver = CoreDriver(
             self.core,
             place.worker,
             journal=self.journal,
@@ -107,17 +114,17 @@ class WorkerServer:
             ambient=place.ambient,
             on_overdue=lambda record: self.runs.overdue(record),
         )
-        books.on_rest = self._at_rest.set
-        return books
+        driver.on_rest = self._at_rest.set
+        return driver
 
     def _new_operations(self, begin_drain: Callable[[float | None], None]) -> OperationsServer:
         place = self._place
         operations = OperationsServer(
             place.bus,
             place.pool,
-            self.books,
+            self.driver,
             self.runs,
-            self.grants,
+            self.lease_service,
             drain=begin_drain,
             resize=self.resize,
             stats=self.stats,
@@ -150,9 +157,9 @@ class WorkerServer:
             kv,
             place.names,
             place.pool,
-            self.books,
+            self.driver,
             self.runs,
-            self.presence,
+            self.registrar,
             self.operations,
             grace_s=lambda: self.drain_grace_s,
             unhealthy=self._on_unhealthy,
@@ -176,7 +183,7 @@ class WorkerServer:
                 self.operations.take(subject.rpartition(".")[2], message)
             return
         try:
-            self.intake.take(message, now, stall_s)
+            self.frame_server.take(message, now, stall_s)
         except MalformedMessage as error:
             self.operations.refuse(message, error)
 
@@ -185,7 +192,7 @@ class WorkerServer:
         ours, start nothing, and say nothing that could be taken for that process's word. In doubt already, a later
         confirmation is waited for: what was asked before this standstill no longer counts."""
         self.core.doubt()
-        self.presence.confirm(self._undoubted)
+        self.registrar.confirm(self._undoubted)
 
     def _undoubted(self) -> None:
         self.new_epoch("frozen")
@@ -197,8 +204,8 @@ class WorkerServer:
         """The id is another process's: void all leases, and start nothing more. What runs goes on."""
         self._held.clear()
         self.core.fence(self._loop.time())
-        self.books.after()
-        self.books.record("fence")
+        self.driver.after()
+        self.driver.record("fence")
 
     def new_epoch(self, why: str, after: int = 0) -> None:
         """Void all leases and refuse all that was sent before. What runs goes on.
@@ -210,8 +217,8 @@ class WorkerServer:
         core = self.core
         old = core.epoch
         core.new_epoch(next_epoch(max(old, after), self._place.ambient.wall()), self._loop.time())
-        self.books.after()
-        self.books.record("epoch", why=why)
+        self.driver.after()
+        self.driver.record("epoch", why=why)
         self._log.warning(
             "epoch %d after %d (%s): earlier leases are void",
             core.epoch,
@@ -220,7 +227,7 @@ class WorkerServer:
             extra={"action": "worker.epoch", "epoch": core.epoch},
         )
         self.changed()
-        self.presence.announce(WorkerEvent.EPOCH)
+        self.registrar.announce(WorkerEvent.EPOCH)
 
     # -- time and connection --------------------------------------------------------------------------------------
 
@@ -243,7 +250,7 @@ class WorkerServer:
         self._ticks += 1
         if self._ticks % SWEEP_TICKS == 0:
             self.core.sweep(now)
-            self.books.after()
+            self.driver.after()
             if self._place.bus.connected and now - self._connected_at > READER_GONE_S:
                 self.runs.end_unread(self.core.senders, now - READER_GONE_S)
 
@@ -251,8 +258,8 @@ class WorkerServer:
         """After a reconnect: send what was kept, and write anew what the server may have lost."""
         if event is ConnectionEvent.RECONNECTED:
             self._connected_at = self._loop.time()
-            self.outbox.resume()
-            self.presence.rewrite()
+            self.answer_batcher.resume()
+            self.registrar.rewrite()
 
     # -- operators ------------------------------------------------------------------------------------------------
 
@@ -260,8 +267,8 @@ class WorkerServer:
         """Change the number of slots, live."""
         old = self.core.load.total
         self.core.resize(slots)
-        self.books.after()
-        self.books.record("resize", slots=slots)
+        self.driver.after()
+        self.driver.record("resize", slots=slots)
         self._log.info(
             "resized from %d to %s", old, count_of(slots, "slot"), extra={"action": "worker.resize", "slots": slots}
         )
@@ -274,14 +281,17 @@ class WorkerServer:
 
     def changed(self) -> None:
         """What the registration says has changed: tell everybody."""
-        self.presence.rewrite()
+        self.registrar.rewrite()
 
     def task_counts(self) -> dict[str, int]:
         """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
-        return {**self.runs.counts, "rejected": self.intake.rejected}
+        return {**self.runs.counts, "rejected": self.frame_server.rejected}
 
     def _counts(self) -> dict[str, list[int]]:
-        return {**self.operations.counts, str(Operation.FRAMES): [self.intake.messages, self.intake.malformed]}
+        return {
+            **self.operations.counts,
+            str(Operation.FRAMES): [self.frame_server.messages, self.frame_server.malformed],
+        }
 
     def stats(self) -> StatsReply:
         return self.description.statistics(self.task_counts(), self.ledger.statistics(), self._loop.time())
@@ -311,10 +321,10 @@ class WorkerServer:
     async def close(self) -> None:
         """Stop every loop and timer of the desk. Idempotent. What is unwritten stays so."""
         self.stop_clock()
-        self.books.close()
+        self.driver.close()
         self.metrics.close()
         await self.gangs.close()
         await self.nats_service.stop()
-        await self.grants.stop()
+        await self.lease_service.stop()
         await self.ledger.stop()
-        await self.presence.stop()
+        await self.registrar.stop()

@@ -118,7 +118,7 @@ class Worker(Service[WorkerState]):
         self.core = self._place.new_core()
         """The books; for tests and statistics, not to be changed from outside."""
         self._executors = self._place.new_executors(self._on_models)
-        self._desk: WorkerServer | None = None
+        self._worker_server: WorkerServer | None = None
         self._subscription: Subscription | None = None
         self._forget_connection = _nothing
         self._leaving: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class Worker(Service[WorkerState]):
         bus = self.bus
         patiently = StartPatience(self.settings.start_timeout_s, self._log)
         kv = await patiently(lambda: bus.bucket(self.names.ledger_bucket, self.settings.bucket))
-        desk = self._desk = WorkerServer(
+        worker_server = self._worker_server = WorkerServer(
             self._place,
             kv=kv,
             core=self.core,
@@ -145,24 +145,24 @@ class Worker(Service[WorkerState]):
             on_lost=self._on_lost,
             on_unhealthy=self._on_unhealthy,
         )
-        previous = await desk.presence.claim()
+        previous = await worker_server.registrar.claim()
         await self._executors.start()
-        now = desk.books.now()
+        now = worker_server.driver.now()
         if previous >= self.core.epoch:
             self.core.new_epoch(next_epoch(previous, self.ambient.wall()), now)
-        desk.start_clock()
+        worker_server.start_clock()
         # First listen, then be found: whoever reads the registration finds somebody at the subject.
         channels = dict.fromkeys(("", self._place.channel))
         self._subscription = await listen(
-            bus, [self.names.worker_operations(self.id, channel) for channel in channels], desk.take
+            bus, [self.names.worker_operations(self.id, channel) for channel in channels], worker_server.take
         )
-        self._forget_connection = bus.on_connection(desk.on_connection)
+        self._forget_connection = bus.on_connection(worker_server.on_connection)
         await patiently(bus.flush)
-        await patiently(desk.presence.publish)
-        await desk.nats_service.start()
+        await patiently(worker_server.registrar.publish)
+        await worker_server.nats_service.start()
         self.state = WorkerState.SERVING
-        desk.ledger.reconcile()
-        desk.presence.announce(WorkerEvent.JOINED)
+        worker_server.ledger.reconcile()
+        worker_server.registrar.announce(WorkerEvent.JOINED)
         self._log.info(
             "serves %s in epoch %d",
             count_of(self.core.load.total, "slot"),
@@ -198,25 +198,27 @@ class Worker(Service[WorkerState]):
         if self.state is WorkerState.STARTING:
             self._early_grace_s = grace_s if self._early_grace_s is None else min(grace_s, self._early_grace_s)
             return
-        desk = self._desk
-        if desk is None or self.state is WorkerState.CLOSED:
+        worker_server = self._worker_server
+        if worker_server is None or self.state is WorkerState.CLOSED:
             return
-        now = desk.books.now()
+        now = worker_server.driver.now()
         self._leave_by = min(self._leave_by, now + grace_s)
         if self._leaving is None:
-            desk.drain_grace_s = desk.description.drain_grace_s = grace_s
+            worker_server.drain_grace_s = worker_server.description.drain_grace_s = grace_s
         self.core.drain(self._leave_by, now)
         if grace_s <= 0:
             self.core.expire(now)
-        desk.books.after()
+        worker_server.driver.after()
         self._grace.set()
         if self._leaving is None:
             self.state = WorkerState.DRAINING
             self._log.info("drains within %g s", grace_s, extra={"action": "worker.drain"})
-            desk.books.record("drain", grace_s=grace_s)
-            desk.changed()
-            desk.presence.announce(WorkerEvent.DRAINING)
-            self._leaving = desk.books.loop.create_task(self._drain(desk), name=f"gangline drain {self.id}")
+            worker_server.driver.record("drain", grace_s=grace_s)
+            worker_server.changed()
+            worker_server.registrar.announce(WorkerEvent.DRAINING)
+            self._leaving = worker_server.driver.loop.create_task(
+                self._drain(worker_server), name=f"gangline drain {self.id}"
+            )
 
     async def abort(self) -> None:
         """End as a crash would: nothing is answered, written or taken away, and the keys expire by themselves. For
@@ -229,25 +231,25 @@ class Worker(Service[WorkerState]):
         await self._health.stop()
         if self._leaving is not None:
             self._leaving.cancel()
-        if self._desk is not None:
-            self._desk.outbox.mute()
-            now = self._desk.books.now()
+        if self._worker_server is not None:
+            self._worker_server.answer_batcher.mute()
+            now = self._worker_server.driver.now()
             self.core.drain(now, now)
-            await self._desk.close()
+            await self._worker_server.close()
             if self._subscription is not None:
                 await self._subscription.unsubscribe()
-            self._desk.cancel_all(f"worker {self.id} was aborted")
-            await self._desk.rest(LAST_WORDS_S)
+            self._worker_server.cancel_all(f"worker {self.id} was aborted")
+            await self._worker_server.rest(LAST_WORDS_S)
         await self._executors.stop()
         self._closed.set()
 
-    async def _drain(self, desk: WorkerServer) -> None:
+    async def _drain(self, worker_server: WorkerServer) -> None:
         while not self.core.may_leave:
             self._grace.clear()
-            left_s = self._leave_by - desk.books.now()
+            left_s = self._leave_by - worker_server.driver.now()
             if left_s <= 0:
                 break
-            resting = asyncio.ensure_future(desk.rest(left_s, stored=True))
+            resting = asyncio.ensure_future(worker_server.rest(left_s, stored=True))
             shortened = asyncio.ensure_future(self._grace.wait())
             try:
                 await asyncio.wait((resting, shortened), return_when=asyncio.FIRST_COMPLETED)
@@ -271,15 +273,15 @@ class Worker(Service[WorkerState]):
 
     async def _leave(self) -> None:
         """Cancel what is left, take everything away, and close."""
-        desk = self._desk
+        worker_server = self._worker_server
         try:
-            if desk is not None:
-                await self._clear(desk)
+            if worker_server is not None:
+                await self._clear(worker_server)
             self._forget_connection()
             if self._subscription is not None:
                 await self._subscription.unsubscribe()
-            if desk is not None:
-                await desk.close()
+            if worker_server is not None:
+                await worker_server.close()
             await self._health.stop()
             await self._executors.stop()
         finally:
@@ -288,36 +290,36 @@ class Worker(Service[WorkerState]):
         if self._subscription is not None:
             self._log.info("left", extra={"action": "worker.left"})
 
-    async def _clear(self, desk: WorkerServer) -> None:
-        now = desk.books.now()
+    async def _clear(self, worker_server: WorkerServer) -> None:
+        now = worker_server.driver.now()
         if self._subscription is not None and not self.core.draining:
             # A start that failed when routers may have known of us already.
-            desk.books.record("drain", grace_s=0.0)
+            worker_server.driver.record("drain", grace_s=0.0)
         self.core.drain(now, now)
         self.core.expire(now)
-        desk.books.after()
+        worker_server.driver.after()
         if self.core.tasks or self.core.gangs.leaving:
-            count = desk.cancel_all(f"worker {self.id} left before the task was done")
+            count = worker_server.cancel_all(f"worker {self.id} left before the task was done")
             self._log.warning("cancelled %s", count_of(count, "task"), extra={"action": "worker.cancelled_tasks"})
-            if not await desk.rest(LAST_WORDS_S):
+            if not await worker_server.rest(LAST_WORDS_S):
                 self._log.error(
                     "%d tasks did not stop and are left behind",
                     len(self.core.tasks),
                     extra={"action": "worker.tasks_left"},
                 )
-        desk.outbox.flush()
-        if not await desk.ledger.settle(LAST_WORDS_S):
+        worker_server.answer_batcher.flush()
+        if not await worker_server.ledger.settle(LAST_WORDS_S):
             self._log.warning("the ledger is left to expire", extra={"action": "ledger.left"})
-        await desk.gangs.ledger.stop()  # it writes the registration too
+        await worker_server.gangs.ledger.stop()  # it writes the registration too
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                await desk.presence.withdraw()
+                await worker_server.registrar.withdraw()
         except TimeoutError:
             self._log.warning("the registration is left to expire", extra={"action": "registration.left"})
-        desk.gangs.forsake()
+        worker_server.gangs.forsake()
         if self._subscription is not None:
-            desk.books.record("leave")
-            desk.presence.announce(WorkerEvent.LEFT)
+            worker_server.driver.record("leave")
+            worker_server.registrar.announce(WorkerEvent.LEFT)
 
     # -- others ---------------------------------------------------------------------------------------------------
 
@@ -328,22 +330,22 @@ class Worker(Service[WorkerState]):
             ClosedError: it does not run.
             ValueError: below 0 or above a million.
         """
-        if self._desk is None or self.state is WorkerState.CLOSED:
+        if self._worker_server is None or self.state is WorkerState.CLOSED:
             raise ClosedError(f"worker {self.id} does not run")
-        self._desk.resize(slots)
+        self._worker_server.resize(slots)
 
     def statistics(self) -> WorkerStatistics:
-        desk = self._desk
+        worker_server = self._worker_server
         return WorkerStatistics(
             worker=self.id,
             state=self.state,
             epoch=self.core.epoch,
             load=self.core.load,
-            tasks={} if desk is None else desk.task_counts(),
-            ledger=None if desk is None else desk.ledger.statistics(),
-            answers={} if desk is None else desk.outbox.statistics(),
+            tasks={} if worker_server is None else worker_server.task_counts(),
+            ledger=None if worker_server is None else worker_server.ledger.statistics(),
+            answers={} if worker_server is None else worker_server.answer_batcher.statistics(),
             memory=self.core.statistics(),
-            gangs={} if desk is None else desk.gangs.metrics.statistics(),
+            gangs={} if worker_server is None else worker_server.gangs.metrics.statistics(),
         )
 
     def _channel_of(self, instance: str) -> str:
@@ -388,8 +390,8 @@ class Worker(Service[WorkerState]):
         )
 
     def _on_models(self, models: tuple[str, ...]) -> None:
-        if self._desk is not None:
-            self._desk.models_changed(models)
+        if self._worker_server is not None:
+            self._worker_server.models_changed(models)
 
     def _on_unhealthy(self, reason: str) -> None:
         """Have our gangs restart elsewhere, finish what runs, leave."""
@@ -397,8 +399,8 @@ class Worker(Service[WorkerState]):
             return
         self._failure = WorkerUnhealthy(f"worker {self.id} leaves: {reason}", details={"worker": str(self.id)})
         self._log.error("%s", self._failure, extra={"action": "worker.unhealthy"})
-        if self._desk is not None:
-            self._desk.gangs.fail_all(reason)
+        if self._worker_server is not None:
+            self._worker_server.gangs.fail_all(reason)
         self.begin_drain(None)
 
     def _on_lost(self, instance: str) -> None:
@@ -409,12 +411,12 @@ class Worker(Service[WorkerState]):
             details={"worker": str(self.id), "instance": instance},
         )
         self._log.error("%s", self._failure, extra={"action": "worker.id_taken", "instance": instance})
-        desk = self._desk
-        if desk is None or self._subscription is None:
+        worker_server = self._worker_server
+        if worker_server is None or self._subscription is None:
             return
         unsubscribing = asyncio.ensure_future(self._subscription.unsubscribe())
         unsubscribing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        desk.fence()
+        worker_server.fence()
         self.begin_drain(None)
 
 

@@ -57,7 +57,7 @@ class OrderedConsumer(Resubscriber):
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
-        return f"<Reading of {self._pattern!r} in {self._stream.name!r}, next {self._next}>"
+        return f"<OrderedConsumer of {self._pattern!r} in {self._stream.name!r}, next {self._next}>"
 
     async def start(self) -> None:
         """Return when the server delivers.

@@ -68,7 +68,7 @@ class NatsStream:
         self._readings: set[OrderedConsumer] = set()
 
     def __repr__(self) -> str:
-        return f"<JetStreamStream {self.name!r}, {len(self._consumers)} consumers, {len(self._readings)} readers>"
+        return f"<NatsStream {self.name!r}, {len(self._consumers)} consumers, {len(self._readings)} readers>"
 
     # -- messages -------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class NatsKeyValue:
         """Ids of atomic batches whose outcome their callers never learnt."""
 
     def __repr__(self) -> str:
-        return f"<JetStreamKeyValue {self.name!r}, {len(self._watches)} watches>"
+        return f"<NatsKeyValue {self.name!r}, {len(self._watches)} watches>"
 
     @property
     def made(self) -> bool:

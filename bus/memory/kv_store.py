@@ -56,7 +56,7 @@ class BucketStore:
         """What has expired while the store stood still."""
 
     def __repr__(self) -> str:
-        return f"<MemoryStore {self.name} keys={sum(1 for _ in self.living())} revision={self.revision}>"
+        return f"<BucketStore {self.name} keys={sum(1 for _ in self.living())} revision={self.revision}>"
 
     def get(self, key: str) -> KvEntry | None:
         stored = self._keys.get(key)

@@ -84,7 +84,7 @@ class MemoryServer:
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
-        return f"<MemoryHub {state} connections={len(self._buses)} subscriptions={len(self._table)}>"
+        return f"<MemoryServer {state} connections={len(self._buses)} subscriptions={len(self._table)}>"
 
     # -- clients --------------------------------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ class MemoryOrderedConsumer:
         self._store: StreamStore | None = None
 
     def __repr__(self) -> str:
-        return f"<MemoryReading {self._pattern.text!r} of {self.stream} for {self.bus.name}>"
+        return f"<MemoryOrderedConsumer {self._pattern.text!r} of {self.stream} for {self.bus.name}>"
 
     def open(self, store: StreamStore) -> None:
         """At the server: send what is there, then what comes."""

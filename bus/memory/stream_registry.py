@@ -28,7 +28,7 @@ class StreamRegistry:
         """Which stream takes a subject, as far as it was asked. Bounded."""
 
     def __repr__(self) -> str:
-        return f"<MemoryStreams {list(self._stores.values())!r}>"
+        return f"<StreamRegistry {list(self._stores.values())!r}>"
 
     def find(self, name: str) -> StreamStore | None:
         return self._stores.get(name)

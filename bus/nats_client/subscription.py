@@ -23,4 +23,4 @@ class NatsSubscription:
         self._client.remove_subscription(self._sid)
 
     def __repr__(self) -> str:
-        return f"<JetStreamSubscription {self.subject!r}>"
+        return f"<NatsSubscription {self.subject!r}>"

@@ -25,7 +25,7 @@ class SubjectPattern:
         self._literal = "*" not in tokens and tokens[-1] != ">"
 
     def __repr__(self) -> str:
-        return f"Pattern({self.text!r})"
+        return f"SubjectPattern({self.text!r})"
 
     def matches(self, subject: str) -> bool:
         if self._literal:

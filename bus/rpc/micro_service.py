@@ -117,7 +117,7 @@ class MicroService:
         self._subscriptions: list[Subscription] = []
 
     def __repr__(self) -> str:
-        return f"<ServiceResponder {self._name} {self.id}>"
+        return f"<MicroService {self._name} {self.id}>"
 
     async def start(self) -> None:
         """Subscribe. Does nothing if started."""

@@ -47,13 +47,13 @@ class CommitPipeline:
 
     def __init__(
         self,
-        books: SchedulerState,
+        scheduler_state: SchedulerState,
         members: MemberFailures,
         teardown: Teardown,
         granting: GrantPipeline,
         sets: StandingSets,
     ) -> None:
-        self._books = books
+        self._state = scheduler_state
         self._members = members
         self._teardown = teardown
         self._granting = granting
@@ -61,7 +61,7 @@ class CommitPipeline:
 
     def next(self) -> bool:
         """Send the next batch, if none is in flight. True: something was taken from the line."""
-        ledger = self._books.ledger
+        ledger = self._state.ledger
         if ledger.busy or not ledger.line:
             return False
         pending = ledger.pop()
@@ -69,17 +69,17 @@ class CommitPipeline:
         if writes:
             ledger.in_flight = pending
             ledger.number += 1
-            self._books.out.append(
+            self._state.out.append(
                 Commit(number=ledger.number, what=pending.kind.value, gang=pending.gang, writes=writes)
             )
         return True
 
     def _writes(self, pending: PendingCommit) -> Writes | None:
-        books, ledger = self._books, self._books.ledger
+        scheduler_state, ledger = self._state, self._state.ledger
         kind = pending.kind
         if kind is CommitKind.END or kind is CommitKind.STATUS or kind is CommitKind.SWEEP:
             return self._of_no_gang(pending)
-        gang = books.gangs.get(pending.gang)
+        gang = scheduler_state.gangs.get(pending.gang)
         if gang is None or gang.step is not _STEP_OF.get(kind, gang.step):
             return None
         match kind:
@@ -109,18 +109,18 @@ class CommitPipeline:
 
     def _of_no_gang(self, pending: PendingCommit) -> Writes | None:
         """Of gangs that are no longer in the books, or of none."""
-        ledger = self._books.ledger
+        ledger = self._state.ledger
         if pending.kind is CommitKind.END:
             return end_writes(ledger, pending.record) if pending.record is not None else None
         if pending.kind is CommitKind.STATUS:
             return (ledger.fenced(Names.gangset_status_key(pending.gangset), self._sets.status(pending.gangset)),)
-        still = tuple(item for item in pending.leaked if self._books.is_leaked(*item))
+        still = tuple(item for item in pending.leaked if self._state.is_leaked(*item))
         return sweep_writes(ledger, still) if still else None
 
     # -- how it went -------------------------------------------------------------------------------------------------
 
     def answered(self, event: Committed | CommitRefused | CommitUnknown | Refenced) -> None:
-        ledger = self._books.ledger
+        ledger = self._state.ledger
         if event.number != ledger.number or not ledger.busy:
             return
         if isinstance(event, Refenced):
@@ -145,13 +145,13 @@ class CommitPipeline:
                 assert_never(event)
 
     def _refence(self, pending: PendingCommit) -> None:
-        ledger = self._books.ledger
+        ledger = self._state.ledger
         ledger.refencing = True
-        self._books.out.append(WriteFence(number=ledger.number, gang=pending.gang))
+        self._state.out.append(WriteFence(number=ledger.number, gang=pending.gang))
 
     def _refenced(self, event: Refenced) -> None:
         """What was in flight is void or written, and the record tells which."""
-        ledger = self._books.ledger
+        ledger = self._state.ledger
         ledger.refencing = False
         ledger.fence = event.fence
         pending, ledger.in_flight = ledger.in_flight, None
@@ -163,7 +163,7 @@ class CommitPipeline:
             self._failed(pending)
 
     def _written(self, pending: PendingCommit, record: GangRecord) -> bool:
-        gang = self._books.gangs.get(pending.gang)
+        gang = self._state.gangs.get(pending.gang)
         match pending.kind:
             case CommitKind.FORM | CommitKind.REJOIN:
                 attempt = gang.attempt if gang is not None else None
@@ -185,7 +185,7 @@ class CommitPipeline:
                 assert_never(pending.kind)
 
     def _done(self, pending: PendingCommit, revision: int) -> None:
-        gang = self._books.gangs.get(pending.gang)
+        gang = self._state.gangs.get(pending.gang)
         if gang is None:
             return
         match pending.kind:
@@ -204,12 +204,12 @@ class CommitPipeline:
 
     def _queued(self, gang: ManagedGang) -> None:
         for waiter in gang.queue_waiters:
-            self._books.out.append(AnswerRequest(reply_to=waiter, reply=gang.describe(to_owner=True)))
+            self._state.out.append(AnswerRequest(reply_to=waiter, reply=gang.describe(to_owner=True)))
         gang.queue_waiters.clear()
 
     def _failed(self, pending: PendingCommit) -> None:
         """Nothing was written: give up what can be tried anew, insist on the rest."""
-        gang = self._books.gangs.get(pending.gang)
+        gang = self._state.gangs.get(pending.gang)
         match pending.kind:
             case CommitKind.FORM | CommitKind.REJOIN:
                 if gang is not None:
@@ -219,22 +219,22 @@ class CommitPipeline:
             case CommitKind.STATUS:
                 self._sets.not_told(pending.gangset)
             case _:
-                self._books.ledger.line.appendleft(pending)
+                self._state.ledger.line.appendleft(pending)
 
 
 class GrantPipeline:
     """Turns holds into members. A part of the core."""
 
-    def __init__(self, books: SchedulerState, members: MemberFailures, teardown: Teardown) -> None:
-        self._books = books
+    def __init__(self, scheduler_state: SchedulerState, members: MemberFailures, teardown: Teardown) -> None:
+        self._state = scheduler_state
         self._members = members
         self._teardown = teardown
 
     def writes(self, gang: ManagedGang) -> tuple[LedgerWrite, ...] | None:
         """The batch, now that its turn has come; None (and the holds are given up) when it would be in vain."""
-        books, attempt = self._books, gang.attempt
+        scheduler_state, attempt = self._state, gang.attempt
         assert attempt is not None
-        late = books.now > attempt.hold_until - books.settings.hold_margin_s
+        late = scheduler_state.now > attempt.hold_until - scheduler_state.settings.hold_margin_s
         doomed = gang.doom is not None and (gang.doom.cause in FINAL or not gang.seats)
         revisions = self._revisions(gang, attempt)
         if late or doomed or revisions is None:
@@ -246,24 +246,24 @@ class GrantPipeline:
             placed = by_worker(sorted(chain(stay, *placed.values()), key=_place))
         attempt.seats = tuple(sorted(chain.from_iterable(placed.values()), key=_place))
         attempt.rendezvous = gang.rendezvous if any(seat.rank == 0 for seat in stay) else self._rendezvous(attempt)
-        record = record_to_be(gang, attempt, books.wall)
+        record = record_to_be(gang, attempt, scheduler_state.wall)
         members = grants(gang.id, record.generation, placed, revisions)
         used = {write.key for write in members}
         left = [Names.member_key(worker, gang.id) for worker in gang.seats_by_worker]
         gone = [LedgerWrite(key=key, record=None) for key in left if key not in used]
-        return (*gone, *members, books.ledger.fenced(Names.gang_key(gang.id), record))
+        return (*gone, *members, scheduler_state.ledger.fenced(Names.gang_key(gang.id), record))
 
     def _revisions(self, gang: ManagedGang, attempt: HoldAttempt) -> dict[WorkerId, int] | None:
         """The registration that each member record is conditioned on; None when one is known to be stale."""
         revisions = {worker: answer.reg_revision for worker, answer in attempt.answers.items()}
         for worker in attempt.wanted:
-            if worker not in self._books.inventory.workers:
+            if worker not in self._state.inventory.workers:
                 return None
         for seat in gang.seats:
             worker = WorkerId(seat.pool, seat.worker)
             if seat.rank in gang.lost or worker in revisions:
                 continue
-            view = self._books.inventory.workers.get(worker)
+            view = self._state.inventory.workers.get(worker)
             if view is None or view.facts.epoch != seat.epoch:
                 return None
             revisions[worker] = view.facts.revision
@@ -279,14 +279,14 @@ class GrantPipeline:
 
     def committed(self, gang: ManagedGang, revision: int) -> None:
         """The members are in the ledger: all of them may start."""
-        books, attempt = self._books, gang.attempt
+        scheduler_state, attempt = self._state, gang.attempt
         assert attempt is not None
         generation = gang.next_generation
-        books.unseat(gang)
+        scheduler_state.unseat(gang)
         stay = {WorkerId(seat.pool, seat.worker) for seat in attempt.seats}
         self._teardown.leave(gang, [worker for worker in gang.seats_by_worker if worker not in stay])
         gang.fence, gang.persisted, gang.lost_record = revision, True, False
-        gang.formed_at, gang.formed_wall = books.now, books.wall
+        gang.formed_at, gang.formed_wall = scheduler_state.now, scheduler_state.wall
         gang.refusals, gang.not_before = 0, 0.0
         gang.deadline_at = gang.deadline_wall = None
         gang.reason, gang.rank = "", None
@@ -297,18 +297,18 @@ class GrantPipeline:
         gang.seats, gang.rendezvous, gang.generation = attempt.seats, attempt.rendezvous, generation
         gang.attempt = None
         gang.lost.clear()
-        books.agenda.cancel(("deadline", gang.id))
-        books.agenda.cancel(("repair", gang.id))
+        scheduler_state.agenda.cancel(("deadline", gang.id))
+        scheduler_state.agenda.cancel(("repair", gang.id))
         move(gang, Move.COMMITTED)
-        books.seat(gang)
+        scheduler_state.seat(gang)
         if gang.gangset is not None:
-            books.sets_to_look_at[gang.gangset] = None
-        elif gang.waiters or ("owner", gang.id) not in books.agenda:
+            scheduler_state.sets_to_look_at[gang.gangset] = None
+        elif gang.waiters or ("owner", gang.id) not in scheduler_state.agenda:
             # Whoever waits for the answer has all of its time from now on.
-            books.agenda.set(("owner", gang.id), books.now + gang.spec.ttl_s)
+            scheduler_state.agenda.set(("owner", gang.id), scheduler_state.now + gang.spec.ttl_s)
         self.announce(gang)
-        books.tell(GangEventKind.FORMED, gang)
-        books.answer_all(gang.waiters, gang)
+        scheduler_state.tell(GangEventKind.FORMED, gang)
+        scheduler_state.answer_all(gang.waiters, gang)
         doom, gang.doom = gang.doom, None
         if doom is not None:
             if doom.cause in FINAL:
@@ -318,7 +318,7 @@ class GrantPipeline:
 
     def announce(self, gang: ManagedGang, *, only: WorkerId | None = None) -> None:
         """Tell every worker of the gang (or one) to form; idempotent, so also again, under a new leader."""
-        books = self._books
+        scheduler_state = self._state
         request = FormRequest(
             gang=gang.id,
             generation=gang.generation,
@@ -333,9 +333,9 @@ class GrantPipeline:
             traceparent=gang.spec.traceparent,
         )
         for worker in gang.seats_by_worker if only is None else (only,):
-            books.out.append(SendForm(worker=worker, request=request))
-            if ("ping", str(worker)) not in books.agenda:
-                books.agenda.set(("ping", str(worker)), books.now + books.settings.ping_s)
+            scheduler_state.out.append(SendForm(worker=worker, request=request))
+            if ("ping", str(worker)) not in scheduler_state.agenda:
+                scheduler_state.agenda.set(("ping", str(worker)), scheduler_state.now + scheduler_state.settings.ping_s)
 
 
 def _place(seat: Seat) -> tuple[int, int]:

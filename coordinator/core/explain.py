@@ -15,54 +15,54 @@ from ..scheduling.queue import target_of
 from .state import SchedulerState
 
 
-def why(books: SchedulerState, gang_id: str) -> GangWhyReply | None:
+def why(scheduler_state: SchedulerState, gang_id: str) -> GangWhyReply | None:
     """None: no such gang."""
-    gang = books.gangs.get(gang_id)
+    gang = scheduler_state.gangs.get(gang_id)
     if gang is None:
-        ended = books.ended.get(gang_id)
+        ended = scheduler_state.ended.get(gang_id)
         return (
             None if ended is None else GangWhyReply(id=gang_id, step=GangStep.ENDED.value, lacks=(ended.reply.reason,))
         )
-    head = books.head if books.head is not None and books.head.gang == gang_id else None
+    head = scheduler_state.head if scheduler_state.head is not None and scheduler_state.head.gang == gang_id else None
     target: Mapping[WorkerId, int] = head.target.slots if head is not None else {}
     if not target and gang.step is GangStep.QUEUED:
-        target = target_of(gang.spec, books.inventory).slots
+        target = target_of(gang.spec, scheduler_state.inventory).slots
     return GangWhyReply(
         id=gang_id,
         step=gang.step.value,
-        place=books.queue.place_of(gang_id),
-        lacks=tuple(_lacks(books, gang)),
+        place=scheduler_state.queue.place_of(gang_id),
+        lacks=tuple(_lacks(scheduler_state, gang)),
         target={str(worker): slots for worker, slots in target.items()},
         kept={str(worker): slots for worker, slots in head.kept.items()} if head is not None else {},
-        obstacles=tuple(obstacle for worker in target for obstacle in _obstacles(books, gang_id, worker)),
+        obstacles=tuple(obstacle for worker in target for obstacle in _obstacles(scheduler_state, gang_id, worker)),
     )
 
 
-def standing(books: SchedulerState, gang: ManagedGang) -> list[str]:
+def standing(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
     """What stands in the way of a gang that has no members yet, each a sentence; at least one."""
-    found = _lacks(books, gang) or ["its workers were just asked for their slots"]
-    ahead = books.queue.place_of(gang.id)
+    found = _lacks(scheduler_state, gang) or ["its workers were just asked for their slots"]
+    ahead = scheduler_state.queue.place_of(gang.id)
     if ahead:
         found.append(f"{count_of(ahead, 'gang')} ahead of it in the queue")
     return found
 
 
-def _lacks(books: SchedulerState, gang: ManagedGang) -> list[str]:
+def _lacks(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
     spec = gang.spec.smallest
     match gang.step:
         case GangStep.QUEUED if gang.aside:
-            missing = lacks(spec, books.inventory.free)
+            missing = lacks(spec, scheduler_state.inventory.free)
             return [f"beside the gang of its set that it replaces: {lack.text}" for lack in missing]
         case GangStep.QUEUED:
-            if place(spec, books.inventory.total) is None:
-                missing = lacks(spec, books.inventory.total)
+            if place(spec, scheduler_state.inventory.total) is None:
+                missing = lacks(spec, scheduler_state.inventory.total)
                 return [f"{lack.text} (even if all were free)" for lack in missing]
-            if place(spec, books.inventory.free) is None:
-                return [lack.text for lack in lacks(spec, books.inventory.free)]
-            if gang.not_before > books.now:
-                again_s = gang.not_before - books.now
+            if place(spec, scheduler_state.inventory.free) is None:
+                return [lack.text for lack in lacks(spec, scheduler_state.inventory.free)]
+            if gang.not_before > scheduler_state.now:
+                again_s = gang.not_before - scheduler_state.now
                 return [f"tried and refused {count_of(gang.refusals, 'time')}; tries again in {again_s:.2f} s"]
-            ahead = books.head.gang if books.head is not None else "?"
+            ahead = scheduler_state.head.gang if scheduler_state.head is not None else "?"
             return [f"there is room, but gang {ahead} is ahead and needs it"]
         case GangStep.HOLDING | GangStep.REPAIRING if gang.attempt is not None:
             silent = [str(worker) for worker in gang.attempt.wanted if worker not in gang.attempt.answers]
@@ -71,7 +71,7 @@ def _lacks(books: SchedulerState, gang: ManagedGang) -> list[str]:
             ranks = ", ".join(str(rank) for rank in gang.lost)
             return [f"no room for the lost rank {ranks} yet; otherwise restarts as a whole"]
         case GangStep.COMMITTING | GangStep.REJOINING | GangStep.CLOSING:
-            return [f"waits for the ledger; {count_of(len(books.ledger.line), 'commit')} in line"]
+            return [f"waits for the ledger; {count_of(len(scheduler_state.ledger.line), 'commit')} in line"]
         case GangStep.STOPPING if gang.closing is not None:
             return [f"waits for {', '.join(map(str, gang.closing.waiting))} to stop ({gang.reason})"]
         case GangStep.BACKOFF:
@@ -80,15 +80,15 @@ def _lacks(books: SchedulerState, gang: ManagedGang) -> list[str]:
             return []
 
 
-def _obstacles(books: SchedulerState, gang_id: str, worker: WorkerId) -> list[GangObstacle]:
-    view = books.inventory.workers.get(worker)
+def _obstacles(scheduler_state: SchedulerState, gang_id: str, worker: WorkerId) -> list[GangObstacle]:
+    view = scheduler_state.inventory.workers.get(worker)
     if view is None:
         return []
     found: list[GangObstacle] = []
-    for gang_id in books.on.get(worker, {}):
-        slots = sum(seat.slots for seat in books.gangs[gang_id].seats_by_worker[worker])
+    for gang_id in scheduler_state.on.get(worker, {}):
+        slots = sum(seat.slots for seat in scheduler_state.gangs[gang_id].seats_by_worker[worker])
         found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder=f"gang {gang_id}", slots=slots))
-    head = books.head
+    head = scheduler_state.head
     kept = head.kept.get(worker, 0) if head is not None else 0
     if head is not None and kept and head.gang != gang_id:
         holder = f"gang {head.gang} (kept for it at the head of the queue)"

@@ -45,16 +45,16 @@ class SchedulerCore:
 
     def __init__(self, settings: CoordinatorSettings | None = None, shard: Shard = WHOLE) -> None:
         """What belongs to other shards must not be given to it; it is not known here."""
-        self._books = books = SchedulerState(settings or CoordinatorSettings(), shard)
-        self._teardown = Teardown(books)
-        self._members = MemberFailures(books, self._teardown)
-        self._forming = GangScheduler(books, self._members, self._teardown)
-        self._granting = GrantPipeline(books, self._members, self._teardown)
-        self._owners = OwnerRequests(books, self._teardown)
-        self._sets = StandingSets(books, self._teardown)
-        self._liveness = HeartbeatMonitor(books, self._members, self._granting)
-        self._recovery = LedgerRecovery(books, self._members, self._teardown, self._granting, self._sets)
-        self._writing = CommitPipeline(books, self._members, self._teardown, self._granting, self._sets)
+        self._state = scheduler_state = SchedulerState(settings or CoordinatorSettings(), shard)
+        self._teardown = Teardown(scheduler_state)
+        self._members = MemberFailures(scheduler_state, self._teardown)
+        self._forming = GangScheduler(scheduler_state, self._members, self._teardown)
+        self._granting = GrantPipeline(scheduler_state, self._members, self._teardown)
+        self._owners = OwnerRequests(scheduler_state, self._teardown)
+        self._sets = StandingSets(scheduler_state, self._teardown)
+        self._liveness = HeartbeatMonitor(scheduler_state, self._members, self._granting)
+        self._recovery = LedgerRecovery(scheduler_state, self._members, self._teardown, self._granting, self._sets)
+        self._writing = CommitPipeline(scheduler_state, self._members, self._teardown, self._granting, self._sets)
         self._wake_at: float | None = None
         self._timers: dict[str, Callable[[ManagedGang], None]] = {
             "hold": self._forming.timed_out,
@@ -68,127 +68,127 @@ class SchedulerCore:
         }
 
     def __repr__(self) -> str:
-        books = self._books
-        if not books.leading:
-            return "<GangCore standing by>"
-        return f"<GangCore term={books.term} {len(books.gangs)} gangs, {len(books.queue)} queued, {books.inventory!r}>"
+        state, name = self._state, type(self).__name__
+        if not state.leading:
+            return f"<{name} standing by>"
+        return f"<{name} term={state.term} {len(state.gangs)} gangs, {len(state.queue)} queued, {state.inventory!r}>"
 
     # -- what can be seen --------------------------------------------------------------------------------------------
 
     @property
     def leading(self) -> bool:
-        return self._books.leading
+        return self._state.leading
 
     @property
     def fence(self) -> int:
         """Revision of our `leader` record."""
-        return self._books.ledger.fence
+        return self._state.ledger.fence
 
     def get(self, gang: str) -> GangReply | None:
         """A gang, also one that ended a short while ago; without its owner's token, with those of its seats."""
-        found = self._books.gangs.get(gang)
+        found = self._state.gangs.get(gang)
         if found is not None:
             return found.describe()
-        ended = self._books.ended.get(gang)
+        ended = self._state.ended.get(gang)
         return ended.reply if ended is not None else None
 
     def owned_by(self, gang: str, owner_token: str) -> bool:
         """Whether that is the owner's token of a gang that it knows."""
-        known = self._books.gangs.get(gang) or self._books.ended.get(gang)
+        known = self._state.gangs.get(gang) or self._state.ended.get(gang)
         return known is not None and known.owner_token == owner_token
 
     def gangs(self) -> list[GangReply]:
         """All gangs that have not ended, in order of age."""
-        return [gang.describe() for gang in sorted(self._books.gangs.values(), key=lambda g: (g.created_at, g.id))]
+        return [gang.describe() for gang in sorted(self._state.gangs.values(), key=lambda g: (g.created_at, g.id))]
 
     def why(self, gang: str) -> GangWhyReply | None:
         """What a gang waits for; None if it is not known. Looks at all workers: for people, not for loops."""
-        return why(self._books, gang)
+        return why(self._state, gang)
 
     def statistics(self) -> dict[str, float]:
         """Gauges: `gangs`, `formed`, `queued`, `oldest_s` (age of the head of the queue), `commits_waiting`."""
-        books = self._books
-        waiting = [books.gangs[gang].queued_at for gang in books.queue]
+        scheduler_state = self._state
+        waiting = [scheduler_state.gangs[gang].queued_at for gang in scheduler_state.queue]
         return {
-            "gangs": len(books.gangs),
-            "formed": sum(bool(gang.seats) for gang in books.gangs.values()),
-            "queued": len(books.queue),
-            "oldest_s": books.now - min(waiting) if waiting else 0.0,
-            "commits_waiting": len(books.ledger.line),
+            "gangs": len(scheduler_state.gangs),
+            "formed": sum(bool(gang.seats) for gang in scheduler_state.gangs.values()),
+            "queued": len(scheduler_state.queue),
+            "oldest_s": scheduler_state.now - min(waiting) if waiting else 0.0,
+            "commits_waiting": len(scheduler_state.ledger.line),
         }
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        check(self._books)
+        check(self._state)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def handle(self, event: on.AnyEvent) -> list[Effect]:
         """Decide. Effects are to be carried out in order."""
-        books = self._books
-        assert event.now >= books.now, "time went backwards"
-        books.now, books.wall, books.draw = event.now, event.wall, event.draw
-        if not books.leading and type(event) is not on.LeadershipGained:
+        scheduler_state = self._state
+        assert event.now >= scheduler_state.now, "time went backwards"
+        scheduler_state.now, scheduler_state.wall, scheduler_state.draw = event.now, event.wall, event.draw
+        if not scheduler_state.leading and type(event) is not on.LeadershipGained:
             return []
         HANDLERS[type(event)](self, event)
         self._settle()
-        out, books.out = books.out, []
+        out, scheduler_state.out = scheduler_state.out, []
         return out
 
     def _settle(self) -> None:
         """Follow up until nothing more follows: what a set wants, what there is room for, what can be written."""
-        books = self._books
-        if not books.leading:
+        scheduler_state = self._state
+        if not scheduler_state.leading:
             return
         while True:
             self._sets.look()
-            if books.look_for_room:
+            if scheduler_state.look_for_room:
                 self._forming.schedule()
-            elif not self._writing.next() and not (books.sets_to_look_at or books.look_for_room):
+            elif not self._writing.next() and not (scheduler_state.sets_to_look_at or scheduler_state.look_for_room):
                 break
-        if books.agenda.next_at != self._wake_at:
-            self._wake_at = books.agenda.next_at
-            books.out.append(SetGangTimer(at=self._wake_at))
+        if scheduler_state.agenda.next_at != self._wake_at:
+            self._wake_at = scheduler_state.agenda.next_at
+            scheduler_state.out.append(SetGangTimer(at=self._wake_at))
 
     def _gained(self, event: on.LeadershipGained) -> None:
         self._wake_at = None
         self._recovery.gained(event)
 
     def _lost(self, event: on.LeadershipLost) -> None:
-        self._books.reset()
+        self._state.reset()
         self._wake_at = None
-        self._books.out.append(StepDown(reason=event.reason))
+        self._state.out.append(StepDown(reason=event.reason))
 
     def _load(self, event: on.LoadSeen) -> None:
-        books, worker, load = self._books, event.worker, event.load
-        view = books.inventory.workers.get(worker)
+        scheduler_state, worker, load = self._state, event.worker, event.load
+        view = scheduler_state.inventory.workers.get(worker)
         if view is None or view.facts.epoch != event.epoch:
             return  # its registration is on the way
         was_draining = view.draining
-        if books.inventory.load(worker, load):
-            books.look_for_room = True
+        if scheduler_state.inventory.load(worker, load):
+            scheduler_state.look_for_room = True
         if load.draining and not was_draining:
             self._members.draining(worker)
 
     def _tick(self) -> None:
-        for name in self._books.agenda.due(self._books.now):
+        for name in self._state.agenda.due(self._state.now):
             self._due(name)
 
     def _due(self, name: tuple[str, ...]) -> None:
-        books = self._books
+        scheduler_state = self._state
         match name:
             case ("ping", worker):
                 self._liveness.ping(WorkerId.parse(worker))
             case ("keep",):
                 self._forming.renew_keeps()
             case ("retry" | "starve", _):
-                books.look_for_room = True
+                scheduler_state.look_for_room = True
             case ("set" | "surge" | "ready", gangset):
-                books.sets_to_look_at[gangset] = None
+                scheduler_state.sets_to_look_at[gangset] = None
             case ("forget", gang_id):
-                books.ended.pop(gang_id, None)
+                scheduler_state.ended.pop(gang_id, None)
             case (timer, gang_id):
-                gang = books.gangs.get(gang_id)
+                gang = scheduler_state.gangs.get(gang_id)
                 if gang is not None:
                     self._timers[timer](gang)
             case _:

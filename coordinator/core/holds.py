@@ -12,16 +12,18 @@ from ..scheduling.placement import Assignment, Placement
 from .state import SchedulerState
 
 
-def send(books: SchedulerState, gang: ManagedGang, placement: Placement) -> None:
+def send(scheduler_state: SchedulerState, gang: ManagedGang, placement: Placement) -> None:
     """Ask every worker of a placement to hold its seats."""
     assert gang.attempt is None
-    settings = books.settings
+    settings = scheduler_state.settings
     attempt = gang.attempt = HoldAttempt(
-        number=books.next_attempt(), wanted=placement.by_worker(), hold_until=books.now + settings.hold_s
+        number=scheduler_state.next_attempt(),
+        wanted=placement.by_worker(),
+        hold_until=scheduler_state.now + settings.hold_s,
     )
     for worker, seats in attempt.wanted.items():
-        books.inventory.charge(worker, _slots(seats))
-        books.out.append(
+        scheduler_state.inventory.charge(worker, _slots(seats))
+        scheduler_state.out.append(
             SendHold(
                 worker=worker,
                 request=HoldRequest(
@@ -34,15 +36,15 @@ def send(books: SchedulerState, gang: ManagedGang, placement: Placement) -> None
                 traceparent=gang.spec.traceparent,
             )
         )
-    books.agenda.set(("hold", gang.id), books.now + settings.hold_wait_s)
+    scheduler_state.agenda.set(("hold", gang.id), scheduler_state.now + settings.hold_wait_s)
 
 
-def accept(books: SchedulerState, attempt: HoldAttempt, event: HoldAnswered) -> None:
+def accept(scheduler_state: SchedulerState, attempt: HoldAttempt, event: HoldAnswered) -> None:
     """Note a yes of a worker that is there, with a token for each seat. While the others have yet to answer, there is
     time to make its seats."""
     worker, wanted = event.worker, attempt.wanted[event.worker]
-    facts = books.inventory.workers[worker].facts
-    books.inventory.held(worker, _slots(wanted))
+    facts = scheduler_state.inventory.workers[worker].facts
+    scheduler_state.inventory.held(worker, _slots(wanted))
     attempt.answers[worker] = event
     attempt.fresh[worker] = [
         Seat(
@@ -62,25 +64,25 @@ def accept(books: SchedulerState, attempt: HoldAttempt, event: HoldAnswered) -> 
     ]
 
 
-def abandon(books: SchedulerState, gang: ManagedGang) -> None:
+def abandon(scheduler_state: SchedulerState, gang: ManagedGang) -> None:
     """Give up the attempt, if there is one: every worker is told, also those that said no or nothing, since what they
     said may have been lost. The worker forgets by itself if this is lost as well."""
     attempt, gang.attempt = gang.attempt, None
-    books.agenda.cancel(("hold", gang.id))
+    scheduler_state.agenda.cancel(("hold", gang.id))
     if attempt is None:
         return
     for worker, seats in attempt.wanted.items():
         if worker in attempt.answers:
-            books.inventory.occupy(worker, -_slots(seats))
+            scheduler_state.inventory.occupy(worker, -_slots(seats))
         else:
-            books.inventory.charge(worker, -_slots(seats))
-        release(books, worker, gang.id, gang.next_generation, attempt.number)
-    books.look_for_room = True
+            scheduler_state.inventory.charge(worker, -_slots(seats))
+        release(scheduler_state, worker, gang.id, gang.next_generation, attempt.number)
+    scheduler_state.look_for_room = True
 
 
-def release(books: SchedulerState, worker: WorkerId, gang: str, generation: int, attempt: int) -> None:
+def release(scheduler_state: SchedulerState, worker: WorkerId, gang: str, generation: int, attempt: int) -> None:
     request = UnholdRequest(gang=gang, generation=generation, attempt=attempt)
-    books.out.append(ReleaseHold(worker=worker, request=request))
+    scheduler_state.out.append(ReleaseHold(worker=worker, request=request))
 
 
 def _slots(seats: list[Assignment]) -> int:

@@ -18,38 +18,40 @@ GONE_AFTER = 2
 class HeartbeatMonitor:
     """Asks workers whether they are there. A part of the core."""
 
-    def __init__(self, books: SchedulerState, members: MemberFailures, granting: GrantPipeline) -> None:
-        self._books = books
+    def __init__(self, scheduler_state: SchedulerState, members: MemberFailures, granting: GrantPipeline) -> None:
+        self._state = scheduler_state
         self._granting = granting
         self._members = members
 
     def ping(self, worker: WorkerId) -> None:
-        books = self._books
-        here = books.on.get(worker)
+        scheduler_state = self._state
+        here = scheduler_state.on.get(worker)
         if here:
-            gangs = {gang: books.gangs[gang].generation for gang in here}
-            books.out.append(PingWorker(worker=worker, request=PingRequest(gangs=gangs)))
-            books.agenda.set(("ping", str(worker)), books.now + books.settings.ping_s)
+            gangs = {gang: scheduler_state.gangs[gang].generation for gang in here}
+            scheduler_state.out.append(PingWorker(worker=worker, request=PingRequest(gangs=gangs)))
+            scheduler_state.agenda.set(("ping", str(worker)), scheduler_state.now + scheduler_state.settings.ping_s)
 
     def answered(self, event: PingAnswered) -> None:
-        view = self._books.inventory.workers.get(event.worker)
+        view = self._state.inventory.workers.get(event.worker)
         if view is not None:
             view.silent = 0
         for gang_id, generation in event.started.items():
             self._members.started(gang_id, generation, None, event.worker)
         for gang_id, generation in event.missing.items():
-            gang = self._books.gangs.get(gang_id)
+            gang = self._state.gangs.get(gang_id)
             if gang is not None and gang.step in GRANTED and gang.generation == generation:
                 # Our `form` was lost. Told again, the worker either has it or refuses, which is a failure of its own.
                 self._granting.announce(gang, only=event.worker)
 
     def unanswered(self, event: PingUnanswered) -> None:
-        books = self._books
-        view = books.inventory.workers.get(event.worker)
+        scheduler_state = self._state
+        view = scheduler_state.inventory.workers.get(event.worker)
         if view is None:
             return
         view.silent += 1
         if view.silent >= GONE_AFTER:
             self._members.worker_gone(event.worker, "no responders")
         else:
-            books.agenda.set(("ping", str(event.worker)), books.now + books.settings.confirm_s)
+            scheduler_state.agenda.set(
+                ("ping", str(event.worker)), scheduler_state.now + scheduler_state.settings.confirm_s
+            )

@@ -19,12 +19,12 @@ from .teardown import BLAMELESS, Teardown
 class MemberFailures:
     """Judges failures. A part of the core."""
 
-    def __init__(self, books: SchedulerState, teardown: Teardown) -> None:
-        self._books = books
+    def __init__(self, scheduler_state: SchedulerState, teardown: Teardown) -> None:
+        self._state = scheduler_state
         self._teardown = teardown
 
     def reported(self, event: MemberFailed) -> None:
-        gang = self._books.gangs.get(event.gang)
+        gang = self._state.gangs.get(event.gang)
         if gang is None:
             return
         coming = gang.attempt is not None and event.generation == gang.next_generation
@@ -36,7 +36,7 @@ class MemberFailures:
 
     def started(self, gang_id: str, generation: int, rank: int | None, worker: WorkerId | None = None) -> None:
         """That member has started; or all of a worker."""
-        gang = self._books.gangs.get(gang_id)
+        gang = self._state.gangs.get(gang_id)
         if gang is None or gang.generation != generation or not gang.starting:
             return
         here = () if worker is None else gang.seats_by_worker.get(worker, ())
@@ -50,50 +50,50 @@ class MemberFailures:
         if gang.gangset is None:
             self.ready(gang)
         else:
-            self._books.commit(CommitKind.READY, gang)
+            self._state.commit(CommitKind.READY, gang)
 
     def ready(self, gang: ManagedGang) -> None:
         """It is known to whoever must know it first: tell all."""
         if gang.step is not GangStep.FORMED or gang.starting or gang.ready:
             return
-        gang.ready, gang.ready_at = True, self._books.now
-        self._books.look_at_set(gang)
-        self._books.tell(GangEventKind.READY, gang)
+        gang.ready, gang.ready_at = True, self._state.now
+        self._state.look_at_set(gang)
+        self._state.tell(GangEventKind.READY, gang)
 
     def worker_gone(self, worker: WorkerId, reason: str) -> None:
-        self._books.inventory.gone(worker)
+        self._state.inventory.gone(worker)
         self._lost(worker, Cause.WORKER_LOST, f"{worker}: {reason}")
-        for gang in [gang for gang in self._books.gangs.values() if gang.step is GangStep.STOPPING]:
+        for gang in [gang for gang in self._state.gangs.values() if gang.step is GangStep.STOPPING]:
             self._teardown.confirmed(worker, gang.id, gang.generation, None)
 
     def worker_seen(self, facts: WorkerFacts) -> None:
         """A registration: leases of an older epoch are dead."""
-        view = self._books.inventory.seen(facts)
-        self._books.look_for_room = True
+        view = self._state.inventory.seen(facts)
+        self._state.look_for_room = True
         self._lost(facts.id, Cause.EPOCH_CHANGED, f"{facts.id} is in epoch {facts.epoch}", epoch=facts.epoch)
         if view.draining:
             self.draining(facts.id)
 
     def draining(self, worker: WorkerId) -> None:
         """Standing gangs move away; others stay, since what was granted is honoured."""
-        books = self._books
-        for gang_id in books.on.get(worker, {}):
-            gangset = books.gangs[gang_id].gangset
+        scheduler_state = self._state
+        for gang_id in scheduler_state.on.get(worker, {}):
+            gangset = scheduler_state.gangs[gang_id].gangset
             if gangset is not None:
-                books.sets_to_look_at[gangset] = None
-        head = books.head
+                scheduler_state.sets_to_look_at[gangset] = None
+        head = scheduler_state.head
         if head is not None and worker in head.target.slots:
-            books.look_for_room = True
+            scheduler_state.look_for_room = True
 
     def _lost(self, worker: WorkerId, cause: Cause, detail: str, *, epoch: int | None = None) -> None:
-        books = self._books
-        for gang_id in list(books.on.get(worker, {})):
-            gang = books.gangs[gang_id]
+        scheduler_state = self._state
+        for gang_id in list(scheduler_state.on.get(worker, {})):
+            gang = scheduler_state.gangs[gang_id]
             seats = gang.seats_by_worker[worker]
             dead = [seat for seat in seats if epoch is None or seat.epoch != epoch]
             ranks = {seat.rank for seat in dead if seat.rank not in gang.lost}
             self._fail_ranks(gang, cause, detail, ranks)
-        for gang in [gang for gang in books.gangs.values() if gang.attempt and worker in gang.attempt.wanted]:
+        for gang in [gang for gang in scheduler_state.gangs.values() if gang.attempt and worker in gang.attempt.wanted]:
             attempt = gang.attempt
             assert attempt is not None
             answer = attempt.answers.get(worker)
@@ -112,25 +112,25 @@ class MemberFailures:
 
     def refused(self, gang: ManagedGang) -> None:
         """A try to hold or to commit came to nothing: wait a little, in the same place of the queue."""
-        books = self._books
-        holds.abandon(books, gang)
-        settings = books.settings
+        scheduler_state = self._state
+        holds.abandon(scheduler_state, gang)
+        settings = scheduler_state.settings
         wait = exponential_s(settings.refused_first_s, settings.refused_max_s, gang.refusals)
         gang.refusals += 1
-        gang.not_before = books.now + wait * (0.5 + books.draw / 2)
-        books.agenda.set(("retry", gang.id), gang.not_before)
+        gang.not_before = scheduler_state.now + wait * (0.5 + scheduler_state.draw / 2)
+        scheduler_state.agenda.set(("retry", gang.id), gang.not_before)
         match gang.step:
             case GangStep.HOLDING | GangStep.COMMITTING:
                 move(gang, Move.REFUSED)
-                books.enqueue(gang)
+                scheduler_state.enqueue(gang)
             case GangStep.REJOINING:
                 move(gang, Move.REFUSED)
-                books.repairs[gang.id] = None
+                scheduler_state.repairs[gang.id] = None
             case _:
-                books.repairs[gang.id] = None
+                scheduler_state.repairs[gang.id] = None
         if gang.lost_record:
             gang.lost_record = False
-            books.commit(CommitKind.REWRITE, gang)
+            scheduler_state.commit(CommitKind.REWRITE, gang)
         doom, gang.doom = gang.doom, None
         if doom is None:
             return
@@ -161,19 +161,19 @@ class MemberFailures:
                 pass
 
     def _judge(self, gang: ManagedGang, failure: Failure) -> None:
-        books = self._books
-        if gang.ready and books.now - gang.ready_at >= books.settings.stable_after_s:
+        scheduler_state = self._state
+        if gang.ready and scheduler_state.now - gang.ready_at >= scheduler_state.settings.stable_after_s:
             gang.streak = 0
-        of_set = books.sets.get(gang.gangset or "")
+        of_set = scheduler_state.sets.get(gang.gangset or "")
         if of_set is not None and failure.cause not in BLAMELESS:
-            of_set.failed(gang, failure, books.now)
+            of_set.failed(gang, failure, scheduler_state.now)
         verdict = decide(
             gang.spec,
             failure.cause,
             failures=gang.failures,
             streak=gang.streak,
-            draw=books.draw,
-            settings=books.settings,
+            draw=scheduler_state.draw,
+            settings=scheduler_state.settings,
         )
         if verdict.counted:
             gang.failures += 1
@@ -189,16 +189,16 @@ class MemberFailures:
                 self._teardown.close(gang, failure, ends=False)
 
     def _repair(self, gang: ManagedGang, failure: Failure) -> None:
-        books = self._books
+        scheduler_state = self._state
         move(gang, Move.LOST_MEMBER)
         gang.ready = False
-        books.look_at_set(gang)
+        scheduler_state.look_at_set(gang)
         gang.lost = dict.fromkeys(failure.ranks)
         gang.reason, gang.rank = failure.text, failure.rank
-        books.repairs[gang.id] = None
-        books.look_for_room = True
-        books.agenda.set(("repair", gang.id), books.now + books.settings.repair_s)
-        books.tell(GangEventKind.MEMBER_LOST, gang)
+        scheduler_state.repairs[gang.id] = None
+        scheduler_state.look_for_room = True
+        scheduler_state.agenda.set(("repair", gang.id), scheduler_state.now + scheduler_state.settings.repair_s)
+        scheduler_state.tell(GangEventKind.MEMBER_LOST, gang)
         self._teardown.stop_lost(gang)
 
     def _worse(self, gang: ManagedGang, failure: Failure) -> None:
@@ -209,15 +209,15 @@ class MemberFailures:
         new = {rank: None for rank in failure.ranks if rank not in gang.lost}
         if not new:
             return
-        holds.abandon(self._books, gang)
+        holds.abandon(self._state, gang)
         gang.lost.update(new)
         if len(gang.lost) >= gang.spec.size:
             self._teardown.close(gang, failure, ends=False)
             return
         move(gang, Move.LOST_MEMBER)
-        self._books.repairs[gang.id] = None
+        self._state.repairs[gang.id] = None
         gang.reason, gang.rank = failure.text, failure.rank
-        self._books.tell(GangEventKind.MEMBER_LOST, gang)
+        self._state.tell(GangEventKind.MEMBER_LOST, gang)
         self._teardown.stop_lost(gang)
 
     def not_repaired(self, gang: ManagedGang) -> None:
@@ -225,4 +225,4 @@ class MemberFailures:
         if gang.step is GangStep.REPAIRING:
             self.fail(gang, Failure(cause=Cause.NOT_REPAIRED, ranks=tuple(sorted(gang.lost))))
         elif gang.step is GangStep.REJOINING:
-            self._books.agenda.set(("repair", gang.id), self._books.now + self._books.settings.resend_s)
+            self._state.agenda.set(("repair", gang.id), self._state.now + self._state.settings.resend_s)

@@ -33,24 +33,24 @@ class LedgerRecovery:
 
     def __init__(
         self,
-        books: SchedulerState,
+        scheduler_state: SchedulerState,
         members: MemberFailures,
         teardown: Teardown,
         granting: GrantPipeline,
         sets: StandingSets,
     ) -> None:
-        self._books = books
+        self._state = scheduler_state
         self._members = members
         self._teardown = teardown
         self._granting = granting
         self._sets = sets
 
     def gained(self, event: LeadershipGained) -> None:
-        books = self._books
-        books.reset()
-        books.leading, books.term, books.ledger.fence = True, event.term, event.fence
+        scheduler_state = self._state
+        scheduler_state.reset()
+        scheduler_state.leading, scheduler_state.term, scheduler_state.ledger.fence = True, event.term, event.fence
         for facts in event.workers:
-            books.inventory.seen(facts)
+            scheduler_state.inventory.seen(facts)
         for name, record in event.sets:
             self._sets.declare(name, record)
         for name, status in event.statuses:
@@ -59,22 +59,22 @@ class LedgerRecovery:
         for gang_record, revision in sorted(event.gangs, key=lambda item: item[0].id):
             self._restore(gang_record, revision, granted)
         self.sweep(event.members)
-        for gang in list(books.gangs.values()):
-            if not books.shard.keeps_all(gang.spec):
+        for gang in list(scheduler_state.gangs.values()):
+            if not scheduler_state.shard.keeps_all(gang.spec):
                 self._teardown.end(gang, Failure(cause=Cause.RESHARDED))
-            elif gang.gangset is not None and gang.gangset not in books.sets:
+            elif gang.gangset is not None and gang.gangset not in scheduler_state.sets:
                 self._teardown.end(gang, Failure(cause=Cause.REPLACED))
-        books.look_for_room = True
+        scheduler_state.look_for_room = True
 
     def _restore(self, record: GangRecord, revision: int, granted: set[tuple[WorkerId, str, int]]) -> None:
-        books = self._books
+        scheduler_state = self._state
         gang = ManagedGang(
             id=record.id,
             spec=record.spec,
             owner_token=record.owner_token,
             gangset=record.gangset,
             created_at=record.created_at,
-            queued_at=books.now,
+            queued_at=scheduler_state.now,
             generation=record.generation,
             failures=record.counted,
             streak=record.counted,
@@ -82,8 +82,8 @@ class LedgerRecovery:
             seats=record.seats,
             rendezvous=record.rendezvous,
             fence=record.fence_at(revision),
-            ready_at=books.now,
-            formed_at=books.now,
+            ready_at=scheduler_state.now,
+            formed_at=scheduler_state.now,
             formed_wall=record.formed_at,
             reason=record.reason,
             rank=record.rank,
@@ -95,37 +95,41 @@ class LedgerRecovery:
                 gang.step = GangStep.STOPPING
                 failure = _failure_of(record)
                 gang.closing = TeardownProgress(failure=failure, ends=record.ends)
-                books.add(gang)
+                scheduler_state.add(gang)
                 self._teardown.stop(gang)
             case GangState.QUEUED:
                 if record.deadline_at is not None:
                     gang.deadline_wall = record.deadline_at
-                    gang.deadline_at = books.now + max(0.0, record.deadline_at - books.wall)
-                    books.agenda.set(("deadline", gang.id), gang.deadline_at)
-                books.add(gang)
+                    gang.deadline_at = scheduler_state.now + max(0.0, record.deadline_at - scheduler_state.wall)
+                    scheduler_state.agenda.set(("deadline", gang.id), gang.deadline_at)
+                scheduler_state.add(gang)
             case GangState.ENDED:
                 gang.step = GangStep.ENDED
-                books.ended[gang.id] = FinishedGang(at=books.now, owner_token=gang.owner_token, reply=gang.describe())
-                books.agenda.set(("forget", gang.id), books.now + books.settings.ended_keep_s)
+                scheduler_state.ended[gang.id] = FinishedGang(
+                    at=scheduler_state.now, owner_token=gang.owner_token, reply=gang.describe()
+                )
+                scheduler_state.agenda.set(
+                    ("forget", gang.id), scheduler_state.now + scheduler_state.settings.ended_keep_s
+                )
                 return
         if gang.gangset is None:
-            books.agenda.set(("owner", gang.id), books.now + gang.spec.ttl_s)
+            scheduler_state.agenda.set(("owner", gang.id), scheduler_state.now + gang.spec.ttl_s)
 
     def _restore_formed(self, gang: ManagedGang, record: GangRecord, granted: set[tuple[WorkerId, str, int]]) -> None:
-        books = self._books
+        scheduler_state = self._state
         gang.step = GangStep.RETIRING if record.state is GangState.RETIRING else GangStep.FORMED
         # What the ledger does not say the workers do, when they are told again. To an older coordinator, formed was
         # ready, and its callers have gone by that.
         gang.ready = record.ready is True or (record.ready is None and record.gangset is not None)
         if not gang.ready:
             gang.starting = {seat.rank: None for seat in gang.seats if seat.part == 0}
-        books.add(gang)
-        books.seat(gang)
-        if not books.shard.keeps_all(gang.spec):
+        scheduler_state.add(gang)
+        scheduler_state.seat(gang)
+        if not scheduler_state.shard.keeps_all(gang.spec):
             return  # it ends in a moment: nothing can be said of workers that are not ours
         lost: dict[int, tuple[Cause, str]] = {}
         for worker, seats in gang.seats_by_worker.items():
-            view = books.inventory.workers.get(worker)
+            view = scheduler_state.inventory.workers.get(worker)
             for seat in seats:
                 if view is None:
                     lost[seat.rank] = (Cause.WORKER_LOST, f"{worker}: gone while there was no leader")
@@ -140,30 +144,30 @@ class LedgerRecovery:
             self._members.fail(gang, Failure(cause=cause, ranks=tuple(sorted(lost)), detail=detail))
         else:
             self._granting.announce(gang)
-            books.tell(GangEventKind.RECOVERED, gang)
+            scheduler_state.tell(GangEventKind.RECOVERED, gang)
 
     # -- leaked records ----------------------------------------------------------------------------------------------
 
     def sweep(self, members: Iterable[tuple[WorkerId, MemberRecord]]) -> None:
         """Remove the records of members that no gang has."""
-        leaked = [(worker, member.gang) for worker, member in members if self._books.is_leaked(worker, member.gang)]
+        leaked = [(worker, member.gang) for worker, member in members if self._state.is_leaked(worker, member.gang)]
         for start in range(0, len(leaked), MAX_SEATS):
-            self._books.ledger.push(CommitKind.SWEEP, "", leaked=tuple(leaked[start : start + MAX_SEATS]))
+            self._state.ledger.push(CommitKind.SWEEP, "", leaked=tuple(leaked[start : start + MAX_SEATS]))
 
     def vanished(self, event: LedgerVanished) -> None:
         """Write again what the books have. Workers do the same for their own keys.
 
         Of a gang whose grant is in the line the grant writes all, and if it comes to nothing, `MemberFailures.refused`
         sees to it; so does the end of one that closes."""
-        books = self._books
-        books.ledger.fence = event.fence
-        for name in books.sets:
-            books.ledger.push_status(name)
-        for gang in books.gangs.values():
+        scheduler_state = self._state
+        scheduler_state.ledger.fence = event.fence
+        for name in scheduler_state.sets:
+            scheduler_state.ledger.push_status(name)
+        for gang in scheduler_state.gangs.values():
             if gang.step in (GangStep.COMMITTING, GangStep.REJOINING):
                 gang.lost_record = gang.persisted
             elif gang.persisted and gang.step is not GangStep.CLOSING:
-                books.commit(CommitKind.REWRITE, gang)
+                scheduler_state.commit(CommitKind.REWRITE, gang)
 
 
 def _failure_of(record: GangRecord) -> Failure:

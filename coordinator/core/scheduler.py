@@ -35,8 +35,8 @@ from .teardown import Teardown
 class GangScheduler:
     """Takes gangs from the queue. A part of the core."""
 
-    def __init__(self, books: SchedulerState, members: MemberFailures, teardown: Teardown) -> None:
-        self._books = books
+    def __init__(self, scheduler_state: SchedulerState, members: MemberFailures, teardown: Teardown) -> None:
+        self._state = scheduler_state
         self._members = members
         self._teardown = teardown
 
@@ -44,13 +44,13 @@ class GangScheduler:
 
     def schedule(self) -> None:
         """Start whatever can be started. Called when there may be more room, or somebody new waits."""
-        books = self._books
-        books.look_for_room = False
-        for gang_id in list(books.repairs):
-            self._try_repair(books.gangs[gang_id])
+        scheduler_state = self._state
+        scheduler_state.look_for_room = False
+        for gang_id in list(scheduler_state.repairs):
+            self._try_repair(scheduler_state.gangs[gang_id])
         index = 0
-        while index < len(books.queue):
-            gang = books.gangs[books.queue.at(index)]
+        while index < len(scheduler_state.queue):
+            gang = scheduler_state.gangs[scheduler_state.queue.at(index)]
             placement = self._place(gang)
             if placement is not None:
                 self._start(gang, placement)
@@ -64,24 +64,24 @@ class GangScheduler:
 
     def _place(self, gang: ManagedGang) -> Placement | None:
         """For the first that is not started yet; what is kept for it counts as free."""
-        books = self._books
-        if gang.not_before > books.now:
+        scheduler_state = self._state
+        if gang.not_before > scheduler_state.now:
             return None
         fit, gang.fit = gang.fit, None
         if fit is not None and fit.still is not None:
             return fit.still
-        head = books.head
+        head = scheduler_state.head
         kept = head.kept if head is not None and head.gang == gang.id else {}
         return self._placed(gang, kept)
 
     def _placed(self, gang: ManagedGang, changes: Mapping[WorkerId, int]) -> Placement | None:
         """With these slots more or fewer than are free; with as many members as others leave room for."""
-        books = self._books
-        found = place(gang.spec.smallest, books.inventory.free, changes=changes)
+        scheduler_state = self._state
+        found = place(gang.spec.smallest, scheduler_state.inventory.free, changes=changes)
         if found is None or not gang.spec.elastic:
             return found
         left = self._left_for_more(gang, found, changes)
-        more = None if left is None else place_most(gang.spec, books.inventory.free, changes=left)
+        more = None if left is None else place_most(gang.spec, scheduler_state.inventory.free, changes=left)
         return more or found
 
     def _left_for_more(
@@ -89,16 +89,16 @@ class GangScheduler:
     ) -> Counter[WorkerId] | None:
         """`changes`, less what the others in the queue need beside it at its smallest. None: one of them waits for
         workers of the same pools, and may need any that is left."""
-        books = self._books
+        scheduler_state = self._state
         pools = gang.spec.pools
         left = Counter(changes)
         beside = Counter(changes)
         beside.subtract(smallest.slots_by_worker())
-        for other_id in islice(books.queue, books.settings.backfill_depth):
-            other = books.gangs[other_id]
+        for other_id in islice(scheduler_state.queue, scheduler_state.settings.backfill_depth):
+            other = scheduler_state.gangs[other_id]
             if other is gang or pools.isdisjoint(other.spec.pools):
                 continue
-            found = place(other.spec.smallest, books.inventory.free, changes=beside)
+            found = place(other.spec.smallest, scheduler_state.inventory.free, changes=beside)
             if found is not None:
                 beside.subtract(found.slots_by_worker())
                 left.subtract(found.slots_by_worker())
@@ -107,31 +107,31 @@ class GangScheduler:
         return left
 
     def _start(self, gang: ManagedGang, placement: Placement) -> None:
-        books = self._books
-        head = books.head
+        scheduler_state = self._state
+        head = scheduler_state.head
         if head is not None and head.gang == gang.id:
             # Its holds take what was kept on the same worker; the rest is given back.
-            books.head = None
+            scheduler_state.head = None
             used = placement.by_worker()
             for worker, slots in head.kept.items():
-                books.inventory.occupy(worker, -slots)
+                scheduler_state.inventory.occupy(worker, -slots)
             if head.keeping:
                 self._keep(gang.id, {worker: 0 for worker in head.target.slots if worker not in used})
-        books.queue.discard(gang.id)
-        books.agenda.cancel(("retry", gang.id))
-        books.agenda.cancel(("starve", gang.id))
+        scheduler_state.queue.discard(gang.id)
+        scheduler_state.agenda.cancel(("retry", gang.id))
+        scheduler_state.agenda.cancel(("starve", gang.id))
         move(gang, Move.PLACED)
-        holds.send(books, gang, placement)
+        holds.send(scheduler_state, gang, placement)
 
     def _backfill(self, index: int) -> None:
-        books = self._books
-        assert books.head is not None
-        changes = guard(books.head.target.slots)
-        last = index + books.settings.backfill_depth
-        while index < min(last, len(books.queue)):
-            gang = books.gangs[books.queue.at(index)]
+        scheduler_state = self._state
+        assert scheduler_state.head is not None
+        changes = guard(scheduler_state.head.target.slots)
+        last = index + scheduler_state.settings.backfill_depth
+        while index < min(last, len(scheduler_state.queue)):
+            gang = scheduler_state.gangs[scheduler_state.queue.at(index)]
             placement = None
-            if gang.not_before <= books.now:
+            if gang.not_before <= scheduler_state.now:
                 placement = self._placed(gang, changes)
             if placement is None:
                 index += 1
@@ -142,19 +142,19 @@ class GangScheduler:
     # -- the head waits ----------------------------------------------------------------------------------------------
 
     def _wait_at_head(self, gang: ManagedGang) -> None:
-        books = self._books
-        head = books.head
+        scheduler_state = self._state
+        head = scheduler_state.head
         if head is None or head.gang != gang.id:
-            head = QueueHead(gang=gang.id, target=target_of(gang.spec, books.inventory))
+            head = QueueHead(gang=gang.id, target=target_of(gang.spec, scheduler_state.inventory))
             self._set_head(head)
-        elif not self._still_leaving(head) and not still_good(gang.spec, head.target, books.inventory):
-            self._move_target(head, target_of(gang.spec, books.inventory))
+        elif not self._still_leaving(head) and not still_good(gang.spec, head.target, scheduler_state.inventory):
+            self._move_target(head, target_of(gang.spec, scheduler_state.inventory))
         if gang.spec.preempt:
             self._preempt(gang, head)
-        starved_at = gang.queued_at + books.settings.starve_after_s
-        if books.now < starved_at:
-            books.agenda.set(("starve", gang.id), starved_at)
-        elif ("keep",) not in books.agenda:
+        starved_at = gang.queued_at + scheduler_state.settings.starve_after_s
+        if scheduler_state.now < starved_at:
+            scheduler_state.agenda.set(("starve", gang.id), starved_at)
+        elif ("keep",) not in scheduler_state.agenda:
             self.renew_keeps()
 
     def _move_target(self, head: QueueHead, target: QueueTarget) -> None:
@@ -164,49 +164,49 @@ class GangScheduler:
         head.kept = {worker: slots for worker, slots in head.kept.items() if worker in target.slots}
 
     def _set_head(self, head: QueueHead | None) -> None:
-        books = self._books
-        before, books.head = books.head, head
+        scheduler_state = self._state
+        before, scheduler_state.head = scheduler_state.head, head
         if before is not None and before.keeping:
-            books.agenda.cancel(("keep",))
+            scheduler_state.agenda.cancel(("keep",))
             self._keep(before.gang, dict.fromkeys(before.target.slots, 0))
 
     def renew_keeps(self) -> None:
         """Ask the workers of the head's target to keep slots, and again after a while."""
-        books = self._books
-        head = books.head
-        waiting = books.gangs.get(head.gang) if head is not None else None
+        scheduler_state = self._state
+        head = scheduler_state.head
+        waiting = scheduler_state.gangs.get(head.gang) if head is not None else None
         if head is None or waiting is None or not head.target.slots:
             return  # ended in this very moment: the next look for room finds another head
-        if books.now < waiting.queued_at + books.settings.starve_after_s:
+        if scheduler_state.now < waiting.queued_at + scheduler_state.settings.starve_after_s:
             return
         head.keeping = True
         self._keep(head.gang, head.target.slots)
-        books.agenda.set(("keep",), books.now + books.settings.keep_renew_s)
+        scheduler_state.agenda.set(("keep",), scheduler_state.now + scheduler_state.settings.keep_renew_s)
 
     def _keep(self, gang: str, slots: Mapping[WorkerId, int]) -> None:
-        books = self._books
+        scheduler_state = self._state
         for worker, count in slots.items():
-            request = KeepRequest(gang=gang, slots=count, keep_s=books.settings.keep_s)
-            books.out.append(SendReserve(worker=worker, request=request))
+            request = KeepRequest(gang=gang, slots=count, keep_s=scheduler_state.settings.keep_s)
+            scheduler_state.out.append(SendReserve(worker=worker, request=request))
 
     def kept(self, event: KeepAnswered) -> None:
-        books = self._books
-        if event.load is not None and books.inventory.load(event.worker, event.load):
-            books.look_for_room = True
-        head = books.head
+        scheduler_state = self._state
+        if event.load is not None and scheduler_state.inventory.load(event.worker, event.load):
+            scheduler_state.look_for_room = True
+        head = scheduler_state.head
         if head is None or head.gang != event.gang or event.worker not in head.target.slots:
             return
         if event.kept > head.kept.get(event.worker, 0):
-            books.look_for_room = True
+            scheduler_state.look_for_room = True
         head.kept[event.worker] = event.kept
 
     def _preempt(self, gang: ManagedGang, head: QueueHead) -> None:
         """Tear down gangs of lower priority. What they leave is guarded: they cannot come back first."""
-        books = self._books
-        if gang.not_before > books.now or self._still_leaving(head):
+        scheduler_state = self._state
+        if gang.not_before > scheduler_state.now or self._still_leaving(head):
             return
-        formed = [other for other in books.gangs.values() if other.step is GangStep.FORMED]
-        found = victims(gang, formed, books.inventory)
+        formed = [other for other in scheduler_state.gangs.values() if other.step is GangStep.FORMED]
+        found = victims(gang, formed, scheduler_state.inventory)
         if found is None:
             return
         chosen, target = found
@@ -216,51 +216,53 @@ class GangScheduler:
             self._members.fail(victim, Failure(cause=Cause.PREEMPTED, detail=f"by gang {gang.id}"))
 
     def _still_leaving(self, head: QueueHead) -> bool:
-        gangs = (self._books.gangs.get(gang) for gang in head.preempting)
+        gangs = (self._state.gangs.get(gang) for gang in head.preempting)
         return any(gang is not None and gang.step in (GangStep.CLOSING, GangStep.STOPPING) for gang in gangs)
 
     # -- repairs -----------------------------------------------------------------------------------------------------
 
     def _try_repair(self, gang: ManagedGang) -> None:
-        books = self._books
-        if gang.not_before > books.now:
+        scheduler_state = self._state
+        if gang.not_before > scheduler_state.now:
             return
         stay = [seat for seat in gang.seats if seat.rank not in gang.lost and seat.part == 0]
         places = (WorkerId(seat.pool, seat.worker) for seat in stay)
-        nodes = frozenset(books.inventory.free.place_of(w).node for w in places if w in books.inventory.free)
+        nodes = frozenset(
+            scheduler_state.inventory.free.place_of(w).node for w in places if w in scheduler_state.inventory.free
+        )
         wanted = [item for item in wanted_of(gang.spec) if item.rank in gang.lost]
-        placement = place(gang.spec, books.inventory.free, only=wanted, taken_nodes=nodes)
+        placement = place(gang.spec, scheduler_state.inventory.free, only=wanted, taken_nodes=nodes)
         if placement is not None:
-            del books.repairs[gang.id]
-            holds.send(books, gang, placement)
+            del scheduler_state.repairs[gang.id]
+            holds.send(scheduler_state, gang, placement)
 
     # -- answers to holds --------------------------------------------------------------------------------------------
 
     def answered(self, event: HoldAnswered) -> None:
-        books = self._books
-        gang = books.gangs.get(event.gang)
+        scheduler_state = self._state
+        gang = scheduler_state.gangs.get(event.gang)
         attempt = gang.attempt if gang is not None else None
         if gang is None or attempt is None or attempt.number != event.attempt or event.worker not in attempt.wanted:
             if event.accepted and not (gang is not None and self._owns(gang, event)):
-                holds.release(books, event.worker, event.gang, event.generation, event.attempt)
+                holds.release(scheduler_state, event.worker, event.gang, event.generation, event.attempt)
             return
         if event.worker in attempt.answers:
             return  # the same again
-        facts = books.inventory.workers.get(event.worker)
+        facts = scheduler_state.inventory.workers.get(event.worker)
         tokens = len(attempt.wanted[event.worker])
         if not event.accepted or facts is None or facts.facts.epoch > event.epoch or len(event.tokens) != tokens:
             self._members.refused(gang)
         else:
-            holds.accept(books, attempt, event)
+            holds.accept(scheduler_state, attempt, event)
         if event.load is not None:
-            books.inventory.load(event.worker, event.load)
+            scheduler_state.inventory.load(event.worker, event.load)
         if attempt is gang.attempt and attempt.held:
-            books.agenda.cancel(("hold", gang.id))
+            scheduler_state.agenda.cancel(("hold", gang.id))
             move(gang, Move.HELD)
-            books.commit(CommitKind.REJOIN if gang.seats else CommitKind.FORM, gang)
+            scheduler_state.commit(CommitKind.REJOIN if gang.seats else CommitKind.FORM, gang)
 
     def unanswered(self, event: HoldUnanswered) -> None:
-        gang = self._books.gangs.get(event.gang)
+        gang = self._state.gangs.get(event.gang)
         attempt = gang.attempt if gang is not None else None
         if gang is None or attempt is None or attempt.number != event.attempt:
             return

@@ -38,18 +38,18 @@ from .teardown import Teardown
 class StandingSets:
     """Keeps standing sets as declared. A part of the core."""
 
-    def __init__(self, books: SchedulerState, teardown: Teardown) -> None:
-        self._books = books
+    def __init__(self, scheduler_state: SchedulerState, teardown: Teardown) -> None:
+        self._state = scheduler_state
         self._teardown = teardown
 
     def declare(self, name: str, record: GangSetRecord | None) -> None:
         """The set is wanted like this from now on; None: no more."""
-        books = self._books
+        scheduler_state = self._state
         if record is not None:
-            known = books.sets.get(name)
+            known = scheduler_state.sets.get(name)
             if known is not None:
                 if known.record.template != record.template:
-                    mine = [gang for gang in map(books.gangs.__getitem__, known.gangs) if gang.serves]
+                    mine = [gang for gang in map(scheduler_state.gangs.__getitem__, known.gangs) if gang.serves]
                     if known.served or any(gang.spec == known.record.template for gang in mine):
                         known.previous = known.record.gang
                     known.served = False
@@ -58,18 +58,18 @@ class StandingSets:
                 known.short, known.wait_from = 0, None
                 known.tries, known.trouble, known.stopped = 0, "", False
             else:
-                found = {gang.id: None for gang in books.gangs.values() if gang.gangset == name}
-                books.sets[name] = StandingSetState(record=record, gangs=found)
-        elif name in books.sets:
-            known = books.sets[name]
+                found = {gang.id: None for gang in scheduler_state.gangs.values() if gang.gangset == name}
+                scheduler_state.sets[name] = StandingSetState(record=record, gangs=found)
+        elif name in scheduler_state.sets:
+            known = scheduler_state.sets[name]
             known.record = known.record.model_copy(update={"gangs": 0})
-        books.sets_to_look_at[name] = None
+        scheduler_state.sets_to_look_at[name] = None
 
     def remember(self, name: str, status: GangSetStatus) -> None:
         """What an earlier leader wrote of a set."""
-        of_set = self._books.sets.get(name)
+        of_set = self._state.sets.get(name)
         if of_set is None:
-            self._books.ledger.push_status(name)  # nobody declares it any more
+            self._state.ledger.push_status(name)  # nobody declares it any more
             return
         of_set.status = status
         current = read_gang(status.current)
@@ -83,30 +83,30 @@ class StandingSets:
     def not_told(self, name: str) -> None:
         """Its status could not be written. Once something happens to the set it is tried again, and not before: nothing
         depends on it, and perhaps we may not."""
-        of_set = self._books.sets.get(name)
+        of_set = self._state.sets.get(name)
         if of_set is not None:
             of_set.status = None
 
     def status(self, name: str) -> GangSetStatus | None:
         """As it is to be written; None: not any more."""
-        of_set = self._books.sets.get(name)
+        of_set = self._state.sets.get(name)
         if of_set is None or of_set.status is None:
             return None
-        return of_set.status.model_copy(update={"at": self._books.wall})
+        return of_set.status.model_copy(update={"at": self._state.wall})
 
     def look(self) -> None:
         """Bring the sets that something happened to nearer to what is declared."""
-        books = self._books
-        while books.sets_to_look_at:
-            name = next(iter(books.sets_to_look_at))
-            del books.sets_to_look_at[name]
-            of_set = books.sets.get(name)
+        scheduler_state = self._state
+        while scheduler_state.sets_to_look_at:
+            name = next(iter(scheduler_state.sets_to_look_at))
+            del scheduler_state.sets_to_look_at[name]
+            of_set = scheduler_state.sets.get(name)
             if of_set is not None:
                 self._reconcile(name, of_set)
 
     def _reconcile(self, name: str, of_set: StandingSetState) -> None:
-        books, record = self._books, of_set.record
-        live = [books.gangs[gang] for gang in of_set.gangs if not _leaving(books.gangs[gang])]
+        scheduler_state, record = self._state, of_set.record
+        live = [scheduler_state.gangs[gang] for gang in of_set.gangs if not _leaving(scheduler_state.gangs[gang])]
         if any(self._steady(gang, of_set) for gang in live if gang.spec == record.template):
             of_set.served, of_set.tries, of_set.trouble = True, 0, ""
         kept = (of_set.template, None if of_set.served else of_set.before)
@@ -125,31 +125,31 @@ class StandingSets:
         self._stand_aside(of_set, stale, fresh)
         self._wake(name, of_set)
         if record.gangs == 0 and not of_set.gangs:
-            books.agenda.cancel(("surge", name))
-            books.agenda.cancel(("ready", name))
-            del books.sets[name]
-            books.ledger.push_status(name)
+            scheduler_state.agenda.cancel(("surge", name))
+            scheduler_state.agenda.cancel(("ready", name))
+            del scheduler_state.sets[name]
+            scheduler_state.ledger.push_status(name)
             return
         status = self._describe(of_set)
         if of_set.status is None or status != of_set.status.model_copy(update={"at": 0.0}):
             of_set.status = status
-            books.ledger.push_status(name)
+            scheduler_state.ledger.push_status(name)
 
     def _steady(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
         """Ready for long enough."""
-        return gang.serves and self._books.now >= gang.ready_at + of_set.record.min_ready_s
+        return gang.serves and self._state.now >= gang.ready_at + of_set.record.min_ready_s
 
     def _wake(self, name: str, of_set: StandingSetState) -> None:
         """Look again when the next gang has been ready for long enough."""
-        books = self._books
-        ready = [gang for gang in map(books.gangs.__getitem__, of_set.gangs) if gang.serves]
+        scheduler_state = self._state
+        ready = [gang for gang in map(scheduler_state.gangs.__getitem__, of_set.gangs) if gang.serves]
         times = [gang.ready_at + of_set.record.min_ready_s for gang in ready if not self._steady(gang, of_set)]
         if times:
-            books.agenda.set(("ready", name), min(times))
+            scheduler_state.agenda.set(("ready", name), min(times))
 
     def _describe(self, of_set: StandingSetState) -> GangSetStatus:
-        books, record = self._books, of_set.record
-        gangs = [books.gangs[gang] for gang in of_set.gangs]
+        scheduler_state, record = self._state, of_set.record
+        gangs = [scheduler_state.gangs[gang] for gang in of_set.gangs]
         mine = [gang for gang in gangs if gang.spec == record.template and not self._graces(gang)]
         serving = [gang for gang in gangs if gang.ready and gang.step in (GangStep.FORMED, GangStep.RETIRING)]
         ready = sum(gang in mine and gang.step is GangStep.FORMED for gang in serving)
@@ -192,21 +192,21 @@ class StandingSets:
     ) -> None:
         """Replacements that found no room for long enough: let the set be short of one gang, so that there is room.
         Of one more each time, while gangs on draining workers are left: those have to go in any case."""
-        books = self._books
+        scheduler_state = self._state
         patience_s = self._patience_s(of_set, stale, fresh)
         if not stale or patience_s == math.inf:
             of_set.short = min(of_set.short, 1) if stale else 0
             of_set.wait_from = None
-            books.agenda.cancel(("surge", name))
+            scheduler_state.agenda.cancel(("surge", name))
             return
         if of_set.wait_from is None:
-            of_set.wait_from = books.now
+            of_set.wait_from = scheduler_state.now
         limit_s = patience_s if of_set.short == 0 else max(patience_s, _LOOK_AGAIN_S)
-        if books.now >= of_set.wait_from + limit_s:
+        if scheduler_state.now >= of_set.wait_from + limit_s:
             if of_set.short == 0 or any(self._graces(gang) for gang in stale):
                 of_set.short += 1
-            of_set.wait_from, limit_s = books.now, max(patience_s, _LOOK_AGAIN_S)
-        books.agenda.set(("surge", name), of_set.wait_from + limit_s)
+            of_set.wait_from, limit_s = scheduler_state.now, max(patience_s, _LOOK_AGAIN_S)
+        scheduler_state.agenda.set(("surge", name), of_set.wait_from + limit_s)
 
     def _patience_s(self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]) -> float:
         """How long the old gangs wait for their replacements. Those that have room and start are waited for; but a
@@ -221,13 +221,13 @@ class StandingSets:
     ) -> list[ManagedGang]:
         """Gangs out of date go one by one, as their replacements have been ready for long enough; at once if there are
         too many anyway."""
-        books, record = self._books, of_set.record
+        scheduler_state, record = self._state, of_set.record
         steady = sum(self._steady(gang, of_set) for gang in fresh)
         wanted = max(0, record.gangs - steady)
         short = max(of_set.short, 1 - record.surge)
         remaining = list(stale)
         for gang in sorted(stale, key=lambda gang: (not self._graces(gang), gang.serves, gang.created_at, gang.id)):
-            retiring = any(_leaving(books.gangs[other]) for other in of_set.gangs)
+            retiring = any(_leaving(scheduler_state.gangs[other]) for other in of_set.gangs)
             if len(remaining) <= max(0, wanted - short):
                 break
             if retiring and len(remaining) + len(fresh) <= record.gangs + record.surge:
@@ -253,54 +253,54 @@ class StandingSets:
         if self._graces(gang):
             return True
         freed = {worker: sum(seat.slots for seat in seats) for worker, seats in gang.seats_by_worker.items()}
-        return place(of_set.template, self._books.inventory.claimable, changes=freed) is not None
+        return place(of_set.template, self._state.inventory.claimable, changes=freed) is not None
 
     def _stand_aside(self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]) -> None:
         """Replacements beside gangs that still serve wait without being in anybody's way. When it is their turn, they
         have the place in the queue of the gang that went."""
-        books = self._books
+        scheduler_state = self._state
         waiting = sorted((gang for gang in fresh if gang.step is not GangStep.FORMED), key=lambda gang: gang.made)
         too_many = max(0, len(stale) + len(fresh) - of_set.record.gangs)
         due = len(waiting) - too_many
         for number, gang in enumerate(waiting):
             aside = number >= due
             if gang.aside and not aside:
-                books.set_place(gang, of_set.take_place(gang.created_at))
+                scheduler_state.set_place(gang, of_set.take_place(gang.created_at))
             if gang.aside is not aside:
                 gang.aside = aside
-                books.look_for_room = True
+                scheduler_state.look_for_room = True
         if not stale:
             of_set.places.clear()
 
     def _grow(
         self, name: str, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]
     ) -> list[ManagedGang]:
-        books, record = self._books, of_set.record
+        scheduler_state, record = self._state, of_set.record
         missing = record.gangs - len(stale) - len(fresh)
         forming = not all(self._steady(gang, of_set) for gang in fresh)
         surge = record.surge and not of_set.short
         if missing <= 0 and stale and surge and not forming and len(fresh) < record.gangs:
-            retiring = any(_leaving(books.gangs[gang]) for gang in of_set.gangs)
+            retiring = any(_leaving(scheduler_state.gangs[gang]) for gang in of_set.gangs)
             missing = 0 if retiring else 1
-        if missing > 0 and books.now < of_set.not_before:
-            books.agenda.set(("set", name), of_set.not_before)
+        if missing > 0 and scheduler_state.now < of_set.not_before:
+            scheduler_state.agenda.set(("set", name), of_set.not_before)
             return []
         made: list[ManagedGang] = []
         for _ in range(missing):
-            books.made += 1
+            scheduler_state.made += 1
             gang = ManagedGang(
-                id=f"{name}-{books.term}-{books.made}",
+                id=f"{name}-{scheduler_state.term}-{scheduler_state.made}",
                 spec=of_set.template,
                 owner_token="",
                 gangset=name,
-                created_at=of_set.take_place(books.wall),
-                queued_at=books.now,
-                made=books.made,
+                created_at=of_set.take_place(scheduler_state.wall),
+                queued_at=scheduler_state.now,
+                made=scheduler_state.made,
             )
-            books.add(gang)
+            scheduler_state.add(gang)
             made.append(gang)
-            books.tell(GangEventKind.QUEUED, gang)
-            books.sets_to_look_at[name] = None  # the time that it may wait beside another begins
+            scheduler_state.tell(GangEventKind.QUEUED, gang)
+            scheduler_state.sets_to_look_at[name] = None  # the time that it may wait beside another begins
         return made
 
     def _out_of_date(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
@@ -310,22 +310,24 @@ class StandingSets:
 
     def _graces(self, gang: ManagedGang) -> list[float | None]:
         """Of the gang's workers that drain, how long their drains take at most, where they say so."""
-        workers = (self._books.inventory.workers.get(worker) for worker in gang.seats_by_worker)
+        workers = (self._state.inventory.workers.get(worker) for worker in gang.seats_by_worker)
         return [view.facts.drain_grace_s for view in workers if view is not None and view.draining]
 
     def _retire(self, gang: ManagedGang) -> None:
         if gang.step is GangStep.FORMED and not gang.starting:
             move(gang, Move.RETIRE)
-            self._books.commit(CommitKind.RETIRE, gang)
+            self._state.commit(CommitKind.RETIRE, gang)
         else:
             self._teardown.end(gang, Failure(cause=Cause.REPLACED))
 
     def retiring(self, gang: ManagedGang) -> None:
         """The ledger says that it retires: tell callers, and give them time to go elsewhere."""
-        books = self._books
-        of_set = books.sets.get(gang.gangset or "")
-        books.tell(GangEventKind.RETIRING, gang)
-        books.agenda.set(("retire", gang.id), books.now + (of_set.record.retire_s if of_set is not None else 0.0))
+        scheduler_state = self._state
+        of_set = scheduler_state.sets.get(gang.gangset or "")
+        scheduler_state.tell(GangEventKind.RETIRING, gang)
+        scheduler_state.agenda.set(
+            ("retire", gang.id), scheduler_state.now + (of_set.record.retire_s if of_set is not None else 0.0)
+        )
 
     def retired(self, gang: ManagedGang) -> None:
         if gang.step is GangStep.RETIRING:

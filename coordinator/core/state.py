@@ -201,29 +201,31 @@ class SchedulerState:
         waiters.clear()
 
 
-def check(books: SchedulerState) -> None:
+def check(scheduler_state: SchedulerState) -> None:
     """Raises:
     AssertionError: names the gang and what is wrong with it.
     """
-    assert not books.out, "effects were left behind"
-    if not books.leading:
-        assert not books.gangs and books.agenda.next_at is None, "a coordinator that does not lead remembers gangs"
+    assert not scheduler_state.out, "effects were left behind"
+    if not scheduler_state.leading:
+        assert not scheduler_state.gangs and scheduler_state.agenda.next_at is None, (
+            "a coordinator that does not lead remembers gangs"
+        )
         return
-    queued = {gang.id for gang in books.gangs.values() if gang.step is GangStep.QUEUED}
-    assert set(books.queue) == queued, "the queue is not exactly the queued gangs"
-    for gang in books.gangs.values():
-        _check_gang(books, gang)
-    for worker, here in books.on.items():
+    queued = {gang.id for gang in scheduler_state.gangs.values() if gang.step is GangStep.QUEUED}
+    assert set(scheduler_state.queue) == queued, "the queue is not exactly the queued gangs"
+    for gang in scheduler_state.gangs.values():
+        _check_gang(scheduler_state, gang)
+    for worker, here in scheduler_state.on.items():
         assert here, f"{worker} is listed without gangs"
         for gang_id in here:
-            assert worker in books.gangs[gang_id].seats_by_worker, f"{gang_id} is listed on {worker}"
-    if books.head is not None:
-        assert books.head.gang in books.queue, "the head does not wait"
-        assert not books.gangs[books.head.gang].aside, "the head is one that stands aside"
-    assert not (books.ledger.line and not books.ledger.busy), "commits wait, and none is in flight"
-    for worker, view in books.inventory.workers.items():
-        assert view.free == books.inventory.free.get(worker) or view.draining, f"free slots of {worker}"
-        held = [gang.attempt for gang in books.gangs.values() if gang.attempt is not None]
+            assert worker in scheduler_state.gangs[gang_id].seats_by_worker, f"{gang_id} is listed on {worker}"
+    if scheduler_state.head is not None:
+        assert scheduler_state.head.gang in scheduler_state.queue, "the head does not wait"
+        assert not scheduler_state.gangs[scheduler_state.head.gang].aside, "the head is one that stands aside"
+    assert not (scheduler_state.ledger.line and not scheduler_state.ledger.busy), "commits wait, and none is in flight"
+    for worker, view in scheduler_state.inventory.workers.items():
+        assert view.free == scheduler_state.inventory.free.get(worker) or view.draining, f"free slots of {worker}"
+        held = [gang.attempt for gang in scheduler_state.gangs.values() if gang.attempt is not None]
         charged = sum(
             sum(seat.slots for seat in attempt.wanted[worker])
             for attempt in held
@@ -232,11 +234,11 @@ def check(books: SchedulerState) -> None:
         assert view.charged <= charged, f"{worker} is charged for {view.charged} slots, asked for {charged}"
 
 
-def _check_gang(books: SchedulerState, gang: ManagedGang) -> None:
+def _check_gang(scheduler_state: SchedulerState, gang: ManagedGang) -> None:
     granted = gang.step in GRANTED
     assert gang.step is not GangStep.ENDED, f"{gang} is remembered"
     assert bool(gang.seats) == (granted or gang.step is GangStep.STOPPING), f"{gang} has {len(gang.seats)} seats"
-    listed = all(gang.id in books.on.get(worker, {}) for worker in gang.seats_by_worker)
+    listed = all(gang.id in scheduler_state.on.get(worker, {}) for worker in gang.seats_by_worker)
     assert not granted or listed, f"{gang} is granted and not listed on its workers"
     assert granted or not (gang.starting or gang.ready), f"{gang} starts, or is ready, and is not granted"
     assert not (gang.starting and gang.ready), f"{gang} is ready, and {list(gang.starting)} have not started"
@@ -252,7 +254,7 @@ def _check_gang(books: SchedulerState, gang: ManagedGang) -> None:
     must_hold = gang.step in (GangStep.HOLDING, GangStep.COMMITTING, GangStep.REJOINING)
     assert (gang.attempt is not None) == must_hold or gang.step is GangStep.REPAIRING, f"{gang} holds: {gang.attempt}"
     waits = gang.step is GangStep.REPAIRING and gang.attempt is None
-    assert (gang.id in books.repairs) == waits, f"{gang} waits for repair"
+    assert (gang.id in scheduler_state.repairs) == waits, f"{gang} waits for repair"
     timers = {
         GangStep.HOLDING: "hold",
         GangStep.REPAIRING: "repair",
@@ -261,8 +263,11 @@ def _check_gang(books: SchedulerState, gang: ManagedGang) -> None:
         GangStep.BACKOFF: "backoff",
     }
     timer = timers.get(gang.step)
-    assert timer is None or (timer, gang.id) in books.agenda, f"{gang} waits without the timer {timer!r}"
-    commits = [*books.ledger.line, *([books.ledger.in_flight] if books.ledger.in_flight else [])]
+    assert timer is None or (timer, gang.id) in scheduler_state.agenda, f"{gang} waits without the timer {timer!r}"
+    commits = [
+        *scheduler_state.ledger.line,
+        *([scheduler_state.ledger.in_flight] if scheduler_state.ledger.in_flight else []),
+    ]
     on_its_way = any(pending.gang == gang.id for pending in commits)
     writing = gang.step in (GangStep.COMMITTING, GangStep.REJOINING, GangStep.CLOSING)
     assert not writing or on_its_way, f"{gang} waits for a commit that is not in line"

@@ -33,61 +33,63 @@ BLAMELESS = FINAL | {Cause.PREEMPTED, Cause.DRAINED}
 class Teardown:
     """Takes gangs down. A part of the core."""
 
-    def __init__(self, books: SchedulerState) -> None:
-        self._books = books
+    def __init__(self, scheduler_state: SchedulerState) -> None:
+        self._state = scheduler_state
 
     def close(self, gang: ManagedGang, failure: Failure, *, ends: bool, delay_s: float = 0.0) -> None:
         """End the generation of a formed gang."""
-        books = self._books
-        holds.abandon(books, gang)
-        books.repairs.pop(gang.id, None)
-        books.agenda.cancel(("repair", gang.id))
-        books.agenda.cancel(("retire", gang.id))
+        scheduler_state = self._state
+        holds.abandon(scheduler_state, gang)
+        scheduler_state.repairs.pop(gang.id, None)
+        scheduler_state.agenda.cancel(("repair", gang.id))
+        scheduler_state.agenda.cancel(("retire", gang.id))
         gang.closing = TeardownProgress(failure=failure, ends=ends, delay_s=delay_s)
         gang.doom = None
         gang.lost.clear()
         gang.ready = False
         gang.starting.clear()
-        books.look_at_set(gang)
+        scheduler_state.look_at_set(gang)
         gang.reason, gang.rank = failure.text, failure.rank
         move(gang, Move.CLOSE)
-        books.commit(CommitKind.CLOSE, gang)
+        scheduler_state.commit(CommitKind.CLOSE, gang)
 
     def closed(self, gang: ManagedGang) -> None:
         """The batch is committed: tell the members."""
-        books, closing = self._books, gang.closing
+        scheduler_state, closing = self._state, gang.closing
         assert closing is not None
         move(gang, Move.COMMITTED)
-        books.unseat(gang)
+        scheduler_state.unseat(gang)
         self.stop(gang)
-        books.tell(GangEventKind.TORN_DOWN, gang, ends=closing.ends)
+        scheduler_state.tell(GangEventKind.TORN_DOWN, gang, ends=closing.ends)
 
     def stop(self, gang: ManagedGang) -> None:
         """Tell the workers of a gang in STOPPING, and wait for those that are there."""
-        books, closing = self._books, gang.closing
+        scheduler_state, closing = self._state, gang.closing
         assert closing is not None and gang.step is GangStep.STOPPING
-        closing.waiting = {worker: None for worker in gang.seats_by_worker if worker in books.inventory.workers}
-        closing.until = books.now + gang.spec.grace_s + books.settings.stop_margin_s
-        books.agenda.set(("stop", gang.id), closing.until)
+        closing.waiting = {
+            worker: None for worker in gang.seats_by_worker if worker in scheduler_state.inventory.workers
+        }
+        closing.until = scheduler_state.now + gang.spec.grace_s + scheduler_state.settings.stop_margin_s
+        scheduler_state.agenda.set(("stop", gang.id), closing.until)
         for worker in gang.seats_by_worker:
             self._send(gang, worker)
-        books.agenda.set(("resend", gang.id), books.now + books.settings.resend_s)
+        scheduler_state.agenda.set(("resend", gang.id), scheduler_state.now + scheduler_state.settings.resend_s)
         if not closing.waiting:
             # Before the caller has told of the teardown nothing may be told of what follows.
-            books.agenda.set(("stop", gang.id), books.now)
+            scheduler_state.agenda.set(("stop", gang.id), scheduler_state.now)
 
     def resend(self, gang: ManagedGang) -> None:
         if gang.step is GangStep.STOPPING and gang.closing is not None:
             for worker in gang.closing.waiting:
                 self._send(gang, worker)
-            self._books.agenda.set(("resend", gang.id), self._books.now + self._books.settings.resend_s)
+            self._state.agenda.set(("resend", gang.id), self._state.now + self._state.settings.resend_s)
 
     def confirmed(self, worker: WorkerId, gang_id: str, generation: int, load: Load | None) -> None:
         """All has stopped on that worker, or it is gone (no load)."""
-        books = self._books
-        if load is not None and books.inventory.load(worker, load):
-            books.look_for_room = True
-        gang = books.gangs.get(gang_id)
+        scheduler_state = self._state
+        if load is not None and scheduler_state.inventory.load(worker, load):
+            scheduler_state.look_for_room = True
+        gang = scheduler_state.gangs.get(gang_id)
         if gang is None or gang.step is not GangStep.STOPPING or gang.generation != generation or gang.closing is None:
             return
         gang.closing.waiting.pop(worker, None)
@@ -96,11 +98,11 @@ class Teardown:
 
     def stopped(self, gang: ManagedGang) -> None:
         """All have confirmed, or the time is up."""
-        books, closing = self._books, gang.closing
+        scheduler_state, closing = self._state, gang.closing
         if gang.step is not GangStep.STOPPING or closing is None:
             return
-        books.agenda.cancel(("stop", gang.id))
-        books.agenda.cancel(("resend", gang.id))
+        scheduler_state.agenda.cancel(("stop", gang.id))
+        scheduler_state.agenda.cancel(("resend", gang.id))
         unconfirmed = tuple(str(worker) for worker in closing.waiting)
         gang.seats, gang.rendezvous = (), None
         if closing.ends:
@@ -109,9 +111,9 @@ class Teardown:
             return
         move(gang, Move.RESTART)
         gang.generation += 1
-        books.tell(GangEventKind.RESTARTING, gang, unconfirmed=unconfirmed)
+        scheduler_state.tell(GangEventKind.RESTARTING, gang, unconfirmed=unconfirmed)
         if closing.delay_s > 0:
-            books.agenda.set(("backoff", gang.id), books.now + closing.delay_s)
+            scheduler_state.agenda.set(("backoff", gang.id), scheduler_state.now + closing.delay_s)
         else:
             self.again(gang)
 
@@ -120,13 +122,13 @@ class Teardown:
         if gang.step is GangStep.BACKOFF:
             move(gang, Move.ELAPSED)
             gang.closing = None
-            gang.queued_at = self._books.now
-            self._books.enqueue(gang)
+            gang.queued_at = self._state.now
+            self._state.enqueue(gang)
 
     def drop(self, gang: ManagedGang, failure: Failure, error: GanglineError | None = None) -> None:
         """Forget a gang that has no members: queued, holding or in backoff."""
-        holds.abandon(self._books, gang)
-        self._books.queue.discard(gang.id)
+        holds.abandon(self._state, gang)
+        self._state.queue.discard(gang.id)
         move(gang, Move.DROP)
         gang.closing = TeardownProgress(failure=failure, ends=True)
         gang.reason, gang.rank = failure.text, failure.rank
@@ -148,7 +150,7 @@ class Teardown:
                 pass
 
     def _send(self, gang: ManagedGang, worker: WorkerId, only: tuple[Seat, ...] = ()) -> None:
-        self._books.out.append(
+        self._state.out.append(
             SendTeardown(
                 worker=worker,
                 request=TeardownRequest(
@@ -166,7 +168,7 @@ class Teardown:
         """Free what is left of the lost ranks of a gang in REPAIRING. Not fenced: they have failed already."""
         for worker, seats in gang.seats_by_worker.items():
             lost = tuple(seat for seat in seats if seat.rank in gang.lost)
-            if lost and worker in self._books.inventory.workers:
+            if lost and worker in self._state.inventory.workers:
                 self._send(gang, worker, lost)
 
     def leave(self, gang: ManagedGang, workers: list[WorkerId]) -> None:
@@ -175,37 +177,39 @@ class Teardown:
             self._send(gang, worker)
 
     def _forget(self, gang: ManagedGang, unconfirmed: tuple[str, ...], error: GanglineError | None = None) -> None:
-        books = self._books
+        scheduler_state = self._state
         assert gang.step is GangStep.ENDED and gang.step not in GRANTED
         for timer in ("owner", "deadline", "retry", "starve", "backoff"):
-            books.agenda.cancel((timer, gang.id))
-        del books.gangs[gang.id]
-        books.look_for_room = True
-        if gang.gangset is not None and gang.gangset in books.sets:
+            scheduler_state.agenda.cancel((timer, gang.id))
+        del scheduler_state.gangs[gang.id]
+        scheduler_state.look_for_room = True
+        if gang.gangset is not None and gang.gangset in scheduler_state.sets:
             self._leave_set(gang)
         if gang.persisted:
-            books.ledger.push(CommitKind.END, gang.id, record=record_of(gang, GangState.ENDED))
-        books.ended[gang.id] = FinishedGang(at=books.now, owner_token=gang.owner_token, reply=gang.describe())
-        while len(books.ended) > books.settings.ended_keep:
-            del books.ended[next(iter(books.ended))]
-        books.agenda.set(("forget", gang.id), books.now + books.settings.ended_keep_s)
-        books.tell(GangEventKind.ENDED, gang, unconfirmed=unconfirmed, ends=True)
-        books.answer_all(gang.releasers, gang)
+            scheduler_state.ledger.push(CommitKind.END, gang.id, record=record_of(gang, GangState.ENDED))
+        scheduler_state.ended[gang.id] = FinishedGang(
+            at=scheduler_state.now, owner_token=gang.owner_token, reply=gang.describe()
+        )
+        while len(scheduler_state.ended) > scheduler_state.settings.ended_keep:
+            del scheduler_state.ended[next(iter(scheduler_state.ended))]
+        scheduler_state.agenda.set(("forget", gang.id), scheduler_state.now + scheduler_state.settings.ended_keep_s)
+        scheduler_state.tell(GangEventKind.ENDED, gang, unconfirmed=unconfirmed, ends=True)
+        scheduler_state.answer_all(gang.releasers, gang)
         for waiter in (*gang.waiters, *gang.queue_waiters):
-            books.out.append(AnswerRequest(reply_to=waiter, error=error or _error_of(gang)))
+            scheduler_state.out.append(AnswerRequest(reply_to=waiter, error=error or _error_of(gang)))
 
     def _leave_set(self, gang: ManagedGang) -> None:
-        books = self._books
+        scheduler_state = self._state
         assert gang.gangset is not None
-        of_set = books.sets[gang.gangset]
+        of_set = scheduler_state.sets[gang.gangset]
         of_set.gangs.pop(gang.id, None)
         closing = gang.closing
         if closing is not None and closing.failure.cause not in BLAMELESS:
             of_set.failures += 1
-            wait = exponential_s(gang.spec.backoff_s, books.settings.restart_max_s, of_set.failures)
-            of_set.not_before = books.now + wait
-            books.agenda.set(("set", gang.gangset), of_set.not_before)
-        books.sets_to_look_at[gang.gangset] = None
+            wait = exponential_s(gang.spec.backoff_s, scheduler_state.settings.restart_max_s, of_set.failures)
+            of_set.not_before = scheduler_state.now + wait
+            scheduler_state.agenda.set(("set", gang.gangset), of_set.not_before)
+        scheduler_state.sets_to_look_at[gang.gangset] = None
 
 
 def _error_of(gang: ManagedGang) -> GanglineError:

@@ -201,7 +201,7 @@ class ElectionCore:
         self._renewing = False
 
     def __repr__(self) -> str:
-        return f"<Election {self.instance} {self.role.value} term={self.term}>"
+        return f"<ElectionCore {self.instance} {self.role.value} term={self.term}>"
 
     def start(self) -> list[ElectionEffect]:
         return [ReadLeader()]

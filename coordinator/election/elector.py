@@ -57,7 +57,7 @@ class Elector:
         self._on_yield = on_yield
         self._on_outage = on_outage
         self._log = log
-        self._chores = TaskSet("election", log)
+        self._tasks = TaskSet("election", log)
         self._subscriptions: list[Subscription] = []
         self._timer: asyncio.TimerHandle | None = None
         self._started = False
@@ -69,7 +69,7 @@ class Elector:
         """What we wrote, or tried to write, last."""
 
     def __repr__(self) -> str:
-        return f"<Candidacy {self.election!r}>"
+        return f"<Elector {self.election!r}>"
 
     async def start(self) -> None:
         """Take part from now on.
@@ -92,12 +92,12 @@ class Elector:
         effects = self.election.handle(on.Resigned(**self._clock.moment()))
         if self._timer is not None:
             self._timer.cancel()
-        self._chores.cancel()
+        self._tasks.cancel()
         for effect in effects:
             if isinstance(effect, on.YieldLeadership):
                 self._on_yield(effect.reason)
         await self._unsubscribe()
-        await self._chores.rest()
+        await self._tasks.rest()
         if leading:
             await self._withdraw()
 
@@ -133,9 +133,9 @@ class Elector:
         for effect in effects:
             match effect:
                 case on.Claim():
-                    self._chores.start(self._claim(effect))
+                    self._tasks.start(self._claim(effect))
                 case on.RenewLeadership():
-                    self._chores.start(self._renew(effect))
+                    self._tasks.start(self._renew(effect))
                 case on.ReadLeader():
                     self._look()
                 case on.BecomeLeader():
@@ -244,7 +244,7 @@ class Elector:
             self._look_again = True
             return
         self._looking = True
-        self._chores.start(self._read())
+        self._tasks.start(self._read())
 
     async def _read(self) -> None:
         try:

@@ -32,7 +32,7 @@ class SetDeclarations:
         leader: LeaderKey,
         shard: Shard,
         clock: EventClock,
-        chores: TaskSet,
+        tasks: TaskSet,
         *,
         feed: Callable[[on.Happening], None],
         deposed: Callable[[], None],
@@ -42,7 +42,7 @@ class SetDeclarations:
         self._leader = leader
         self._shard = shard
         self._clock = clock
-        self._chores = chores
+        self._tasks = tasks
         self._feed = feed
         self._deposed = deposed
         self._log = log
@@ -66,7 +66,7 @@ class SetDeclarations:
         self._subscription = await self._kv.watch(Names.gangset_key(), on_entry)
         # What was deleted since it was read is not in the watch.
         for key in [key for key in standing if key not in seen]:
-            self._chores.start(self._gone(key))
+            self._tasks.start(self._gone(key))
 
     async def stop(self) -> None:
         """Idempotent, and safe before `start`."""
@@ -88,7 +88,7 @@ class SetDeclarations:
     def _on_entry(self, entry: KvEntry) -> None:
         if entry.operation is KvOperation.DELETE:
             if entry.key in self._standing:
-                self._chores.start(self._gone(entry.key))
+                self._tasks.start(self._gone(entry.key))
             return
         if self._standing.get(entry.key) == entry.value:
             return  # the watch began, or the bucket was made anew

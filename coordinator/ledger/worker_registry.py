@@ -94,9 +94,9 @@ class WorkerRegistry:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._entries: dict[WorkerId, RegisteredWorker] = {}
-        self._chores = TaskSet("census", log)
+        self._tasks = TaskSet("census", log)
         self._silent: SuspectProber[WorkerId] = SuspectProber(
-            self._chores,
+            self._tasks,
             ask=self._beats,
             on_lost=self._silenced,
             on_failed=self._not_asked,
@@ -112,13 +112,13 @@ class WorkerRegistry:
         self._pulling = asyncio.Lock()
         self._pulled_at = _NEVER
         """When the last reading that succeeded began."""
-        self.audience: RegistryListener | None = None
+        self.listener: RegistryListener | None = None
 
     def __len__(self) -> int:
         return sum(entry.lives for entry in self._entries.values())
 
     def __repr__(self) -> str:
-        return f"<Census {len(self)} of {len(self._entries)} workers live>"
+        return f"<WorkerRegistry {len(self)} of {len(self._entries)} workers live>"
 
     async def start(self) -> None:
         """Follow.
@@ -135,14 +135,14 @@ class WorkerRegistry:
         except BaseException:
             await self._unsubscribe()
             raise
-        self._chores.start(self._look_for_silence())
-        self._chores.start(self._reconcile())
+        self._tasks.start(self._look_for_silence())
+        self._tasks.start(self._reconcile())
 
     async def stop(self) -> None:
         """Idempotent, and safe before `start`."""
-        self._chores.cancel()
+        self._tasks.cancel()
         await self._unsubscribe()
-        await self._chores.rest()
+        await self._tasks.rest()
 
     async def _unsubscribe(self) -> None:
         subscriptions, self._subscriptions = self._subscriptions, []
@@ -266,8 +266,8 @@ class WorkerRegistry:
         if entry.registration.instance != record.instance:
             entry.beat = None
         entry.registration, entry.revision = record, revision
-        if entry.lives and self.audience is not None:
-            self.audience.worker_seen(entry.facts())
+        if entry.lives and self.listener is not None:
+            self.listener.worker_seen(entry.facts())
 
     def _beat(self, worker: WorkerId, beat: Heartbeat) -> None:
         entry = self._entries.get(worker)
@@ -279,12 +279,12 @@ class WorkerRegistry:
         self._silent.clear(worker)
         known, entry.lives = entry.lives and not entry.doubted, True
         entry.doubted = False
-        if self.audience is None:
+        if self.listener is None:
             return
         if known:
-            self.audience.load_seen(worker, beat.epoch, load_of(beat))
+            self.listener.load_seen(worker, beat.epoch, load_of(beat))
         else:
-            self.audience.worker_seen(entry.facts())
+            self.listener.worker_seen(entry.facts())
 
     # -- who is not heard --------------------------------------------------------------------------------------------
 
@@ -332,8 +332,8 @@ class WorkerRegistry:
         entry.lives = False
         self._silent.clear(worker)
         self._log.info("%s is gone: %s", worker, why, extra={"action": "worker.gone", "worker": str(worker)})
-        if self.audience is not None:
-            self.audience.worker_gone(worker, why)
+        if self.listener is not None:
+            self.listener.worker_gone(worker, why)
 
     async def _reconcile(self) -> None:
         """What a live feed can miss: read all, and forget registrations that have gone."""

@@ -29,7 +29,7 @@ class GangLedgerWriter:
         kv: KeyValue,
         leader: LeaderKey,
         clock: EventClock,
-        chores: TaskSet,
+        tasks: TaskSet,
         *,
         feed: Callable[[on.Happening], None],
         deposed: Callable[[], None],
@@ -43,16 +43,16 @@ class GangLedgerWriter:
         self._kv = kv
         self._leader = leader
         self._clock = clock
-        self._chores = chores
+        self._tasks = tasks
         self._feed = feed
         self._deposed = deposed
         self._log = log
 
     def commit(self, effect: do.Commit) -> None:
-        self._chores.start(self._commit(effect))
+        self._tasks.start(self._commit(effect))
 
     def refence(self, effect: do.WriteFence) -> None:
-        self._chores.start(self._refence(effect))
+        self._tasks.start(self._refence(effect))
 
     async def _commit(self, effect: do.Commit) -> None:
         ids = {"gang": effect.gang, "what": effect.what}

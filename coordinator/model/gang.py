@@ -144,7 +144,7 @@ class ManagedGang:
     """Seats, and the same by worker; to be made anew when `seats` are others."""
 
     def __repr__(self) -> str:
-        return f"<Gang {self.id} {self.step.value} generation={self.generation} size={self.spec.size}>"
+        return f"<ManagedGang {self.id} {self.step.value} generation={self.generation} size={self.spec.size}>"
 
     def __hash__(self) -> int:
         return hash(self.id)

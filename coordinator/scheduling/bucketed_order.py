@@ -30,7 +30,7 @@ class BucketedOrder(Generic[K]):
         return key in self._level
 
     def __repr__(self) -> str:
-        return f"<Ranked {len(self._level)} keys on {len(self._levels)} levels>"
+        return f"<BucketedOrder {len(self._level)} keys on {len(self._levels)} levels>"
 
     def get(self, key: K) -> int:
         """The key's level; 0 if it is not there."""

@@ -29,9 +29,9 @@ class GangEffectExecutor:
 
     def __init__(
         self,
-        office: CoordinatorContext,
+        context: CoordinatorContext,
         core: SchedulerCore,
-        chores: TaskSet,
+        tasks: TaskSet,
         *,
         feed: Callable[[on.Happening], None],
         trusted: Callable[[], bool],
@@ -42,41 +42,41 @@ class GangEffectExecutor:
             feed: gives an event to the core.
             trusted: whether we may act as the leader at this instant.
         """
-        self._office = office
+        self._context = context
         self._feed = feed
         self._log = log
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
-        clock, bus, names, census = office.clock, office.bus, office.names, office.census
+        clock, bus, names, worker_registry = context.clock, context.bus, context.names, context.worker_registry
         self._traces = traces = GangTracer()
         self.gauges = CoordinatorGauges(CoordinatorMetrics(names.namespace, core.statistics), lambda: clock.now, log)
-        self.errands = WorkerRpc(
+        self.worker_rpc = WorkerRpc(
             bus,
             names,
             clock,
-            core=office.settings,
-            shell=office.shell,
+            core=context.settings,
+            shell=context.shell,
             feed=feed,
-            channel=census.channel,
-            heard=census.heard,
-            doubt=census.doubt,
-            witness=traces,
+            channel=worker_registry.channel,
+            heard=worker_registry.heard,
+            doubt=worker_registry.doubt,
+            observer=traces,
             log=log,
         )
-        deposed = office.candidacy.deposed
-        self._scribe = GangLedgerWriter(office.kv, office.leader, clock, chores, feed=feed, deposed=deposed, log=log)
-        self.desk = RequestServer(
+        deposed = context.elector.deposed
+        self._writer = GangLedgerWriter(context.kv, context.leader, clock, tasks, feed=feed, deposed=deposed, log=log)
+        self.request_server = RequestServer(
             bus,
-            office.kv,
+            context.kv,
             names,
             clock,
-            chores,
+            tasks,
             core,
-            census,
+            worker_registry,
             traces,
             feed=feed,
             trusted=trusted,
-            counts=office.counts,
+            counts=context.counts,
             log=log,
         )
 
@@ -85,8 +85,8 @@ class GangEffectExecutor:
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
-        self.errands.close()
-        self.desk.close(resigned=resigned)
+        self.worker_rpc.close()
+        self.request_server.close(resigned=resigned)
         self._traces.close()
         self.gauges.close()
 
@@ -98,15 +98,15 @@ class GangEffectExecutor:
 
     def _hold(self, effect: do.SendHold) -> None:
         self._traces.hold(effect.worker, effect.request, effect.traceparent)
-        self.errands.hold(effect)
+        self.worker_rpc.hold(effect)
 
     def _form(self, effect: do.SendForm) -> None:
         request = self._traces.form(effect.worker, effect.request)
-        self.errands.form(do.SendForm(worker=effect.worker, request=request))
+        self.worker_rpc.form(do.SendForm(worker=effect.worker, request=request))
 
     def _commit(self, effect: do.Commit) -> None:
         self.gauges.committing(effect)
-        self._scribe.commit(effect)
+        self._writer.commit(effect)
 
     def _stop(self, effect: do.StepDown) -> None:
         self._log.info("leads no more: %s", effect.reason, extra={"action": "coordinator.yields"})
@@ -120,7 +120,7 @@ class GangEffectExecutor:
 
     def _tick(self, at: float) -> None:
         self._timer = None
-        clock = self._office.clock
+        clock = self._context.clock
         early_s = at - clock.now
         if early_s > 0:
             # Loops that count in milliseconds ring up to one too early; the core would find nothing due, and ask for
@@ -132,7 +132,7 @@ class GangEffectExecutor:
     def _broadcast(self, event: GangEvent) -> None:
         self.gauges.happened(event)
         self._traces.happened(event)
-        names, bus = self._office.names, self._office.bus
+        names, bus = self._context.names, self._context.bus
         try:
             bus.publish(names.gang_event(event.gang), event.model_dump_json(exclude_none=True).encode())
         except GanglineError as error:
@@ -141,16 +141,16 @@ class GangEffectExecutor:
 
 HANDLERS: Final[dict[type[do.Effect], Callable[[GangEffectExecutor, Any], None]]] = {
     do.SendHold: GangEffectExecutor._hold,
-    do.ReleaseHold: lambda hands, effect: hands.errands.unhold(effect),
-    do.SendReserve: lambda hands, effect: hands.errands.keep(effect),
+    do.ReleaseHold: lambda executor, effect: executor.worker_rpc.unhold(effect),
+    do.SendReserve: lambda executor, effect: executor.worker_rpc.keep(effect),
     do.Commit: GangEffectExecutor._commit,
-    do.WriteFence: lambda hands, effect: hands._scribe.refence(effect),
+    do.WriteFence: lambda executor, effect: executor._writer.refence(effect),
     do.SendForm: GangEffectExecutor._form,
-    do.SendTeardown: lambda hands, effect: hands.errands.teardown(effect),
-    do.PingWorker: lambda hands, effect: hands.errands.ping(effect),
-    do.Broadcast: lambda hands, effect: hands._broadcast(effect.event),
-    do.AnswerRequest: lambda hands, effect: hands.desk.answer(effect),
-    do.SetGangTimer: lambda hands, effect: hands._wake_at(effect.at),
+    do.SendTeardown: lambda executor, effect: executor.worker_rpc.teardown(effect),
+    do.PingWorker: lambda executor, effect: executor.worker_rpc.ping(effect),
+    do.Broadcast: lambda executor, effect: executor._broadcast(effect.event),
+    do.AnswerRequest: lambda executor, effect: executor.request_server.answer(effect),
+    do.SetGangTimer: lambda executor, effect: executor._wake_at(effect.at),
     do.StepDown: GangEffectExecutor._stop,
 }
 """How each effect is carried out. One for each of Effect: a test sees to it."""

@@ -63,9 +63,9 @@ class RequestServer:
         kv: KeyValue,
         names: Names,
         clock: EventClock,
-        chores: TaskSet,
+        tasks: TaskSet,
         core: SchedulerCore,
-        census: WorkerRegistry,
+        worker_registry: WorkerRegistry,
         traces: GangTracer,
         *,
         feed: Callable[[on.Happening], None],
@@ -83,9 +83,9 @@ class RequestServer:
         self._kv = kv
         self._names = names
         self._clock = clock
-        self._chores = chores
+        self._tasks = tasks
         self._core = core
-        self._census = census
+        self._registry = worker_registry
         self._traces = traces
         self._feed = feed
         self._trusted = trusted
@@ -126,7 +126,7 @@ class RequestServer:
         waiting = self._waiting.pop(effect.reply_to)
         if effect.error is not None:
             if isinstance(effect.error, GangImpossible) and not waiting.final:
-                self._chores.start(self._look_again(waiting, effect))
+                self._tasks.start(self._look_again(waiting, effect))
                 return
             self._counts[waiting.operation][1] += 1
             waiting.responder.fail(effect.error)
@@ -140,7 +140,7 @@ class RequestServer:
         last = replace(waiting, final=True)
         self._waiting[effect.reply_to] = last
         try:
-            await self._census.pull(waiting.asked_at)
+            await self._registry.pull(waiting.asked_at)
         except GanglineError as error:
             self._log.info("cannot read the workers: %s", error, extra={"action": "gang.look_again"})
             self.answer(effect)
@@ -228,7 +228,7 @@ class RequestServer:
         query = parse_request(GangQuery, body)
         if self._core.get(query.id) is None:
             raise _unknown(query.id)
-        self._chores.start(self._say_why(responder, query.id))
+        self._tasks.start(self._say_why(responder, query.id))
 
     async def _say_why(self, responder: Responder, gang: str) -> None:
         reply = self._core.why(gang)

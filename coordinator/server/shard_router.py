@@ -53,9 +53,9 @@ class ShardRouter:
         kv: KeyValue,
         names: Names,
         shard: Shard,
-        chores: TaskSet,
+        tasks: TaskSet,
         core: SchedulerCore,
-        desk: RequestServer,
+        request_server: RequestServer,
         *,
         shards: Callable[[], Mapping[str, tuple[str, ...]]],
         trusted: Callable[[], bool],
@@ -70,9 +70,9 @@ class ShardRouter:
         self._kv = kv
         self._names = names
         self._shard = shard
-        self._chores = chores
+        self._tasks = tasks
         self._core = core
-        self._desk = desk
+        self._server = request_server
         self._shards = shards
         self._trusted = trusted
         self._log = log
@@ -95,21 +95,21 @@ class ShardRouter:
             if request is not None and self._shard.owns(request):
                 self._acquire(message, request)
         elif operation in _OF_ONE and self._core.get(_id_of(body)) is not None:
-            self._desk.take(message)
+            self._server.take(message)
 
     def _acquire(self, message: Message, request: AcquireRequest) -> None:
         if not self._shard.keeps_all(request):
             if self._trusted():
                 Responder(self._bus, message, self._log).fail(self._straddles(request))
         elif request.id is None or self._core.get(request.id) is not None:
-            self._desk.take(message)
+            self._server.take(message)
         else:
-            self._chores.start(self._acquire_once(message, request.id))
+            self._tasks.start(self._acquire_once(message, request.id))
 
     async def _acquire_once(self, message: Message, gang: str) -> None:
         """Ids are unique in the namespace, not just in one shard: the ledger has one record for each."""
         if await self._elsewhere(gang) is None:
-            self._desk.take(message)
+            self._server.take(message)
         elif self._trusted():
             error = InvalidRequest(f"the id {gang} is that of a gang in other pools: choose another, or give none")
             Responder(self._bus, message, self._log).fail(error)
@@ -129,17 +129,17 @@ class ShardRouter:
             return
         operation, body = _read(message)
         if operation == GangOperation.LIST:
-            self._chores.start(self._list(message))
+            self._tasks.start(self._list(message))
         elif operation == GangOperation.ACQUIRE:
             request = _acquire_of(body)
             if request is None:
-                self._desk.take(message)  # says what is wrong with it
+                self._server.take(message)  # says what is wrong with it
             elif not self._shard.owns(request):
-                self._chores.start(self._direct(message, pools_of(request)[0]))
+                self._tasks.start(self._direct(message, pools_of(request)[0]))
         elif operation not in _OF_ONE or not (gang := _id_of(body)):
-            self._desk.take(message)
+            self._server.take(message)
         elif self._core.get(gang) is None:
-            self._chores.start(self._find(message, gang))
+            self._tasks.start(self._find(message, gang))
 
     async def _direct(self, message: Message, pool: str) -> None:
         """An acquire for another shard's pool: it has it already, if it is led."""
@@ -159,7 +159,7 @@ class ShardRouter:
         """We have no such gang. If nobody has, say so."""
         where = await self._elsewhere(gang)
         if where is None:
-            self._desk.take(message)
+            self._server.take(message)
         elif where and self._trusted():
             Responder(self._bus, message, self._log).fail(_leaderless(where))
 
@@ -190,7 +190,7 @@ class ShardRouter:
             return
         others = [name for name in sorted(self._shards()) if name != self._shard.name]
         answers = await asyncio.gather(*(self._ask(name, _LIST, wanted, GangListReply) for name in others))
-        gangs: list[GangReply] = list(self._desk.list(wanted).gangs)
+        gangs: list[GangReply] = list(self._server.list(wanted).gangs)
         for answer in answers:
             gangs += answer.gangs if answer is not None else ()
         gangs.sort(key=lambda gang: (gang.created_at, gang.id))
@@ -227,7 +227,7 @@ class ShardRouter:
                     ShardReply(known=self._core.get(parse_request(GangQuery, responder.body()).id) is not None)
                 )
             elif message.subject.endswith(f".{_LIST}"):
-                found = self._desk.list(parse_request(GangListRequest, responder.body()))
+                found = self._server.list(parse_request(GangListRequest, responder.body()))
                 bare = tuple(gang.model_copy(update={"seats": ()}) for gang in found.gangs)
                 responder.reply(found, shorter=GangListReply(gangs=bare))
         except GanglineError as error:

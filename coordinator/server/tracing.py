@@ -51,7 +51,7 @@ class GangTracer:
         self._gangs: dict[str, _Gang] = {}
 
     def __repr__(self) -> str:
-        return f"<Traces of {len(self._gangs)} gangs>"
+        return f"<GangTracer of {len(self._gangs)} gangs>"
 
     def asked(self, gang: str, parent: str | None) -> str | None:
         """A new gang is asked for; returns where its trace goes on, for the ledger."""

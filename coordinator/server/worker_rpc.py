@@ -53,7 +53,7 @@ class WorkerRpc:
         channel: Callable[[WorkerId], str],
         heard: Callable[[WorkerId], None],
         doubt: Callable[[WorkerId], None],
-        witness: AnswerObserver,
+        observer: AnswerObserver,
         log: Log,
     ) -> None:
         """
@@ -73,7 +73,7 @@ class WorkerRpc:
         self._channel = channel
         self._heard = heard
         self._doubt = doubt
-        self._witness = witness
+        self._observer = observer
         self._log = log
         self._over = False
         self._last: tuple[BaseModel, bytes] | None = None
@@ -94,7 +94,7 @@ class WorkerRpc:
         if isinstance(reply, GanglineError):
             cause = reply.cause if isinstance(reply, _NotReached) else reply
             self._missed(worker, Operation.HOLD, cause)
-            self._witness.held(worker, request.gang, request.generation, cause.code)
+            self._observer.held(worker, request.gang, request.generation, cause.code)
             self._feed(
                 on.HoldUnanswered(
                     **self._clock.moment(),
@@ -107,7 +107,7 @@ class WorkerRpc:
             )
             return
         outcome = "held" if reply.accepted else reply.reason or "refused"
-        self._witness.held(worker, request.gang, request.generation, outcome)
+        self._observer.held(worker, request.gang, request.generation, outcome)
         self._feed(
             on.HoldAnswered(
                 **self._clock.moment(),
@@ -169,7 +169,7 @@ class WorkerRpc:
         if isinstance(reply, GanglineError):
             reply = FormReply(formed=False, reason=reply.message)
         outcome = "formed" if reply.formed else reply.reason or "refused"
-        self._witness.formed(worker, request.gang, request.generation, outcome)
+        self._observer.formed(worker, request.gang, request.generation, outcome)
         if reply.formed and not reply.starting:
             moment = self._clock.moment()
             self._feed(on.Formed(**moment, worker=worker, gang=request.gang, generation=request.generation))
@@ -205,7 +205,7 @@ class WorkerRpc:
         if isinstance(reply, _NotReached):
             self._missed(worker, Operation.TEARDOWN, reply.cause)
             if isinstance(reply.cause, NoResponders) and request.only is None:
-                self._witness.stopped(worker, request.gang, request.generation, reply.cause.code)
+                self._observer.stopped(worker, request.gang, request.generation, reply.cause.code)
                 self._feed(
                     on.TeardownUnanswered(
                         **self._clock.moment(), worker=worker, gang=request.gang, generation=request.generation
@@ -220,7 +220,7 @@ class WorkerRpc:
                 extra={"action": "gang.teardown_refused", "gang": request.gang, "worker": str(worker)},
             )
         elif request.only is None and reply.stopped:
-            self._witness.stopped(worker, request.gang, request.generation, "stopped")
+            self._observer.stopped(worker, request.gang, request.generation, "stopped")
             self._feed(
                 on.TeardownConfirmed(
                     **self._clock.moment(),

@@ -73,7 +73,7 @@ class TaskTarget(AttemptTarget):
     """Takes tries of a task. Each goes to a worker, and counts in books until its flight has ended."""
 
     books: Settlement
-    ticket: RoutedRequest
+    routed_request: RoutedRequest
     worker: WorkerEntry
     token: str | None = None
     """Of the slots that it is sent on; None: of any."""
@@ -97,8 +97,8 @@ class TaskTarget(AttemptTarget):
         order, exchange = self.order, caller.exchange
         spans = self.spans and span is not NO_SPAN
         if spans:
-            span = _attempt_span(self.worker, self.ticket.attempts, span)
-        flight = TaskRequest(exchange.new_id(), self.worker, exchange.loop, self.books, self.ticket)
+            span = _attempt_span(self.worker, self.routed_request.attempts, span)
+        flight = TaskRequest(exchange.new_id(), self.worker, exchange.loop, self.books, self.routed_request)
         try:
             caller.launch(self, flight, None if span is NO_SPAN else span.traceparent())
         except BaseException as error:
@@ -135,7 +135,7 @@ class TaskTarget(AttemptTarget):
         Raises:
             GanglineError: it ended with an error.
         """
-        flight = StreamRequest(caller.exchange.new_id(), self.worker, self.books, self.ticket)
+        flight = StreamRequest(caller.exchange.new_id(), self.worker, self.books, self.routed_request)
         caller.launch(self, flight, span.traceparent(), caller.window)
         try:
             items = caller.read(self.order, flight)
@@ -173,7 +173,7 @@ class TaskTarget(AttemptTarget):
 
     def unsent(self) -> None:
         """It could not be."""
-        self.books.settle(self.ticket)
+        self.books.settle(self.routed_request)
         self.books.pump()
 
     def left(self, flight: TaskRequest | StreamRequest | None, error: BaseException | None) -> None:
@@ -197,20 +197,20 @@ class PoolTarget(TaskTarget):
     spans = True
     told = False
 
-    def __init__(self, pool: RoutedPool, order: Call, ticket: RoutedRequest) -> None:
+    def __init__(self, pool: RoutedPool, order: Call, routed_request: RoutedRequest) -> None:
         self.order = order
         self.books: Settlement = pool
         self.pool = pool
-        self.ticket = ticket
+        self.routed_request = routed_request
 
     @property
     def uncertain(self) -> bool:
-        return self.ticket.uncertain is not None
+        return self.routed_request.uncertain is not None
 
     def place_nowait(self, fate: TryOutcome | None) -> AttemptTarget | None:
         if self.order.flags & _STREAM:
             return None
-        worker = self.pool.place_nowait(self.ticket, fate)
+        worker = self.pool.place_nowait(self.routed_request, fate)
         if worker is None:
             return None
         self.worker = worker
@@ -219,12 +219,12 @@ class PoolTarget(TaskTarget):
     async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         order, pool = self.order, self.pool
         if not order.flags & _STREAM:
-            self.worker = await pool.wait(self.ticket, order.deadline)
+            self.worker = await pool.wait(self.routed_request, order.deadline)
             return self
         view = pool.core.view
         if view.serves(order.method) and not view.streams(order.method):
             raise no_stream(order)
-        self.worker = await pool.place(self.ticket, order.deadline, fate)
+        self.worker = await pool.place(self.routed_request, order.deadline, fate)
         try:
             self.check_streams()  # nobody, or others, were known before the wait
         except GanglineError:
@@ -235,13 +235,13 @@ class PoolTarget(TaskTarget):
     def settle(self, outcome: Outcome) -> TryOutcome | None:
         fate = fate_of(outcome)
         if fate is None:
-            self.pool.accepted(self.ticket)
+            self.pool.accepted(self.routed_request)
         else:
-            self.pool.refused(self.ticket, self.worker, fate)
+            self.pool.refused(self.routed_request, self.worker, fate)
         return fate
 
     def accepted(self) -> None:
-        self.pool.accepted(self.ticket)
+        self.pool.accepted(self.routed_request)
 
 
 class AttemptLoop:
@@ -314,15 +314,17 @@ class AttemptLoop:
         Raises:
             InvalidRequest, DeadlineExceeded: nothing was sent.
         """
-        exchange, ticket = self.exchange, target.ticket
+        exchange, routed_request = self.exchange, target.routed_request
         try:
-            frame = target.order.frame(flight.id, exchange.loop.time(), target.token, trace, ticket.attempts, window)
+            frame = target.order.frame(
+                flight.id, exchange.loop.time(), target.token, trace, routed_request.attempts, window
+            )
             exchange.launch(flight, frame)
         except GanglineError:
             target.unsent()
             raise
-        if ticket.visit is not None:
-            ticket.visit.sent()
+        if routed_request.admission is not None:
+            routed_request.admission.sent()
         if target.told:
             target.sent(flight)
 

@@ -148,7 +148,7 @@ class Call:
     def target(self) -> str:
         return f"{self.endpoint}.{self.method}"
 
-    def ticket(self, max_attempts: int) -> RoutedRequest:
+    def routed_request(self, max_attempts: int) -> RoutedRequest:
         """The order's place in a pool."""
         options = self.options
         return RoutedRequest(
@@ -212,7 +212,7 @@ class Call:
         )
 
     def __repr__(self) -> str:
-        return f"Order({self.target}, pool={self.pool})"
+        return f"Call({self.target}, pool={self.pool})"
 
 
 def too_late(target: str, *, may_have_started: bool) -> DeadlineExceeded:

@@ -64,7 +64,7 @@ class ShortFlight(AwaitedRequest):
     @property
     def sent_at(self) -> float:
         """Loop time, not later than its sending."""
-        return self.future.get_loop().time() if self.parcel is None else self.parcel.begun_at
+        return self.future.get_loop().time() if self.outbound is None else self.outbound.begun_at
 
 
 class PlainFlight(ShortFlight):
@@ -73,7 +73,7 @@ class PlainFlight(ShortFlight):
     checked = True
     method = ""
     timeout_s: float | None = None
-    alarms: TimeoutQueue[PlainFlight] | None = None
+    timeouts: TimeoutQueue[PlainFlight] | None = None
     """Where it is, to be ended at its deadline."""
 
     @property
@@ -97,8 +97,8 @@ class PlainFlight(ShortFlight):
             return True
         self.worker.ended += 1  # all that one message ends are settled together
         # As `_done`, which nearly all would have to call.
-        if self.alarms is not None:
-            self.alarms.drop(self)
+        if self.timeouts is not None:
+            self.timeouts.drop(self)
         if not self.future.done():
             self.future.set_result(frame)
         return True
@@ -108,8 +108,8 @@ class PlainFlight(ShortFlight):
         self._done(outcome)
 
     def _done(self, outcome: Outcome) -> None:
-        if self.alarms is not None:
-            self.alarms.drop(self)
+        if self.timeouts is not None:
+            self.timeouts.drop(self)
         if not self.future.done():
             self.future.set_result(outcome)
 
@@ -183,20 +183,20 @@ class FastPath:
         flags: int = 0,
     ) -> bool:
         """False: it cannot be sent; the general way says why."""
-        deadline_ms = alarms = None
+        deadline_ms = timeouts = None
         if timeout_s is not None:
             deadline_ms = int(timeout_s * 1000)
-            alarms = self._deadlines.of(timeout_s)
-            if alarms is None or deadline_ms <= 0:
+            timeouts = self._deadlines.of(timeout_s)
+            if timeouts is None or deadline_ms <= 0:
                 return False
-            flight.method, flight.timeout_s, flight.alarms = method, timeout_s, alarms
+            flight.method, flight.timeout_s, flight.timeouts = method, timeout_s, timeouts
         frame = (_TASK, flight.id, method, args or None, kwargs or None, deadline_ms, token, None, flags, None)
         try:
             self.exchange.launch(flight, frame)
         except GanglineError:
             return False
-        if alarms is not None and timeout_s is not None and not flight.future.done():  # else it was lost at once
-            alarms.add(flight, flight.sent_at + timeout_s)
+        if timeouts is not None and timeout_s is not None and not flight.future.done():  # else it was lost at once
+            timeouts.add(flight, flight.sent_at + timeout_s)
         return True
 
     def close(self) -> None:
@@ -247,14 +247,14 @@ class Deadlines:
 
     def close(self) -> None:
         """The router stops."""
-        for alarms in self._by_time.values():
-            alarms.close()
+        for timeouts in self._by_time.values():
+            timeouts.close()
         self._by_time.clear()
 
     def _tidy(self) -> None:
-        for timeout_s, alarms in list(self._by_time.items()):
-            if not alarms:
-                alarms.close()
+        for timeout_s, timeouts in list(self._by_time.items()):
+            if not timeouts:
+                timeouts.close()
                 del self._by_time[timeout_s]
 
     def _expire(self, flight: PlainFlight) -> None:

@@ -23,10 +23,10 @@ class StreamRequest(InFlightRequest):
 
     checked = True
 
-    def __init__(self, id: int, worker: WorkerEntry, books: Settlement, ticket: RoutedRequest) -> None:
+    def __init__(self, id: int, worker: WorkerEntry, books: Settlement, routed_request: RoutedRequest) -> None:
         super().__init__(id, worker)
         self.books = books
-        self.ticket = ticket
+        self.routed_request = routed_request
         self.items: deque[Any] = deque()
         """Received and not read yet."""
         self.received = 0
@@ -93,7 +93,7 @@ class StreamRequest(InFlightRequest):
 
     def settle(self) -> None:
         """It no longer counts on its worker. Idempotent."""
-        self.books.settle(self.ticket)
+        self.books.settle(self.routed_request)
 
     def _finish(self, end: Outcome | GanglineError) -> None:
         self.settle()
@@ -138,7 +138,7 @@ def stream_end(flight: StreamRequest) -> Outcome:
     if fate_of(end) is not None:
         if flight.received:
             # What was read cannot be taken back, and a second run would begin anew.
-            raise error_of_fate(TryOutcome.LOST, str(flight.worker.id), attempts=flight.ticket.attempts)
+            raise error_of_fate(TryOutcome.LOST, str(flight.worker.id), attempts=flight.routed_request.attempts)
         return end
     assert not isinstance(end, TryOutcome)
     if end[0] == AnswerOp.END:

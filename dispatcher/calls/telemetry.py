@@ -16,12 +16,12 @@ class RequestTelemetry:
     """`with RequestTelemetry(...) as (ticket, span)`: counted when it is entered and when it is left, and traced if
     traces are on. A class and not a generator: it is entered at every call."""
 
-    __slots__ = ("_began_at", "_counted", "_loop", "_metrics", "_order", "_since", "_span", "_ticket")
+    __slots__ = ("_began_at", "_counted", "_loop", "_metrics", "_order", "_since", "_span", "_routed")
 
     def __init__(
         self,
         order: Call,
-        ticket: RoutedRequest,
+        routed_request: RoutedRequest,
         metrics: RouterMetrics,
         loop: asyncio.AbstractEventLoop,
         *,
@@ -37,7 +37,7 @@ class RequestTelemetry:
         self._since = since
         self._began_at = 0.0 if since is None else since
         self._order = order
-        self._ticket = ticket
+        self._routed = routed_request
         self._metrics = metrics
         self._loop = loop
 
@@ -56,7 +56,7 @@ class RequestTelemetry:
         self._span = span
         if self._counted and self._since is None:
             self._metrics.request(order.endpoint, order.pool)
-        return self._ticket, span
+        return self._routed, span
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -70,7 +70,7 @@ class RequestTelemetry:
             order.endpoint,
             order.pool,
             self._loop.time() - self._began_at,
-            max(1, self._ticket.attempts),
+            max(1, self._routed.attempts),
             None if error is None else code_of(error),
         )
 

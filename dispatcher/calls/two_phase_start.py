@@ -34,7 +34,7 @@ class TwoPhaseStart:
         """All were told to begin. Before that nothing has started."""
 
     def __repr__(self) -> str:
-        return f"Together({sum(self._flights.values())} of {self._size} held, begun={self.begun})"
+        return f"TwoPhaseStart({sum(self._flights.values())} of {self._size} held, begun={self.begun})"
 
     async def first_held(self) -> None:
         """Wait until one rank holds its slots. In a cancelled try nobody comes by."""

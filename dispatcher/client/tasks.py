@@ -28,9 +28,9 @@ class DurableTasks:
 
     def _use_storage(self, bus: Bus, names: Names, storage: TaskStorage | None, ambient: Environment) -> None:
         streams = TaskStreams(bus, names, storage)
-        self._desk = JobQueries(bus, streams, ambient)
+        self._queries = JobQueries(bus, streams, ambient)
         self._submitter = Submitter(streams, ambient)
-        self._letters = DeadLetters(streams, ambient, self._desk)
+        self._letters = DeadLetters(streams, ambient, self._queries)
 
     def _check_open(self) -> None:
         raise NotImplementedError
@@ -95,7 +95,7 @@ class DurableTasks:
         Raises:
             InvalidName: no id, or no name.
         """
-        return Job(self._desk, JobRef(id=id, endpoint=endpoint))
+        return Job(self._queries, JobRef(id=id, endpoint=endpoint))
 
     async def queues(self) -> list[QueueStats]:
         """Queues of all endpoints with waiting or running tasks, or a dispatcher: depth, oldest, running, idle slots.
@@ -104,7 +104,7 @@ class DurableTasks:
             Disconnected, StorageUnavailable: the stream could not be read.
         """
         self._check_open()
-        return await self._desk.queues(self._options.timeout_s or ASK_TIMEOUT_S)
+        return await self._queries.queues(self._options.timeout_s or ASK_TIMEOUT_S)
 
     async def dead_letters(
         self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
@@ -143,7 +143,7 @@ class DurableTasks:
             JobError: the job has ended otherwise since, or somebody else replays it just now.
         """
         self._check_open()
-        return Job(self._desk, await self._letters.replay(job))
+        return Job(self._queries, await self._letters.replay(job))
 
     async def drop(self, job: str | DeadLetter) -> None:
         """Delete a dead letter.
@@ -173,7 +173,7 @@ class DurableTasks:
         message = submitted.message
         submit = options.submit
         return Job(
-            self._desk,
+            self._queries,
             JobRef(
                 id=message.job,
                 endpoint=message.endpoint,

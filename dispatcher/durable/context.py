@@ -37,7 +37,7 @@ class DispatcherContext:
     router: Router
     routes: RouteTable
     guard: DoubtMonitor
-    vigil: WorkerFailureDetector
+    failure_detector: WorkerFailureDetector
     known: KnownPools
     metrics: DurableMetrics
     chance: random.Random
@@ -85,7 +85,7 @@ class DispatcherContext:
             router=router,
             routes=router.routes,
             guard=guard,
-            vigil=WorkerFailureDetector(
+            failure_detector=WorkerFailureDetector(
                 bus, names, router=router, guard=guard, ping_s=settings.ping_s, gone_after_s=gone_after_s, log=log
             ),
             known=KnownPools(),

@@ -97,4 +97,4 @@ class DoubtMonitor:
             listener(gap_s)
 
     def __repr__(self) -> str:
-        return f"Guard(term={self.term}, freezes={self.freezes})"
+        return f"DoubtMonitor(term={self.term}, freezes={self.freezes})"

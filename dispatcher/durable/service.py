@@ -118,7 +118,7 @@ class Dispatcher(Service[DispatcherState]):
         self._responder = CountingResponder(bus, context.log)
         self._parts: _Parts | None = None
         self._queues: dict[str, QueueRunner] = {}
-        self._desks: dict[str, QueueOperations] = {}
+        self._all_operations: dict[str, QueueOperations] = {}
         self._leaving: list[QueueRunner] = []
         """Queues that are handed over by `stop`."""
         self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
@@ -136,9 +136,9 @@ class Dispatcher(Service[DispatcherState]):
         self.router.routes.start()
         self._context.guard.start()
         parts = self._parts = self._make_parts()
-        await parts.presence.start()
-        self._context.vigil.start()
-        parts.strays.start()
+        await parts.nats_service.start()
+        self._context.failure_detector.start()
+        parts.sweeper.start()
         await parts.ownership.start()
         await parts.endpoints.start()
         await self.bus.flush()
@@ -148,7 +148,7 @@ class Dispatcher(Service[DispatcherState]):
 
     def _make_parts(self) -> _Parts:
         context, names, settings = self._context, self.names, self.settings
-        presence = DispatcherNatsService(
+        nats_service = DispatcherNatsService(
             self.bus,
             names,
             dispatcher=self.id,
@@ -173,7 +173,7 @@ class Dispatcher(Service[DispatcherState]):
         )
         # They need no queue, and no certainty that it is ours.
         writing = OutcomeWrite(context, sure=_at_once, log=self._log)
-        strays = StraySweeper(names, writing=writing, result_ttl_s=settings.result_ttl_s, log=self._log)
+        sweeper = StraySweeper(names, writing=writing, result_ttl_s=settings.result_ttl_s, log=self._log)
         endpoints = EndpointDiscovery(
             names,
             context.streams,
@@ -182,10 +182,10 @@ class Dispatcher(Service[DispatcherState]):
             known=context.known,
             look_s=settings.look_s,
             found=lambda endpoints: self._found(ownership, endpoints),
-            strays=strays.found,
+            sweeper=sweeper.found,
             log=self._log,
         )
-        return _Parts(presence, ownership, endpoints, strays)
+        return _Parts(nats_service, ownership, endpoints, sweeper)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Hand all queues over and leave; other dispatchers take them at once. What workers run goes on. Idempotent.
@@ -202,19 +202,19 @@ class Dispatcher(Service[DispatcherState]):
         if parts is not None:
             await parts.endpoints.stop()
             await parts.ownership.stop()
-            await parts.strays.stop()
-        desks, self._desks = self._desks, {}
+            await parts.sweeper.stop()
+        all_operations, self._all_operations = self._all_operations, {}
         queues, self._queues = self._queues, {}
         self._leaving = list(queues.values())
         await asyncio.gather(*(queue.close(grace_s=self._grace_s) for queue in self._leaving))
-        await asyncio.gather(*(desk.stop() for desk in desks.values()))
+        await asyncio.gather(*(operations.stop() for operations in all_operations.values()))
         await self._background.rest()
         if parts is not None:
-            await parts.presence.stop()
+            await parts.nats_service.stop()
             if queues:
                 parts.ownership.handed_over(sorted(queues))
             parts.ownership.say("left")
-            await self._context.vigil.stop()
+            await self._context.failure_detector.stop()
         self.metrics.levels = ()
         self._context.guard.stop()
         await self.router.stop()
@@ -246,14 +246,14 @@ class Dispatcher(Service[DispatcherState]):
             return None
         self._queues[endpoint] = queue
         self._counts["taken"] += 1
-        desk = self._desks[endpoint] = QueueOperations(
+        operations = self._all_operations[endpoint] = QueueOperations(
             self.bus, self.names, queue, responder=self._responder, depth=self._depth
         )
         try:
-            await desk.start()
+            await operations.start()
         except BaseException:
             self._queues.pop(endpoint, None)
-            self._desks.pop(endpoint, None)
+            self._all_operations.pop(endpoint, None)
             await asyncio.shield(self._background.start(queue.close()))
             raise
         return consumer if self._queues.get(endpoint) is queue else None  # it may have been lost meanwhile
@@ -283,11 +283,13 @@ class Dispatcher(Service[DispatcherState]):
 
     def _hand_over(self, names: list[str]) -> None:
         queues = [self._queues.pop(name) for name in names]
-        desks = [desk for name in names if (desk := self._desks.pop(name, None)) is not None]
-        self._background.start(self._close(names, queues, desks))
+        all_operations = [
+            operations for name in names if (operations := self._all_operations.pop(name, None)) is not None
+        ]
+        self._background.start(self._close(names, queues, all_operations))
 
-    async def _close(self, names: list[str], queues: list[QueueRunner], desks: list[QueueOperations]) -> None:
-        await asyncio.gather(*(desk.stop() for desk in desks))
+    async def _close(self, names: list[str], queues: list[QueueRunner], all_operations: list[QueueOperations]) -> None:
+        await asyncio.gather(*(operations.stop() for operations in all_operations))
         await asyncio.gather(*(queue.close() for queue in queues))
         self._started_before += sum(queue.started for queue in queues)
         self._counts["handed_over"] += len(names)
@@ -302,11 +304,11 @@ class Dispatcher(Service[DispatcherState]):
         self._log.warning(
             "lost the queue %s", queue.endpoint, extra={"action": "queue.lost", "endpoint": queue.endpoint}
         )
-        desk = None
+        operations = None
         if self._queues.get(queue.endpoint) is queue:
             del self._queues[queue.endpoint]
-            desk = self._desks.pop(queue.endpoint, None)
-        self._background.start(_end(queue, desk))
+            operations = self._all_operations.pop(queue.endpoint, None)
+        self._background.start(_end(queue, operations))
         if self._parts is not None:
             self._parts.ownership.gone(queue.endpoint)
 
@@ -336,8 +338,8 @@ class Dispatcher(Service[DispatcherState]):
                 **self._counts,
                 "started": self._started_before + sum(queue.started for queue in self._queues.values()),
                 "freezes": self._context.guard.freezes,
-                "workers_lost": self._context.vigil.lost,
-                "strays": parts.strays.buried if parts is not None else 0,
+                "workers_lost": self._context.failure_detector.lost,
+                "strays": parts.sweeper.buried if parts is not None else 0,
             },
         )
 
@@ -348,15 +350,15 @@ class Dispatcher(Service[DispatcherState]):
 class _Parts(NamedTuple):
     """Made at the start."""
 
-    presence: DispatcherNatsService
+    nats_service: DispatcherNatsService
     ownership: OwnershipManager
     endpoints: EndpointDiscovery
-    strays: StraySweeper
+    sweeper: StraySweeper
 
 
-async def _end(queue: QueueRunner, desk: QueueOperations | None) -> None:
-    if desk is not None:
-        await desk.stop()
+async def _end(queue: QueueRunner, operations: QueueOperations | None) -> None:
+    if operations is not None:
+        await operations.stop()
     await queue.drop()
 
 

@@ -77,7 +77,7 @@ class GangClient:
         observe: RequestObserver,
         owner: str,
     ) -> None:
-        self.desk = CoordinatorClient(bus, names)
+        self.coordinator_client = CoordinatorClient(bus, names)
         self._bus = bus
         self._names = names
         self._ambient = ambient
@@ -118,7 +118,9 @@ class GangClient:
     async def _acquire(self, request: AcquireRequest, options: CallOptions) -> Gang:
         if self._stopped:
             raise ClosedError("this router was stopped")
-        owner = GangOwner(self._bus, self._names, request, desk=self.desk, lines=self._lines)
+        owner = GangOwner(
+            self._bus, self._names, request, coordinator_client=self.coordinator_client, lines=self._lines
+        )
         self._owned[owner] = None
         owner.on_released = self._owned.pop
         inherited = self._deadline(CallOptions())
@@ -147,7 +149,7 @@ class GangClient:
         return {"gangs": len(self._owned)}
 
     def __repr__(self) -> str:
-        return f"Gangs({', '.join(owner.id for owner in self._owned) or 'none'})"
+        return f"GangClient({', '.join(owner.id for owner in self._owned) or 'none'})"
 
 
 def _plain(bundle: Bundle | Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class HeldSet(Protocol):
         self,
         formation: Formation,
         order: Call,
-        ticket: RoutedRequest,
+        routed_request: RoutedRequest,
         span: Span,
         held: Sequence[RankSlots] = (),
         *,
@@ -75,7 +75,7 @@ class HeldSet(Protocol):
     ) -> TryOutcome | None:
         """Why a try came to nothing and may be made again; None when the error is the task's own."""
 
-    def target(self, order: Call, ticket: RoutedRequest) -> AttemptTarget:
+    def target(self, order: Call, routed_request: RoutedRequest) -> AttemptTarget:
         """Any gang of it."""
 
 
@@ -126,12 +126,12 @@ class GangHeldSlots(HeldSlots):
         """By rank."""
         return (self, *self.others)
 
-    def slots_for(self, books: Settlement, ticket: RoutedRequest) -> list[RankSlots]:
+    def slots_for(self, books: Settlement, routed_request: RoutedRequest) -> list[RankSlots]:
         """What one task on it takes, by rank; the ticket is settled in the books when it has ended on all of them."""
         if not self.others:
-            return [RankSlots(self.worker, self.token, books, ticket)]
-        jointly = _Jointly(books, ticket, len(self.parts))
-        return [RankSlots(part.worker, part.token, jointly, _part_of(ticket)) for part in self.parts]
+            return [RankSlots(self.worker, self.token, books, routed_request)]
+        jointly = _Jointly(books, routed_request, len(self.parts))
+        return [RankSlots(part.worker, part.token, jointly, _part_of(routed_request)) for part in self.parts]
 
     # -- tasks on it ----------------------------------------------------------------------------------------------
 
@@ -141,12 +141,12 @@ class GangHeldSlots(HeldSlots):
 
     async def attempt(self, target: HeldTarget, caller: AttemptLoop, span: Span) -> Outcome:
         target.sent(None)
-        held = self.slots_for(target.books, target.ticket)
+        held = self.slots_for(target.books, target.routed_request)
         return await attempt_on(self.routed, self.formation, target, span, held, on_all=self.on_all)
 
     def items(self, target: HeldTarget, caller: AttemptLoop, span: Span) -> AsyncGenerator[Any, None]:
         target.sent(None)
-        return items_of(self.formation, target, span, *self.slots_for(target.books, target.ticket))
+        return items_of(self.formation, target, span, *self.slots_for(target.books, target.routed_request))
 
     async def fate_after(self, error: GanglineError, deadline: float | None) -> TryOutcome | None:
         return await self.routed.fate_of_error(error, self.formation, self.stands_for, deadline)
@@ -169,8 +169,8 @@ class GangHeldSlots(HeldSlots):
             details=cause.details,
         )
 
-    def elsewhere(self, order: Call, ticket: RoutedRequest) -> AttemptTarget:
-        return self.routed.target(order, ticket)
+    def elsewhere(self, order: Call, routed_request: RoutedRequest) -> AttemptTarget:
+        return self.routed.target(order, routed_request)
 
     # -- Hold -----------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class GangHeldSlots(HeldSlots):
         if not self.lines:
             return super().__repr__()
         state = "ended" if self.ended else f"lost: {self.failure.code}" if self.failure else "held"
-        return f"GangHold({self.slots} slots of {len(self.lines)} ranks of {self.formation.gang}, {state})"
+        return f"GangHeldSlots({self.slots} slots of {len(self.lines)} ranks of {self.formation.gang}, {state})"
 
 
 def no_stream_of_all(name: str) -> InvalidRequest:
@@ -280,7 +280,7 @@ async def attempt_on(
 ) -> Outcome:
     """One try of a task on a gang; see TaskTarget."""
     try:
-        return (_OK, 0, await routed.run(formation, target.order, target.ticket, span, held, on_all=on_all))
+        return (_OK, 0, await routed.run(formation, target.order, target.routed_request, span, held, on_all=on_all))
     except GanglineError as error:
         return await target.failed(error)
     except BaseException as error:
@@ -312,26 +312,26 @@ async def items_of(
 class _Jointly:
     """Books of one task on several ranks: it counts until it has ended on the last of them."""
 
-    def __init__(self, books: Settlement, ticket: RoutedRequest, ranks: int) -> None:
+    def __init__(self, books: Settlement, routed_request: RoutedRequest, ranks: int) -> None:
         self._books = books
-        self._ticket = ticket
+        self._routed = routed_request
         self._left = ranks
 
-    def settle(self, ticket: RoutedRequest, /) -> None:
-        if ticket.worker is not None:
-            ticket.worker = None
+    def settle(self, routed_request: RoutedRequest, /) -> None:
+        if routed_request.worker is not None:
+            routed_request.worker = None
             self._left -= 1
             if not self._left:
-                self._books.settle(self._ticket)
+                self._books.settle(self._routed)
 
     def pump(self) -> None:
         self._books.pump()
 
 
-def _part_of(ticket: RoutedRequest) -> RoutedRequest:
+def _part_of(routed_request: RoutedRequest) -> RoutedRequest:
     """For one rank."""
-    part = RoutedRequest(method=ticket.method)
-    part.cost, part.attempts, part.worker = ticket.cost, ticket.attempts, ticket.worker
+    part = RoutedRequest(method=routed_request.method)
+    part.cost, part.attempts, part.worker = routed_request.cost, routed_request.attempts, routed_request.worker
     return part
 
 
@@ -358,13 +358,13 @@ async def hold_members(
     Args:
         asked: its ticket is placed on the gang, and stays so if a hold is returned.
     """
-    loop, ticket, deadline = asyncio.get_running_loop(), asked.ticket, asked.deadline
-    stands_for = ticket.worker
+    loop, routed_request, deadline = asyncio.get_running_loop(), asked.routed_request, asked.deadline
+    stands_for = routed_request.worker
     assert stands_for is not None
 
     held: dict[int, HeldSlots] = {}
 
-    async def ask(rank: int, ticket: RoutedRequest, make: type[HeldSlots]) -> None:
+    async def ask(rank: int, routed_request: RoutedRequest, make: type[HeldSlots]) -> None:
         line = formation.lines[rank]
         worker = await line.reach(deadline, routed.name)
         left_s = HELD_WITHIN_S if deadline is None else min(HELD_WITHIN_S, deadline - loop.time())
@@ -372,7 +372,7 @@ async def hold_members(
             raise _Refused(TryOutcome.LATE)
         granted = await reserver.ask(
             routed.pool,
-            ticket,
+            routed_request,
             worker,
             ttl_s=asked.ttl_s,
             flags=asked.flags,
@@ -385,9 +385,9 @@ async def hold_members(
         held[rank] = granted
 
     try:
-        await ask(0, ticket, GangHeldSlots)
+        await ask(0, routed_request, GangHeldSlots)
         if on_all:
-            await _all_of(ask(rank, _unplaced(ticket), HeldSlots) for rank in range(1, formation.size))
+            await _all_of(ask(rank, _unplaced(routed_request), HeldSlots) for rank in range(1, formation.size))
         if not routed.stands(formation):
             return TryOutcome.GONE
         first, *others = (held[rank] for rank in sorted(held))
@@ -424,8 +424,8 @@ async def _all_of(asking: Iterable[Coroutine[Any, Any, None]]) -> None:
         task.result()
 
 
-def _unplaced(ticket: RoutedRequest) -> RoutedRequest:
+def _unplaced(routed_request: RoutedRequest) -> RoutedRequest:
     """For a further rank: what is held there is counted with rank 0."""
-    part = RoutedRequest(method=ticket.method, slots=ticket.cost)
-    part.cost = ticket.cost
+    part = RoutedRequest(method=routed_request.method, slots=routed_request.cost)
+    part.cost = routed_request.cost
     return part

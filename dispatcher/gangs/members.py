@@ -85,7 +85,7 @@ class RankSlots(NamedTuple):
     token: str
     books: Settlement
     """Where the ticket counts until the task has ended."""
-    ticket: RoutedRequest
+    routed_request: RoutedRequest
 
 
 class MemberHold(Protocol):
@@ -208,7 +208,7 @@ class MemberChannel:
         return worker
 
     def __repr__(self) -> str:
-        return f"MemberLine({self.name}, {self.used}/{self.seat.slots} slots used)"
+        return f"MemberChannel({self.name}, {self.used}/{self.seat.slots} slots used)"
 
     def check(self) -> None:
         """
@@ -266,7 +266,7 @@ class MemberTarget(TaskTarget):
         if fate is not None:
             await self._before_another(fate)
         if self._held is not None:
-            self.worker, self.token, self.books, self.ticket = self._held
+            self.worker, self.token, self.books, self.routed_request = self._held
             try:
                 line.check()
             except GanglineError:
@@ -276,9 +276,9 @@ class MemberTarget(TaskTarget):
             self.token, self.books = line.seat.token, line.slots
             self.worker = await line.reach(order.deadline, order.target)
             line.methods = self.worker.methods
-            self.ticket = await line.slots.enter(order, self.worker, line, wait=self._patient, check=line.check)
+            self.routed_request = await line.slots.enter(order, self.worker, line, wait=self._patient, check=line.check)
         self._attempts += 1
-        self.ticket.attempts = max(self.ticket.attempts, self._attempts)
+        self.routed_request.attempts = max(self.routed_request.attempts, self._attempts)
         return self
 
     async def _before_another(self, fate: TryOutcome) -> None:

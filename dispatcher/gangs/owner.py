@@ -65,7 +65,7 @@ class GangOwner:
         names: Names,
         request: AcquireRequest,
         *,
-        desk: CoordinatorClient,
+        coordinator_client: CoordinatorClient,
         lines: MemberChannelFactory,
     ) -> None:
         """`request` names the gang and its owner token."""
@@ -79,7 +79,7 @@ class GangOwner:
         """The newest that came; it may be down."""
         self._bus = bus
         self._names = names
-        self._desk = desk
+        self._coordinator = coordinator_client
         self._lines = lines
         self._owned = OwnedRequest(id=request.id, owner_token=request.owner_token)
         self._loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ class GangOwner:
             if self.core.over is not None:
                 raise self.core.over
         except BaseException:
-            self._desk.release_unheard(self._owned)
+            self._coordinator.release_unheard(self._owned)
             await self.stop(ClosedError(f"gang {self.id} was not acquired"))
             raise
 
@@ -129,7 +129,7 @@ class GangOwner:
             raise GangNotFormed(text) from None
 
     async def _asked(self, deadline: float | None, patience_s: float) -> None:
-        reply, asked_at = await self._desk.acquire(self.request, deadline, patience_s)
+        reply, asked_at = await self._coordinator.acquire(self.request, deadline, patience_s)
         if self._loop.time() - asked_at > self.core.ttl_s / 6:
             # It may have been formed long before this answer came: ask anew, so that the trust has a beginning.
             reply, asked_at = await self._trust(deadline, patience_s)
@@ -146,7 +146,7 @@ class GangOwner:
         while True:
             asked_at = self._loop.time()
             try:
-                renewed = await self._desk.ask(GangOperation.RENEW, self._owned, max(0.1, limit - asked_at))
+                renewed = await self._coordinator.ask(GangOperation.RENEW, self._owned, max(0.1, limit - asked_at))
                 return renewed, asked_at
             except Unavailable:
                 if self._loop.time() + 0.2 > limit:
@@ -163,7 +163,7 @@ class GangOwner:
 
     async def _give_back(self, wanted: bool) -> None:
         if wanted:
-            await self._desk.release(self._owned, self.request.grace_s)
+            await self._coordinator.release(self._owned, self.request.grace_s)
         await self.stop()
         self.on_released(self)
 
@@ -175,9 +175,9 @@ class GangOwner:
             # It may not have been sent yet; the coordinator takes it twice.
             releasing.cancel()
             await asyncio.wait([releasing])
-            self._desk.release_unheard(self._owned)
+            self._coordinator.release_unheard(self._owned)
         elif releasing is None and self.core.over is None:
-            self._desk.release_unheard(self._owned)
+            self._coordinator.release_unheard(self._owned)
         await self.stop(error)
 
     async def stop(self, error: GanglineError | None = None) -> None:
@@ -336,7 +336,7 @@ class GangOwner:
         effects: list[Effect] = []
         ready = self.core.ready
         try:
-            reply = await self._desk.ask(GangOperation.RENEW, self._owned, timeout_s)
+            reply = await self._coordinator.ask(GangOperation.RENEW, self._owned, timeout_s)
             effects = self.core.answered(reply, asked_at, self._loop.time())
         except GanglineError as error:
             effects = self.core.refused(error, self._loop.time())

@@ -54,7 +54,7 @@ class SetDiscovery:
         bus: Bus,
         ledger: Callable[[], Awaitable[KeyValue]],
         names: Names,
-        census: SetListener,
+        listener: SetListener,
         *,
         resync_s: float,
         patience_s: float | None = None,
@@ -62,7 +62,7 @@ class SetDiscovery:
         """For the last two see BucketInformer."""
         self._bus = bus
         self._names = names
-        self._census = census
+        self._listener = listener
         self.informer = BucketInformer[GangSetRecord | _GangOfSet](
             bus,
             ledger,
@@ -99,11 +99,11 @@ class SetDiscovery:
     ) -> Awaitable[None] | None:
         kind, _, name = key.partition(".")
         if isinstance(new, _GangOfSet):
-            return self._census.seen(new.record, new.revision)
+            return self._listener.seen(new.record, new.revision)
         if kind == "gangset":
-            self._census.declared(name, new)
+            self._listener.declared(name, new)
         else:
-            self._census.vanished(name)
+            self._listener.vanished(name)
         return None
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -122,11 +122,11 @@ class SetDiscovery:
             return
         match event.kind:
             case GangEventKind.TORN_DOWN | GangEventKind.ENDED:
-                self._census.gone(event.gang, event.generation, event.reason)
+                self._listener.gone(event.gang, event.generation, event.reason)
             case GangEventKind.RESTARTING:
-                self._census.gone(event.gang, event.generation - 1, event.reason)
+                self._listener.gone(event.gang, event.generation - 1, event.reason)
             case GangEventKind.RETIRING | GangEventKind.MEMBER_LOST:
-                self._census.leaving(event.gang, event.generation)
+                self._listener.leaving(event.gang, event.generation)
             case GangEventKind.FORMED | GangEventKind.READY | GangEventKind.RECOVERED:
                 key = self._names.gangset_key(event.gangset)
                 if self.informer.get(key) is None:

@@ -121,7 +121,7 @@ class SetRegistry:
         return {name: routed.statistics() for name, routed in self._sets.items()}
 
     def __repr__(self) -> str:
-        return f"GangSets({', '.join(self._sets) or 'none'})"
+        return f"SetRegistry({', '.join(self._sets) or 'none'})"
 
     # -- set_discovery.SetListener -----------------------------------------------------------------------------------
 

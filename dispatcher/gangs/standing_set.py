@@ -219,7 +219,7 @@ class StandingSetRouter:
         return {"route": self.record.route.value, "gangs": self.gangs, **self.pool.statistics()}
 
     def __repr__(self) -> str:
-        return f"RoutedSet({self.name}, {len(self._formations)} gangs, route={self.record.route.value})"
+        return f"StandingSetRouter({self.name}, {len(self._formations)} gangs, route={self.record.route.value})"
 
     # -- slots that are held --------------------------------------------------------------------------------------
 
@@ -242,14 +242,16 @@ class StandingSetRouter:
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def target(self, order: Call, ticket: RoutedRequest) -> SetTarget:
+    def target(self, order: Call, routed_request: RoutedRequest) -> SetTarget:
         """Any gang of it: its rank 0, or all its ranks."""
-        return SetTarget(self, order, ticket)
+        return SetTarget(self, order, routed_request)
 
-    async def place(self, deadline: float | None, ticket: RoutedRequest, fate: TryOutcome | None) -> WorkerEntry:
+    async def place(
+        self, deadline: float | None, routed_request: RoutedRequest, fate: TryOutcome | None
+    ) -> WorkerEntry:
         """Find a gang; see RoutedPool.place."""
         try:
-            return await self.pool.place(ticket, deadline, fate)
+            return await self.pool.place(routed_request, deadline, fate)
         except NoWorkers as error:
             if self._formations:
                 raise
@@ -266,7 +268,7 @@ class StandingSetRouter:
         self,
         formation: Formation,
         order: Call,
-        ticket: RoutedRequest,
+        routed_request: RoutedRequest,
         span: Span,
         held: Sequence[RankSlots] = (),
         *,
@@ -280,7 +282,7 @@ class StandingSetRouter:
 
         together = self._lines.together(formation.size)
         # After a refusal rank 0 goes first, so that of several routers that want one gang, one gets all of it.
-        in_order = ticket.attempts > 1 and not held
+        in_order = routed_request.attempts > 1 and not held
 
         async def on_rank(rank: int, _: Arguments) -> Any:
             if in_order and rank:
@@ -347,8 +349,8 @@ class SetTarget(PoolTarget):
     _formation: Formation | None = None
     """Of the gang that takes the try."""
 
-    def __init__(self, routed: StandingSetRouter, order: Call, ticket: RoutedRequest) -> None:
-        super().__init__(routed.pool, order, ticket)
+    def __init__(self, routed: StandingSetRouter, order: Call, routed_request: RoutedRequest) -> None:
+        super().__init__(routed.pool, order, routed_request)
         self._routed = routed
 
     @property
@@ -369,7 +371,7 @@ class SetTarget(PoolTarget):
         routed = self._routed
         if self.on_all and self.order.flags & _STREAM:
             raise no_stream_of_all(routed.name)
-        self.worker = await routed.place(self.order.deadline, self.ticket, fate)
+        self.worker = await routed.place(self.order.deadline, self.routed_request, fate)
         self._formation = routed.formation_of(self.worker)
         return self
 
@@ -408,12 +410,12 @@ class SetTarget(PoolTarget):
 
     def _took(self) -> None:
         """The gang took the task, and has ended it."""
-        self.pool.accepted(self.ticket)
-        self.pool.settle(self.ticket)
+        self.pool.accepted(self.routed_request)
+        self.pool.settle(self.routed_request)
         self._routed.pool.took(self.worker)
 
     def _over(self) -> None:
-        self.pool.settle(self.ticket)
+        self.pool.settle(self.routed_request)
         self.pool.pump()
 
 
@@ -426,7 +428,7 @@ class SetReserveTarget(ReserveTarget):
         self._routed = routed
 
     async def place(self, fate: TryOutcome | None) -> AttemptTarget:
-        self.worker = await self._routed.place(self.asked.deadline, self.asked.ticket, fate)
+        self.worker = await self._routed.place(self.asked.deadline, self.asked.routed_request, fate)
         return self
 
     async def attempt(self, caller: AttemptLoop, span: Span) -> HeldSlots | TryOutcome:
@@ -439,7 +441,7 @@ class SetReserveTarget(ReserveTarget):
                 result = await hold_members(routed, formation, self.reserver, asked, on_all=on_all)
         finally:
             if isinstance(result, TryOutcome):
-                pool.settle(asked.ticket)
+                pool.settle(asked.routed_request)
                 pool.pump()
         if result is TryOutcome.FULL:
             pool.full(self.worker)

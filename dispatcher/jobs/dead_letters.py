@@ -129,9 +129,9 @@ class DeadLetter:
 class DeadLetters:
     """Reads and empties the stream of dead letters. One per client."""
 
-    def __init__(self, streams: TaskStreams, ambient: Environment, desk: JobQueries) -> None:
+    def __init__(self, streams: TaskStreams, ambient: Environment, queries: JobQueries) -> None:
         self._streams = streams
-        self._desk = desk
+        self._queries = queries
         self._names = streams.names
         self._ambient = ambient
 
@@ -277,7 +277,7 @@ class DeadLetters:
         except InvalidRequest:
             return False  # no dispatcher has it
         for tries in range(ENDING_LOOKS if sequence is not None else 0):
-            if not await self._desk.in_hand(ref, ENDING_LOOK_S):
+            if not await self._queries.in_hand(ref, ENDING_LOOK_S):
                 return tries > 0
             await asyncio.sleep(exponential_s(0.01, ENDING_LOOK_S, tries))
         if sequence is None:

@@ -41,7 +41,7 @@ class _Ended:
 
 
 async def follow(
-    desk: JobQueries,
+    queries: JobQueries,
     ref: JobRef,
     *kinds: JobFeed,
     gap: Callable[[ResultRecord | None], GanglineError | None] = lambda record: None,
@@ -56,15 +56,15 @@ async def follow(
         UnknownJob: there is no such job.
         GanglineError: that of `gap`.
     """
-    names = desk.streams.names
-    jobs = await until_answered("opening the stream of jobs", desk.streams.jobs, _log)
+    names = queries.streams.names
+    jobs = await until_answered("opening the stream of jobs", queries.streams.jobs, _log)
     news: asyncio.Queue[StreamMessage | _Ended] = asyncio.Queue()
     pattern = names.job(ref.id, kinds[0] if len(kinds) == 1 else "*")
     wanted = {names.job(ref.id, kind) for kind in kinds}
 
     async def wait() -> None:
         try:
-            record = await wait_for_record(desk, ref)
+            record = await wait_for_record(queries, ref)
             newest = [await _last(jobs, subject) for subject in sorted(wanted)]
         except GanglineError as error:
             news.put_nowait(_Ended(None, error, 0))
@@ -107,9 +107,9 @@ async def _last(jobs: Stream, subject: str) -> StreamMessage | None:
     return await until_answered("reading what was told of a job", lambda: jobs.last(subject), _log)
 
 
-async def events_of(desk: JobQueries, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
+async def events_of(queries: JobQueries, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
     """See Job.events."""
-    async with contextlib.aclosing(follow(desk, ref, JobFeed.STATE, JobFeed.PROGRESS)) as feed:
+    async with contextlib.aclosing(follow(queries, ref, JobFeed.STATE, JobFeed.PROGRESS)) as feed:
         async for item in feed:
             if isinstance(item, ResultRecord):
                 yield _final(item)
@@ -137,17 +137,17 @@ def _final(record: ResultRecord) -> JobEvent:
     )
 
 
-async def items_of(desk: JobQueries, ref: JobRef, *, skip: bool) -> AsyncGenerator[Any, None]:
+async def items_of(queries: JobQueries, ref: JobRef, *, skip: bool) -> AsyncGenerator[Any, None]:
     """See Job.items."""
     reader = _Items(ref.id, skip=skip)
-    jobs = await until_answered("opening the stream of jobs", desk.streams.jobs, _log)
-    newest = await _last(jobs, desk.streams.names.job(ref.id, JobFeed.ITEM))
+    jobs = await until_answered("opening the stream of jobs", queries.streams.jobs, _log)
+    newest = await _last(jobs, queries.streams.names.job(ref.id, JobFeed.ITEM))
     if newest is not None and (item := _item(newest)) is not None:
         reader.attempt = item.attempt
-    async with contextlib.aclosing(follow(desk, ref, JobFeed.ITEM, gap=reader.gap)) as feed:
+    async with contextlib.aclosing(follow(queries, ref, JobFeed.ITEM, gap=reader.gap)) as feed:
         async for message in feed:
             if isinstance(message, ResultRecord):
-                await reader.end(desk, message)
+                await reader.end(queries, message)
                 return
             item = _item(message)
             for each in () if item is None else reader.take(item):
@@ -202,10 +202,10 @@ class _Items:
             return self._missing(record.items or 0)
         return self._missing(min(self._early)) if self._early and record is None else None
 
-    async def end(self, desk: JobQueries, record: ResultRecord) -> None:
+    async def end(self, queries: JobQueries, record: ResultRecord) -> None:
         """Raises what became of the job, if it is not done or yields no items."""
         if record.state is not JobState.DONE:
-            await value_of(desk.streams, record)
+            await value_of(queries.streams, record)
             raise failure_of(record)
         if record.items is None:
             raise InvalidRequest(f"job {self._job!r} yields no items: result() has what it returned")

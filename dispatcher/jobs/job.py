@@ -24,11 +24,11 @@ class Job:
     """Made by `Client.submit`, or by `Client.job` from its id. Nothing of it needs to be closed; it may be dropped at
     any time, and looked up again by its id from anywhere."""
 
-    def __init__(self, desk: JobQueries, ref: JobRef) -> None:
+    def __init__(self, queries: JobQueries, ref: JobRef) -> None:
         check_name(ref.id, "job")
         if ref.endpoint is not None:
             check_name(ref.endpoint, "endpoint")
-        self._desk = desk
+        self._queries = queries
         self._ref = ref
 
     @property
@@ -69,14 +69,14 @@ class Job:
         self._check_kept("result")
         try:
             async with asyncio.timeout(timeout_s):
-                record = await wait_for_record(self._desk, self._ref)
+                record = await wait_for_record(self._queries, self._ref)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"job {self.id!r} did not end within {timeout_s:g} s; it continues",
                 may_have_started=True,
                 details={"job": self.id},
             ) from error
-        return await value_of(self._desk.streams, record)
+        return await value_of(self._queries.streams, record)
 
     async def status(self) -> JobInfo:
         """The current state of the job: from its result, its dispatcher, or the stream.
@@ -84,7 +84,7 @@ class Job:
         Raises:
             UnknownJob: there is no such job.
         """
-        return await self._desk.status(self._ref, ASK_TIMEOUT_S)
+        return await self._queries.status(self._ref, ASK_TIMEOUT_S)
 
     async def cancel(self) -> bool:
         """Cancel the job (or schedule). Returns False if it had already ended.
@@ -92,7 +92,7 @@ class Job:
         Raises:
             UnknownJob: there is no such job.
         """
-        return await self._desk.cancel(self._ref, ASK_TIMEOUT_S)
+        return await self._queries.cancel(self._ref, ASK_TIMEOUT_S)
 
     async def why(self) -> JobWhyReply:
         """Explain what the job is waiting for.
@@ -100,7 +100,7 @@ class Job:
         Raises:
             UnknownJob: there is no such job.
         """
-        return await self._desk.why(self._ref, ASK_TIMEOUT_S)
+        return await self._queries.why(self._ref, ASK_TIMEOUT_S)
 
     def events(self) -> AsyncGenerator[JobEvent | JobProgress, None]:
         """Events of the job from the beginning until its end: `async for event in job.events()`.
@@ -114,7 +114,7 @@ class Job:
         """
         if not self._ref.events:
             self._check_kept("events")
-        return events_of(self._desk, self._ref)
+        return events_of(self._queries, self._ref)
 
     def items(self, *, skip: bool = False) -> AsyncGenerator[Any, None]:
         """The items of a task that yields, from the first, as they arrive: `async for item in job.items()`.
@@ -133,7 +133,7 @@ class Job:
             UnknownJob, ResultNotKept: as `events`.
         """
         self._check_kept("items")
-        return items_of(self._desk, self._ref, skip=skip)
+        return items_of(self._queries, self._ref, skip=skip)
 
     def _check_kept(self, what: str) -> None:
         if self._ref.repeats:

@@ -28,14 +28,14 @@ _AGAIN_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """News of a result may be quicker than its storage: looks that follow it."""
 
 
-async def wait_for_record(desk: JobQueries, ref: JobRef) -> ResultRecord:
+async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
     """The record of how the job ended, as soon as there is one. Goes on over lost connections.
 
     Raises:
         UnknownJob: there is no such job.
     """
-    results = await until_answered("opening the bucket of results", desk.streams.results, _log)
-    news, names = asyncio.Event(), desk.streams.names
+    results = await until_answered("opening the bucket of results", queries.streams.results, _log)
+    news, names = asyncio.Event(), queries.streams.names
 
     def on_write(entry: KvEntry) -> None:
         # A write that passes may be one that the server refuses, since another was first: only a sign to look.
@@ -47,16 +47,16 @@ async def wait_for_record(desk: JobQueries, ref: JobRef) -> ResultRecord:
 
     key = names.result_key(ref.id)
     feed = await until_answered("watching a result", lambda: results.observe(key, on_write), _log)
-    forget = desk.bus.on_connection(on_connection)
+    forget = queries.bus.on_connection(on_connection)
     try:
         doubts = 0 if ref.submitted else 1
         looks: tuple[float, ...] = _AGAIN_S[:1]
         while True:
             for pause_s in looks:
                 await asyncio.sleep(pause_s)
-                if (record := await _look(desk, ref.id)) is not None:
+                if (record := await _look(queries, ref.id)) is not None:
                     return record
-            doubts = await _still_there(desk, ref, doubts)
+            doubts = await _still_there(queries, ref, doubts)
             heard = await _heard(news, LOOK_S)
             looks = _AGAIN_S if heard else _AGAIN_S[:1]
             doubts += not heard
@@ -75,14 +75,14 @@ async def _heard(news: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-async def _look(desk: JobQueries, job: str) -> ResultRecord | None:
+async def _look(queries: JobQueries, job: str) -> ResultRecord | None:
     try:
-        return await desk.record(job)
+        return await queries.record(job)
     except (Disconnected, StorageUnavailable):
         return None  # the reconnection, or the next look
 
 
-async def _still_there(desk: JobQueries, ref: JobRef, doubts: int) -> int:
+async def _still_there(queries: JobQueries, ref: JobRef, doubts: int) -> int:
     """Nothing was heard for long, or we never knew whether the job exists: then somebody has to know it. Twice in a
     row, for what was submitted here: it may be on its way from the stream to a dispatcher.
 
@@ -92,7 +92,7 @@ async def _still_there(desk: JobQueries, ref: JobRef, doubts: int) -> int:
     if not doubts:
         return 0
     try:
-        await desk.status(ref, STATUS_S)
+        await queries.status(ref, STATUS_S)
     except UnknownJob as error:
         if error.details.get("certain") and (doubts > 1 or not ref.submitted):
             raise

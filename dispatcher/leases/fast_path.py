@@ -59,11 +59,11 @@ class LeasedFlight(_OnHold):
     def deliver(self, frame: Frame) -> bool:
         if frame[0] != _OK:
             return super().deliver(frame)
-        assert self.parcel is not None
+        assert self.outbound is not None
         self.slots.give(self)
-        self.hold.used(self.parcel.begun_at)
-        if self.alarms is not None:
-            self.alarms.drop(self)
+        self.hold.used(self.outbound.begun_at)
+        if self.timeouts is not None:
+            self.timeouts.drop(self)
         if not self.future.done():
             self.future.set_result(frame)
         return True
@@ -100,12 +100,12 @@ class PlainReserve(ShortFlight, ReservationRequest):
 class LeaseFastPath:
     """For one router."""
 
-    def __init__(self, express: FastPath, settings: RouterSettings, metrics: RouterMetrics, owner: str) -> None:
+    def __init__(self, fast_path: FastPath, settings: RouterSettings, metrics: RouterMetrics, owner: str) -> None:
         """`owner`: who holds, as the ledger says it."""
-        self._express = express
-        self.answered = express.answered
-        self.failed = express.failed
-        self._exchange = express.exchange
+        self._fast_path = fast_path
+        self.answered = fast_path.answered
+        self.failed = fast_path.failed
+        self._exchange = fast_path.exchange
         self._metrics = metrics
         self._probe_s = settings.probe_first_s
         self.terms = terms = LeaseTerms(max(MIN_TTL_S, settings.claim_s), settings.claim_s)
@@ -125,16 +125,16 @@ class LeaseFastPath:
     def close(self) -> None:
         """The router stops."""
         self._probes.close()
-        self._express.close()
+        self._fast_path.close()
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
     def reserve(self, endpoint: str, options: CallOptions) -> PlainReserve | None:
         """Ask a worker for a slot; None: nothing was done."""
-        express = self._express
-        pool = express.plain_pools.get(endpoint)
-        timed = options.timeout_s is not None or express.timeout_s is not None
-        if pool is None or timed or not express.allows(options):
+        fast_path = self._fast_path
+        pool = fast_path.plain_pools.get(endpoint)
+        timed = options.timeout_s is not None or fast_path.timeout_s is not None
+        if pool is None or timed or not fast_path.allows(options):
             return None
         worker = pool.core.place_plain(None)
         if worker is None:
@@ -172,12 +172,12 @@ class LeaseFastPath:
             selection.state is not OPEN
             or method not in hold.worker.methods
             or not hold.usable(exchange.loop.time())
-            or not self._express.allows(options)
+            or not self._fast_path.allows(options)
         ):
             return None
         flight = TokenFlight(exchange.new_id(), exchange.new_future(), hold)
-        timeout_s = self._express.timeout_s if options.timeout_s is None else options.timeout_s
-        if not self._express.send(flight, method, args, kwargs, timeout_s, hold.token):
+        timeout_s = self._fast_path.timeout_s if options.timeout_s is None else options.timeout_s
+        if not self._fast_path.send(flight, method, args, kwargs, timeout_s, hold.token):
             return None
         self._taken(hold)
         selection.mark_used()
@@ -200,15 +200,15 @@ class LeaseFastPath:
             declared is None
             or declared.slots != 1
             or not hold.usable(exchange.loop.time())
-            or not self._express.allows(options)
+            or not self._fast_path.allows(options)
         ):
             return None
         flight = LeasedFlight(exchange.new_id(), exchange.new_future(), hold)
         flight.slots = slots
         if not slots.take_nowait(flight):
             return None
-        timeout_s = self._express.timeout_s if options.timeout_s is None else options.timeout_s
-        if not self._express.send(flight, method, args, kwargs, timeout_s, hold.token):
+        timeout_s = self._fast_path.timeout_s if options.timeout_s is None else options.timeout_s
+        if not self._fast_path.send(flight, method, args, kwargs, timeout_s, hold.token):
             slots.give(flight)
             return None
         self._taken(hold)
@@ -221,4 +221,4 @@ class LeaseFastPath:
             self._metrics.request(hold.endpoint, hold.pool.name)
 
     def __repr__(self) -> str:
-        return f"HeldExpress(probes={len(self._probes)})"
+        return f"LeaseFastPath(probes={len(self._probes)})"

@@ -157,9 +157,9 @@ class HeldSlots:
         """What such a failure says: that the slots are lost, if they are."""
         return error
 
-    def elsewhere(self, order: Call, ticket: RoutedRequest) -> AttemptTarget:
+    def elsewhere(self, order: Call, routed_request: RoutedRequest) -> AttemptTarget:
         """Who takes a task that could not start on it."""
-        return PoolTarget(self.pool, order, ticket)
+        return PoolTarget(self.pool, order, routed_request)
 
     # -- its life -------------------------------------------------------------------------------------------------
 
@@ -167,11 +167,11 @@ class HeldSlots:
         """Whether that exchange granted it: only that one hears what becomes of a task sent with its token."""
         return self._exchange is exchange
 
-    def charged(self, ticket: RoutedRequest) -> Self:
+    def charged(self, routed_request: RoutedRequest) -> Self:
         """Slots are held, as many as the ticket costs, which counts for them on the worker."""
-        self.charge = ticket
-        self.slots = ticket.cost
-        self.pool.held.count += ticket.cost - 1
+        self.charge = routed_request
+        self.slots = routed_request.cost
+        self.pool.held.count += routed_request.cost - 1
         return self
 
     @property
@@ -195,16 +195,16 @@ class HeldSlots:
         return self._ended
 
     @property
-    def ticket(self) -> RoutedRequest:
+    def routed_request(self) -> RoutedRequest:
         """Its `charge`, which is made now if there was none. After its end: what that would have been, settled."""
         if self.charge is not None:
             return self.charge
-        ticket = RoutedRequest(method=None, slots=1)
-        self.pool.core.tried_plain(ticket, self.worker, self.reserve_id, self.asked_at)
+        routed_request = RoutedRequest(method=None, slots=1)
+        self.pool.core.tried_plain(routed_request, self.worker, self.reserve_id, self.asked_at)
         if not self._ended:
-            ticket.worker = self.worker
-            self.charge = ticket
-        return ticket
+            routed_request.worker = self.worker
+            self.charge = routed_request
+        return routed_request
 
     def usable(self, now: float) -> bool:
         """Whether it may be used now: there is no `trouble`, and it has not ended."""
@@ -340,7 +340,7 @@ class HeldSlots:
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else f"lost: {self.failure.code}" if self.failure else "held"
-        return f"Hold({self.slots} slots of {self.worker.id}, {state})"
+        return f"HeldSlots({self.slots} slots of {self.worker.id}, {state})"
 
 
 class HeldTarget(TaskTarget):
@@ -372,7 +372,7 @@ class SlotReserver:
     async def ask(
         self,
         pool: RoutedPool,
-        ticket: RoutedRequest,
+        routed_request: RoutedRequest,
         worker: WorkerEntry,
         *,
         ttl_s: float,
@@ -391,14 +391,14 @@ class SlotReserver:
             GanglineError: what the worker answered.
         """
         exchange, loop = self._exchange, self._exchange.loop
-        flight = ReservationRequest(exchange.new_id(), worker, loop, pool, ticket)
+        flight = ReservationRequest(exchange.new_id(), worker, loop, pool, routed_request)
         terms, asked_at = LeaseTerms(ttl_s, self.settings.claim_s), loop.time()
         exchange.launch(
             flight,
             (
                 RequestOp.RESERVE,
                 flight.id,
-                ticket.cost,
+                routed_request.cost,
                 terms.ttl_ms,
                 round(terms.claim_s * 1000),
                 int(flags),
@@ -412,7 +412,7 @@ class SlotReserver:
             if isinstance(outcome, TryOutcome) or outcome[0] != AnswerOp.GRANTED:
                 return self.refused(flight, outcome)
             hold = (make or HeldSlots)(exchange, pool, worker, flight.id, outcome, terms, asked_at)
-            return hold.charged(flight.ticket)
+            return hold.charged(flight.routed_request)
         except asyncio.CancelledError:
             # Granted or not, known or not: one release, and the books are straight.
             self.undo(flight)
@@ -448,7 +448,7 @@ class SlotReserver:
 class SlotRequest(NamedTuple):
     """Slots that are wanted."""
 
-    ticket: RoutedRequest
+    routed_request: RoutedRequest
     """How many, and of which worker."""
     ttl_s: float
     flags: ReserveFlag
@@ -473,30 +473,30 @@ class ReserveTarget(AttemptTarget):
         self._probe_s = settings.probe_max_s if asked.flags & ReserveFlag.SYNC else settings.probe_first_s
 
     async def place(self, fate: TryOutcome | None) -> AttemptTarget:
-        pool, ticket, deadline = self.pool, self.asked.ticket, self.asked.deadline
+        pool, routed_request, deadline = self.pool, self.asked.routed_request, self.asked.deadline
         if fate is TryOutcome.SLOW:
             self._probe_s = min(self.reserver.settings.probe_max_s, 2 * self._probe_s)
-        self.worker = await pool.place(ticket, deadline, fate)
+        self.worker = await pool.place(routed_request, deadline, fate)
         self._wait_s = self._probe_s
         if deadline is not None:
             self._wait_s = min(self._probe_s, deadline - asyncio.get_running_loop().time())
             if self._wait_s <= 0:
-                pool.settle(ticket)
+                pool.settle(routed_request)
                 pool.pump()
-                raise pool.core.give_up(ticket, by_its_deadline(ticket, deadline))
+                raise pool.core.give_up(routed_request, by_its_deadline(routed_request, deadline))
         return self
 
     def attempt(self, caller: AttemptLoop, span: Span) -> Coroutine[Any, Any, HeldSlots | TryOutcome]:
         asked = self.asked
         return self.reserver.ask(
-            self.pool, asked.ticket, self.worker, ttl_s=asked.ttl_s, flags=asked.flags, probe_s=self._wait_s
+            self.pool, asked.routed_request, self.worker, ttl_s=asked.ttl_s, flags=asked.flags, probe_s=self._wait_s
         )
 
     def settle(self, outcome: HeldSlots | TryOutcome) -> TryOutcome | None:
         if isinstance(outcome, HeldSlots):
-            self.pool.accepted(self.asked.ticket)
+            self.pool.accepted(self.asked.routed_request)
             return None
-        self.pool.refused(self.asked.ticket, self.worker, outcome)
+        self.pool.refused(self.asked.routed_request, self.worker, outcome)
         return outcome
 
     @staticmethod
@@ -613,4 +613,4 @@ class RenewalSet:
         hold.due()
 
     def __repr__(self) -> str:
-        return f"Holds({len(self._kept)} kept, {len(self._brief)} briefly)"
+        return f"RenewalSet({len(self._kept)} kept, {len(self._brief)} briefly)"

@@ -50,7 +50,7 @@ class Lease(HeldSlotsInfo):
         hold: HeldSlots,
         *,
         caller: AttemptLoop,
-        express: LeaseFastPath,
+        fast_path: LeaseFastPath,
         make: MakeOrder,
         observe: RequestObserver,
         options: CallOptions,
@@ -58,7 +58,7 @@ class Lease(HeldSlotsInfo):
     ) -> None:
         super().__init__(hold)
         self._caller = caller
-        self._express = express
+        self._fast_path = fast_path
         self._make = make
         self._observe = observe
         self._options = options
@@ -90,8 +90,8 @@ class Lease(HeldSlotsInfo):
             LeaseBusy: all slots are in use and the lease was made with `wait=False`; nothing was sent.
             GanglineError: see Client.call.
         """
-        express = self._express
-        flight = express.on_lease(self.hold, self._slots, method, args, kwargs, self._options)
+        fast_path = self._fast_path
+        flight = fast_path.on_lease(self.hold, self._slots, method, args, kwargs, self._options)
         if flight is None:
             order = self._order(method, args, kwargs)
             with self._observe(order) as (request, span):
@@ -99,7 +99,7 @@ class Lease(HeldSlotsInfo):
         try:
             outcome = await flight.future
         except BaseException as error:
-            express.failed(flight, error)
+            fast_path.failed(flight, error)
             raise
         if type(outcome) is not list or outcome[0] != _OK:
             order = self._order(method, args, kwargs)
@@ -110,7 +110,7 @@ class Lease(HeldSlotsInfo):
                 target.sent_at = flight.sent_at
                 return await self._caller.run(target, span, tried=(target, outcome))
         if self._caller.exchange.measured:
-            express.answered(flight)
+            fast_path.answered(flight)
         return outcome[2]
 
     async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
@@ -185,11 +185,11 @@ class LeaseTarget(HeldTarget):
         if fate is not None and not await self._may_repeat(fate):
             raise error_of_fate(fate, str(self.worker.id), attempts=1, lost=_LOST)
         self.hold.check_streams(self)
-        self.ticket = ticket = await self._slots.enter(
+        self.routed_request = routed_request = await self._slots.enter(
             self.order, self.worker, self, wait=self._wait, check=self._check
         )
         self._request.attempts += 1
-        ticket.attempts = self._request.attempts
+        routed_request.attempts = self._request.attempts
         self.sent_at = self._exchange.loop.time()
         return self
 

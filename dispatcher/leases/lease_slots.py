@@ -39,11 +39,11 @@ class LeaseSlots:
     def waiting(self) -> int:
         return len(self._waiters)
 
-    def take_nowait(self, ticket: SlotConsumer) -> bool:
+    def take_nowait(self, routed_request: SlotConsumer) -> bool:
         """Take the ticket's slots if they are free and nobody waits."""
-        if self._waiters or self.used + ticket.cost > self.total:
+        if self._waiters or self.used + routed_request.cost > self.total:
             return False
-        self.used += ticket.cost
+        self.used += routed_request.cost
         return True
 
     async def enter(
@@ -61,35 +61,35 @@ class LeaseSlots:
             DeadlineExceeded: they were in use until the task's deadline.
         """
         check()
-        ticket = order.ticket(1)
+        routed_request = order.routed_request(1)
         method = worker.methods.get(order.method)
-        ticket.cost = method.slots if method is not None else 1
-        if ticket.cost > self.total:
-            takes = f"{order.target} takes {count_of(ticket.cost, 'slot')}"
+        routed_request.cost = method.slots if method is not None else 1
+        if routed_request.cost > self.total:
+            takes = f"{order.target} takes {count_of(routed_request.cost, 'slot')}"
             raise LeaseBusy(f"{takes}, {whose} has {self.total}: ask for more")
-        if not self.take_nowait(ticket):
+        if not self.take_nowait(routed_request):
             if not wait:
                 raise LeaseBusy(f"no slot of {whose} is free ({self.total} in use); nothing was sent")
-            await self.take(ticket, order.deadline, order.too_late(may_have_started=False))
+            await self.take(routed_request, order.deadline, order.too_late(may_have_started=False))
             try:
                 check()
             except GanglineError:
                 if not self.closed:
-                    self.give(ticket)
+                    self.give(routed_request)
                 raise
-        ticket.worker = worker
-        return ticket
+        routed_request.worker = worker
+        return routed_request
 
-    async def take(self, ticket: RoutedRequest, deadline: float | None, too_late: GanglineError) -> None:
+    async def take(self, routed_request: RoutedRequest, deadline: float | None, too_late: GanglineError) -> None:
         """Take the ticket's slots, waiting for them if need be. When the lease is closed meanwhile, it takes none.
 
         Raises:
             too_late: at the deadline (loop time).
         """
-        if self.take_nowait(ticket):
+        if self.take_nowait(routed_request):
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
-        entry = (ticket, waiter)
+        entry = (routed_request, waiter)
         self._waiters.append(entry)
         timer = None if deadline is None else self._loop.call_at(deadline, _fail, waiter, too_late)
         try:
@@ -99,30 +99,30 @@ class LeaseSlots:
                 self._waiters.remove(entry)
                 self.pump()
             elif _served(waiter) and not self.closed:
-                self.give(ticket)  # served and cancelled in one turn: the slots go to the next
+                self.give(routed_request)  # served and cancelled in one turn: the slots go to the next
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def give(self, ticket: SlotConsumer) -> None:
+    def give(self, routed_request: SlotConsumer) -> None:
         """The ticket's slots are free again."""
-        self.used -= ticket.cost
+        self.used -= routed_request.cost
         if self._waiters:
             self.pump()
 
-    def settle(self, ticket: RoutedRequest) -> None:
+    def settle(self, routed_request: RoutedRequest) -> None:
         """The ticket's task is over: see inflight.Books. Idempotent."""
-        if ticket.worker is not None:
-            ticket.worker = None
-            self.give(ticket)
+        if routed_request.worker is not None:
+            routed_request.worker = None
+            self.give(routed_request)
 
     def pump(self) -> None:
         """Serve whoever waits, as far as there is room."""
         while self._waiters and self.used + self._waiters[0][0].cost <= self.total:
-            ticket, waiter = self._waiters.popleft()
+            routed_request, waiter = self._waiters.popleft()
             if not waiter.done():
-                self.used += ticket.cost
+                self.used += routed_request.cost
                 waiter.set_result(None)
 
     def close(self) -> None:

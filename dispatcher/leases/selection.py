@@ -128,12 +128,12 @@ class Choice:
     move: bool = True
     """Whether another worker may take its place."""
 
-    def put_on(self, ticket: RoutedRequest) -> None:
+    def put_on(self, routed_request: RoutedRequest) -> None:
         """Have a ticket ask for the same, beside what it asks for itself."""
         if self.labels:
-            ticket.labels = {**self.labels, **(ticket.labels or {})}
-        if ticket.key is None:
-            ticket.key = self.key
+            routed_request.labels = {**self.labels, **(routed_request.labels or {})}
+        if routed_request.key is None:
+            routed_request.key = self.key
 
 
 class WorkerChoice:
@@ -201,8 +201,8 @@ class SelectedTarget(HeldTarget):
             if fate is None and hold.trouble() is None:
                 self.order.remaining_ms(self._loop.time())
                 hold.check_streams(self)
-                self.ticket = hold.ticket
-                self.ticket.attempts = 1
+                self.routed_request = hold.routed_request
+                self.routed_request.attempts = 1
                 return self
             self._next = hold.elsewhere(self.order, self._leave(fate))
             fate = None
@@ -228,20 +228,20 @@ class SelectedTarget(HeldTarget):
                 raise error_of_fate(fate, selection.worker, attempts=1)
             self._give_back()
         selection.moving(fate)
-        ticket = self.order.ticket(self._max_attempts)
-        ticket.attempts, ticket.last = 1, hold.counts_on.id
+        routed_request = self.order.routed_request(self._max_attempts)
+        routed_request.attempts, routed_request.last = 1, hold.counts_on.id
         if selection.choice is not None:
-            selection.choice.put_on(ticket)
+            selection.choice.put_on(routed_request)
         if fate.may_have_started:
-            ticket.uncertain = fate
-        return ticket
+            routed_request.uncertain = fate
+        return routed_request
 
     def settle(self, outcome: Outcome) -> TryOutcome | None:
         fate = fate_of(outcome)
         if fate is None:
             if refuses_token(outcome):
                 return TryOutcome.GONE
-            self.hold.pool.accepted(self.hold.ticket)
+            self.hold.pool.accepted(self.hold.routed_request)
         return fate
 
     async def failed(self, error: GanglineError) -> TryOutcome:

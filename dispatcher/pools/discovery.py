@@ -45,7 +45,7 @@ class WorkerDiscovery:
         ledger: Callable[[], Awaitable[KeyValue]],
         names: Names,
         pool: str,
-        census: WorkerListener,
+        listener: WorkerListener,
         *,
         resync_s: float,
         patience_s: float | None = None,
@@ -54,7 +54,7 @@ class WorkerDiscovery:
         self._pool = pool
         self._ledger = ledger
         self._names = names
-        self._census = census
+        self._listener = listener
         self.informer = BucketInformer[Registration | Heartbeat](
             bus,
             ledger,
@@ -107,16 +107,16 @@ class WorkerDiscovery:
         folder, _, worker = entry.key.split(".")
         if entry.operation is KvOperation.DELETE:
             if folder == "reg":
-                self._census.left(worker)
+                self._listener.left(worker)
             return True
         try:
             heard = self._parse(entry)
         except ValueError:
             return False
         if isinstance(heard, Heartbeat):
-            known = self._census.beat(worker, heard)
-        elif known := self._census.knows(worker, heard.instance):
-            self._census.registered(heard, entry.revision)
+            known = self._listener.beat(worker, heard)
+        elif known := self._listener.knows(worker, heard.instance):
+            self._listener.registered(heard, entry.revision)
         if not known:
             # Should storage not have it yet: the next heartbeat, a second later, asks again.
             self.informer.look_up(f"alive.{self._pool}.{worker}", f"reg.{self._pool}.{worker}")
@@ -129,8 +129,8 @@ class WorkerDiscovery:
         # A registration outlives its worker by up to a minute; the heartbeat key is what expires promptly.
         record, beat = (self.informer.get(f"{folder}.{self._pool}.{worker}") for folder in ("reg", "alive"))
         if isinstance(record, Registration) and isinstance(beat, Heartbeat) and beat.instance == record.instance:
-            known = self._census.knows(worker, record.instance)
-            self._census.registered(record, self.informer.revision(f"reg.{self._pool}.{worker}"))
+            known = self._listener.knows(worker, record.instance)
+            self._listener.registered(record, self.informer.revision(f"reg.{self._pool}.{worker}"))
             if not known:
                 # Of one that is known it is no news: it was heard when it was written, up to three seconds ago.
-                self._census.beat(worker, beat)
+                self._listener.beat(worker, beat)

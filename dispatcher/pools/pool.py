@@ -92,7 +92,9 @@ class RoutedPool:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    async def place(self, ticket: RoutedRequest, deadline: float | None, fate: TryOutcome | None = None) -> WorkerEntry:
+    async def place(
+        self, routed_request: RoutedRequest, deadline: float | None, fate: TryOutcome | None = None
+    ) -> WorkerEntry:
         """Find a worker for a ticket, waiting in line if need be; it is charged then, until `settle`.
 
         Args:
@@ -106,37 +108,41 @@ class RoutedPool:
             WorkerLost, ResultLost: the try before may have started something, and is not to be repeated.
             Moved: another pool has to take it.
         """
-        return self.place_nowait(ticket, fate) or await self.wait(ticket, deadline)
+        return self.place_nowait(routed_request, fate) or await self.wait(routed_request, deadline)
 
-    def place_nowait(self, ticket: RoutedRequest, fate: TryOutcome | None = None) -> WorkerEntry | None:
+    def place_nowait(self, routed_request: RoutedRequest, fate: TryOutcome | None = None) -> WorkerEntry | None:
         """`place`, if it need not wait. None: it stands in line now, for `wait`."""
         core, now = self.core, self._loop.time()
-        if ticket.asked_at is None:
-            ticket.asked_at = now
+        if routed_request.asked_at is None:
+            routed_request.asked_at = now
         core.connected = self._exchange.bus.connected
-        if fate is not None and ticket.endpoint is not None and self._strays(ticket.endpoint, self.name):
-            core.judge(ticket, fate, now)
-            ticket.moved = True
+        if (
+            fate is not None
+            and routed_request.endpoint is not None
+            and self._strays(routed_request.endpoint, self.name)
+        ):
+            core.judge(routed_request, fate, now)
+            routed_request.moved = True
             raise RouteChanged
-        if core.admit(ticket, now) if fate is None else core.again(ticket, fate, now):
-            assert ticket.worker is not None
-            return ticket.worker
-        if not ticket.in_line:
-            core.withdraw(ticket)
-            raise core.give_up(ticket, "right now")
+        if core.admit(routed_request, now) if fate is None else core.again(routed_request, fate, now):
+            assert routed_request.worker is not None
+            return routed_request.worker
+        if not routed_request.in_line:
+            core.withdraw(routed_request)
+            raise core.give_up(routed_request, "right now")
         return None
 
-    def place_at_once(self, ticket: RoutedRequest) -> bool:
+    def place_at_once(self, routed_request: RoutedRequest) -> bool:
         """`place` for a ticket that never waits: True when it has its worker. Others that wait are not overtaken."""
         core = self.core
         core.connected = self._exchange.bus.connected
-        return core.admit_at_once(ticket, self._loop.time())
+        return core.admit_at_once(routed_request, self._loop.time())
 
     def move(self, endpoint: str) -> None:
         """Whoever waits here by that endpoint's route goes elsewhere: their `place` raises RouteChanged."""
-        for ticket in self.core.take_out(endpoint):
-            waiter = ticket.waiter
-            assert isinstance(waiter, asyncio.Future), ticket
+        for routed_request in self.core.take_out(endpoint):
+            waiter = routed_request.waiter
+            assert isinstance(waiter, asyncio.Future), routed_request
             if not waiter.done():  # else its caller has just given up
                 waiter.set_result(RouteChanged())
 
@@ -148,39 +154,39 @@ class RoutedPool:
             return False
         return self._loop.time() - max(since, self._opened_at) >= self._settings.no_workers_wait_s
 
-    async def wait(self, ticket: RoutedRequest, deadline: float | None) -> WorkerEntry:
+    async def wait(self, routed_request: RoutedRequest, deadline: float | None) -> WorkerEntry:
         """The worker of a ticket that stands in line; see `place`."""
         self.used_at = now = self._loop.time()
         waiter: Waiter = self._loop.create_future()
-        ticket.waiter = waiter
+        routed_request.waiter = waiter
         self._arm(now)
-        timer = None if deadline is None else self._loop.call_at(deadline, self._too_late, ticket, deadline)
+        timer = None if deadline is None else self._loop.call_at(deadline, self._too_late, routed_request, deadline)
         self._metrics.queued(self.name, +1)
         try:
             error = await waiter
         except asyncio.CancelledError:
             # It may have been placed in the same turn of the loop: then the slot goes to the next.
-            self.core.withdraw(ticket)
+            self.core.withdraw(routed_request)
             self.pump()
             raise
         finally:
             self._metrics.queued(self.name, -1)
-            ticket.waiter = None
+            routed_request.waiter = None
             if timer is not None:
                 timer.cancel()
         if error is not None:
             raise error
-        assert ticket.worker is not None
-        return ticket.worker
+        assert routed_request.worker is not None
+        return routed_request.worker
 
-    def accepted(self, ticket: RoutedRequest) -> None:
+    def accepted(self, routed_request: RoutedRequest) -> None:
         """A worker took the ticket."""
-        self.core.accepted(ticket, self._loop.time())
+        self.core.accepted(routed_request, self._loop.time())
 
-    def refused(self, ticket: RoutedRequest, worker: WorkerEntry, fate: TryOutcome) -> None:
+    def refused(self, routed_request: RoutedRequest, worker: WorkerEntry, fate: TryOutcome) -> None:
         """A try there came to nothing; `place` the ticket again, or give up."""
-        self.core.settle(ticket)
-        self.core.turned_down(ticket, worker, fate)
+        self.core.settle(routed_request)
+        self.core.turned_down(routed_request, worker, fate)
 
     def pump(self, freed: WorkerEntry | None = None) -> None:
         """Serve whoever waits, as far as there is room; `freed`: the only worker that may have got some."""
@@ -334,16 +340,22 @@ class RoutedPool:
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
-            waiter = effect.ticket.waiter
+            waiter = effect.routed_request.waiter
             assert isinstance(waiter, asyncio.Future), effect
             if waiter.done():
                 continue  # cancelled in this very turn: its own clean-up withdraws the ticket
             waiter.set_result(effect.error if isinstance(effect, PlacementRefused) else None)
 
-    def _too_late(self, ticket: RoutedRequest, deadline: float) -> None:
-        if ticket.waits:
-            self.core.withdraw(ticket)
-            self._carry_out([PlacementRefused(ticket, self.core.give_up(ticket, by_its_deadline(ticket, deadline)))])
+    def _too_late(self, routed_request: RoutedRequest, deadline: float) -> None:
+        if routed_request.waits:
+            self.core.withdraw(routed_request)
+            self._carry_out(
+                [
+                    PlacementRefused(
+                        routed_request, self.core.give_up(routed_request, by_its_deadline(routed_request, deadline))
+                    )
+                ]
+            )
 
     def _arm(self, now: float) -> None:
         if self._timer is None:
@@ -375,8 +387,8 @@ def _not_asked(worker: WorkerEntry, error: GanglineError) -> None:
     _log.debug("cannot look up worker %s: %s", worker.id, error, extra=extra)
 
 
-def by_its_deadline(ticket: RoutedRequest, deadline: float) -> str:
+def by_its_deadline(routed_request: RoutedRequest, deadline: float) -> str:
     """For people: the time that a request had, as it was given, however often it was tried."""
-    if ticket.asked_at is None or deadline <= ticket.asked_at:
+    if routed_request.asked_at is None or deadline <= routed_request.asked_at:
         return "by its deadline"
-    return f"by its deadline, {deadline - ticket.asked_at:.3g} s after it was asked for"
+    return f"by its deadline, {deadline - routed_request.asked_at:.3g} s after it was asked for"

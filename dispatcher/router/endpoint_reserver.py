@@ -34,7 +34,7 @@ class EndpointReserver:
         self,
         caller: AttemptLoop,
         reserver: SlotReserver,
-        express: LeaseFastPath,
+        fast_path: LeaseFastPath,
         traffic: TrafficDirector,
         following: PoolRegistry,
         sets: SetRegistry,
@@ -50,7 +50,7 @@ class EndpointReserver:
         """
         self._caller = caller
         self._reserver = reserver
-        self._express = express
+        self._fast_path = fast_path
         self.traffic = traffic
         self._following = following
         self._sets = sets
@@ -65,15 +65,15 @@ class EndpointReserver:
     def release_all(self) -> None:
         """The router stops."""
         self._holds.release_all()
-        self._express.close()
+        self._fast_path.close()
 
     async def choose(self, choosing: WorkerChoice, endpoint: str, options: CallOptions) -> Selection:
         """Hold one slot for one task, the short way if there is nothing special about it; as `reserve`."""
-        express, holds = self._express, self._holds
-        asked = None if holds.closed else express.reserve(endpoint, options)
+        fast_path, holds = self._fast_path, self._holds
+        asked = None if holds.closed else fast_path.reserve(endpoint, options)
         if asked is None:
             self._check_open()
-            flags, deadline, ttl_s = ReserveFlag.SINGLE_USE, self._deadline(options), express.terms.ttl_s
+            flags, deadline, ttl_s = ReserveFlag.SINGLE_USE, self._deadline(options), fast_path.terms.ttl_s
             return choosing.chosen(
                 await self.reserve(endpoint, None, 1, ttl_s=ttl_s, flags=flags, options=options, deadline=deadline)
             )
@@ -83,10 +83,10 @@ class EndpointReserver:
             self._reserver.undo(asked)
             raise
         finally:
-            express.reserved(asked)
+            fast_path.reserved(asked)
         if type(outcome) is not list or outcome[0] != AnswerOp.GRANTED:
             return choosing.chosen(self._held(await self._go_on(endpoint, asked, outcome)))
-        hold = express.granted(asked, outcome)
+        hold = fast_path.granted(asked, outcome)
         holds.keep_briefly(hold)
         if holds.closed:
             self._check_held(hold)
@@ -95,10 +95,10 @@ class EndpointReserver:
     async def _go_on(self, endpoint: str, asked: PlainReserve, outcome: Outcome) -> HeldSlots:
         """What was asked for the short way was not granted: from here on it goes the general way."""
         fate = self._reserver.refused(asked, outcome)
-        ticket = RoutedRequest(method=None, slots=1, max_attempts=self._max_attempts)
-        asked.pool.core.tried_plain(ticket, asked.worker, asked.id, asked.sent_at)
-        ticket.endpoint = endpoint
-        wanted = SlotRequest(ticket, self._express.terms.ttl_s, ReserveFlag.SINGLE_USE, None)
+        routed_request = RoutedRequest(method=None, slots=1, max_attempts=self._max_attempts)
+        asked.pool.core.tried_plain(routed_request, asked.worker, asked.id, asked.sent_at)
+        routed_request.endpoint = endpoint
+        wanted = SlotRequest(routed_request, self._fast_path.terms.ttl_s, ReserveFlag.SINGLE_USE, None)
         at = ReserveTarget(self._reserver, asked.pool, wanted)
         at.worker = asked.worker
         return await self._somewhere(_HeldEndpoint(self, endpoint, wanted, _DEFAULTS, at=at), tried=(at, fate))
@@ -126,7 +126,7 @@ class EndpointReserver:
             Unavailable: see RoutedPool.place.
             GanglineError: what the worker answered.
         """
-        ticket = RoutedRequest(
+        routed_request = RoutedRequest(
             method=method,
             slots=slots,
             key=options.key,
@@ -136,7 +136,7 @@ class EndpointReserver:
             max_attempts=options.max_attempts or self._max_attempts,
             queue=options.queue,
         )
-        target = _HeldEndpoint(self, endpoint, SlotRequest(ticket, ttl_s, flags, deadline), options, sets=sets)
+        target = _HeldEndpoint(self, endpoint, SlotRequest(routed_request, ttl_s, flags, deadline), options, sets=sets)
         with tracer.span("gangline.reserve", kind="client", attributes={"gangline.pool": endpoint}) as span:
             hold = await self._somewhere(target)
             span.set(gangline__worker=str(hold.worker.id), gangline__pool=hold.pool.name)
@@ -172,7 +172,7 @@ class EndpointReserver:
         endpoint, asked = of.endpoint, of.asked
         pool: RoutedPool | StandingSetRouter
         if of.options.pool is None:
-            pool = await self.traffic.find(endpoint, asked.ticket, asked.deadline)
+            pool = await self.traffic.find(endpoint, asked.routed_request, asked.deadline)
         else:
             routed = await self._sets.find_if_permitted(endpoint, asked.deadline) if of.sets else None
             pool = routed or await self._following.get(endpoint, asked.deadline)
@@ -195,7 +195,7 @@ class _HeldEndpoint(EndpointTarget):
         at: AttemptTarget | None = None,
     ) -> None:
         """See EndpointReserver.reserve."""
-        super().__init__(reserving.traffic, asked.ticket, at)
+        super().__init__(reserving.traffic, asked.routed_request, at)
         self.endpoint = endpoint
         self.asked = asked
         self.options = options

@@ -95,7 +95,7 @@ class Router:
         self._following = parts.following
         self._traffic = parts.traffic
         self._reserving = parts.reserving
-        self._express = parts.express
+        self._fast_path = parts.fast_path
         self._held_express = parts.held_express
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -139,27 +139,27 @@ class Router:
         flags: int = 0,
     ) -> Any:
         """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
-        flight = self._express.launch(target, args, kwargs, options, flags) if self._state == "running" else None
+        flight = self._fast_path.launch(target, args, kwargs, options, flags) if self._state == "running" else None
         if flight is None:
             order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
-            with self._observed_routed(order) as (ticket, span):
-                return await self._run(order, ticket, span)
+            with self._observed_routed(order) as (routed_request, span):
+                return await self._run(order, routed_request, span)
         try:
             outcome = await flight.future
         except BaseException as error:
-            self._express.failed(flight, error)
+            self._fast_path.failed(flight, error)
             raise
         if type(outcome) is not list or outcome[0] != _OK:
             return await self._go_on(flight, outcome, self.order(target, args, kwargs or {}, options, flags=flags))
         if self.exchange.measured:
-            self._express.answered(flight)
+            self._fast_path.answered(flight)
         return outcome[2]
 
     async def execute(self, order: Call) -> tuple[Any, str]:
         """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
-        with self._observed_routed(order) as (ticket, span):
-            result = await self._run(order, ticket, span)
-            return result, str(ticket.last or "")
+        with self._observed_routed(order) as (routed_request, span):
+            result = await self._run(order, routed_request, span)
+            return result, str(routed_request.last or "")
 
     async def stream(
         self,
@@ -172,8 +172,8 @@ class Router:
     ) -> AsyncGenerator[Any, None]:
         """Run `ENDPOINT.METHOD` on some worker and yield its items; see Client.stream."""
         order = self.order(target, args, kwargs or {}, options, parent=parent)
-        with self._observed_routed(order) as (ticket, span):
-            to = _TaskEndpoint(self, self._traffic, order, ticket, span)
+        with self._observed_routed(order) as (routed_request, span):
+            to = _TaskEndpoint(self, self._traffic, order, routed_request, span)
             try:
                 items = self.caller.stream(order, to, span)
                 async with contextlib.aclosing(items):
@@ -222,7 +222,7 @@ class Router:
         try:
             outcome = await flight.future
         except BaseException as error:
-            self._express.failed(flight, error)
+            self._fast_path.failed(flight, error)
             # The task may not have reached the worker: then the token still has the slot.
             selection.hold.give_back()
             raise
@@ -233,7 +233,7 @@ class Router:
                 target = self._selected(selection, order)
                 return await self.caller.run(target, span, tried=(target, outcome))
         if self.exchange.measured:
-            self._express.answered(flight)
+            self._fast_path.answered(flight)
         return outcome[2]
 
     async def _dispatch(
@@ -315,7 +315,7 @@ class Router:
             return Lease(
                 hold,
                 caller=self.caller,
-                express=self._held_express,
+                fast_path=self._held_express,
                 make=self._lease_order,
                 observe=self.observed,
                 options=options,
@@ -417,7 +417,9 @@ class Router:
         """
         if since is None:
             self.check_open()
-        return RequestTelemetry(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, since=since)
+        return RequestTelemetry(
+            order, order.routed_request(self._max_attempts), self.metrics, self.exchange.loop, since=since
+        )
 
     def check_open(self) -> None:
         """
@@ -459,44 +461,46 @@ class Router:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _run(
-        self, order: Call, ticket: RoutedRequest, span: Span, tried: tuple[PoolTarget, Outcome] | None = None
+        self, order: Call, routed_request: RoutedRequest, span: Span, tried: tuple[PoolTarget, Outcome] | None = None
     ) -> Any:
         """`tried`: a first try that was made elsewhere."""
-        at = self._plain_target(order, ticket) if tried is None else tried[0]
+        at = self._plain_target(order, routed_request) if tried is None else tried[0]
         if at is not None:
             try:
                 return await self.caller.run(at, span, tried=tried)
             except RouteChanged:
                 pass  # a route was made while it waited
-        target = _TaskEndpoint(self, self._traffic, order, ticket, span)
+        target = _TaskEndpoint(self, self._traffic, order, routed_request, span)
         try:
             return await self.caller.run(target, span)
         finally:
             target.over()
 
-    def _plain_target(self, order: Call, ticket: RoutedRequest) -> PoolTarget | None:
+    def _plain_target(self, order: Call, routed_request: RoutedRequest) -> PoolTarget | None:
         """The pool of the endpoint, if there is no more to it."""
         pool = self._traffic.plain.get(order.pool)
         if pool is None:
             return None
         if order.options.pool is None:
-            ticket.endpoint = order.endpoint
-        return PoolTarget(pool, order, ticket)
+            routed_request.endpoint = order.endpoint
+        return PoolTarget(pool, order, routed_request)
 
-    async def target_of(self, order: Call, ticket: RoutedRequest, span: Span) -> AttemptTarget:
+    async def target_of(self, order: Call, routed_request: RoutedRequest, span: Span) -> AttemptTarget:
         """Where the order goes now. Who names a pool means the pool."""
         self.check_open()
         if order.options.pool is not None:
-            return PoolTarget(await self._following.get(order.options.pool, order.deadline), order, ticket)
-        target = await self._traffic.find(order.endpoint, ticket, order.deadline, order)
-        if (visit := self._traffic.visit_of(ticket)) is not None and visit.pool is not None:
-            order.pool = visit.pool
-            visit.span = span
-            span.set(gangline__pool=visit.pool)
+            return PoolTarget(await self._following.get(order.options.pool, order.deadline), order, routed_request)
+        target = await self._traffic.find(order.endpoint, routed_request, order.deadline, order)
+        if (admission := self._traffic.visit_of(routed_request)) is not None and admission.pool is not None:
+            order.pool = admission.pool
+            admission.span = span
+            span.set(gangline__pool=admission.pool)
             if isinstance(target, StandingSetRouter):
-                visit.sent()  # as near to it as can be: its members are sent to one by one
+                admission.sent()  # as near to it as can be: its members are sent to one by one
         return (
-            target.target(order, ticket) if isinstance(target, StandingSetRouter) else PoolTarget(target, order, ticket)
+            target.target(order, routed_request)
+            if isinstance(target, StandingSetRouter)
+            else PoolTarget(target, order, routed_request)
         )
 
     def _observed_routed(self, order: Call) -> RequestTelemetry:
@@ -504,18 +508,20 @@ class Router:
         self.check_open()
         counted = order.options.pool is not None or order.endpoint in self._traffic.plain
         return RequestTelemetry(
-            order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, counted=counted
+            order, order.routed_request(self._max_attempts), self.metrics, self.exchange.loop, counted=counted
         )
 
     async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Call) -> Any:
         """A plain call was not simply answered: from here on it goes the general way."""
         pool, since, order.deadline = flight.pool, flight.sent_at, flight.deadline
-        ticket = pool.core.tried_plain(order.ticket(self._max_attempts), flight.worker, flight.id, since)
-        ticket.endpoint = order.endpoint
-        at = PoolTarget(pool, order, ticket)
+        routed_request = pool.core.tried_plain(
+            order.routed_request(self._max_attempts), flight.worker, flight.id, since
+        )
+        routed_request.endpoint = order.endpoint
+        at = PoolTarget(pool, order, routed_request)
         at.worker = flight.worker
-        with RequestTelemetry(order, ticket, self.metrics, self.exchange.loop, since=since) as (_, span):
-            return await self._run(order, ticket, span, tried=(at, outcome))
+        with RequestTelemetry(order, routed_request, self.metrics, self.exchange.loop, since=since) as (_, span):
+            return await self._run(order, routed_request, span, tried=(at, outcome))
 
     async def _reserve(
         self,
@@ -547,15 +553,15 @@ class _TaskEndpoint(EndpointTarget):
     """Whoever serves the endpoint of a task."""
 
     def __init__(
-        self, router: Router, traffic: TrafficDirector, order: Call, ticket: RoutedRequest, span: Span
+        self, router: Router, traffic: TrafficDirector, order: Call, routed_request: RoutedRequest, span: Span
     ) -> None:
-        super().__init__(traffic, ticket)
+        super().__init__(traffic, routed_request)
         self._router = router
         self._order = order
         self._span = span
 
     def find(self) -> Coroutine[Any, Any, AttemptTarget]:
-        return self._router.target_of(self._order, self.ticket, self._span)
+        return self._router.target_of(self._order, self.routed_request, self._span)
 
 
 def _check_slots(slots: int | None) -> None:

@@ -33,15 +33,17 @@ Target = RoutedPool | StandingSetRouter
 class EndpointTarget(AttemptTarget):
     """Whoever serves an endpoint now: another pool when its route changes, or when a pool of it has no workers."""
 
-    def __init__(self, traffic: TrafficDirector, ticket: RoutedRequest, at: AttemptTarget | None = None) -> None:
+    def __init__(
+        self, traffic: TrafficDirector, routed_request: RoutedRequest, at: AttemptTarget | None = None
+    ) -> None:
         """`at`: who serves it, if that is known."""
-        self.ticket = ticket
+        self.routed_request = routed_request
         self._traffic = traffic
         self._at = at
 
     @property
     def uncertain(self) -> bool:
-        return self.ticket.uncertain is not None
+        return self.routed_request.uncertain is not None
 
     async def find(self) -> AttemptTarget:
         """Who serves it."""
@@ -56,14 +58,14 @@ class EndpointTarget(AttemptTarget):
             except RouteChanged:
                 pass
             except NoWorkers:
-                if not self._traffic.elsewhere(self.ticket):
+                if not self._traffic.elsewhere(self.routed_request):
                     raise
             self._at = fate = None
 
     def over(self) -> None:
         """Nobody waits for the request any more; what it holds counts until it is given back."""
-        if self.ticket.visit is not None:
-            self._traffic.over(self.ticket)
+        if self.routed_request.admission is not None:
+            self._traffic.over(self.routed_request)
 
 
 class TrafficDirector:
@@ -101,7 +103,7 @@ class TrafficDirector:
     # -- requests -------------------------------------------------------------------------------------------------
 
     async def find(
-        self, endpoint: str, ticket: RoutedRequest, deadline: float | None, order: Call | None = None
+        self, endpoint: str, routed_request: RoutedRequest, deadline: float | None, order: Call | None = None
     ) -> Target:
         """Where a request to the endpoint goes; asked again for one that was moved.
 
@@ -111,10 +113,10 @@ class TrafficDirector:
         Raises:
             Unavailable: who serves it could not be read, or too many wait; nothing was sent.
         """
-        visit = self.visit_of(ticket)
-        if visit is not None:
-            visit.leave()
-        ticket.endpoint = endpoint
+        admission = self.visit_of(routed_request)
+        if admission is not None:
+            admission.leave()
+        routed_request.endpoint = endpoint
         if not (self._table.settled and self._sets.none):
             self._table.start()  # so that both are read at once
             await self._sets.find(endpoint, deadline)
@@ -130,29 +132,29 @@ class TrafficDirector:
                     self.plain[endpoint] = target
                     return target
                 continue  # it got a route, or a set of its name, while its pool was opened
-            if visit is None or visit.route is not route:
-                visit = ticket.visit = RouteAdmission(route, order)
-            pool = await route.enter(ticket, visit, deadline)
+            if admission is None or admission.route is not route:
+                admission = routed_request.admission = RouteAdmission(route, order)
+            pool = await route.enter(routed_request, admission, deadline)
             target = await self._open(pool, deadline)
             if route.core.takes(pool):
                 return target
-            visit.leave()  # the route changed while the pool was opened
+            admission.leave()  # the route changed while the pool was opened
 
-    def visit_of(self, ticket: RoutedRequest) -> RouteAdmission | None:
+    def visit_of(self, routed_request: RoutedRequest) -> RouteAdmission | None:
         """The request's stay with a route; None: it has none."""
-        return ticket.visit if isinstance(ticket.visit, RouteAdmission) else None
+        return routed_request.admission if isinstance(routed_request.admission, RouteAdmission) else None
 
-    def over(self, ticket: RoutedRequest) -> None:
+    def over(self, routed_request: RoutedRequest) -> None:
         """Nobody waits for the request any more; it counts until its task has ended."""
-        if (visit := self.visit_of(ticket)) is not None:
-            visit.end(ticket)
+        if (admission := self.visit_of(routed_request)) is not None:
+            admission.end(routed_request)
 
-    def elsewhere(self, ticket: RoutedRequest) -> bool:
+    def elsewhere(self, routed_request: RoutedRequest) -> bool:
         """Whether a request that found no worker in its pool may go to another pool of its route, which has some."""
-        visit = self.visit_of(ticket)
-        if visit is None or visit.pool is None or ticket.uncertain is not None:
+        admission = self.visit_of(routed_request)
+        if admission is None or admission.pool is None or routed_request.uncertain is not None:
             return False
-        return self.deserted(visit.pool) and visit.route.core.others(visit.pool)
+        return self.deserted(admission.pool) and admission.route.core.others(admission.pool)
 
     def strays(self, endpoint: str, pool: str) -> bool:
         """Whether requests to the endpoint have no business in that pool (any more)."""
@@ -200,7 +202,7 @@ class TrafficDirector:
         }
 
     def __repr__(self) -> str:
-        return f"Traffic({len(self.plain)} plain, {len(self._routes)} routed)"
+        return f"TrafficDirector({len(self.plain)} plain, {len(self._routes)} routed)"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class RouterWiring:
         return AttemptLoop(self.exchange, self._settings.stream_window)
 
     @cached_property
-    def express(self) -> FastPath:
+    def fast_path(self) -> FastPath:
         return FastPath(
             self.exchange, self.caller, self._settings, self._metrics, self.targets, plain_pools=self.traffic.plain
         )
@@ -180,7 +180,7 @@ class RouterWiring:
 
     @cached_property
     def held_express(self) -> LeaseFastPath:
-        return LeaseFastPath(self.express, self._settings, self._metrics, self._owner)
+        return LeaseFastPath(self.fast_path, self._settings, self._metrics, self._owner)
 
     @cached_property
     def reserving(self) -> EndpointReserver:

@@ -45,15 +45,15 @@ from .worker_table import WorkerEntry, WorkerTable
 
 
 class Placed(NamedTuple):
-    """The ticket's turn has come: send it to `ticket.worker`."""
+    """The ticket's turn has come: send it to `routed_request.worker`."""
 
-    ticket: RoutedRequest
+    routed_request: RoutedRequest
 
 
 class PlacementRefused(NamedTuple):
     """The ticket will not be placed any more."""
 
-    ticket: RoutedRequest
+    routed_request: RoutedRequest
     error: GanglineError
 
 
@@ -107,9 +107,9 @@ class RoutingCore:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def admit(self, ticket: RoutedRequest, now: float) -> bool:
-        """Take a new request: True when it was placed (see `ticket.worker`), False when it waits. One that was moved
-        has a number already, and with it its place.
+    def admit(self, routed_request: RoutedRequest, now: float) -> bool:
+        """Take a new request: True when it was placed (see `routed_request.worker`), False when it waits. One that was
+        moved has a number already, and with it its place.
 
         Raises:
             UnknownMethod: there are workers, and none has the task.
@@ -117,30 +117,30 @@ class RoutingCore:
             Saturated: no worker has so many slots, busy or not.
             QueueFull: it would have to wait, and `max_queued` do so already.
         """
-        if not ticket.number:
-            ticket.number = next(self._numbers)
-        ticket.queued_at = now
-        ticket.queue = self._class_of(ticket)
+        if not routed_request.number:
+            routed_request.number = next(self._numbers)
+        routed_request.queued_at = now
+        routed_request.queue = self._class_of(routed_request)
         if self.view.workers:
-            if (error := self._impossible(ticket) or self._too_large(ticket)) is not None:
+            if (error := self._impossible(routed_request) or self._too_large(routed_request)) is not None:
                 raise error
-            if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
+            if self.connected and not self._waits_before(routed_request) and self._try(routed_request, now):
                 return True
-        if len(self._line) >= self._settings.max_queued and not ticket.moved:
+        if len(self._line) >= self._settings.max_queued and not routed_request.moved:
             raise QueueFull(
                 f"{len(self._line)} requests already wait for pool {self.pool!r}: slow down, or raise max_queued",
                 details={"pool": self.pool, "max_queued": self._settings.max_queued},
             )
-        self._line.add(ticket)
+        self._line.add(routed_request)
         return False
 
-    def admit_at_once(self, ticket: RoutedRequest, now: float) -> bool:
+    def admit_at_once(self, routed_request: RoutedRequest, now: float) -> bool:
         """Take a new request only if it need not wait, nor overtake one that does; it is forgotten otherwise."""
-        ticket.queue = self._class_of(ticket)
-        if not self.connected or not self.view.workers or self._line.has_line(ticket.queue):
+        routed_request.queue = self._class_of(routed_request)
+        if not self.connected or not self.view.workers or self._line.has_line(routed_request.queue):
             return False
-        ticket.number = next(self._numbers)
-        return self._impossible(ticket) is None and self._try(ticket, now)
+        routed_request.number = next(self._numbers)
+        return self._impossible(routed_request) is None and self._try(routed_request, now)
 
     def place_plain(self, method: str | None) -> WorkerEntry | None:
         """Take and place a request for one slot of any worker that has the task, the way of nearly every call: what
@@ -182,7 +182,9 @@ class RoutingCore:
         self.end_plain(worker, count)
         self.progressed(None, now)
 
-    def tried_plain(self, ticket: RoutedRequest, worker: WorkerEntry, number: int, since: float) -> RoutedRequest:
+    def tried_plain(
+        self, routed_request: RoutedRequest, worker: WorkerEntry, number: int, since: float
+    ) -> RoutedRequest:
         """What the ticket of a plain request would be by now, had it had one: the try on that worker is over, and
         settled.
 
@@ -190,62 +192,62 @@ class RoutingCore:
             number: its place in the order of arrival.
             since: when it was taken.
         """
-        ticket.number, ticket.queued_at = number, since
-        ticket.attempts, ticket.cost, ticket.last = 1, 1, worker.id
-        if ticket.method is not None and ticket.method in worker.methods:
-            ticket.repeatable = worker.methods[ticket.method].idempotent
-        return ticket
+        routed_request.number, routed_request.queued_at = number, since
+        routed_request.attempts, routed_request.cost, routed_request.last = 1, 1, worker.id
+        if routed_request.method is not None and routed_request.method in worker.methods:
+            routed_request.repeatable = worker.methods[routed_request.method].idempotent
+        return routed_request
 
-    def again(self, ticket: RoutedRequest, fate: TryOutcome, now: float) -> bool:
+    def again(self, routed_request: RoutedRequest, fate: TryOutcome, now: float) -> bool:
         """A try came to nothing and was settled: place it again (True), or let it wait at its old place (False).
 
         Raises:
             WorkerLost, ResultLost: it may have started and is not idempotent.
             Saturated, ...: `max_attempts` are used up; see `give_up`.
         """
-        self.judge(ticket, fate, now)
+        self.judge(routed_request, fate, now)
         if self.view.workers:
-            if (error := self._impossible(ticket)) is not None:
+            if (error := self._impossible(routed_request)) is not None:
                 raise error
-            if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
+            if self.connected and not self._waits_before(routed_request) and self._try(routed_request, now):
                 return True
-        self._line.add(ticket)
+        self._line.add(routed_request)
         return False
 
-    def judge(self, ticket: RoutedRequest, fate: TryOutcome, now: float) -> None:
+    def judge(self, routed_request: RoutedRequest, fate: TryOutcome, now: float) -> None:
         """Whether there may be another try after one of that fate.
 
         Raises:
             GanglineError: there may not; as `again`.
         """
-        assert ticket.worker is None and not ticket.waits, ticket
-        ticket.fate = fate
+        assert routed_request.worker is None and not routed_request.waits, routed_request
+        routed_request.fate = fate
         if fate.may_have_started or fate is TryOutcome.UNSEEN:
-            ticket.queued_at = now  # until now it was in a worker's hands, so far as anybody knew
-        if not fate.allows_retry(ticket.repeatable):
-            raise self.outcome_unknown(ticket, fate)
+            routed_request.queued_at = now  # until now it was in a worker's hands, so far as anybody knew
+        if not fate.allows_retry(routed_request.repeatable):
+            raise self.outcome_unknown(routed_request, fate)
         if fate.may_have_started:
-            ticket.uncertain = fate
-        if ticket.attempts >= ticket.max_attempts:
-            raise self.give_up(ticket, f"after {count_of(ticket.attempts, 'attempt')}")
+            routed_request.uncertain = fate
+        if routed_request.attempts >= routed_request.max_attempts:
+            raise self.give_up(routed_request, f"after {count_of(routed_request.attempts, 'attempt')}")
 
     def take_out(self, endpoint: str) -> list[RoutedRequest]:
         """Let go of all that wait and follow that endpoint's route, oldest first."""
-        found = [ticket for ticket in self._line if ticket.endpoint == endpoint]
-        for ticket in found:
-            self._line.remove(ticket)
-            ticket.moved = True
+        found = [routed_request for routed_request in self._line if routed_request.endpoint == endpoint]
+        for routed_request in found:
+            self._line.remove(routed_request)
+            routed_request.moved = True
         self._line.sweep()
         return found
 
-    def withdraw(self, ticket: RoutedRequest) -> None:
+    def withdraw(self, routed_request: RoutedRequest) -> None:
         """The caller gave up while the ticket waited or was placed. Idempotent. Pump afterwards."""
-        if not self._line.remove(ticket):
-            self.settle(ticket)
+        if not self._line.remove(routed_request):
+            self.settle(routed_request)
 
-    def accepted(self, ticket: RoutedRequest, now: float) -> None:
+    def accepted(self, routed_request: RoutedRequest, now: float) -> None:
         """A worker took it."""
-        self.progressed(ticket.queue, now)
+        self.progressed(routed_request.queue, now)
 
     def progressed(self, queue: Hashable, now: float) -> None:
         """A worker took a request of that class: the pool makes progress, so the others need not be so patient nor so
@@ -257,27 +259,27 @@ class RoutingCore:
         elif self._progress:
             self._progress.clear()
 
-    def settle(self, ticket: RoutedRequest) -> None:
+    def settle(self, routed_request: RoutedRequest) -> None:
         """The ticket no longer counts on its worker. Idempotent: law 2. Pump afterwards."""
-        worker = ticket.worker
+        worker = routed_request.worker
         if worker is None:
             return
-        ticket.worker = None
+        routed_request.worker = None
         self._placed -= 1
-        self.view.discharge(worker, ticket.cost)
+        self.view.discharge(worker, routed_request.cost)
         if self._tells_policy:
-            self.policy.completed(worker, ticket)
-        if ticket.visit is not None:
-            ticket.visit.settled()
+            self.policy.completed(worker, routed_request)
+        if routed_request.admission is not None:
+            routed_request.admission.settled()
 
-    def turned_down(self, ticket: RoutedRequest, worker: WorkerEntry, fate: TryOutcome) -> None:
+    def turned_down(self, routed_request: RoutedRequest, worker: WorkerEntry, fate: TryOutcome) -> None:
         """The try came to nothing there: not there again until the next backoff is over. But once more at once, if only
         our idea of the worker's epoch was old."""
-        if fate is TryOutcome.STALE and ticket.fate is not TryOutcome.STALE:
+        if fate is TryOutcome.STALE and routed_request.fate is not TryOutcome.STALE:
             return
-        if ticket.avoid is None:
-            ticket.avoid = set()
-        ticket.avoid.add(worker)
+        if routed_request.avoid is None:
+            routed_request.avoid = set()
+        routed_request.avoid.add(worker)
 
     def invited(self, worker: WorkerEntry) -> None:
         """The worker says that it has room again: that it turned somebody down no longer counts. Pump afterwards."""
@@ -375,18 +377,18 @@ class RoutingCore:
     def refuse_all(self, error: GanglineError) -> list[Effect]:
         """Nobody will be placed any more (the router closes)."""
         effects: list[Effect] = []
-        for ticket in list(self._line):
-            self._line.remove(ticket)
-            effects.append(PlacementRefused(ticket, error))
+        for routed_request in list(self._line):
+            self._line.remove(routed_request)
+            effects.append(PlacementRefused(routed_request, error))
         return effects
 
     # -- errors ---------------------------------------------------------------------------------------------------
 
-    def give_up(self, ticket: RoutedRequest, after: str) -> GanglineError:
+    def give_up(self, routed_request: RoutedRequest, after: str) -> GanglineError:
         """The error for a request that may not be tried any longer, and of which nothing started so far as is known."""
-        details = {"pool": self.pool, "attempts": ticket.attempts}
-        if ticket.uncertain is not None:
-            return self.outcome_unknown(ticket, ticket.uncertain)
+        details = {"pool": self.pool, "attempts": routed_request.attempts}
+        if routed_request.uncertain is not None:
+            return self.outcome_unknown(routed_request, routed_request.uncertain)
         if not self.connected:
             return Disconnected(f"no connection to the server {after}; nothing was sent", details=details)
         workers = self.view.workers
@@ -394,26 +396,26 @@ class RoutingCore:
             return NoWorkers(
                 f"no worker serves pool {self.pool!r} ({after}): start one, or check the pool's name", details=details
             )
-        if ticket.fate is TryOutcome.LATE:
+        if routed_request.fate is TryOutcome.LATE:
             return DeadlineExceeded(f"every try reached a worker too late ({after})", details=details)
         if all(worker.draining for worker in workers.values()):
             return Draining(f"all workers of pool {self.pool!r} are draining ({after})", details=details)
         if not any(worker.reachable for worker in workers.values()):
             return NoWorkers(f"no worker of pool {self.pool!r} can be reached ({after})", details=details)
-        if (unlabelled := self._unlabelled(ticket)) is not None:
+        if (unlabelled := self._unlabelled(routed_request)) is not None:
             return unlabelled
-        because = f"; last: {ticket.fate.value}" if ticket.fate is not None else ""
+        because = f"; last: {routed_request.fate.value}" if routed_request.fate is not None else ""
         largest = max(worker.total for worker in workers.values())
-        if (needed := cost(self.view, ticket)) > largest:
+        if (needed := cost(self.view, routed_request)) > largest:
             because = f"; it takes {count_of(needed, 'slot')}, and the largest worker has {largest}"
         return Saturated(
             f"no worker of pool {self.pool!r} had room {after}{because}: add workers or slots, or wait longer",
             details=details,
         )
 
-    def outcome_unknown(self, ticket: RoutedRequest, fate: TryOutcome) -> GanglineError:
+    def outcome_unknown(self, routed_request: RoutedRequest, fate: TryOutcome) -> GanglineError:
         """The error for a try that may have started something and is not to be repeated."""
-        return error_of_fate(fate, str(ticket.last or self.pool), attempts=ticket.attempts)
+        return error_of_fate(fate, str(routed_request.last or self.pool), attempts=routed_request.attempts)
 
     # -- checking -------------------------------------------------------------------------------------------------
 
@@ -425,88 +427,93 @@ class RoutingCore:
     def check(self) -> None:
         """Assert the laws; tests call it after every event."""
         self.view.check()
-        for ticket in self._line:
-            assert ticket.worker is None, ticket
+        for routed_request in self._line:
+            assert routed_request.worker is None, routed_request
         assert self._placed >= 0
 
     def __repr__(self) -> str:
-        return f"PoolCore({self.pool}, {len(self.view.workers)} workers, waiting={self.waiting}, placed={self._placed})"
+        return (
+            f"RoutingCore({self.pool}, {len(self.view.workers)} workers, waiting={self.waiting}, placed={self._placed})"
+        )
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _has_room(self, freed: WorkerEntry | None) -> bool:
         return self.view.has_room if freed is None else freed.has_room
 
-    def _class_of(self, ticket: RoutedRequest) -> Hashable:
-        labels = frozenset(ticket.labels.items()) if ticket.labels else None
+    def _class_of(self, routed_request: RoutedRequest) -> Hashable:
+        labels = frozenset(routed_request.labels.items()) if routed_request.labels else None
         # During a roll-out, a task that only the new workers have must not hold up the others.
-        method = None if self.view.uniform else ticket.method
-        if labels is None and method is None and ticket.key is None:
+        method = None if self.view.uniform else routed_request.method
+        if labels is None and method is None and routed_request.key is None:
             return None
-        return (labels, method, ticket.key)
+        return (labels, method, routed_request.key)
 
-    def _waits_before(self, ticket: RoutedRequest) -> bool:
+    def _waits_before(self, routed_request: RoutedRequest) -> bool:
         """Whether somebody of the same class with an older number waits."""
-        if not self._line.has_line(ticket.queue):
+        if not self._line.has_line(routed_request.queue):
             return False
-        head = self._line.next_after(ticket)
-        return head is not None and head.number < ticket.number
+        head = self._line.next_after(routed_request)
+        return head is not None and head.number < routed_request.number
 
-    def _try(self, ticket: RoutedRequest, now: float, *, anyhow: bool = False) -> bool:
-        worker = self.policy.choose(self._candidates.of(ticket, anyhow=anyhow), ticket)
+    def _try(self, routed_request: RoutedRequest, now: float, *, anyhow: bool = False) -> bool:
+        worker = self.policy.choose(self._candidates.of(routed_request, anyhow=anyhow), routed_request)
         if worker is None:
             return False
-        if ticket.idempotent is None and ticket.method is not None:
-            ticket.repeatable = worker.methods[ticket.method].idempotent if ticket.method in worker.methods else False
-        self._charge(ticket, worker, cost_on(worker, ticket))
-        if ticket.model is not None:
-            self.view.routed_model(worker, ticket.model, now)
+        if routed_request.idempotent is None and routed_request.method is not None:
+            routed_request.repeatable = (
+                worker.methods[routed_request.method].idempotent if routed_request.method in worker.methods else False
+            )
+        self._charge(routed_request, worker, cost_on(worker, routed_request))
+        if routed_request.model is not None:
+            self.view.routed_model(worker, routed_request.model, now)
         return True
 
-    def _charge(self, ticket: RoutedRequest, worker: WorkerEntry, slots: int) -> None:
-        ticket.cost = slots
-        ticket.worker = worker
-        ticket.last = worker.id
-        ticket.attempts += 1
+    def _charge(self, routed_request: RoutedRequest, worker: WorkerEntry, slots: int) -> None:
+        routed_request.cost = slots
+        routed_request.worker = worker
+        routed_request.last = worker.id
+        routed_request.attempts += 1
         self._placed += 1
         self.view.charge(worker, slots)
         if self._tells_policy:
-            self.policy.routed(worker, ticket)
+            self.policy.routed(worker, routed_request)
 
-    def _impossible(self, ticket: RoutedRequest) -> GanglineError | None:
+    def _impossible(self, routed_request: RoutedRequest) -> GanglineError | None:
         """Why none of the workers could ever take it; to be asked while there are some."""
-        if ticket.method is not None and not self.view.serves(ticket.method):
+        if routed_request.method is not None and not self.view.serves(routed_request.method):
             known = self.view.methods
             return UnknownMethod(
-                f"pool {self.pool!r} has no task {ticket.method!r}; it has: {', '.join(known) or 'none'}",
+                f"pool {self.pool!r} has no task {routed_request.method!r}; it has: {', '.join(known) or 'none'}",
                 details={"pool": self.pool, "methods": known},
             )
-        if ticket.model is not None and not any(
+        if routed_request.model is not None and not any(
             worker.max_models or worker.models for worker in self.view.workers.values()
         ):
             return InvalidRequest(
-                f"pool {self.pool!r} has no models (its max_models is 0): ask without model {ticket.model[:80]!r}",
-                details={"pool": self.pool, "model": ticket.model[:80]},
+                f"pool {self.pool!r} has no models (its max_models is 0): "
+                f"ask without model {routed_request.model[:80]!r}",
+                details={"pool": self.pool, "model": routed_request.model[:80]},
             )
         return None
 
-    def _too_large(self, ticket: RoutedRequest) -> Saturated | None:
+    def _too_large(self, routed_request: RoutedRequest) -> Saturated | None:
         """Slots were asked for that no worker has even when idle. A paused worker (0 slots) may have any number."""
-        if ticket.slots is None:
+        if routed_request.slots is None:
             return None  # what a task costs was declared for its workers: one that was resized may grow again
         workers = self.view.workers.values()
-        if any(worker.total >= ticket.slots or worker.total == 0 for worker in workers):
+        if any(worker.total >= routed_request.slots or worker.total == 0 for worker in workers):
             return None
         largest = max(worker.total for worker in workers)
         return Saturated(
-            f"{ticket.slots} slots were asked for and the largest worker of pool {self.pool!r} has {largest}: "
+            f"{routed_request.slots} slots were asked for and the largest worker of pool {self.pool!r} has {largest}: "
             "ask for fewer, or start a larger worker",
-            details={"pool": self.pool, "slots": ticket.slots, "largest": largest},
+            details={"pool": self.pool, "slots": routed_request.slots, "largest": largest},
         )
 
-    def _unlabelled(self, ticket: RoutedRequest) -> NoWorkers | None:
+    def _unlabelled(self, routed_request: RoutedRequest) -> NoWorkers | None:
         """No worker has the labels that were asked for; to be asked while there are some."""
-        wanted = ticket.labels
+        wanted = routed_request.labels
         if not wanted or any(wanted.items() <= worker.labels.items() for worker in self.view.workers.values()):
             return None
         return NoWorkers(
@@ -515,34 +522,37 @@ class RoutingCore:
             details={"pool": self.pool, "labels": dict(wanted)},
         )
 
-    def _hopeless_at(self, ticket: RoutedRequest) -> float:
-        return max(ticket.queued_at, self._empty_since) + self._settings.no_workers_wait_s
+    def _hopeless_at(self, routed_request: RoutedRequest) -> float:
+        return max(routed_request.queued_at, self._empty_since) + self._settings.no_workers_wait_s
 
     def _refuse_hopeless(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for ticket in list(self._line):
-            error = self._hopeless(ticket, now)
+        for routed_request in list(self._line):
+            error = self._hopeless(routed_request, now)
             if error is not None:
-                self._line.remove(ticket)
-                effects.append(PlacementRefused(ticket, error))
+                self._line.remove(routed_request)
+                effects.append(PlacementRefused(routed_request, error))
         return effects
 
-    def _hopeless(self, ticket: RoutedRequest, now: float) -> GanglineError | None:
+    def _hopeless(self, routed_request: RoutedRequest, now: float) -> GanglineError | None:
         limit_s = self._settings.saturated_wait_s
-        if not ticket.patient and max(ticket.queued_at, self._progress.get(ticket.queue, 0.0)) + limit_s <= now:
-            return self.give_up(ticket, f"for {plain(limit_s)} s")
+        if (
+            not routed_request.patient
+            and max(routed_request.queued_at, self._progress.get(routed_request.queue, 0.0)) + limit_s <= now
+        ):
+            return self.give_up(routed_request, f"for {plain(limit_s)} s")
         if not self.connected:
             return None
         if not self.view.workers:
-            if not self.coming and self._hopeless_at(ticket) <= now:
-                return self.give_up(ticket, f"for {plain(self._settings.no_workers_wait_s)} s")
+            if not self.coming and self._hopeless_at(routed_request) <= now:
+                return self.give_up(routed_request, f"for {plain(self._settings.no_workers_wait_s)} s")
             return None
         # A large worker that restarts, or comes after smaller ones, is waited for like the only one.
-        waited_s = now - max(ticket.queued_at, self._changed_at)
+        waited_s = now - max(routed_request.queued_at, self._changed_at)
         unfit: GanglineError | None = None
         if waited_s >= self._settings.no_workers_wait_s:
-            unfit = self._too_large(ticket) or self._unlabelled(ticket)
-        return self._impossible(ticket) or unfit
+            unfit = self._too_large(routed_request) or self._unlabelled(routed_request)
+        return self._impossible(routed_request) or unfit
 
 
 def stale(worker: WorkerEntry, epoch: int) -> StaleEpoch:

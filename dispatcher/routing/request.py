@@ -63,7 +63,7 @@ class RoutedRequest:
     """The endpoint whose route it follows, so that it leaves a pool that leaves the route. None: it means the pool."""
     moved = False
     """It waited before, in another pool: that too many wait is no reason to refuse it."""
-    visit: RouteStay | None = None
+    admission: RouteStay | None = None
     """None: no route chose its pool."""
 
     def __init__(
@@ -98,4 +98,4 @@ class RoutedRequest:
 
     def __repr__(self) -> str:
         where = "waits" if self.waits else f"on {self.worker.id}" if self.worker else "idle"
-        return f"Ticket(#{self.number} {self.method}, {where}, attempts={self.attempts})"
+        return f"RoutedRequest(#{self.number} {self.method}, {where}, attempts={self.attempts})"

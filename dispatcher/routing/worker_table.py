@@ -129,7 +129,7 @@ class WorkerEntry:
 
     def __repr__(self) -> str:
         flags = ("" if self.reachable else ", unreachable") + (", draining" if self.draining else "")
-        return f"Worker({self.id}, epoch={self.epoch}, {self.ongoing}/{self.total} ongoing, own={self.own}{flags})"
+        return f"WorkerEntry({self.id}, epoch={self.epoch}, {self.ongoing}/{self.total} ongoing, own={self.own}{flags})"
 
 
 _NO_LABELS: dict[str, str] = {}

@@ -57,10 +57,10 @@ class RouteAdmission:
         if pool is not None:
             self.route.leave(pool)
 
-    def end(self, ticket: RoutedRequest) -> None:
+    def end(self, routed_request: RoutedRequest) -> None:
         """Nobody waits for it any more."""
         self._over = True
-        if ticket.worker is None:
+        if routed_request.worker is None:
             self.leave()
 
 
@@ -91,25 +91,25 @@ class EndpointRoute:
         self._moved_at = 0.0
         """When somebody was last let in while others wait."""
 
-    async def enter(self, ticket: RoutedRequest, visit: RouteAdmission, deadline: float | None) -> str:
-        """The pool to go to; the ticket counts there until `visit` ends. Waits while all pools are at their limits.
+    async def enter(self, routed_request: RoutedRequest, admission: RouteAdmission, deadline: float | None) -> str:
+        """The pool to go to; the ticket counts there until `admission` ends. Waits while all pools are at their limits.
 
         Raises:
             QueueFull: at once.
             Saturated: nobody was let in for so long, or not before the deadline; nothing was sent.
         """
         full = self.core.waiting >= self._settings.max_queued
-        pool = self.core.enter(ticket)
+        pool = self.core.enter(routed_request)
         if pool is None:
             if full:
-                self.core.withdraw(ticket)
+                self.core.withdraw(routed_request)
                 raise QueueFull(
                     f"{self.core.waiting} requests already wait for the limits of route {self.endpoint!r}: slow down, "
                     "or raise max_queued",
                     details={"endpoint": self.endpoint, "max_queued": self._settings.max_queued},
                 )
-            pool = await self._wait(ticket, deadline)
-        visit.pool = pool
+            pool = await self._wait(routed_request, deadline)
+        admission.pool = pool
         return pool
 
     def leave(self, pool: str) -> None:
@@ -131,57 +131,57 @@ class EndpointRoute:
 
     def close(self, error: GanglineError) -> None:
         """Refuse whoever waits."""
-        for ticket in self.core.line():
-            self.core.withdraw(ticket)
-            _wake(ticket, error)
+        for routed_request in self.core.line():
+            self.core.withdraw(routed_request)
+            _wake(routed_request, error)
 
     def statistics(self) -> dict[str, Any]:
         """Requests inside by pool, and waiting for a limit."""
         return {"inside": dict(self.core.inside), "waiting": self.core.waiting}
 
     def __repr__(self) -> str:
-        return f"Route({self.core!r})"
+        return f"EndpointRoute({self.core!r})"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    async def _wait(self, ticket: RoutedRequest, deadline: float | None) -> str:
+    async def _wait(self, routed_request: RoutedRequest, deadline: float | None) -> str:
         loop = asyncio.get_running_loop()
         waiter: Waiter = loop.create_future()
-        ticket.waiter = waiter
+        routed_request.waiter = waiter
         began_at = loop.time()
         self._metrics.held_back(self.endpoint, +1)
         until = began_at + self._settings.saturated_wait_s if deadline is None else deadline
-        self._timers[ticket] = loop.call_at(until, self._too_late, ticket, deadline, began_at)
+        self._timers[routed_request] = loop.call_at(until, self._too_late, routed_request, deadline, began_at)
         try:
             found = await waiter
         except asyncio.CancelledError:
-            self._give_up(ticket, waiter)
+            self._give_up(routed_request, waiter)
             raise
         finally:
-            self._timers.pop(ticket).cancel()
+            self._timers.pop(routed_request).cancel()
             self._metrics.held_back(self.endpoint, -1)
-            ticket.waiter = None
+            routed_request.waiter = None
         if isinstance(found, GanglineError):
             raise found
         return found
 
-    def _give_up(self, ticket: RoutedRequest, waiter: Waiter) -> None:
-        if self.core.withdraw(ticket):
+    def _give_up(self, routed_request: RoutedRequest, waiter: Waiter) -> None:
+        if self.core.withdraw(routed_request):
             self._let_in(self.core.pump())
         elif waiter.done() and not waiter.cancelled() and isinstance(found := waiter.result(), str):
             self.leave(found)  # let in, in the very turn in which its caller left
 
-    def _too_late(self, ticket: RoutedRequest, deadline: float | None, began_at: float) -> None:
+    def _too_late(self, routed_request: RoutedRequest, deadline: float | None, began_at: float) -> None:
         loop = asyncio.get_running_loop()
         limit_s = self._settings.saturated_wait_s
         if deadline is None and (again_at := max(began_at, self._moved_at) + limit_s) > loop.time():
             # Others were let in meanwhile: the route moves, so its turn will come.
-            self._timers[ticket] = loop.call_at(again_at, self._too_late, ticket, deadline, began_at)
+            self._timers[routed_request] = loop.call_at(again_at, self._too_late, routed_request, deadline, began_at)
             return
-        if not self.core.withdraw(ticket):
+        if not self.core.withdraw(routed_request):
             return
         _wake(
-            ticket,
+            routed_request,
             Saturated(
                 f"all pools of route {self.endpoint!r} were at their limits for {loop.time() - began_at:.3g} s; "
                 "nothing was sent: raise the limits, or wait longer",
@@ -198,10 +198,10 @@ class EndpointRoute:
                 self.leave(pool)
 
 
-def _wake(ticket: Any, found: str | GanglineError) -> bool:
+def _wake(routed_request: Any, found: str | GanglineError) -> bool:
     """False when its caller has just given up: whoever cancelled it cleans up by itself, without a pool to leave."""
-    waiter = ticket.waiter
-    assert isinstance(waiter, asyncio.Future), ticket
+    waiter = routed_request.waiter
+    assert isinstance(waiter, asyncio.Future), routed_request
     if waiter.done():
         return False
     waiter.set_result(found)

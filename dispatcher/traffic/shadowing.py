@@ -48,13 +48,19 @@ class ShadowFlight(InFlightRequest):
     checked = True
 
     def __init__(
-        self, id: int, worker: WorkerEntry, shadows: ShadowTraffic, pool: RoutedPool, order: Call, ticket: RoutedRequest
+        self,
+        id: int,
+        worker: WorkerEntry,
+        shadows: ShadowTraffic,
+        pool: RoutedPool,
+        order: Call,
+        routed_request: RoutedRequest,
     ) -> None:
         super().__init__(id, worker)
         self.shadows = shadows
         self.pool = pool
         self.order = order
-        self.ticket = ticket
+        self.routed_request = routed_request
         self.items = 0
         self.late = False
         self.timer: asyncio.TimerHandle | None = None
@@ -135,7 +141,7 @@ class ShadowTraffic:
         """The worker is done with it, or gone."""
         if flight.timer is not None:
             flight.timer.cancel()
-        flight.pool.settle(flight.ticket)
+        flight.pool.settle(flight.routed_request)
         self._under_way[flight.pool.name] -= 1
         if not flight.late:
             self._count(flight.order.endpoint, flight.pool.name, outcome)
@@ -150,16 +156,16 @@ class ShadowTraffic:
             self._count(order.endpoint, name, "dropped")
             return
         options = order.options
-        ticket = RoutedRequest(
+        routed_request = RoutedRequest(
             method=order.method, key=options.key, model=options.model, labels=options.labels, max_attempts=1
         )
-        if not pool.place_at_once(ticket):
+        if not pool.place_at_once(routed_request):
             self._count(order.endpoint, name, "dropped")
             return
-        worker = ticket.worker
+        worker = routed_request.worker
         assert worker is not None
         exchange = self._exchange
-        flight = ShadowFlight(exchange.new_id(), worker, self, pool, order, ticket)
+        flight = ShadowFlight(exchange.new_id(), worker, self, pool, order, routed_request)
         if tracer.enabled:
             flight.span = tracer.start(
                 f"gangline.shadow {order.target}",
@@ -172,7 +178,7 @@ class ShadowTraffic:
             exchange.launch(flight, self._frame(flight, order))
         except BaseException:
             self._under_way[name] -= 1
-            pool.settle(ticket)
+            pool.settle(routed_request)
             flight.span.end()
             raise
         if exchange.is_open(flight):
@@ -215,4 +221,4 @@ class ShadowTraffic:
         self._metrics.shadow(endpoint, pool, outcome)
 
     def __repr__(self) -> str:
-        return f"Shadows({self._under_way.total()} under way)"
+        return f"ShadowTraffic({self._under_way.total()} under way)"

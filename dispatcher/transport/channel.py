@@ -72,7 +72,7 @@ class OutboundMessage:
         """The worker's epoch that it names."""
 
     def __repr__(self) -> str:
-        return f"Parcel(#{self.number} to {self.channel.worker.id}, pending={len(self.frames)})"
+        return f"OutboundMessage(#{self.number} to {self.channel.worker.id}, pending={len(self.frames)})"
 
 
 class WorkerChannel:
@@ -80,7 +80,7 @@ class WorkerChannel:
 
     __slots__ = (
         "_kept",
-        "_parcel",
+        "_message",
         "_scheduled",
         "_sink",
         "checks",
@@ -99,7 +99,7 @@ class WorkerChannel:
         self.number = number
         self.subject = subject
         self.reply = reply
-        self._parcel = OutboundMessage(self)
+        self._message = OutboundMessage(self)
         """What leaves next."""
         self._scheduled = False
         self._kept: deque[bytes] = deque()
@@ -124,17 +124,17 @@ class WorkerChannel:
             PayloadTooLarge: likewise.
         """
         packed = pack(frame)
-        parcel = self._parcel
-        size = parcel.size + len(packed)
-        if size > parcel.room:
-            parcel = self._parcel_for(len(packed))
-            size = parcel.size + len(packed)
-        parcel.size = size
+        outbound = self._message
+        size = outbound.size + len(packed)
+        if size > outbound.room:
+            outbound = self._parcel_for(len(packed))
+            size = outbound.size + len(packed)
+        outbound.size = size
         if flight is not None:
-            flight.parcel = parcel
-        parcel.flights.append(flight)
-        parcel.frames.append(packed)
-        pending = len(parcel.frames)
+            flight.outbound = outbound
+        outbound.flights.append(flight)
+        outbound.frames.append(packed)
+        pending = len(outbound.frames)
         if pending >= _MIN_HALF and 2 * pending >= self._sink.in_flight:
             self.flush()
             self._sink.bus.push()
@@ -154,23 +154,23 @@ class WorkerChannel:
 
     def unsend(self, flight: InFlightRequest) -> bool:
         """Take a frame back; True if it was still here, so that nothing was sent."""
-        parcel = self._parcel
-        if flight.parcel is not parcel:
+        outbound = self._message
+        if flight.outbound is not outbound:
             return False
-        index = parcel.flights.index(flight)
-        parcel.size -= len(parcel.frames[index])
-        del parcel.flights[index], parcel.frames[index]
+        index = outbound.flights.index(flight)
+        outbound.size -= len(outbound.frames[index])
+        del outbound.flights[index], outbound.frames[index]
         return True
 
     def flush(self) -> None:
         """Publish what is pending."""
         self._scheduled = False
-        parcel = self._parcel
-        if parcel.frames:
-            self._parcel = OutboundMessage(self)
-            self._publish(parcel)
+        outbound = self._message
+        if outbound.frames:
+            self._message = OutboundMessage(self)
+            self._publish(outbound)
         else:
-            parcel.room = 0  # all was taken back: it begins anew
+            outbound.room = 0  # all was taken back: it begins anew
 
     def resume(self) -> None:
         """The connection is back: send what was kept. Whatever was doubted is asked for anew."""
@@ -178,10 +178,10 @@ class WorkerChannel:
         if self._kept:
             kept, self._kept = self._kept, deque()
             for frame in kept:
-                parcel = self._parcel_for(len(frame))
-                parcel.size += len(frame)
-                parcel.frames.append(frame)
-                parcel.flights.append(None)
+                outbound = self._parcel_for(len(frame))
+                outbound.size += len(frame)
+                outbound.frames.append(frame)
+                outbound.flights.append(None)
             self.flush()
 
     def doubt(self, check: InFlightRequest, task_ids: list[int]) -> None:
@@ -194,8 +194,8 @@ class WorkerChannel:
         self.flush()
         self.checks += 1
         self.doubted_to = self.messages
-        check.parcel = OutboundMessage(self)
-        check.parcel.epoch = self.worker.epoch
+        check.outbound = OutboundMessage(self)
+        check.outbound.epoch = self.worker.epoch
         frame = encode_frame((RequestOp.CHECK, check.id, task_ids))
         data = join_request(self.worker.epoch, self._sink.sender, [frame])
         self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks}")
@@ -213,18 +213,18 @@ class WorkerChannel:
                 "instead, or raise the server's max_payload",
                 details={"size": size, "limit": room},
             )
-        if self._parcel.size + size > room:
+        if self._message.size + size > room:
             self.flush()
-        parcel = self._parcel
-        if not parcel.room:
-            parcel.begun_at = self._sink.loop.time()
-        parcel.room = room
-        return parcel
+        outbound = self._message
+        if not outbound.room:
+            outbound.begun_at = self._sink.loop.time()
+        outbound.room = room
+        return outbound
 
-    def _publish(self, parcel: OutboundMessage) -> None:
+    def _publish(self, outbound: OutboundMessage) -> None:
         sink, epoch = self._sink, self.worker.epoch
-        frames, flights = parcel.frames, parcel.flights
-        parcel.frames, parcel.flights = [], []  # it outlives its sending, and they need not
+        frames, flights = outbound.frames, outbound.flights
+        outbound.frames, outbound.flights = [], []  # it outlives its sending, and they need not
         try:
             sink.bus.publish(self.subject, join_request(epoch, sink.sender, frames), reply=self.reply)
         except NotPermitted as error:
@@ -238,9 +238,8 @@ class WorkerChannel:
                     self._kept.append(frame)
             return
         self.messages += 1
-        parcel.number, parcel.epoch = self.messages, epoch
+        outbound.number, outbound.epoch = self.messages, epoch
 
     def __repr__(self) -> str:
-        return (
-            f"Channel(#{self.number} to {self.worker.id}, messages={self.messages}, pending={len(self._parcel.frames)})"
-        )
+        pending = len(self._message.frames)
+        return f"WorkerChannel(#{self.number} to {self.worker.id}, messages={self.messages}, pending={pending})"

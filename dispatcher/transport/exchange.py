@@ -166,7 +166,7 @@ class RequestExchange:
         return {"in_flight": self.in_flight, "channels": len(self._channels), "malformed": self._malformed}
 
     def __repr__(self) -> str:
-        return f"Exchange({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
+        return f"RequestExchange({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
     # -- out ------------------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class RequestExchange:
     def recall(self, flight: InFlightRequest) -> bool:
         """Take a frame back that was not sent yet; True if it could be, so that nothing was sent. The flight is over
         then, and whoever calls settles."""
-        if flight.parcel is not None and flight.parcel.channel.unsend(flight):
+        if flight.outbound is not None and flight.outbound.channel.unsend(flight):
             self._flights.pop(flight.id, None)
             return True
         return False
@@ -439,7 +439,7 @@ class RequestExchange:
             self.check_all()
 
     def _flights_on(self, channel: WorkerChannel) -> list[InFlightRequest]:
-        return [one for one in self._flights.values() if one.parcel is not None and one.parcel.channel is channel]
+        return [one for one in self._flights.values() if one.outbound is not None and one.outbound.channel is channel]
 
     def _channel(self, worker: WorkerEntry) -> WorkerChannel:
         channel = worker.link

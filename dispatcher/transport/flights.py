@@ -28,7 +28,7 @@ Outcome = Frame | TryOutcome
 class Settlement(Protocol):
     """Where tickets are settled: a pool, or the slots of a lease."""
 
-    def settle(self, ticket: RoutedRequest, /) -> None:
+    def settle(self, routed_request: RoutedRequest, /) -> None:
         """The ticket no longer counts on its worker. Idempotent."""
 
     def pump(self) -> None:
@@ -46,7 +46,7 @@ class InFlightRequest:
     """Whether it ends as lost only when its worker is lost for certain, however long that takes."""
     reserves = False
     """Whether slots are held when it is granted, to be given back with RELEASE."""
-    parcel: OutboundMessage | None = None
+    outbound: OutboundMessage | None = None
     """The message that carries it."""
     check_at = 0.0
     """Loop time at which its worker is asked; 0: nobody has looked at it so far."""
@@ -59,12 +59,12 @@ class InFlightRequest:
     @property
     def message(self) -> int:
         """Number of the message that carried it, on its channel; 0 while it was not sent."""
-        return 0 if self.parcel is None else self.parcel.number
+        return 0 if self.outbound is None else self.outbound.number
 
     @property
     def epoch(self) -> int:
         """The worker's epoch that this message named."""
-        return 0 if self.parcel is None else self.parcel.epoch
+        return 0 if self.outbound is None else self.outbound.epoch
 
     def deliver(self, frame: Frame) -> bool:
         """An answer came; True when that was the last."""
@@ -93,17 +93,22 @@ class AwaitedRequest(InFlightRequest):
     future: asyncio.Future[Outcome]
 
     def __init__(
-        self, id: int, worker: WorkerEntry, loop: asyncio.AbstractEventLoop, books: Settlement, ticket: RoutedRequest
+        self,
+        id: int,
+        worker: WorkerEntry,
+        loop: asyncio.AbstractEventLoop,
+        books: Settlement,
+        routed_request: RoutedRequest,
     ) -> None:
         self.id = id
         self.worker = worker
         self.future = loop.create_future()
         self.books = books
-        self.ticket = ticket
+        self.routed_request = routed_request
 
     def settle(self) -> None:
         """It no longer counts on its worker. At its end, or by whoever takes it back before it was sent."""
-        self.books.settle(self.ticket)
+        self.books.settle(self.routed_request)
 
     def deliver(self, frame: Frame) -> bool:
         self._end(frame)

@@ -254,8 +254,8 @@ async def test_a_worker_that_registered_a_moment_ago_is_looked_for_before_a_gang
     coordinator = await leading(system)
     worker = await system.worker()
     # As if the news of it were still on their way.
-    coordinator._office.census._entries.clear()
-    coordinator.term.core._books.inventory.gone(worker.id)
+    coordinator._context.worker_registry._entries.clear()
+    coordinator.term.core._state.inventory.gone(worker.id)
     assert (await system.owner.acquire(pool="train", size=1))["state"] == "formed"
 
 
@@ -383,10 +383,10 @@ async def test_a_leader_whose_timers_come_late_acts_on_nothing_any_more(system):
     worker = await system.worker()
     first = await leading(system)
     term = first.term
-    candidacy = first._office.candidacy
-    candidacy._chores.cancel()
-    candidacy._timer.cancel()
-    first._office.census.audience = None
+    elector = first._context.elector
+    elector._tasks.cancel()
+    elector._timer.cancel()
+    first._context.worker_registry.listener = None
     await asyncio.sleep(3)
     assert first.state is CoordinatorState.LEADING and term.core.leading
     asked = len(worker.asked)
@@ -555,9 +555,9 @@ async def test_a_claim_whose_answer_was_lost_makes_a_leader_like_any_other(syste
 
     monkeypatch.setattr(LeaderKey, "claim", unheard)
     coordinator = await leading(system)
-    assert coordinator._office is not None
-    assert coordinator._office.leader.fence == lost[0]
-    assert await coordinator._office.leader.rewrite() > lost[0], "it can fence what it wrote"
+    assert coordinator._context is not None
+    assert coordinator._context.leader.fence == lost[0]
+    assert await coordinator._context.leader.rewrite() > lost[0], "it can fence what it wrote"
 
 
 async def test_a_ledger_that_is_lost_while_a_new_leader_reads_it_is_led_all_the_same(system, hub, monkeypatch):

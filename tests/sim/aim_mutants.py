@@ -31,6 +31,6 @@ def an_owner_is_missed_only_once_it_has_renewed(patch: pytest.MonkeyPatch) -> No
 
     def committed(self: GrantPipeline, gang: ManagedGang, revision: int) -> None:
         original(self, gang, revision)
-        self._books.agenda.cancel(("owner", gang.id))
+        self._state.agenda.cancel(("owner", gang.id))
 
     patch.setattr(GrantPipeline, "committed", committed)

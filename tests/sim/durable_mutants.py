@@ -64,8 +64,8 @@ def _hands_over(plan: Plan) -> bool:
 
 def _rolls_out(plan: Plan) -> bool:
     """Plans in which dispatchers and a worker are replaced at the same time, and little else befalls them."""
-    rolls = any(event.accident is Accident.ROLL_OUT for event in plan.events)
-    return rolls and not plan.storms and len(plan.events) < 8
+    pool_observer = any(event.accident is Accident.ROLL_OUT for event in plan.events)
+    return pool_observer and not plan.storms and len(plan.events) < 8
 
 
 def _ordered(plan: Plan) -> bool:
@@ -260,7 +260,7 @@ def one_more_of_a_key_may_run(patch: pytest.MonkeyPatch) -> None:
         def __init__(self, limit: int) -> None:
             super().__init__(limit + 1)
 
-    patch.setattr("gangline.dispatcher.durable.core.scheduler.Caps", Generous)
+    patch.setattr("gangline.dispatcher.durable.core.scheduler.KeyConcurrency", Generous)
 
 
 @durable_mutant("order", needs=_ordered)
@@ -309,8 +309,8 @@ def a_lease_that_was_not_had_is_not_asked_for_again(patch: pytest.MonkeyPatch) -
 @durable_mutant("max-running", needs=_rule("max_running"))
 def what_runs_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     def room(self: StartScheduler) -> int:
-        books = self._books
-        return len(books.tasks) if books.open and books.sure and not books.rules.paused else 0
+        queue_state = self._state
+        return len(queue_state.tasks) if queue_state.open and queue_state.sure and not queue_state.rules.paused else 0
 
     patch.setattr(StartScheduler, "room", room)
 

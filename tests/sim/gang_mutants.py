@@ -71,7 +71,7 @@ def members_are_told_while_the_commit_is_on_its_way(patch: pytest.MonkeyPatch) -
         found = original(self, gang)
         if found is not None and gang.attempt is not None:
             request = form_request_of(found[-1].record, 0)
-            self._books.out += [do.SendForm(worker=worker, request=request) for worker in gang.attempt.wanted]
+            self._state.out += [do.SendForm(worker=worker, request=request) for worker in gang.attempt.wanted]
         return found
 
     patch.setattr(GrantPipeline, "writes", writes)

@@ -279,7 +279,7 @@ async def test_what_piled_up_during_a_freeze_is_refused(rig: Rig):
     rig.hand.send(task(2, "wait"))
     await rig.hand.quiet()
     epoch = rig.worker.core.epoch
-    rig.worker._desk.guard.last_at -= 1.5  # type: ignore[union-attr]
+    rig.worker._worker_server.guard.last_at -= 1.5  # type: ignore[union-attr]
     rig.hand.send(task(3), task(4, token=token), reserve(5), epoch=epoch)
     await rig.hand.quiet()
     assert [rig.hand.answers_to(number) for number in (3, 4, 5)] == [[[REJECTED, n, "stale"]] for n in (3, 4, 5)]
@@ -298,7 +298,7 @@ async def test_what_piled_up_during_a_freeze_is_refused(rig: Rig):
 @on_rig()
 async def test_a_freeze_is_noticed_without_any_message(rig: Rig):
     epoch = rig.worker.core.epoch
-    rig.worker._desk.guard.last_at -= 1.5  # type: ignore[union-attr]
+    rig.worker._worker_server.guard.last_at -= 1.5  # type: ignore[union-attr]
     await asyncio.sleep(0.3)
     assert rig.worker.core.epoch > epoch
 
@@ -306,7 +306,7 @@ async def test_a_freeze_is_noticed_without_any_message(rig: Rig):
 @on_rig()
 async def test_a_short_stall_shortens_what_is_left_of_deadlines(rig: Rig):
     epoch = rig.worker.core.epoch
-    rig.worker._desk.guard.last_at -= 0.6  # type: ignore[union-attr]
+    rig.worker._worker_server.guard.last_at -= 0.6  # type: ignore[union-attr]
     rig.hand.send(task(1, deadline_ms=300), task(2, deadline_ms=5000), reserve(3, deadline_ms=300))
     await rig.hand.quiet()
     assert rig.hand.answers_to(1) == [[REJECTED, 1, "expired"]]

@@ -253,4 +253,4 @@ class ExecutorRegistry:
                 self._on_models(models)
 
     def __repr__(self) -> str:
-        return f"Executors({self._pool.name!r}, launched={self._launched}, running={self._running})"
+        return f"ExecutorRegistry({self._pool.name!r}, launched={self._launched}, running={self._running})"

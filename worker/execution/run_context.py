@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 class RunContext(TaskContext):
     """The context of a run. One is made for every task and few are looked into: its facts are worked out then."""
 
-    __slots__ = ("_books", "_epoch", "_meta", "_method", "_record", "_token", "_trace")
+    __slots__ = ("_driver", "_epoch", "_meta", "_method", "_record", "_token", "_trace")
 
     def __init__(
         self,
         record: TaskRecord,
         method: str,
-        books: CoreDriver,
+        driver: CoreDriver,
         token: str | None,
         trace: str | None,
         meta: dict[str, Any] | None,
@@ -32,8 +32,8 @@ class RunContext(TaskContext):
         self._scope = scope
         self._record = record
         self._method = method
-        self._books = books
-        self._epoch = books.core.epoch
+        self._driver = driver
+        self._epoch = driver.core.epoch
         self._token = token
         self._trace = trace
         self._meta = meta
@@ -44,7 +44,7 @@ class RunContext(TaskContext):
             return _UNSAID[name]
         if name not in _FACTS:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        record, worker, meta = self._record, self._books.worker, self._meta or {}
+        record, worker, meta = self._record, self._driver.worker, self._meta or {}
         attempt, labels, job = meta.get("attempt"), meta.get("labels"), _text(meta.get("job"))
         self.id = unique(record)
         self.pool, self.worker, self.method = worker.pool, worker.worker, self._method
@@ -58,7 +58,7 @@ class RunContext(TaskContext):
         self.key, self.model_id = _text(meta.get("key")), _text(meta.get("model"))
         self.labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
         self.shadow = meta.get("shadow") is True
-        self.clock = self._books.loop.time
+        self.clock = self._driver.loop.time
         return object.__getattribute__(self, name)
 
 

@@ -154,17 +154,17 @@ class TaskRun:
         self.record.handle = None
 
     def __repr__(self) -> str:
-        return f"<Run {self.task.full_name} {self.record!r}>"
+        return f"<TaskRun {self.task.full_name} {self.record!r}>"
 
 
 class TaskRunner:
     """All runs of one worker: starts them, counts them, cancels them."""
 
-    def __init__(self, books: CoreDriver, executors: ExecutorRegistry, *, stream_window: int) -> None:
-        self._books = books
+    def __init__(self, driver: CoreDriver, executors: ExecutorRegistry, *, stream_window: int) -> None:
+        self._driver = driver
         self._executors = executors
         self._stream_window = stream_window
-        self._worker: WorkerId = books.worker
+        self._worker: WorkerId = driver.worker
         self.seats: MemberSeats | None = None
         """Looks after runs on seats of gangs."""
         self._log = logger_for("worker", pool=self._worker.pool, worker=self._worker.worker)
@@ -188,7 +188,7 @@ class TaskRunner:
         Args:
             held: told that the task waits for `TaskRun.begin`, where it was asked for that (and is on a gang's seat).
         """
-        task, books = call.task, self._books
+        task, driver = call.task, self._driver
         span = NO_SPAN
         if tracer.enabled:
             span = tracer.start(
@@ -198,16 +198,16 @@ class TaskRunner:
                 attributes={"gangline.worker": str(self._worker), "gangline.task_id": str(record.id)},
             )
             trace = span.traceparent()
-        run = TaskRun(self, record, task, caller, books.now())
+        run = TaskRun(self, record, task, caller, driver.now())
         run.span = span
         record.handle = run
-        context = RunContext(record, task.name, books, token, trace, meta, deadline_at)
+        context = RunContext(record, task.name, driver, token, trace, meta, deadline_at)
         if caller.progress is not None:
             report_to(context, caller.progress)
         self.counts["started"] += 1
-        books.metrics.started(task.name)
-        if books.journal.enabled:
-            books.record("start", id=unique(record), method=task.name, token=token, cost=record.cost, **_facts(caller))
+        driver.metrics.started(task.name)
+        if driver.journal.enabled:
+            driver.record("start", id=unique(record), method=task.name, token=token, cost=record.cost, **_facts(caller))
         if task.timeout_s is not None:
             own_at = run.started_at + task.timeout_s
             deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
@@ -220,7 +220,7 @@ class TaskRunner:
             ready = self.seats.attach(seat, context, _number(of.get("run")), _number(of.get("generation")))
             hold = held is not None and of.get("hold") is True
             if hold or ready is not None:
-                run.gate = StartGate(run.task.full_name, run.cancel, ready, books.loop, hold=hold)
+                run.gate = StartGate(run.task.full_name, run.cancel, ready, driver.loop, hold=hold)
                 ready = run.gate.ready
             if hold and held is not None:
                 held(run)
@@ -293,35 +293,35 @@ class TaskRunner:
 
     def completed(self, run: TaskRun, answer: bytes, now: float) -> None:
         """An adopted run has its result, which is to be sent as it is written: `answer` and `done` in one."""
-        books, method = self._books, run.task.name
-        books.core.complete(run.record, answer, now)
+        driver, method = self._driver, run.task.name
+        driver.core.complete(run.record, answer, now)
         run.let_go()
-        if books.journal.enabled:
+        if driver.journal.enabled:
             self.ended(run.record, method, run.caller)
         self.counts["succeeded"] += 1
-        books.metrics.finished(method, now - run.started_at, "ok")
-        books.after_end()
+        driver.metrics.finished(method, now - run.started_at, "ok")
+        driver.after_end()
 
     def began(self, record: TaskRecord, method: str, token: str | None, caller: ResultSink) -> None:
         """Write the begin into the journal."""
-        if self._books.journal.enabled:
+        if self._driver.journal.enabled:
             facts = _facts(caller)
-            self._books.record("start", id=unique(record), method=method, token=token, cost=record.cost, **facts)
+            self._driver.record("start", id=unique(record), method=method, token=token, cost=record.cost, **facts)
 
     def ended(self, record: TaskRecord, method: str, caller: ResultSink) -> None:
         """Likewise the end of what was not adopted."""
-        if self._books.journal.enabled:
-            self._books.record("end", id=unique(record), method=method, cost=record.cost, **_facts(caller))
+        if self._driver.journal.enabled:
+            self._driver.record("end", id=unique(record), method=method, cost=record.cost, **_facts(caller))
 
     def count(self, adopted: dict[str, int], succeeded: dict[str, int]) -> None:
         """By method: what began elsewhere and goes on from here like any other; and what began and ended well."""
         for method, number in adopted.items():
             self.counts["started"] += number
-            self._books.metrics.started(method, number)
+            self._driver.metrics.started(method, number)
         for method, number in succeeded.items():
             self.counts["started"] += number
             self.counts["succeeded"] += number
-            self._books.metrics.succeeded(method, number)
+            self._driver.metrics.succeeded(method, number)
 
     def step(self) -> None:
         """What was started needs not wait for the loop's next turn; see ExecutorRegistry.step."""
@@ -339,7 +339,7 @@ class TaskRunner:
 
     def cancel_all(self, reason: TaskCancelled) -> int:
         """Cancel whatever runs; returns how many."""
-        records = list(self._books.core.tasks)
+        records = list(self._driver.core.tasks)
         for record in records:
             if isinstance(record.handle, TaskRun):
                 record.handle.cancel(reason)
@@ -347,14 +347,14 @@ class TaskRunner:
 
     def finished(self, run: TaskRun, outcome: Outcome, error: GanglineError | None) -> None:
         """Called by a run whose code has stopped; `error`: what its caller was told, None is a result."""
-        books, record, method = self._books, run.record, run.task.name
-        books.core.finish(record)
+        driver, record, method = self._driver, run.record, run.task.name
+        driver.core.finish(record)
         run.let_go()
-        if books.journal.enabled:
-            books.record("end", id=unique(record), method=method, cost=record.cost, **_facts(run.caller))
+        if driver.journal.enabled:
+            driver.record("end", id=unique(record), method=method, cost=record.cost, **_facts(run.caller))
         self.counts[_count_of(error)] += 1
         code = "ok" if error is None else error.code
-        books.metrics.finished(method, books.now() - run.started_at, code)
+        driver.metrics.finished(method, driver.now() - run.started_at, code)
         if run.span is not NO_SPAN:
             run.span.end(error)
         seat = record.lease.in_gang if record.lease is not None else None
@@ -367,7 +367,7 @@ class TaskRunner:
                 error.message,
                 extra={"action": "worker.task_crashed", "method": method, "task_id": unique(record), **error.details},
             )
-        books.after_end()
+        driver.after_end()
 
 
 def _window(meta: dict[str, Any] | None, default: int) -> int:

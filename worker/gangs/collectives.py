@@ -113,7 +113,7 @@ class CollectiveSession:
 
     def __repr__(self) -> str:
         where = f"{self.gang}/{self.generation}, run {self.run}, rank {self.rank} of {self.size}"
-        return f"GangTalk({where}, {self._core.number} calls)"
+        return f"CollectiveSession({where}, {self._core.number} calls)"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class CollectiveSessions:
         await self._closing.rest()
 
     def __repr__(self) -> str:
-        return f"GangTalks({sorted(self._talks)})"
+        return f"CollectiveSessions({sorted(self._talks)})"
 
     def _forget(self, run: int, *, keep: bool = False) -> None:
         self._timers.pop(run, None)

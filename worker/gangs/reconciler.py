@@ -44,7 +44,7 @@ class GangReconciler:
         kv: KeyValue,
         names: Names,
         worker: WorkerId,
-        presence: Registrar,
+        registrar: Registrar,
         core: WorkerGangCore,
         *,
         form: Callable[[FormRequest], str | None],
@@ -64,7 +64,7 @@ class GangReconciler:
         self._kv = kv
         self._names = names
         self._worker = worker
-        self._presence = presence
+        self._registrar = registrar
         self._core = core
         self._form = form
         self._free = free
@@ -99,7 +99,7 @@ class GangReconciler:
         while self._stands(hold):
             try:
                 # First void every commit that is on its way, then see whether one had come before that.
-                await self._presence.fence()
+                await self._registrar.fence()
                 record = _member_of(await self._kv.get(self._names.member_key(self._worker, hold.gang)))
                 granted = record is not None and record.generation == hold.generation and _same(record, hold)
                 gang = await self._kv.get(self._names.gang_key(hold.gang)) if granted else None

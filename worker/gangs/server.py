@@ -72,9 +72,9 @@ class GangServer:
         kv: KeyValue,
         names: Names,
         pool: Pool,
-        books: CoreDriver,
+        driver: CoreDriver,
         runs: TaskRunner,
-        presence: Registrar,
+        registrar: Registrar,
         operations: OperationsServer,
         *,
         grace_s: Callable[[], float],
@@ -83,10 +83,10 @@ class GangServer:
     ) -> None:
         """`grace_s`: what was left of the drain's grace when it began; 0 for a worker that stops at once. `unhealthy`:
         a health check has failed, and why."""
-        self._books = books
-        self._core = books.core
-        self._gangs = books.core.gangs
-        self._presence = presence
+        self._driver = driver
+        self._core = driver.core
+        self._gangs = driver.core.gangs
+        self._registrar = registrar
         self._drain_grace_s = grace_s
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ class GangServer:
         self._began: dict[LeavingMember, float] = {}
         self._spans: dict[str, Span] = {}
         """Of living members, by token."""
-        self.metrics = WorkerGangMetrics(books.worker.pool, books.worker.worker)
+        self.metrics = WorkerGangMetrics(driver.worker.pool, driver.worker.worker)
         self.reports = FailureReporter(bus, names, log=log)
         self.seats = MemberTasks(self._core, bus, names, fail=self._fail)
         self.hooks = GangLifecycleHooks(
@@ -108,7 +108,7 @@ class GangServer:
             started=self._started,
             failed=lambda form, rank, detail: self._fail(self._newest(form), rank, MemberCause.FAILED_AT_START, detail),
             unhealthy=unhealthy,
-            changed=books.after,
+            changed=driver.after,
             log=log,
         )
         self.seats.hooks = self.hooks
@@ -116,18 +116,18 @@ class GangServer:
         self.ledger = GangReconciler(
             kv,
             names,
-            books.worker,
-            presence,
+            driver.worker,
+            registrar,
             self._gangs,
             form=self._form_from_ledger,
             free=self._free,
             end=self._end,
             changed=self._arm,
-            ambient=books.ambient,
+            ambient=driver.ambient,
             log=log,
         )
         runs.seats = self.seats
-        books.on_gangs = self._settle
+        driver.on_gangs = self._settle
         self._serve(operations)
 
     def _serve(self, operations: OperationsServer) -> None:
@@ -140,13 +140,13 @@ class GangServer:
 
     def forsake(self) -> None:
         """The registration was withdrawn: nothing can be committed here any more."""
-        for hold in self._gangs.forsake(self._books.now()):
+        for hold in self._gangs.forsake(self._driver.now()):
             self._record("unhold", hold)
 
     async def close(self) -> None:
         """Stop every loop and timer. Idempotent. Reports that are on their way are given a moment."""
         await self.reports.drained(LAST_WORDS_S)
-        self._books.on_gangs = None
+        self._driver.on_gangs = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -165,10 +165,10 @@ class GangServer:
         places = [(seat.rank, seat.part) for seat in request.seats]
         if not places or len(set(places)) != len(places):
             raise InvalidRequest("seats: name at least one, and each rank and part once")
-        tokens = [self._books.ambient.token() for _ in places]
+        tokens = [self._driver.ambient.token() for _ in places]
         held = list(self._gangs.holds.values())
         hold = self._gangs.hold(
-            request, tokens, ttl_s=request.hold_s, most=self._core.most_slots, now=self._books.now()
+            request, tokens, ttl_s=request.hold_s, most=self._core.most_slots, now=self._driver.now()
         )
         self._record_dropped(held)  # an older attempt
         if isinstance(hold, Refusal):
@@ -178,15 +178,15 @@ class GangServer:
                     accepted=False,
                     reason=str(hold),
                     epoch=self._core.epoch,
-                    reg_revision=self._presence.revision,
+                    reg_revision=self._registrar.revision,
                     load=self._load(),
                 )
             )
             return
         if hold.tokens == tuple(tokens):
-            hold.reg_revision = self._presence.revision
+            hold.reg_revision = self._registrar.revision
             if (0, 0) in places:
-                hold.port = self._books.ambient.port()
+                hold.port = self._driver.ambient.port()
             self.metrics.event("held")
             self._record("hold", hold, slots=sum(seat.lease.slots for seat in hold.seats))
         responder.reply(
@@ -203,23 +203,23 @@ class GangServer:
     def _on_unhold(self, responder: Responder, body: Any) -> None:
         request = parse_request(UnholdRequest, body)
         hold = self._gangs.holds.get((request.gang, request.generation))
-        released = self._gangs.unhold(request.gang, request.generation, request.attempt, self._books.now())
+        released = self._gangs.unhold(request.gang, request.generation, request.attempt, self._driver.now())
         if released and hold is not None:
             self._record("unhold", hold)
         responder.reply(UnholdReply(released=released, load=self._load()))
 
     def _free(self, hold: TentativeHold) -> None:
-        self._gangs.free(hold, self._books.now())
+        self._gangs.free(hold, self._driver.now())
         self.metrics.event("freed")
         self._record("unhold", hold)
-        self._books.after()
+        self._driver.after()
 
     def _on_keep(self, responder: Responder, body: Any) -> None:
         request = parse_request(KeepRequest, body)
         had = self._gangs.keeps.has(request.gang)
-        kept = self._gangs.keep(request.gang, request.slots, request.keep_s, self._books.now())
+        kept = self._gangs.keep(request.gang, request.slots, request.keep_s, self._driver.now())
         if kept != had:
-            self._books.record("keep", gang=request.gang, kept=kept)
+            self._driver.record("keep", gang=request.gang, kept=kept)
         responder.reply(KeepReply(kept=kept, load=self._load()))
 
     # -- members --------------------------------------------------------------------------------------------------
@@ -232,11 +232,11 @@ class GangServer:
 
     def _form_from_ledger(self, request: FormRequest) -> str | None:
         why = self._form(request)
-        self._books.after()
+        self._driver.after()
         return why
 
     def _form(self, request: FormRequest) -> str | None:
-        worker, now = self._books.worker, self._books.now()
+        worker, now = self._driver.worker, self._driver.now()
         if self._core.doubted:
             return f"worker {worker} stood still, and its id may be another process's"
         ours = [seat for seat in request.seats if (seat.pool, seat.worker) == (worker.pool, worker.worker)]
@@ -281,14 +281,14 @@ class GangServer:
                 "gangline.gang": form.gang,
                 "gangline.generation": form.generation,
                 "gangline.rank": seat.rank,
-                "gangline.worker": str(self._books.worker),
+                "gangline.worker": str(self._driver.worker),
             }
             name = "gangline.gang.member"
             self._spans[seat.lease.token] = tracer.start(name, parent=form.traceparent, attributes=facts)
 
     def _on_ping(self, responder: Responder, body: Any) -> None:
         request = parse_request(PingRequest, body)
-        missing, unnamed = self._gangs.ping(request.gangs, self._books.now())
+        missing, unnamed = self._gangs.ping(request.gangs, self._driver.now())
         starting = {
             gang: generation
             for gang, generation in request.gangs.items()
@@ -311,7 +311,7 @@ class GangServer:
             rank=request.rank,
             grace_s=request.grace_s,
             only=request.only,
-            now=self._books.now(),
+            now=self._driver.now(),
         )
         self._record_dropped(held)
         waiter = _Waiter(responder, len(all_of_it))
@@ -326,7 +326,7 @@ class GangServer:
 
     def _end(self, member: LocalMember, reason: str, alone: bool) -> None:
         """The ledger says that a member's gang is over; or `alone`: nobody says anything."""
-        now = self._books.now()
+        now = self._driver.now()
         if alone:
             self.metrics.event("alone")
             for rank in member.ranks:
@@ -334,7 +334,7 @@ class GangServer:
         else:
             self.reports.forget(member.gang, member.generation)
         self._begin_stop(self._gangs.stop(member, reason, member.form.grace_s, now))
-        self._books.after()
+        self._driver.after()
 
     def _begin_stop(self, leaving: LeavingMember) -> None:
         self._began[leaving] = self._loop.time()
@@ -389,15 +389,15 @@ class GangServer:
         self._arm()
 
     def _follow_up(self) -> None:
-        gangs, now = self._gangs, self._books.now()
+        gangs, now = self._gangs, self._driver.now()
         for member in gangs.take_voided():
             for rank in member.ranks:
-                detail = f"worker {self._books.worker} stood still: what it held in earlier epochs is void"
+                detail = f"worker {self._driver.worker} stood still: what it held in earlier epochs is void"
                 self._fail(member.form, rank, MemberCause.FAILED, detail)
         for cut in gangs.take_cut(now):
             cause = MemberCause.DRAINED if self._drain_grace_s() > 0 else MemberCause.LEFT
             for rank in sorted({seat.rank for seat in cut.seats}):
-                self._fail(cut.form, rank, cause, f"worker {self._books.worker} leaves")
+                self._fail(cut.form, rank, cause, f"worker {self._driver.worker} leaves")
             self._begin_stop(cut)
         for leaving in gangs.take_stopped():
             self._stopped(leaving)
@@ -413,7 +413,7 @@ class GangServer:
 
     def _ring(self) -> None:
         self._timer = None
-        holds, members, hard = self._gangs.take_due(self._books.now())
+        holds, members, hard = self._gangs.take_due(self._driver.now())
         for hold in holds:
             self.ledger.resolve(hold)
         for member in members:
@@ -425,11 +425,11 @@ class GangServer:
                     "%d tasks of gang %s still run after the grace time", left, leaving.gang,
                     extra={"action": "gang.grace_over", "gang": leaving.gang},
                 )  # fmt: skip
-        self._books.after()
+        self._driver.after()
         self._arm()
 
     def _record(self, event: str, what: TentativeHold | LocalMember | LeavingMember, **facts: object) -> None:
-        self._books.record(event, gang=what.gang, generation=what.generation, **facts)
+        self._driver.record(event, gang=what.gang, generation=what.generation, **facts)
 
     def _record_dropped(self, held: list[TentativeHold]) -> None:
         """Of these, some may be held no more."""

@@ -30,7 +30,7 @@ class CoreDriver:
         "_handle",
         "_timer_at",
         "ambient",
-        "contenders",
+        "waiters",
         "core",
         "journal",
         "ledger",
@@ -67,7 +67,7 @@ class CoreDriver:
         """Called when nothing is held any more while the core drains; and again when it may leave."""
         self.on_gangs: Callable[[], None] | None = None
         """Called after decisions while this worker has something of a gang."""
-        self.contenders: CapacityWaiters | None = None
+        self.waiters: CapacityWaiters | None = None
         """Who waits for room."""
         self.on_room: Callable[[], None] | None = None
         """Called after each decision that leaves slots free while somebody waits for them."""
@@ -96,7 +96,7 @@ class CoreDriver:
         if self.on_gangs is not None and self.core.gangs.busy:
             self.on_gangs()
         self._arm()
-        if self.contenders:
+        if self.waiters:
             self._invite()
         if self.core.draining and self.on_rest is not None and self.core.at_rest:
             self.on_rest()
@@ -108,7 +108,7 @@ class CoreDriver:
             return
         if core.changes or core.draining or core.gangs.busy:
             self.after()
-        elif self.contenders:
+        elif self.waiters:
             self._invite()
 
     def tell(self) -> None:

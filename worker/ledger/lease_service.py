@@ -17,8 +17,8 @@ from .core_driver import CoreDriver
 class LeaseService:
     """The core's lease decisions with the worker's bounds and tokens, and with the ledger for `sync`."""
 
-    def __init__(self, books: CoreDriver, settings: WorkerSettings) -> None:
-        self._books = books
+    def __init__(self, driver: CoreDriver, settings: WorkerSettings) -> None:
+        self._driver = driver
         self._settings = settings
         self._recording: dict[str, asyncio.Task[int]] = {}
         """Writes of `sync` leases that are under way, by token: a repeated request waits for the same one."""
@@ -52,7 +52,7 @@ class LeaseService:
             raise InvalidRequest(
                 f"claim timeout of {claim_s:g} s: this worker waits {settings.max_claim_s:g} s at most"
             )
-        return self._books.core.reserve(
+        return self._driver.core.reserve(
             sender,
             rid,
             slots=slots,
@@ -60,7 +60,7 @@ class LeaseService:
             claim_s=claim_s,
             single_use=single_use,
             owner=owner,
-            token=self._books.ambient.token(),
+            token=self._driver.ambient.token(),
             seat=seat,
             now=now,
         )
@@ -79,14 +79,14 @@ class LeaseService:
         Raises:
             GanglineError: storage did not take it; the lease is released.
         """
-        books = self._books
-        ledger = books.ledger
+        driver = self._driver
+        ledger = driver.ledger
         assert ledger is not None
         writing = self._recording.get(token)
         if writing is None:
-            if token in books.core.leases:
+            if token in driver.core.leases:
                 # In the record 0 says: the revision of this entry itself, which is not known before it is written.
-                books.core.set_fence(books.core.leases[token], 0)
+                driver.core.set_fence(driver.core.leases[token], 0)
             writing = self._recording[token] = asyncio.get_running_loop().create_task(ledger.write_now(token))
             writing.add_done_callback(lambda _: self._recording.pop(token, None))
         try:
@@ -95,18 +95,18 @@ class LeaseService:
             return None
         except Exception as error:
             # Whatever it was, the caller gets an answer, and no slot.
-            books.core.release(books.core.sender(OPERATIONS, books.now()), None, token, books.now())
-            books.after()
+            driver.core.release(driver.core.sender(OPERATIONS, driver.now()), None, token, driver.now())
+            driver.after()
             if isinstance(error, GanglineError):
                 raise
             raise Unavailable(f"the lease could not be written to the ledger ({type(error).__name__})") from error
-        lease = books.core.leases.get(token)
-        if lease is None or lease.due_at <= books.now():
+        lease = driver.core.leases.get(token)
+        if lease is None or lease.due_at <= driver.now():
             return None
         if token not in self._recorded:
-            self._recorded = {known for known in self._recorded if known in books.core.leases}
+            self._recorded = {known for known in self._recorded if known in driver.core.leases}
             self._recorded.add(token)
-            books.core.set_fence(lease, revision)
+            driver.core.set_fence(lease, revision)
         return lease
 
     def renew(self, token: str, ttl_s: float | None, now: float) -> float:
@@ -120,9 +120,9 @@ class LeaseService:
             raise InvalidRequest(
                 f"ttl of {ttl_s:g} s: this worker leases for {self._settings.max_lease_ttl_s:g} s at most"
             )
-        left_s = self._books.core.renew(token, ttl_s, now)
+        left_s = self._driver.core.renew(token, ttl_s, now)
         if isinstance(left_s, Refusal):
-            raise error_of(left_s, worker=str(self._books.worker), token=token)
+            raise error_of(left_s, worker=str(self._driver.worker), token=token)
         return left_s
 
     async def stop(self) -> None:

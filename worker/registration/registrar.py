@@ -221,7 +221,7 @@ class Registrar:
             self._log.debug("event %s not sent: %s", event, error, extra={"action": "event.lost"})
 
     def __repr__(self) -> str:
-        return f"Presence({self._worker}, instance={self._instance!r}{', lost' if self.lost else ''})"
+        return f"Registrar({self._worker}, instance={self._instance!r}{', lost' if self.lost else ''})"
 
     async def _run(self) -> None:
         beats = 0

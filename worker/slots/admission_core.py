@@ -144,7 +144,7 @@ class AdmissionCore:
 
     def __repr__(self) -> str:
         state = " draining" if self.draining else ""
-        return f"<WorkerCore epoch={self.epoch}{state} {len(self._leases.living)} leases, {self._limiter!r}>"
+        return f"<AdmissionCore epoch={self.epoch}{state} {len(self._leases.living)} leases, {self._limiter!r}>"
 
     # -- what can be seen -----------------------------------------------------------------------------------------
 
@@ -423,12 +423,12 @@ class AdmissionCore:
             return job
         return None
 
-    def attach(self, job: RunningJob, hearer: JobListener, items: int | None) -> Iterator[bytes]:
+    def attach(self, job: RunningJob, listener: JobListener, items: int | None) -> Iterator[bytes]:
         """A request is to hear how a running job ends, and takes no slot for it. Until then its id is `running`: it can
         be withdrawn, which is to cancel the job, and looked up. See JobTable.attach. The id must be new."""
-        hearer.sender.saw_new(hearer.id)
-        hearer.sender.running[hearer.id] = job.record
-        return self.jobs.attach(job, hearer, items)
+        listener.sender.saw_new(listener.id)
+        listener.sender.running[listener.id] = job.record
+        return self.jobs.attach(job, listener, items)
 
     def settle_new(self, sender: RouterHistory, task_id: int, answer: bytes, now: float) -> None:
         """Note the answer to a task id that came for the first time, and for which nothing was admitted."""

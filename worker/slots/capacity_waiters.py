@@ -56,4 +56,4 @@ class CapacityWaiters:
         self._waiting.clear()
 
     def __repr__(self) -> str:
-        return f"Contenders({len(self._waiting)})"
+        return f"CapacityWaiters({len(self._waiting)})"

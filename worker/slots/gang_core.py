@@ -65,7 +65,7 @@ class WorkerGangCore:
         """Hooks run at the end of seats: their idle slots are free only after that."""
 
     def __repr__(self) -> str:
-        return f"<GangCore {len(self.holds)} holds, {len(self.members)} members, {len(self.leaving)} leaving>"
+        return f"<WorkerGangCore {len(self.holds)} holds, {len(self.members)} members, {len(self.leaving)} leaving>"
 
     # -- what can be seen -----------------------------------------------------------------------------------------
 

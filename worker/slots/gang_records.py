@@ -81,7 +81,9 @@ class LocalMember:
         return self.proven_at + ALONE_TTLS * self.form.ttl_s
 
     def __repr__(self) -> str:
-        return f"<Member {self.gang} generation={self.generation} ranks={self.ranks}{' over' if self.over else ''}>"
+        return (
+            f"<LocalMember {self.gang} generation={self.generation} ranks={self.ranks}{' over' if self.over else ''}>"
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

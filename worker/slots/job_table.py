@@ -61,7 +61,7 @@ class RunningJob:
         "acks",
         "attempt",
         "failed",
-        "hearers",
+        "listeners",
         "item_bytes",
         "items",
         "kept",
@@ -99,7 +99,7 @@ class RunningJob:
         """None while it runs."""
         self.number = number
         """Grows from start to start; once it has ended, from end to end."""
-        self.hearers = [first]
+        self.listeners = [first]
         """All that are to be answered; the first one's task it is."""
         self.reader: JobListener | None = first if first.streams else None
         """Whose credit counts."""
@@ -138,7 +138,8 @@ class RunningJob:
 
     def __repr__(self) -> str:
         state = "running" if self.failed is None else "failed" if self.failed else "done"
-        return f"<Job {self.key.endpoint}/{self.key.job} attempt={self.attempt} {state}, {len(self.hearers)} hearers>"
+        name = f"{self.key.endpoint}/{self.key.job}"
+        return f"<RunningJob {name} attempt={self.attempt} {state}, {len(self.listeners)} listeners>"
 
 
 class JobTable:
@@ -236,13 +237,13 @@ class JobTable:
         self._running[job] = None
         return job
 
-    def attach(self, job: RunningJob, hearer: JobListener, items: int | None) -> Iterator[bytes]:
+    def attach(self, job: RunningJob, listener: JobListener, items: int | None) -> Iterator[bytes]:
         """A running job is to be answered to one more, before whom `items` were read. Returns the items that it lacks
         and that are kept, as they were sent to another."""
-        job.hearers.append(hearer)
-        if not hearer.streams:
+        job.listeners.append(listener)
+        if not listener.streams:
             return iter(())
-        job.reader = hearer
+        job.reader = listener
         return self.items(job, items)
 
     def items(self, job: RunningJob, start: int | None) -> Iterator[bytes]:
@@ -279,7 +280,7 @@ class JobTable:
         self._number += 1
         job.number = self._number
         job.failed = failed
-        job.hearers = []
+        job.listeners = []
         job.reader = None
         if not job.acks:
             self._note_ended(job, now)
@@ -359,10 +360,10 @@ class JobTable:
     def hears(self, record: TaskRecord, sender: RouterHistory, task_id: int) -> bool:
         """Whether that request hears of the job that the record runs. For checks."""
         return any(
-            hearer.sender is sender and hearer.id == task_id
+            listener.sender is sender and listener.id == task_id
             for job in self._running
             if job.record is record
-            for hearer in job.hearers
+            for listener in job.listeners
         )
 
     def check(self) -> None:
@@ -375,9 +376,9 @@ class JobTable:
             assert self._jobs.get(job.key) is job and not job.running and job.kept is not None, job
         for job in self._running:
             assert self._jobs.get(job.key) is job and job.running, job
-            assert job.hearers, job
-            for hearer in job.hearers:
-                assert hearer.sender.running.get(hearer.id) is job.record, (job, hearer.sender, hearer.id)
+            assert job.listeners, job
+            for listener in job.listeners:
+                assert listener.sender.running.get(listener.id) is job.record, (job, listener.sender, listener.id)
         for key, job in self._jobs.items():
             assert job.key == key and job.running == (job in self._running), job
             assert (job.kept is not None) == (job in self._unstored), job

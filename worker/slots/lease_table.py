@@ -111,7 +111,7 @@ class GrantedLease:
     def __repr__(self) -> str:
         state = self.ended or ("claimed" if self.claimed else "unclaimed")
         kind = "single use" if self.single_use else f"{self.busy}/{self.slots} slots busy"
-        return f"<Lease {self.token} {kind}, {state}, due_at={self.due_at:.3f}>"
+        return f"<GrantedLease {self.token} {kind}, {state}, due_at={self.due_at:.3f}>"
 
 
 LeaseChange = tuple[LeaseTransition, GrantedLease]

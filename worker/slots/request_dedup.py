@@ -78,7 +78,7 @@ class RouterHistory:
         """When it last said something."""
 
     def __repr__(self) -> str:
-        return f"<Sender {self.name}: {len(self.running)} running, {len(self.done)} done, floor {self.floor}>"
+        return f"<RouterHistory {self.name}: {len(self.running)} running, {len(self.done)} done, floor {self.floor}>"
 
     def saw_new(self, request_id: int) -> None:
         """It sent an id for the first time: from here on all of its ids are known."""

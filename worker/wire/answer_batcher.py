@@ -36,7 +36,7 @@ class AnswerBatcher:
         self._kept: deque[tuple[str, list[bytes], int]] = deque()
         """What could not be sent: reply subject, frames, their bytes."""
         self._kept_bytes = 0
-        self.contenders = CapacityWaiters()
+        self.waiters = CapacityWaiters()
         """Who was refused, and is to be invited."""
         self.messages = 0
         self.frames = 0
@@ -67,11 +67,11 @@ class AnswerBatcher:
     def refused(self, reply: str, slots: int) -> None:
         """Whoever listens there was told that so many slots are not free: it is invited when they are."""
         if not self._muted:
-            self.contenders.refused(reply, slots, asyncio.get_running_loop().time())
+            self.waiters.refused(reply, slots, asyncio.get_running_loop().time())
 
     def invite(self) -> None:
         """There may be room: at the end of the turn, tell those who were refused."""
-        if self.contenders and not self._scheduled:
+        if self.waiters and not self._scheduled:
             self._scheduled = True
             self._bus.at_turn_end(self.flush)
 
@@ -79,7 +79,7 @@ class AnswerBatcher:
         """Publish what is pending now."""
         self._scheduled = False
         pending, self._pending = self._pending, {}
-        if self.contenders:
+        if self.waiters:
             self._invite(pending)
         for reply, frames in pending.items():
             self._send(reply, frames)
@@ -94,7 +94,7 @@ class AnswerBatcher:
         """Send nothing more, and keep nothing."""
         self._muted = True
         self._pending.clear()
-        self.contenders.clear()
+        self.waiters.clear()
         self._kept.clear()
         self._kept_bytes = 0
 
@@ -108,7 +108,7 @@ class AnswerBatcher:
         }
 
     def __repr__(self) -> str:
-        return f"Outbox({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
+        return f"AnswerBatcher({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
     def _invite(self, pending: dict[str, list[bytes]]) -> None:
         """An envelope without frames says how much room there is. It goes out before the answers of this turn, which
@@ -117,8 +117,8 @@ class AnswerBatcher:
         if load.draining or load.free <= 0:
             return
         for reply in pending:
-            self.contenders.told(reply, load.free)
-        for reply in self.contenders.invite(load.free, asyncio.get_running_loop().time()):
+            self.waiters.told(reply, load.free)
+        for reply in self.waiters.invite(load.free, asyncio.get_running_loop().time()):
             try:
                 self._bus.publish(reply, join_answer(epoch, load, ()))
             except GanglineError as error:

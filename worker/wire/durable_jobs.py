@@ -90,32 +90,34 @@ class JobName(NamedTuple):
 class JobRun:
     """Whoever hears of one execution of a job: the caller of its run."""
 
-    __slots__ = ("_books", "_failure", "_outbox", "job", "progress")
+    __slots__ = ("_driver", "_failure", "_answers", "job", "progress")
 
-    def __init__(self, job: RunningJob, progress: ProgressPublisher, books: CoreDriver, outbox: AnswerBatcher) -> None:
+    def __init__(
+        self, job: RunningJob, progress: ProgressPublisher, driver: CoreDriver, answer_batcher: AnswerBatcher
+    ) -> None:
         self.job = job
         self.progress = progress
-        self._books = books
-        self._outbox = outbox
+        self._driver = driver
+        self._answers = answer_batcher
         self._failure: GanglineError | None = None
         """Why it was stopped, where the reason is none of its own."""
 
     def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
         """Answer all of them; the job has ended."""
         self.progress.close()
-        core, now, record = self._books.core, self._books.now(), run.record
+        core, now, record = self._driver.core, self._driver.now(), run.record
         error = self._failure or outcome.error
-        first = self.job.hearers[0]
+        first = self.job.listeners[0]
         try:
             ended = outcome if self._failure is None else Outcome(error=self._failure)
             frame = _caller(first).frame(run, ended, ID_BYTES)
         except InvalidResult as unwritable:
             error = unwritable
-            frame = error_frame(record.id, error, self._outbox.largest_frame - ID_BYTES)
-        for hearer in self.job.hearers:
-            own = frame if hearer is first else _readdressed(frame, hearer.id)
-            core.settle(hearer.sender, hearer.id, own, now)
-            _caller(hearer).send(own)
+            frame = error_frame(record.id, error, self._answers.largest_frame - ID_BYTES)
+        for listener in self.job.listeners:
+            own = frame if listener is first else _readdressed(frame, listener.id)
+            core.settle(listener.sender, listener.id, own, now)
+            _caller(listener).send(own)
         if error is not None and not error.may_have_started:
             core.jobs.undo(self.job.key)  # the same attempt may come again
         else:
@@ -125,22 +127,22 @@ class JobRun:
     def completed(self, answer: bytes, now: float) -> None:
         """It ended well, in the turn in which it began: nobody else has asked for it since."""
         self.progress.close()
-        _caller(self.job.hearers[0]).send(answer)
-        self._books.core.jobs.end(self.job, answer, failed=False, now=now)
+        _caller(self.job.listeners[0]).send(answer)
+        self._driver.core.jobs.end(self.job, answer, failed=False, now=now)
 
     def item(self, run: TaskRun, sequence: int, value: Any) -> None:
         """Send an item to all who read them. One that cannot be sent ends the job with InvalidResult."""
         if self._failure is not None:
             return
         try:
-            frame = _caller(self.job.hearers[0]).item_frame(run, sequence, value, ID_BYTES)
+            frame = _caller(self.job.listeners[0]).item_frame(run, sequence, value, ID_BYTES)
         except InvalidResult as error:
             self.fail(run, error)
             return
-        self._books.core.jobs.add_item(self.job, frame)
-        for hearer in self.job.hearers:
-            if hearer.streams:
-                _caller(hearer).send(frame if hearer.id == run.record.id else _readdressed(frame, hearer.id))
+        self._driver.core.jobs.add_item(self.job, frame)
+        for listener in self.job.listeners:
+            if listener.streams:
+                _caller(listener).send(frame if listener.id == run.record.id else _readdressed(frame, listener.id))
 
     def fail(self, run: TaskRun, error: GanglineError) -> None:
         """Stop it, for a reason that is none of its own."""
@@ -151,19 +153,19 @@ class JobRun:
         """One of them has taken so many items."""
         reader = self.job.reader
         if reader is not None and reader.sender is sender and reader.id == task_id:
-            run.credit(self._books.core.jobs.take_items(self.job, self.job.read + items))
+            run.credit(self._driver.core.jobs.take_items(self.job, self.job.read + items))
 
 
 class DurableJobServer:
     """The durable jobs of one worker."""
 
-    def __init__(self, bus: Bus, names: Names, books: CoreDriver, outbox: AnswerBatcher, *, log: Log) -> None:
+    def __init__(self, bus: Bus, names: Names, driver: CoreDriver, answer_batcher: AnswerBatcher, *, log: Log) -> None:
         self._bus = bus
         self._names = names
-        self._books = books
-        self._core = books.core
-        self._outbox = outbox
-        self._pool = books.worker.pool
+        self._driver = driver
+        self._core = driver.core
+        self._answers = answer_batcher
+        self._pool = driver.worker.pool
         self._log = log
 
     def named(self, meta: dict[str, Any] | None, flags: int) -> JobName | None:
@@ -178,25 +180,25 @@ class DurableJobServer:
         job = self._core.known_job(name.key, name.attempt, attach=name.attach)
         if job is None:
             return Reason.UNKNOWN_JOB
-        if len(job.hearers) >= MOST_HEARERS:
+        if len(job.listeners) >= MOST_HEARERS:
             return Reason.FULL
         task_id, meta = frame[1], frame[9]
-        hearer = JobListener(sender, task_id, caller, streams=frame[8] & _STREAM != 0)
+        listener = JobListener(sender, task_id, caller, streams=frame[8] & _STREAM != 0)
         items = meta.get("items")
         start = items if type(items) is int and items >= 0 else None
-        self._books.record("attach", id=f"{sender.name}.{task_id}", job=name.key.job, attempt=job.attempt)
+        self._driver.record("attach", id=f"{sender.name}.{task_id}", job=name.key.job, attempt=job.attempt)
         if not job.running:
-            self._answer_again(job, hearer, start, now)
+            self._answer_again(job, listener, start, now)
             self._core.jobs.asked(job, acks=name.acks, now=now)  # then: its answer may be kept for nobody else
             return None
         self._core.jobs.asked(job, acks=name.acks, now=now)
         run = job.record.handle
-        if hearer.streams and start is not None and isinstance(run, TaskRun):
+        if listener.streams and start is not None and isinstance(run, TaskRun):
             run.credit(self._core.jobs.take_items(job, start))
-        if hearer.streams and job.lost(start or 0) and isinstance(run, TaskRun) and isinstance(run.caller, JobRun):
+        if listener.streams and job.lost(start or 0) and isinstance(run, TaskRun) and isinstance(run.caller, JobRun):
             # Else its reader would wait for them, and it for its reader, for ever.
             run.caller.fail(run, _items_lost(job, start))
-        for item in self._core.attach(job, hearer, start):
+        for item in self._core.attach(job, listener, start):
             caller.send(_readdressed(item, task_id))
         return None
 
@@ -211,11 +213,11 @@ class DurableJobServer:
             self._names,
             name.key.job,
             name.attempt,
-            ambient=self._books.ambient,
-            loop=self._books.loop,
+            ambient=self._driver.ambient,
+            loop=self._driver.loop,
             log=self._log,
         )
-        return JobRun(job, progress, self._books, self._outbox)
+        return JobRun(job, progress, self._driver, self._answers)
 
     def stored(self, frame: Frame, now: float) -> None:
         """An ACK frame: a dispatcher has stored how a job ended."""
@@ -225,7 +227,7 @@ class DurableJobServer:
     def on_list(self, responder: Responder, body: Any) -> None:
         """The operation `jobs`."""
         request = messages.parse_request(jobs.JobsRequest, body)
-        room = self._outbox.largest_frame - 1024
+        room = self._answers.largest_frame - 1024
         found, more = self._core.jobs.listing(request.endpoint, request.after or FIRST, LISTED)
         shown: list[RunningJob] = []
         for job in found:
@@ -236,20 +238,20 @@ class DurableJobServer:
             shown.append(job)
         responder.reply(jobs.JobsReply(epoch=self._core.epoch, jobs=tuple(map(_listed, shown)), next=more))
 
-    def _answer_again(self, job: RunningJob, hearer: JobListener, start: int | None, now: float) -> None:
+    def _answer_again(self, job: RunningJob, listener: JobListener, start: int | None, now: float) -> None:
         """Give the kept answer of a job that has ended, and the items that nobody has taken."""
-        caller, answer = _caller(hearer), job.answer
+        caller, answer = _caller(listener), job.answer
         assert answer is not None
-        if hearer.streams and not job.failed and job.lost(start or 0):
-            frame = error_frame(hearer.id, _items_lost(job, start), self._outbox.largest_frame)
-            self._core.settle_new(hearer.sender, hearer.id, frame, now)
+        if listener.streams and not job.failed and job.lost(start or 0):
+            frame = error_frame(listener.id, _items_lost(job, start), self._answers.largest_frame)
+            self._core.settle_new(listener.sender, listener.id, frame, now)
             caller.send(frame)
             return
-        if hearer.streams:
+        if listener.streams:
             for item in self._core.jobs.items(job, start):
-                caller.send(_readdressed(item, hearer.id))
-        own = _readdressed(answer, hearer.id)
-        self._core.settle_new(hearer.sender, hearer.id, own, now)
+                caller.send(_readdressed(item, listener.id))
+        own = _readdressed(answer, listener.id)
+        self._core.settle_new(listener.sender, listener.id, own, now)
         caller.send(own)
 
 
@@ -261,9 +263,9 @@ def _items_lost(job: RunningJob, start: int | None) -> StreamBroken:
     )
 
 
-def _caller(hearer: JobListener) -> FrameResponder:
-    assert isinstance(hearer.handle, FrameResponder)
-    return hearer.handle
+def _caller(listener: JobListener) -> FrameResponder:
+    assert isinstance(listener.handle, FrameResponder)
+    return listener.handle
 
 
 def _readdressed(frame: bytes, task_id: int) -> bytes:

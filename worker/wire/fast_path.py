@@ -47,7 +47,7 @@ class InlineRun(TaskRun):
 
     def __init__(
         self,
-        express: InlineRunner,
+        inline: InlineRunner,
         runs: TaskRunner,
         record: TaskRecord,
         task: DeclaredTask,
@@ -56,7 +56,7 @@ class InlineRun(TaskRun):
         now: float,
     ) -> None:
         super().__init__(runs, record, task, caller, now)
-        self._express = express
+        self._inline = inline
         self.context = context
         record.handle = self
 
@@ -75,23 +75,25 @@ class InlineRun(TaskRun):
 
     def ended(self, result: Any, error: BaseException | None) -> None:
         self.carrier = None
-        self._express.end(self, result, error)
+        self._inline.end(self, result, error)
 
     def over(self, value: Any, error: BaseException | None) -> None:
         """It has stopped, and there is something to be said about it."""
-        self.done(self._express.outcome(self, value, error))
+        self.done(self._inline.outcome(self, value, error))
 
 
 class InlineRunner:
     """Runs the plain tasks of one worker."""
 
-    def __init__(self, books: CoreDriver, runs: TaskRunner, executors: ExecutorRegistry, outbox: AnswerBatcher) -> None:
-        self._books = books
-        self._core = books.core
-        self._journal = books.journal
+    def __init__(
+        self, driver: CoreDriver, runs: TaskRunner, executors: ExecutorRegistry, answer_batcher: AnswerBatcher
+    ) -> None:
+        self._driver = driver
+        self._core = driver.core
+        self._journal = driver.journal
         self._runs = runs
         self._executors = executors
-        self._outbox = outbox
+        self._answers = answer_batcher
         self._scope = executors.scope
         self._stepper: Stepper
         self._room = 0
@@ -110,7 +112,7 @@ class InlineRunner:
             self.plain = self._executors.plain
             self._stepper = self._executors.stepper
         # What is a little larger is for the general way to judge: it knows who may get it again, under a longer id.
-        self._room = self._outbox.largest_frame - ID_BYTES
+        self._room = self._answers.largest_frame - ID_BYTES
 
     def leave(self) -> None:
         """The message is worked off, and this turn's answers are on their way."""
@@ -139,7 +141,7 @@ class InlineRunner:
         """
         _, task_id, _, args, kwargs, _, token, trace, flags, meta = frame
         given, named = task.signature.bind(args, kwargs, flags & _JSON != 0)
-        context = RunContext(record, task.name, self._books, token, trace, meta, deadline_at, self._scope)
+        context = RunContext(record, task.name, self._driver, token, trace, meta, deadline_at, self._scope)
         self._launched += 1
         if not isinstance(caller, FrameResponder):
             report_to(context, caller.progress)
@@ -182,7 +184,7 @@ class InlineRunner:
             answer = self._written(run.record.id, run.task, value)
             if answer is not None:
                 run.caller.send(answer)
-                self._runs.completed(run, answer, self._books.now())
+                self._runs.completed(run, answer, self._driver.now())
                 return
         run.over(value, error)
 

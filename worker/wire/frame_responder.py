@@ -18,14 +18,14 @@ _OK: Final = int(AnswerOp.OK)
 class FrameResponder:
     """Whoever sent one envelope: where answers to its frames go."""
 
-    __slots__ = ("_again", "_books", "_outbox", "_reply")
+    __slots__ = ("_again", "_driver", "_answers", "_reply")
     job = None
     progress = None
 
-    def __init__(self, reply: str, outbox: AnswerBatcher, books: CoreDriver) -> None:
+    def __init__(self, reply: str, answer_batcher: AnswerBatcher, driver: CoreDriver) -> None:
         self._reply = reply
-        self._outbox = outbox
-        self._books = books
+        self._answers = answer_batcher
+        self._driver = driver
         self._again: set[int] | None = None
         """Ids whose answers were sent again."""
 
@@ -40,12 +40,12 @@ class FrameResponder:
 
     def refused(self, slots: int) -> None:
         """It was told that so many slots are not free."""
-        self._outbox.refused(self._reply, slots)
+        self._answers.refused(self._reply, slots)
 
     def send(self, frame: bytes) -> None:
         """Send an encoded frame. Without a reply subject it goes nowhere."""
         if self._reply:
-            self._outbox.put(self._reply, frame)
+            self._answers.put(self._reply, frame)
 
     def held(self, run: TaskRun) -> None:
         """Say that it waits for BEGIN."""
@@ -62,8 +62,8 @@ class FrameResponder:
             frame = self.frame(run, outcome)
         except InvalidResult as unwritable:
             error = unwritable
-            frame = error_frame(record.id, error, self._outbox.largest_frame)
-        self._books.core.settle(record.sender, record.id, frame, self._books.now())
+            frame = error_frame(record.id, error, self._answers.largest_frame)
+        self._driver.core.settle(record.sender, record.id, frame, self._driver.now())
         self.send(frame)
         return error
 
@@ -93,13 +93,13 @@ class FrameResponder:
         """
         task_id = run.record.id
         if outcome.error is not None:
-            return error_frame(task_id, outcome.error, self._outbox.largest_frame - spare)
+            return error_frame(task_id, outcome.error, self._answers.largest_frame - spare)
         if outcome.items is not None:
             return encode_frame((AnswerOp.END, task_id, outcome.items))
         return self._fitting((_OK, task_id, outcome.value), "the result", run, spare)
 
     def _fitting(self, frame: Frame, what: str, run: TaskRun, spare: int) -> bytes:
-        limit = self._outbox.largest_frame - spare
+        limit = self._answers.largest_frame - spare
         try:
             written = encode_frame(frame)
         except InvalidRequest as error:

@@ -45,24 +45,24 @@ class FrameServer:
     def __init__(
         self,
         pool: Pool,
-        books: CoreDriver,
+        driver: CoreDriver,
         runs: TaskRunner,
-        express: InlineRunner,
+        inline: InlineRunner,
         jobs: DurableJobServer,
-        grants: LeaseService,
-        outbox: AnswerBatcher,
+        lease_service: LeaseService,
+        answer_batcher: AnswerBatcher,
         *,
         log: Log,
     ) -> None:
         self._pool = pool
         self._tasks = pool.tasks
         self._jobs = jobs
-        self._books = books
-        self._core = books.core
+        self._driver = driver
+        self._core = driver.core
         self._runs = runs
-        self._express = express
-        self._grants = grants
-        self._outbox = outbox
+        self._inline = inline
+        self._lease_service = lease_service
+        self._answers = answer_batcher
         self._log = log
         self.messages = 0
         self.malformed = 0
@@ -92,11 +92,11 @@ class FrameServer:
             return  # sent to the process that has our id now: it answers
         sender = core.sender(envelope.sender, now)
         stale = core.doubted or envelope.epoch != core.epoch
-        caller = FrameResponder(message.reply, self._outbox, self._books)
-        books, changes = self._books, core.changes
-        in_order = books.journal.enabled
-        books.collect()
-        self._express.enter()
+        caller = FrameResponder(message.reply, self._answers, self._driver)
+        driver, changes = self._driver, core.changes
+        in_order = driver.journal.enabled
+        driver.collect()
+        self._inline.enter()
         try:
             for frame in envelope.frames:
                 try:
@@ -111,11 +111,11 @@ class FrameServer:
                     self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
                     self._broken(sender, caller, frame, error, now)
                 if changes and in_order:
-                    books.tell()
+                    driver.tell()
         finally:
-            self._express.leave()
+            self._inline.leave()
             self._runs.step()
-            books.collected()
+            driver.collected()
 
     def _one(
         self, sender: RouterHistory, caller: FrameResponder, frame: Frame, stale: bool, now: float, stall_s: float
@@ -170,10 +170,10 @@ class FrameServer:
             if (
                 flags & ~_JSON == 0
                 and (record.lease is None or record.lease.in_gang is None)
-                and task in self._express.plain
+                and task in self._inline.plain
             ):
                 teller = caller if job is None else self._jobs.begin(job, record, caller, stream=False)
-                self._express.run(record, task, frame, teller, None if deadline_at == NEVER else deadline_at, now)
+                self._inline.run(record, task, frame, teller, None if deadline_at == NEVER else deadline_at, now)
             else:
                 self._start(record, task, job, caller, frame, None if deadline_at == NEVER else deadline_at)
         except BaseException as error:
@@ -252,7 +252,7 @@ class FrameServer:
                     ResultLost(
                         f"task {task_id} was seen too long ago: whether it ran is no longer known, nor its result"
                     ),
-                    self._outbox.largest_frame,
+                    self._answers.largest_frame,
                 )
             )
 
@@ -269,7 +269,7 @@ class FrameServer:
         reason = REASONS.get(refusal)
         if reason is None:
             error = error_of(
-                refusal, worker=str(self._books.worker), slots=cost, total=self._core.load.total, token=token
+                refusal, worker=str(self._driver.worker), slots=cost, total=self._core.load.total, token=token
             )
             self._settle_error(sender, caller, task_id, error, now)
         else:
@@ -280,12 +280,12 @@ class FrameServer:
     def _settle_error(
         self, sender: RouterHistory, caller: FrameResponder, task_id: int, error: GanglineError, now: float
     ) -> None:
-        frame = error_frame(task_id, error, self._outbox.largest_frame)
+        frame = error_frame(task_id, error, self._answers.largest_frame)
         self._core.settle(sender, task_id, frame, now)
         caller.send(frame)
         self.rejected += 1
-        self._books.metrics.rejected(error.code)
-        self._books.record("reject", id=f"{sender.name}.{task_id}", reason=error.code)
+        self._driver.metrics.rejected(error.code)
+        self._driver.record("reject", id=f"{sender.name}.{task_id}", reason=error.code)
 
     def _unknown(self, method: str) -> GanglineError:
         try:
@@ -344,7 +344,7 @@ class FrameServer:
                 raise InvalidRequest(
                     "`seat` is the token of a gang's seat, whose slots are in the ledger with the gang"
                 )
-            lease = self._grants.reserve(
+            lease = self._lease_service.reserve(
                 sender,
                 rid,
                 slots=slots,
@@ -356,21 +356,21 @@ class FrameServer:
                 now=now,
             )
         except InvalidRequest as error:
-            caller.send(error_frame(rid, error, self._outbox.largest_frame))
+            caller.send(error_frame(rid, error, self._answers.largest_frame))
             return
         if not isinstance(lease, GrantedLease):
             self._not_granted(caller, rid, lease, slots, seat)
-        elif flags & _SYNC and not self._grants.recorded(lease):
-            self._grants.in_background(self._grant_recorded(caller, rid, sender, lease.token))
+        elif flags & _SYNC and not self._lease_service.recorded(lease):
+            self._lease_service.in_background(self._grant_recorded(caller, rid, sender, lease.token))
         else:
             caller.send_frame((_GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000)))
 
     async def _grant_recorded(self, caller: FrameResponder, rid: int, sender: RouterHistory, token: str) -> None:
         """Answer a reserve once its lease stands in the ledger."""
         try:
-            lease = await self._grants.record(token)
+            lease = await self._lease_service.record(token)
         except GanglineError as error:
-            caller.send(error_frame(rid, error, self._outbox.largest_frame))
+            caller.send(error_frame(rid, error, self._answers.largest_frame))
         else:
             if lease is None:
                 self._reject(caller, rid, Reason.EXPIRED)
@@ -385,8 +385,8 @@ class FrameServer:
                 caller.refused(slots)
             return
         total = self._core.load.total
-        error = error_of(refusal, worker=str(self._books.worker), slots=slots, total=total, token=seat)
-        caller.send(error_frame(rid, error, self._outbox.largest_frame))
+        error = error_of(refusal, worker=str(self._driver.worker), slots=slots, total=total, token=seat)
+        caller.send(error_frame(rid, error, self._answers.largest_frame))
 
     def _renew(self, caller: FrameResponder, frame: Frame, stale: bool, now: float) -> None:
         _, request_id, token, ttl_ms = frame
@@ -394,9 +394,9 @@ class FrameServer:
             self._reject(caller, request_id, Reason.STALE)
             return
         try:
-            left_s = self._grants.renew(token, ttl_ms / 1000, now)
+            left_s = self._lease_service.renew(token, ttl_ms / 1000, now)
         except GanglineError as error:
-            caller.send(error_frame(request_id, error, self._outbox.largest_frame))
+            caller.send(error_frame(request_id, error, self._answers.largest_frame))
         else:
             caller.send_frame((AnswerOp.RENEWED, request_id, max(1, int(left_s * 1000))))
 
@@ -406,8 +406,8 @@ class FrameServer:
         frame = frames.encode_frame((AnswerOp.REJECTED, request_id, str(reason)))
         caller.send(frame)
         self.rejected += 1
-        self._books.metrics.rejected(reason)
-        self._books.record("reject", id=request_id, reason=str(reason))
+        self._driver.metrics.rejected(reason)
+        self._driver.record("reject", id=request_id, reason=str(reason))
         return frame
 
     def _broken(
@@ -419,7 +419,7 @@ class FrameServer:
         answer = error_frame(
             frame[1],
             GanglineError(f"the worker failed on this request ({type(error).__name__}); its log says more"),
-            self._outbox.largest_frame,
+            self._answers.largest_frame,
         )
         if frame[0] == RequestOp.TASK and frame[1] not in sender.done:
             self._core.settle(sender, frame[1], answer, now)

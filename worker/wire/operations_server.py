@@ -37,22 +37,22 @@ from ..slots.timers import NEVER
 class RunResponder:
     """Binds a run to its responder."""
 
-    __slots__ = ("_books", "_responder")
+    __slots__ = ("_driver", "_responder")
     job = None
     progress = None
 
-    def __init__(self, responder: Responder, books: CoreDriver) -> None:
+    def __init__(self, responder: Responder, driver: CoreDriver) -> None:
         self._responder = responder
-        self._books = books
+        self._driver = driver
 
     def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
         record = run.record
-        self._books.core.settle(record.sender, record.id, WITHDRAWN, self._books.now())
+        self._driver.core.settle(record.sender, record.id, WITHDRAWN, self._driver.now())
         error = outcome.error
         if error is None:
             try:
                 self._responder.result(
-                    outcome.value, str(self._books.worker), what=f"the result of {run.task.full_name}"
+                    outcome.value, str(self._driver.worker), what=f"the result of {run.task.full_name}"
                 )
             except InvalidResult as unwritable:
                 error = unwritable
@@ -71,9 +71,9 @@ class OperationsServer:
         self,
         bus: Bus,
         pool: Pool,
-        books: CoreDriver,
+        driver: CoreDriver,
         runs: TaskRunner,
-        grants: LeaseService,
+        lease_service: LeaseService,
         *,
         drain: Callable[[float | None], None],
         resize: Callable[[int], None],
@@ -83,10 +83,10 @@ class OperationsServer:
         """`drain`, `resize` and `stats` are the worker's own; `drain` returns at once."""
         self._bus = bus
         self._pool = pool
-        self._books = books
-        self._core = books.core
+        self._driver = driver
+        self._core = driver.core
         self._runs = runs
-        self._grants = grants
+        self._lease_service = lease_service
         self._drain = drain
         self._resize = resize
         self._stats = stats
@@ -114,7 +114,7 @@ class OperationsServer:
     def take(self, operation: str, message: Message) -> None:
         """Carry out one request and answer it, now or when its task has run."""
         self._table.take(operation, message)
-        self._books.after()
+        self._driver.after()
 
     def refuse(self, message: Message, error: GanglineError) -> None:
         """Answer a message that is no request at all."""
@@ -124,8 +124,8 @@ class OperationsServer:
 
     def _on_reserve(self, responder: Responder, body: Any) -> None:
         request = messages.parse_request(messages.ReserveRequest, body)
-        now = self._books.now()
-        lease = self._grants.reserve(
+        now = self._driver.now()
+        lease = self._lease_service.reserve(
             self._core.sender(OPERATIONS, now),
             request.rid,
             slots=request.slots,
@@ -137,14 +137,14 @@ class OperationsServer:
         )
         if isinstance(lease, Refusal):
             self._not_granted(responder, lease, request.slots)
-        elif request.ledger == "sync" and not self._grants.recorded(lease):
-            self._grants.in_background(self._grant_recorded(responder, lease.token))
+        elif request.ledger == "sync" and not self._lease_service.recorded(lease):
+            self._lease_service.in_background(self._grant_recorded(responder, lease.token))
         else:
             responder.reply(self._granted(lease))
 
     async def _grant_recorded(self, responder: Responder, token: str) -> None:
         try:
-            lease = await self._grants.record(token)
+            lease = await self._lease_service.record(token)
         except GanglineError as error:
             responder.fail(error)
             return
@@ -166,8 +166,8 @@ class OperationsServer:
     def _not_granted(self, responder: Responder, refusal: Refusal, slots: int) -> None:
         reason = REASONS.get(refusal)
         if reason is None:
-            raise error_of(refusal, worker=str(self._books.worker), slots=slots, total=self._core.load.total)
-        self._books.metrics.rejected(reason)
+            raise error_of(refusal, worker=str(self._driver.worker), slots=slots, total=self._core.load.total)
+        self._driver.metrics.rejected(reason)
         responder.reply(
             messages.ReserveReply(accepted=False, reason=str(reason), epoch=self._core.epoch, load=self._load())
         )
@@ -175,14 +175,14 @@ class OperationsServer:
     def _on_renew(self, responder: Responder, body: Any) -> None:
         request = messages.parse_request(messages.RenewRequest, body)
         self._check_epoch(request.epoch)
-        left_s = self._grants.renew(request.token, request.ttl_s, self._books.now())
+        left_s = self._lease_service.renew(request.token, request.ttl_s, self._driver.now())
         responder.reply(messages.RenewReply(ttl_s=left_s, load=self._load()))
 
     def _on_release(self, responder: Responder, body: Any) -> None:
         request = messages.parse_request(messages.ReleaseRequest, body)
         if request.token is None and request.rid is None:
             raise InvalidRequest("token or rid: name the lease to release")
-        now = self._books.now()
+        now = self._driver.now()
         released = self._core.release(self._core.sender(OPERATIONS, now), request.rid, request.token, now)
         responder.reply(messages.ReleaseReply(released=released, load=self._load()))
 
@@ -191,7 +191,7 @@ class OperationsServer:
     def _on_dispatch(self, responder: Responder, body: Any) -> None:
         request = messages.parse_request(messages.DispatchRequest, body)
         self._check_epoch(request.epoch)
-        core, now = self._core, self._books.now()
+        core, now = self._core, self._driver.now()
         try:
             task = self._pool.find(request.method)
         except GanglineError:
@@ -207,7 +207,7 @@ class OperationsServer:
             now=now,
         )
         if isinstance(record, Refusal):
-            raise error_of(record, worker=str(self._books.worker), slots=task.slots, token=request.token)
+            raise error_of(record, worker=str(self._driver.worker), slots=task.slots, token=request.token)
         arguments = request.arguments
         try:
             call = task.bind(
@@ -218,7 +218,7 @@ class OperationsServer:
             self._runs.start(
                 record,
                 call,
-                RunResponder(responder, self._books),
+                RunResponder(responder, self._driver),
                 token=request.token,
                 deadline_at=None if deadline_at == NEVER else deadline_at,
                 trace=responder.headers.get(headers.TRACEPARENT),
@@ -252,5 +252,5 @@ class OperationsServer:
     def _check_epoch(self, epoch: int | None) -> None:
         if epoch is not None and epoch != self._core.epoch:
             raise StaleEpoch(
-                f"epoch {epoch} is not that of worker {self._books.worker}, which is {self._core.epoch}: reserve again"
+                f"epoch {epoch} is not that of worker {self._driver.worker}, which is {self._core.epoch}: reserve again"
             )

@@ -32,15 +32,15 @@ from .timers import TimerKind
 class Completion:
     """Ends of tries and of tasks."""
 
-    def __init__(self, books: QueueState, admission: Admission) -> None:
-        self._books = books
+    def __init__(self, queue_state: QueueState, admission: Admission) -> None:
+        self._state = queue_state
         self._admission = admission
 
     # -- a try ends --------------------------------------------------------------------------------------------------
 
     def ended(self, event: on.AttemptEnded) -> None:
-        books = self._books
-        task = books.tasks.get(event.seq)
+        queue_state = self._state
+        task = queue_state.tasks.get(event.seq)
         if task is None or task.step not in STARTED or event.attempt != task.attempts:
             return
         self._admission.end(task)
@@ -69,48 +69,50 @@ class Completion:
                 self._again(task, DeadReason.TIMED_OUT if timed_out else reason, error, at_once=at_once, once=once)
 
     def _refused(self, task: Task) -> None:
-        books = self._books
+        queue_state = self._state
         task.refusals += 1
-        self._wait(task, books.now + refused_s(task.refusals))
+        self._wait(task, queue_state.now + refused_s(task.refusals))
 
     def _again(self, task: Task, reason: DeadReason, error: GanglineError, *, at_once: bool, once: bool) -> None:
-        books = self._books
+        queue_state = self._state
         task.refusals = 0
-        once = once or task.submission.method in books.pools[task.pool].once
-        if task.attempts >= max_attempts(task.submission, books.rules, books.settings, once=once):
+        once = once or task.submission.method in queue_state.pools[task.pool].once
+        if task.attempts >= max_attempts(task.submission, queue_state.rules, queue_state.settings, once=once):
             self.bury(task, reason, error)
             return
-        wait_s = backoff_s(task.submission, books.rules, books.settings, attempts=task.attempts, draw=books.draw)
+        wait_s = backoff_s(
+            task.submission, queue_state.rules, queue_state.settings, attempts=task.attempts, draw=queue_state.draw
+        )
         if at_once and not task.lost:
             task.lost = True
             wait_s = 0.0
-        task.ready_at = books.now + wait_s
+        task.ready_at = queue_state.now + wait_s
         task.tried = True
-        books.totals["retried"] += 1
-        books.move(task, TaskStep.NOTING)
-        books.settle(
+        queue_state.totals["retried"] += 1
+        queue_state.move(task, TaskStep.NOTING)
+        queue_state.settle(
             Note(
                 seq=task.seq,
                 job=task.job,
                 attempts=task.attempts,
-                not_before=books.wall + wait_s,
+                not_before=queue_state.wall + wait_s,
                 error=error,
                 started_at=task.started_at,
             ),
-            *books.tell(task, JobState.WAITING, error),
+            *queue_state.tell(task, JobState.WAITING, error),
         )
 
     def noted(self, seq: int) -> None:
-        task = self._books.tasks.get(seq)
+        task = self._state.tasks.get(seq)
         if task is not None and task.step is TaskStep.NOTING and not self.overdue(task):
             self._wait(task, task.ready_at)
 
     def _wait(self, task: Task, until: float) -> None:
-        books = self._books
+        queue_state = self._state
         task.ready_at = until
-        if until > books.now:
-            books.move(task, TaskStep.WAITING)
-            books.agenda.set((TimerKind.RETRY, task.seq), until)
+        if until > queue_state.now:
+            queue_state.move(task, TaskStep.WAITING)
+            queue_state.agenda.set((TimerKind.RETRY, task.seq), until)
         else:
             self._admission.admit(task)
 
@@ -118,7 +120,7 @@ class Completion:
 
     def cancel(self, job: str) -> None:
         """Somebody asks for it."""
-        task = self._books.tasks.get(self._books.jobs.get(job, -1))
+        task = self._state.tasks.get(self._state.jobs.get(job, -1))
         if task is not None:
             self.doom(task)
 
@@ -135,7 +137,7 @@ class Completion:
             return
         else:
             task.doom = why
-            if self._books.open and (task.step in ADMITTED or task.step is TaskStep.WAITING):
+            if self._state.open and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                 self.overdue(task)
                 return
         if why is StopReason.CANCELLED and not task.marked:
@@ -144,25 +146,25 @@ class Completion:
     def _mark(self, task: Task) -> None:
         task.tried = True
         failed = task.attempts - 1 if task.step in STARTED else task.attempts
-        self._books.settle(Mark(seq=task.seq, job=task.job, attempts=failed))
+        self._state.settle(Mark(seq=task.seq, job=task.job, attempts=failed))
 
     def marked(self, seq: int) -> None:
-        task = self._books.tasks.get(seq)
+        task = self._state.tasks.get(seq)
         if task is not None:
             task.marked = True
 
     def stop(self, task: Task, why: StopReason) -> None:
         """Have its worker end it."""
         task.doom = why
-        self._books.move(task, TaskStep.STOPPING)
-        self._books.out.append(StopAttempt(seq=task.seq, job=task.job, attempt=task.attempts, why=why))
+        self._state.move(task, TaskStep.STOPPING)
+        self._state.out.append(StopAttempt(seq=task.seq, job=task.job, attempt=task.attempts, why=why))
 
     def overdue(self, task: Task) -> bool:
         """End one that does not run, if it was doomed or its deadline has passed. Not before it is known what runs."""
-        books = self._books
-        if not books.open:
+        queue_state = self._state
+        if not queue_state.open:
             return False
-        if task.doom is None and task.deadline is not None and books.now >= task.deadline:
+        if task.doom is None and task.deadline is not None and queue_state.now >= task.deadline:
             task.doom = StopReason.EXPIRED
         if task.doom is None:
             return False
@@ -180,20 +182,20 @@ class Completion:
 
     def unknown(self, task: Task) -> None:
         """Nobody knows its endpoint."""
-        where = task.submission.pool or self._books.endpoint
+        where = task.submission.pool or self._state.endpoint
         self.drop(
             task,
             DeadReason.UNKNOWN_ENDPOINT,
             NoWorkers(
                 f"no pool {where!r}, and no standing set or route of that name, appeared within "
-                f"{plain(self._books.settings.unknown_after_s)} s: start a worker, or set a route, then replay it",
-                details={"endpoint": self._books.endpoint},
+                f"{plain(self._state.settings.unknown_after_s)} s: start a worker, or set a route, then replay it",
+                details={"endpoint": self._state.endpoint},
             ),
         )
 
     def misfit(self, task: Task) -> None:
         """No worker is large enough."""
-        largest = self._books.pools[task.pool].largest
+        largest = self._state.pools[task.pool].largest
         self.drop(
             task,
             DeadReason.IMPOSSIBLE,
@@ -219,29 +221,29 @@ class Completion:
     # -- a task ends -------------------------------------------------------------------------------------------------
 
     def _store(self, task: Task, state: JobState) -> None:
-        books = self._books
+        queue_state = self._state
         assert state is JobState.DONE or state is JobState.CANCELLED
         task.end = state
-        books.agenda.forget(task.seq)
-        books.move(task, TaskStep.STORING)
-        books.settle(
+        queue_state.agenda.forget(task.seq)
+        queue_state.move(task, TaskStep.STORING)
+        queue_state.settle(
             Store(
                 seq=task.seq,
                 job=task.job,
                 state=state,
                 attempts=task.attempts,
                 started_at=task.started_at,
-                result_ttl_s=result_ttl_s(task.submission, books.rules, books.settings),
+                result_ttl_s=result_ttl_s(task.submission, queue_state.rules, queue_state.settings),
             )
         )
 
     def bury(self, task: Task, reason: DeadReason, error: GanglineError) -> None:
         """Dead, for that reason."""
-        books = self._books
+        queue_state = self._state
         task.end, task.reason, task.error = JobState.DEAD, reason.value, error
-        books.agenda.forget(task.seq)
-        books.move(task, TaskStep.BURYING)
-        books.settle(
+        queue_state.agenda.forget(task.seq)
+        queue_state.move(task, TaskStep.BURYING)
+        queue_state.settle(
             Bury(
                 seq=task.seq,
                 job=task.job,
@@ -249,26 +251,26 @@ class Completion:
                 error=error,
                 attempts=task.attempts,
                 started_at=task.started_at,
-                result_ttl_s=result_ttl_s(task.submission, books.rules, books.settings),
+                result_ttl_s=result_ttl_s(task.submission, queue_state.rules, queue_state.settings),
             )
         )
 
     def stored(self, seq: int, step: TaskStep) -> None:
         """Its end is stored, which it was being in that step."""
-        task = self._books.tasks.get(seq)
+        task = self._state.tasks.get(seq)
         if task is None or task.step is not step or task.end is None:
             return
-        self._books.totals[task.end.value] += 1
+        self._state.totals[task.end.value] += 1
         self.forget(task)
 
     def forget(self, task: Task) -> None:
         """Its end is stored (or it only repeats what is in the queue): the server may forget it."""
-        books = self._books
-        books.agenda.forget(task.seq)
-        books.move(task, TaskStep.ACKING)
+        queue_state = self._state
+        queue_state.agenda.forget(task.seq)
+        queue_state.move(task, TaskStep.ACKING)
         ack = Ack(seq=task.seq, job=task.job, tried=task.tried)
         if task.submission.events and task.end is not None and task.end.final:
-            books.settle(ack, *books.tell(task, task.end, task.error))
+            queue_state.settle(ack, *queue_state.tell(task, task.end, task.error))
         else:
-            books.settle(ack)
+            queue_state.settle(ack)
         self._admission.dismiss(task)

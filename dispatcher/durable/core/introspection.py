@@ -43,19 +43,23 @@ class QueueCounts:
     """Messages that were acknowledged since their job was in the queue, or had ended before."""
 
 
-def counts(books: QueueState) -> QueueCounts:
-    steps, totals = books.count, books.totals
+def counts(queue_state: QueueState) -> QueueCounts:
+    steps, totals = queue_state.count, queue_state.totals
     oldest = min(
-        (task.submission.published_at for task in books.tasks.values() if task.step in ADMITTED and not task.begun),
+        (
+            task.submission.published_at
+            for task in queue_state.tasks.values()
+            if task.step in ADMITTED and not task.begun
+        ),
         default=None,
     )
     return QueueCounts(
-        seen=len(books.tasks),
-        running=books.running,
+        seen=len(queue_state.tasks),
+        running=queue_state.running,
         waiting=steps[TaskStep.NOTING] + steps[TaskStep.WAITING],
         blocked=steps[TaskStep.BEHIND] + steps[TaskStep.CAPPED],
         startable=steps[TaskStep.LINED],
-        credit=sum(pool.free_slots for pool in books.pools),
+        credit=sum(pool.free_slots for pool in queue_state.pools),
         oldest_at=oldest,
         started=totals["started"],
         done=totals["done"],
@@ -66,21 +70,21 @@ def counts(books: QueueState) -> QueueCounts:
     )
 
 
-def info(books: QueueState, job: str) -> JobInfo | None:
-    task = books.tasks.get(books.jobs.get(job, -1))
-    return None if task is None else _info(books, task)
+def info(queue_state: QueueState, job: str) -> JobInfo | None:
+    task = queue_state.tasks.get(queue_state.jobs.get(job, -1))
+    return None if task is None else _info(queue_state, task)
 
 
-def promised(books: QueueState, job: str) -> bool:
-    task = books.tasks.get(books.jobs.get(job, -1))
+def promised(queue_state: QueueState, job: str) -> bool:
+    task = queue_state.tasks.get(queue_state.jobs.get(job, -1))
     return task is None or task.marked or task.step is TaskStep.ACKING
 
 
-def _info(books: QueueState, task: Task) -> JobInfo:
+def _info(queue_state: QueueState, task: Task) -> JobInfo:
     submission, error = task.submission, task.error
     return JobInfo(
         job=task.job,
-        endpoint=books.endpoint,
+        endpoint=queue_state.endpoint,
         method=submission.method,
         state=TOLD.get(task.step) or task.end or JobState.DONE,
         attempts=task.attempts,
@@ -90,59 +94,59 @@ def _info(books: QueueState, task: Task) -> JobInfo:
         key=submission.key,
         submitted_at=submission.published_at,
         started_at=task.started_at,
-        next_try_at=_wall(books, task.ready_at) if task.step in (TaskStep.NOTING, TaskStep.WAITING) else None,
+        next_try_at=_wall(queue_state, task.ready_at) if task.step in (TaskStep.NOTING, TaskStep.WAITING) else None,
         error=None if error is None else JobFailure(code=error.code, message=error.message, details=error.details),
         reason=task.reason,
     )
 
 
-def _wall(books: QueueState, mono: float) -> float:
-    return books.wall + (mono - books.now)
+def _wall(queue_state: QueueState, mono: float) -> float:
+    return queue_state.wall + (mono - queue_state.now)
 
 
-def why(books: QueueState, job: str) -> JobWhyReply | None:
-    task = books.tasks.get(books.jobs.get(job, -1))
+def why(queue_state: QueueState, job: str) -> JobWhyReply | None:
+    task = queue_state.tasks.get(queue_state.jobs.get(job, -1))
     if task is None:
         return None
     waits = task.step in ADMITTED or task.step in (TaskStep.NOTING, TaskStep.WAITING, TaskStep.LOOKING)
-    ahead = [other for other in books.tasks.values() if other.step in ADMITTED and other.place < task.place]
-    obstacles = [*_of_queue(books), *_of_task(books, task)] if waits else []
+    ahead = [other for other in queue_state.tasks.values() if other.step in ADMITTED and other.place < task.place]
+    obstacles = [*_of_queue(queue_state), *_of_task(queue_state, task)] if waits else []
     if task.step is TaskStep.LINED:
-        obstacles += _of_line(books, task, ahead)
-    return JobWhyReply(job=_info(books, task), position=len(ahead) if waits else None, obstacles=tuple(obstacles))
+        obstacles += _of_line(queue_state, task, ahead)
+    return JobWhyReply(job=_info(queue_state, task), position=len(ahead) if waits else None, obstacles=tuple(obstacles))
 
 
-def _of_queue(books: QueueState) -> list[JobObstacle]:
+def _of_queue(queue_state: QueueState) -> list[JobObstacle]:
     found: list[JobObstacle] = []
-    if not books.open:
+    if not queue_state.open:
         found.append(JobObstacle(kind="paused", text="A dispatcher has just taken the queue over, and asks what runs."))
-    elif not books.sure:
+    elif not queue_state.sure:
         found.append(
             JobObstacle(kind="paused", text="The dispatcher asks the server whether the queue is still its own.")
         )
-    if books.rules.paused:
+    if queue_state.rules.paused:
         found.append(JobObstacle(kind="paused", text="The route says that the queue is paused."))
     return found
 
 
-def _of_task(books: QueueState, task: Task) -> list[JobObstacle]:
+def _of_task(queue_state: QueueState, task: Task) -> list[JobObstacle]:
     key = task.key or ""
     match task.step:
         case TaskStep.BEHIND:
-            head = books.lanes.head(key)
+            head = queue_state.ordered_keys.head(key)
             return [
                 JobObstacle(
                     kind="order",
                     text=f"Tasks of key {key!r} run in order, and an older one has not ended.",
-                    jobs=() if head is None else _jobs(books, (head,)),
+                    jobs=() if head is None else _jobs(queue_state, (head,)),
                 )
             ]
-        case TaskStep.CAPPED if books.caps is not None:
+        case TaskStep.CAPPED if queue_state.concurrency is not None:
             return [
                 JobObstacle(
                     kind="key",
-                    text=f"At most {books.caps.limit} of key {key!r} run at once.",
-                    jobs=_jobs(books, books.caps.ahead(key)),
+                    text=f"At most {queue_state.concurrency.limit} of key {key!r} run at once.",
+                    jobs=_jobs(queue_state, queue_state.concurrency.ahead(key)),
                 )
             ]
         case TaskStep.NOTING | TaskStep.WAITING:
@@ -152,54 +156,54 @@ def _of_task(books: QueueState, task: Task) -> list[JobObstacle]:
                     text=f"Attempt {task.attempts} failed; it waits for the next."
                     if task.error is None or task.error.may_have_started
                     else f"It could not be started: {task.error.message}",
-                    until=_wall(books, task.ready_at),
+                    until=_wall(queue_state, task.ready_at),
                 )
             ]
         case TaskStep.PARKED:
-            largest = books.pools[task.pool].largest
-            at = books.agenda.at((TimerKind.MISFIT, task.seq))
+            largest = queue_state.pools[task.pool].largest
+            at = queue_state.agenda.at((TimerKind.MISFIT, task.seq))
             needs = count_of(task.cost, "slot")
             text = f"It takes {needs}, and no worker of pool {task.pool!r} has more than {largest}."
-            return [JobObstacle(kind="slots", text=text, until=None if at is None else _wall(books, at))]
+            return [JobObstacle(kind="slots", text=text, until=None if at is None else _wall(queue_state, at))]
         case _:
             return []
 
 
-def _of_line(books: QueueState, task: Task, ahead: list[Task]) -> list[JobObstacle]:
+def _of_line(queue_state: QueueState, task: Task, ahead: list[Task]) -> list[JobObstacle]:
     found: list[JobObstacle] = []
-    pool = books.pools[task.pool]
+    pool = queue_state.pools[task.pool]
     if not pool.workers:
-        at = books.agenda.at((TimerKind.UNKNOWN, task.seq))
-        until = None if at is None else _wall(books, at)
+        at = queue_state.agenda.at((TimerKind.UNKNOWN, task.seq))
+        until = None if at is None else _wall(queue_state, at)
         found.append(JobObstacle(kind="no_workers", text=f"Pool {pool.name!r} has no worker.", until=until))
-    most = books.rules.max_running
-    if most is not None and books.running >= most:
+    most = queue_state.rules.max_running
+    if most is not None and queue_state.running >= most:
         found.append(JobObstacle(kind="slots", text=f"At most {plain(most)} of the endpoint's tasks run at once."))
     if pool.full:
         found.append(JobObstacle(kind="pool_limit", text=f"At most {pool.limit} of them run in pool {pool.name!r}."))
-    if books.gate is not None and not books.gate.ready(books.now):
-        text = f"At most {plain(books.gate.rate_per_s)} tasks a second are started."
-        found.append(JobObstacle(kind="rate", text=text, until=_wall(books, books.gate.next_at)))
+    if queue_state.gate is not None and not queue_state.gate.ready(queue_state.now):
+        text = f"At most {plain(queue_state.gate.rate_per_s)} tasks a second are started."
+        found.append(JobObstacle(kind="rate", text=text, until=_wall(queue_state, queue_state.gate.next_at)))
     before = sorted((other for other in ahead if other.pool == task.pool and other.step is TaskStep.LINED), key=_place)
     if before:
         text = f"{len(before)} in line for pool {pool.name!r} go before it."
         found.append(JobObstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
-    elif _wants_slots(books, pool):
+    elif _wants_slots(queue_state, pool):
         text = f"No lease in pool {pool.name!r} has {count_of(task.cost, 'slot')} free for it: its workers are busy."
         found.append(JobObstacle(kind="slots", text=text))
     return found
 
 
-def _wants_slots(books: QueueState, pool: PoolCredit) -> bool:
+def _wants_slots(queue_state: QueueState, pool: PoolCredit) -> bool:
     """Whether it would start if there were room: nobody leases for a queue that is paused."""
-    if books.rules.paused or not books.open or not pool.workers or pool.full:
+    if queue_state.rules.paused or not queue_state.open or not pool.workers or pool.full:
         return False
-    return pool.next(books.now, books.settings.age_step_s) is None
+    return pool.next(queue_state.now, queue_state.settings.age_step_s) is None
 
 
 def _place(task: Task) -> tuple[float, int]:
     return task.place
 
 
-def _jobs(books: QueueState, seqs: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(books.tasks[seq].job for seq in seqs[:_SOME])
+def _jobs(queue_state: QueueState, seqs: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(queue_state.tasks[seq].job for seq in seqs[:_SOME])

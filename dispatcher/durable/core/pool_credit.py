@@ -70,7 +70,7 @@ class PoolCredit:
         """What the last Want said; None: nothing was said of the pool yet."""
 
     def __repr__(self) -> str:
-        return f"PoolView({self.name}, {len(self.line)} in line, {self.running} running, free={self.free})"
+        return f"PoolCredit({self.name}, {len(self.line)} in line, {self.running} running, free={self.free})"
 
     def credit(self, free: tuple[int, ...]) -> None:
         self.free = sorted(slots for slots in free if slots > 0)

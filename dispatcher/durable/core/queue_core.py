@@ -48,53 +48,55 @@ class QueueCore:
     """One possession of one endpoint's queue. `event.now` must never go backwards from call to call."""
 
     def __init__(self, endpoint: str, settings: DispatcherSettings | None = None) -> None:
-        self._books = books = QueueState(endpoint, settings or DispatcherSettings())
-        self._admission = Admission(books)
-        self._ending = Completion(books, self._admission)
-        self._arriving = Arrivals(books, self._admission, self._ending)
-        self._starting = StartScheduler(books, self._admission)
+        self._state = queue_state = QueueState(endpoint, settings or DispatcherSettings())
+        self._admission = Admission(queue_state)
+        self._ending = Completion(queue_state, self._admission)
+        self._arriving = Arrivals(queue_state, self._admission, self._ending)
+        self._starting = StartScheduler(queue_state, self._admission)
 
     def __repr__(self) -> str:
-        books = self._books
-        state = "open" if books.open and books.sure else "in doubt" if books.open else "recovering"
-        return f"<QueueCore {books.endpoint} {state}, {len(books.tasks)} tasks, {books.running} running>"
+        queue_state = self._state
+        state = "open" if queue_state.open and queue_state.sure else "in doubt" if queue_state.open else "recovering"
+        return (
+            f"<QueueCore {queue_state.endpoint} {state}, {len(queue_state.tasks)} tasks, {queue_state.running} running>"
+        )
 
     # -- what can be seen --------------------------------------------------------------------------------------------
 
     @property
     def open(self) -> bool:
         """Recovered: tasks are started."""
-        return self._books.open
+        return self._state.open
 
     def info(self, job: str) -> JobInfo | None:
         """What is known of a job; None if it has not arrived, or its end is confirmed. The shell adds the worker."""
-        return info(self._books, job)
+        return info(self._state, job)
 
     def promised(self, job: str) -> bool:
         """Whether a cancellation that was asked for survives us: it is written down, or has ended the job."""
-        return promised(self._books, job)
+        return promised(self._state, job)
 
     def why(self, job: str) -> JobWhyReply | None:
         """What a job waits for. Looks at all tasks: for people, not for loops."""
-        return why(self._books, job)
+        return why(self._state, job)
 
     def statistics(self) -> QueueCounts:
         """Counts, as of the last event."""
-        return counts(self._books)
+        return counts(self._state)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        check(self._books)
+        check(self._state)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def handle(self, *events: on.AnyEvent) -> list[Effect]:
         """Decide. Effects are to be carried out in order. Several events are as if they had come one by one, but what
         may start then is looked for once, after the last."""
-        books, agenda = self._books, self._books.agenda
+        queue_state, agenda = self._state, self._state.agenda
         for event in events:
-            assert event.now >= books.now, "time went backwards"
-            books.now, books.wall, books.draw = event.now, event.wall, event.draw
+            assert event.now >= queue_state.now, "time went backwards"
+            queue_state.now, queue_state.wall, queue_state.draw = event.now, event.wall, event.draw
             if agenda:
                 self._tick()
             HANDLERS[type(event)](self, event)
@@ -102,12 +104,12 @@ class QueueCore:
         self._starting.want()
         self._pull()
         self._starting.wake()
-        out, books.out = books.out, []
+        out, queue_state.out = queue_state.out, []
         return out
 
     def _taken(self, event: on.QueueTaken) -> None:
-        self._books.taken = True
-        self._books.waiting = event.waiting
+        self._state.taken = True
+        self._state.waiting = event.waiting
         self._new_gate()
 
     def _recovered(self) -> None:
@@ -115,58 +117,62 @@ class QueueCore:
         self._tick()
 
     def _doubted(self) -> None:
-        self._books.sure = False
+        self._state.sure = False
 
     def _sure(self) -> None:
-        books = self._books
-        books.sure = True
-        held, books.held = books.held, []
-        books.out.extend(held)
+        queue_state = self._state
+        queue_state.sure = True
+        held, queue_state.held = queue_state.held, []
+        queue_state.out.extend(held)
 
     def _credit(self, event: on.SlotsGranted) -> None:
-        self._books.pools[event.pool].credit(event.free)
+        self._state.pools[event.pool].credit(event.free)
 
     def _pool_seen(self, event: on.PoolSeen) -> None:
-        if self._books.pools.seen(event):
+        if self._state.pools.seen(event):
             self._admission.rebuild()
         self._arriving.known_anew()
 
     def _routed(self, event: on.Routed) -> None:
-        books = self._books
-        before, books.rules = books.rules, event.route.queue
-        books.pools.route(event.route, event.explicit)
-        if (before.rate_per_s, before.burst) != (books.rules.rate_per_s, books.rules.burst):
+        queue_state = self._state
+        before, queue_state.rules = queue_state.rules, event.route.queue
+        queue_state.pools.route(event.route, event.explicit)
+        if (before.rate_per_s, before.burst) != (queue_state.rules.rate_per_s, queue_state.rules.burst):
             self._new_gate()
         self._admission.rebuild()
         self._arriving.known_anew()
 
     def _new_gate(self) -> None:
         """It begins empty: what was started under the rate before is not known, or was judged otherwise."""
-        books = self._books
-        rate = books.rules.rate_per_s
-        books.gate = None if rate is None else RateLimiter(rate_per_s=rate, burst=books.rules.burst, now=books.now)
+        queue_state = self._state
+        rate = queue_state.rules.rate_per_s
+        queue_state.gate = (
+            None if rate is None else RateLimiter(rate_per_s=rate, burst=queue_state.rules.burst, now=queue_state.now)
+        )
 
     def _pull(self) -> None:
-        books = self._books
-        if not books.taken:
+        queue_state = self._state
+        if not queue_state.taken:
             return
         # What the holder before us had in hand is all asked for at once: nothing starts before it has come.
-        most = AT_ONCE if books.open else None if books.waiting is None else max(AT_ONCE, books.waiting)
-        count = books.window.ask(most)
+        most = (
+            AT_ONCE if queue_state.open else None if queue_state.waiting is None else max(AT_ONCE, queue_state.waiting)
+        )
+        count = queue_state.window.ask(most)
         if count:
-            books.out.append(Fetch(count=count))
+            queue_state.out.append(Fetch(count=count))
 
     # -- time --------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         """What is due comes before what happens, so that nothing starts past its deadline."""
-        if self._books.open:
-            for entry in self._books.agenda.due(self._books.now):
+        if self._state.open:
+            for entry in self._state.agenda.due(self._state.now):
                 self._due(entry)
 
     def _due(self, entry: Entry) -> None:
         due, seq = entry
-        task = self._books.tasks[seq]
+        task = self._state.tasks[seq]
         match due:
             case TimerKind.DEADLINE:
                 self._ending.doom(task, StopReason.EXPIRED)
@@ -177,7 +183,7 @@ class QueueCore:
                     self._admission.admit(task)
             case TimerKind.UNKNOWN:
                 waits = task.step in ADMITTED or task.step is TaskStep.WAITING
-                if waits and not self._books.pools.knows(task.submission):
+                if waits and not self._state.pools.knows(task.submission):
                     self._ending.unknown(task)
             case TimerKind.MISFIT:
                 if task.step is TaskStep.PARKED:

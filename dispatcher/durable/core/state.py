@@ -47,9 +47,9 @@ class QueueState:
         self.count: dict[TaskStep, int] = dict.fromkeys(TaskStep, 0)
         """Tasks by step."""
         self.pools = PoolCredits(endpoint)
-        self.caps: KeyConcurrency | None = None
+        self.concurrency: KeyConcurrency | None = None
         """None: the rules have no limit per key."""
-        self.lanes = OrderedKeys()
+        self.ordered_keys = OrderedKeys()
         self.gate: RateLimiter | None = None
         """None: the rules have no rate."""
         self.agenda = TaskTimers()
@@ -102,97 +102,103 @@ class QueueState:
         return self.now + (wall - self.wall)
 
 
-def check(books: QueueState) -> None:
+def check(queue_state: QueueState) -> None:
     """Raises:
     AssertionError: names the task and what is wrong with it.
     """
-    assert not books.out, "effects were left behind"
-    assert books.sure or not books.held or books.taken, "effects are held back for nobody"
-    assert not (books.sure and books.held), "effects are held back for nothing"
-    by_step = Counter(task.step for task in books.tasks.values())
-    assert by_step == +Counter(books.count), f"steps are miscounted: {by_step} is not {books.count}"
-    assert books.window.held == len(books.tasks), "the window is miscounted"
-    assert books.window.bytes == sum(task.size for task in books.tasks.values()), "bytes are miscounted"
-    for task in books.tasks.values():
-        _check_task(books, task)
-    _check_pools(books)
-    _check_keys(books)
-    for due, seq in books.agenda:
-        assert seq in books.tasks, f"{due.value} of {seq}, which is gone"
-        assert books.tasks[seq].step in UNSETTLED, f"{due.value} of {books.tasks[seq]}"
-    for job, seq in books.jobs.items():
-        assert books.tasks[seq].job == job, f"job {job} is not {seq}"
-    lined = any(pool.line for pool in books.pools)
-    if books.open and lined and books.sure and not books.rules.paused:
-        _check_that_nothing_could_start(books)
+    assert not queue_state.out, "effects were left behind"
+    assert queue_state.sure or not queue_state.held or queue_state.taken, "effects are held back for nobody"
+    assert not (queue_state.sure and queue_state.held), "effects are held back for nothing"
+    by_step = Counter(task.step for task in queue_state.tasks.values())
+    assert by_step == +Counter(queue_state.count), f"steps are miscounted: {by_step} is not {queue_state.count}"
+    assert queue_state.window.held == len(queue_state.tasks), "the window is miscounted"
+    assert queue_state.window.bytes == sum(task.size for task in queue_state.tasks.values()), "bytes are miscounted"
+    for task in queue_state.tasks.values():
+        _check_task(queue_state, task)
+    _check_pools(queue_state)
+    _check_keys(queue_state)
+    for due, seq in queue_state.agenda:
+        assert seq in queue_state.tasks, f"{due.value} of {seq}, which is gone"
+        assert queue_state.tasks[seq].step in UNSETTLED, f"{due.value} of {queue_state.tasks[seq]}"
+    for job, seq in queue_state.jobs.items():
+        assert queue_state.tasks[seq].job == job, f"job {job} is not {seq}"
+    lined = any(pool.line for pool in queue_state.pools)
+    if queue_state.open and lined and queue_state.sure and not queue_state.rules.paused:
+        _check_that_nothing_could_start(queue_state)
 
 
-def _check_task(books: QueueState, task: Task) -> None:
+def _check_task(queue_state: QueueState, task: Task) -> None:
     step = task.step
     assert step not in (TaskStep.NEW, TaskStep.GONE), f"{task} is remembered"
-    assert books.jobs.get(task.job) == task.seq or step not in UNSETTLED or step is TaskStep.LOOKING, (
+    assert queue_state.jobs.get(task.job) == task.seq or step not in UNSETTLED or step is TaskStep.LOOKING, (
         f"{task} has no job"
     )
-    assert (step is TaskStep.LINED) == any(task.seq in pool.line for pool in books.pools), f"{task} is (not) in line"
+    assert (step is TaskStep.LINED) == any(task.seq in pool.line for pool in queue_state.pools), (
+        f"{task} is (not) in line"
+    )
     assert step is not TaskStep.STOPPING or task.doom is not None, f"{task} stops for no reason"
     assert step in UNSETTLED or step is TaskStep.SCHEDULING or task.end or step is TaskStep.ACKING, f"{task} has no end"
     assert step not in STARTED or task.attempts > 0, f"{task} runs without an attempt"
-    assert step is not TaskStep.WAITING or (TimerKind.RETRY, task.seq) in books.agenda, f"{task} waits for ever"
-    assert step is not TaskStep.PARKED or (TimerKind.MISFIT, task.seq) in books.agenda, f"{task} is parked for ever"
-    assert not (books.open and task.found and step is TaskStep.LOOKING), f"{task} has ended, and is not forgotten"
-    if not books.open:
+    assert step is not TaskStep.WAITING or (TimerKind.RETRY, task.seq) in queue_state.agenda, f"{task} waits for ever"
+    assert step is not TaskStep.PARKED or (TimerKind.MISFIT, task.seq) in queue_state.agenda, (
+        f"{task} is parked for ever"
+    )
+    assert not (queue_state.open and task.found and step is TaskStep.LOOKING), f"{task} has ended, and is not forgotten"
+    if not queue_state.open:
         assert step is not TaskStep.RUNNING or task.worker, f"{task} was started before it was known what runs"
         return
     if step in ADMITTED or step is TaskStep.WAITING:
         assert task.doom is None, f"{task} is doomed and goes on waiting"
-        assert task.deadline is None or books.now < task.deadline, f"{task} has expired and goes on waiting"
+        assert task.deadline is None or queue_state.now < task.deadline, f"{task} has expired and goes on waiting"
     if step is TaskStep.RUNNING:
         assert task.doom is None, f"{task} is doomed and goes on"
-        assert task.deadline is None or books.now < task.deadline, f"{task} has expired and goes on"
-        assert task.timeout_at is None or books.now < task.timeout_at, f"{task} has timed out and goes on"
+        assert task.deadline is None or queue_state.now < task.deadline, f"{task} has expired and goes on"
+        assert task.timeout_at is None or queue_state.now < task.timeout_at, f"{task} has timed out and goes on"
 
 
-def _check_pools(books: QueueState) -> None:
-    running = Counter(task.pool for task in books.tasks.values() if task.step in STARTED)
-    for pool in books.pools:
+def _check_pools(queue_state: QueueState) -> None:
+    running = Counter(task.pool for task in queue_state.tasks.values() if task.step in STARTED)
+    for pool in queue_state.pools:
         assert pool.free == sorted(slots for slots in pool.free if slots > 0), f"{pool} has odd leases"
         assert pool.free_slots == sum(pool.free), f"{pool} has miscounted its credit"
         assert pool.running == running[pool.name], f"{pool} has miscounted what runs"
         assert pool.line.slots == sum(pool.line.cost(seq) for seq in pool.line), f"{pool} has miscounted its line"
         for seq in pool.line:
-            task = books.tasks[seq]
-            assert pool is books.pools.choose(task.submission, task.draw), f"{task} is in the line of {pool}"
+            task = queue_state.tasks[seq]
+            assert pool is queue_state.pools.choose(task.submission, task.draw), f"{task} is in the line of {pool}"
 
 
-def _check_keys(books: QueueState) -> None:
-    books.lanes.check()
-    for task in books.tasks.values():
+def _check_keys(queue_state: QueueState) -> None:
+    queue_state.ordered_keys.check()
+    for task in queue_state.tasks.values():
         if task.step in UNSETTLED and task.ordered and task.key is not None:
-            head = books.lanes.head(task.key)
-            assert task.seq in books.lanes.members(task.key), f"{task} is not in its lane"
+            head = queue_state.ordered_keys.head(task.key)
+            assert task.seq in queue_state.ordered_keys.members(task.key), f"{task} is not in its lane"
             assert (task.step is TaskStep.BEHIND) == (task.step in ADMITTED and head != task.seq), (
                 f"{task} is (not) behind"
             )
         else:
             assert task.step is not TaskStep.BEHIND, f"{task} is behind nobody"
-    if books.caps is None:
-        assert not books.count[TaskStep.CAPPED], "tasks are kept back by no limit"
+    if queue_state.concurrency is None:
+        assert not queue_state.count[TaskStep.CAPPED], "tasks are kept back by no limit"
         return
-    books.caps.check()
-    for task in books.tasks.values():
+    queue_state.concurrency.check()
+    for task in queue_state.tasks.values():
         if task.key is None:
             continue
-        listed = books.caps.may_start(task.key, task.seq)
+        listed = queue_state.concurrency.may_start(task.key, task.seq)
         assert listed == (task.step in (TaskStep.LINED, TaskStep.PARKED)), f"{task} is (not) a candidate of its key"
-        assert (task.seq in books.caps.running(task.key)) == (task.step in STARTED), (
+        assert (task.seq in queue_state.concurrency.running(task.key)) == (task.step in STARTED), (
             f"{task} is (not) counted by its key"
         )
 
 
-def _check_that_nothing_could_start(books: QueueState) -> None:
-    if books.gate is not None and not books.gate.ready(books.now):
+def _check_that_nothing_could_start(queue_state: QueueState) -> None:
+    if queue_state.gate is not None and not queue_state.gate.ready(queue_state.now):
         return
-    if books.rules.max_running is not None and books.running >= books.rules.max_running:
+    if queue_state.rules.max_running is not None and queue_state.running >= queue_state.rules.max_running:
         return
-    for pool in books.pools:
-        assert pool.next(books.now, books.settings.age_step_s) is None, f"{pool} has room, and nobody was started"
+    for pool in queue_state.pools:
+        assert pool.next(queue_state.now, queue_state.settings.age_step_s) is None, (
+            f"{pool} has room, and nobody was started"
+        )

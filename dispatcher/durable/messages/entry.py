@@ -21,7 +21,7 @@ class QueuedMessage:
 
     arguments: Arguments | None = None
     """As they were read when it arrived, if they are small; for its first try."""
-    flight: JobAttempt | None = None
+    sent_attempt: JobAttempt | None = None
     """The try under way."""
     attempt = 0
     slots: LeasedSlots | None = None
@@ -77,4 +77,4 @@ class QueuedMessage:
 
     def __repr__(self) -> str:
         target = self.submission.target if self.submission is not None else self.message.subject
-        return f"Entry(#{self.seq} {target}, attempt={self.attempt}, worker={self.worker or '-'})"
+        return f"QueuedMessage(#{self.seq} {target}, attempt={self.attempt}, worker={self.worker or '-'})"

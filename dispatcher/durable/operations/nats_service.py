@@ -115,4 +115,4 @@ class DispatcherNatsService:
         ]
 
     def __repr__(self) -> str:
-        return f"Presence({self._dispatcher})"
+        return f"DispatcherNatsService({self._dispatcher})"

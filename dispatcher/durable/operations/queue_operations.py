@@ -99,7 +99,7 @@ class QueueOperations:
         )
 
     def __repr__(self) -> str:
-        return f"Desk({self._queue.endpoint})"
+        return f"QueueOperations({self._queue.endpoint})"
 
 
 def _unknown(operation: str, known: list[str]) -> Callable[[Any], Any]:

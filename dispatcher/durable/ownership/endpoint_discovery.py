@@ -34,7 +34,7 @@ class EndpointDiscovery:
         known: KnownPools,
         look_s: float,
         found: Callable[[frozenset[str]], None],
-        strays: Callable[[Stream, list[str]], None],
+        sweeper: Callable[[Stream, list[str]], None],
         log: Log,
     ) -> None:
         """
@@ -49,7 +49,7 @@ class EndpointDiscovery:
         self._known = known
         self._look_s = look_s
         self._found = found
-        self._strays = strays
+        self._sweeper = sweeper
         self._log = log
         self._task: asyncio.Task[None] | None = None
         self._looks = 0
@@ -84,11 +84,11 @@ class EndpointDiscovery:
         self._looks += 1
         state = await stream.state(">" if whole else self._names.tasks)
         depths: dict[str, int] = {}
-        strays: list[str] = []
+        sweeper: list[str] = []
         for subject, count in state.subjects.items():
             endpoint = self._endpoint_of(subject)
             if endpoint is None:
-                strays.append(subject)
+                sweeper.append(subject)
             else:
                 depths[endpoint] = depths.get(endpoint, 0) + count
         self.depths = depths
@@ -97,10 +97,10 @@ class EndpointDiscovery:
         await self._routes.ready()
         self._found(frozenset((*depths, *self._known.names, *self._routes.known)))
         if whole:
-            self._whole_every = _RARELY if len(strays) > _MANY else 1
+            self._whole_every = _RARELY if len(sweeper) > _MANY else 1
             self._looks = 1
-            if strays:
-                self._strays(stream, strays)
+            if sweeper:
+                self._sweeper(stream, sweeper)
 
     async def _look_for_pools(self) -> None:
         ledger = await self._router.ledger()

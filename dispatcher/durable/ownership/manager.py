@@ -293,4 +293,4 @@ class OwnershipManager:
             self._tell(Stalled(now=self._now, seconds=gap_s))
 
     def __repr__(self) -> str:
-        return f"Ownership({self._dispatcher}, {self._core!r})"
+        return f"OwnershipManager({self._dispatcher}, {self._core!r})"

@@ -211,4 +211,4 @@ class OwnershipVerifier:
             self._sure(missed)
 
     def __repr__(self) -> str:
-        return f"Possession({'certain' if self.certain else 'in doubt'})"
+        return f"OwnershipVerifier({'certain' if self.certain else 'in doubt'})"

@@ -176,7 +176,7 @@ class JobEventPublisher:
         await stream.publish(telling.subject, telling.data, headers=given)
 
     def __repr__(self) -> str:
-        return f"JobFeed(pending={len(self._line)})"
+        return f"JobEventPublisher(pending={len(self._line)})"
 
 
 def _item(job: str, attempt: int, index: int, value: Any, fmt: Format) -> bytes:

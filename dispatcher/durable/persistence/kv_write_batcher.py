@@ -153,7 +153,7 @@ class KvWriteBatcher:
         return failed
 
     def __repr__(self) -> str:
-        return f"Scribe(pending={len(self._jobs)}, written={self.written}, retried={self.retried})"
+        return f"KvWriteBatcher(pending={len(self._jobs)}, written={self.written}, retried={self.retried})"
 
 
 def _as_unavailable(error: Exception) -> Unavailable:

@@ -57,7 +57,7 @@ class OutcomeStore:
         names: Names,
         streams: TaskStreams,
         *,
-        scribe: KvWriteBatcher,
+        writer: KvWriteBatcher,
         settings: DispatcherSettings,
         ambient: Environment,
         sure: Callable[[], Awaitable[None]],
@@ -67,7 +67,7 @@ class OutcomeStore:
         self._bus = bus
         self._names = names
         self._streams = streams
-        self._scribe = scribe
+        self._writer = writer
         self._settings = settings
         self._ambient = ambient
         self._sure = sure
@@ -165,7 +165,7 @@ class OutcomeStore:
             await drop()
 
     def _create(self, job: str, record: bytes, ttl_s: float, done: Callable[[bool], None]) -> None:
-        self._scribe.create(self._names.result_key(job), record, ttl_s=ttl_s, done=done)
+        self._writer.create(self._names.result_key(job), record, ttl_s=ttl_s, done=done)
 
     @property
     def _inline(self) -> int:
@@ -177,17 +177,17 @@ class OutcomeStore:
         """A try that failed."""
         records.note_try(entry, effect, wall=self._ambient.wall())
         key = self._names.try_key(endpoint, effect.job)
-        self._scribe.put(key, records.try_of(effect, entry.tries), done=lambda _: answer())
+        self._writer.put(key, records.try_of(effect, entry.tries), done=lambda _: answer())
 
     def mark(self, endpoint: str, entry: QueuedMessage, effect: Mark, answer: Answer) -> None:
         """A job that was cancelled, and cannot be ended at once."""
         key = self._names.try_key(endpoint, effect.job)
         record = records.cancelled_of(effect, entry.tries, wall=self._ambient.wall())
-        self._scribe.put(key, record, done=lambda _: answer())
+        self._writer.put(key, record, done=lambda _: answer())
 
     def forget_try(self, endpoint: str, job: str) -> None:
         """The job is over, and acknowledged."""
-        self._scribe.delete(self._names.try_key(endpoint, job))
+        self._writer.delete(self._names.try_key(endpoint, job))
 
     # -- dead letters ---------------------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class OutcomeStore:
             await (await self._streams.tasks()).purge(subject)
 
     def __repr__(self) -> str:
-        return f"Outcomes(under way={len(self._background)})"
+        return f"OutcomeStore(under way={len(self._background)})"
 
 
 class OutcomeWrite:
@@ -303,13 +303,13 @@ class OutcomeWrite:
     def __init__(self, context: DispatcherContext, *, sure: Callable[[], Awaitable[None]], log: Log) -> None:
         """`sure` waits until it is certain that what is written is ours to write."""
         bus, names, streams = context.bus, context.names, context.streams
-        self.scribe = KvWriteBatcher(streams.results, sure=sure, log=log)
+        self.writer = KvWriteBatcher(streams.results, sure=sure, log=log)
         self.feed = JobEventPublisher(streams.jobs, names, limit_bytes=lambda: bus.max_payload, sure=sure, log=log)
         self.outcomes = OutcomeStore(
             bus,
             names,
             streams,
-            scribe=self.scribe,
+            writer=self.writer,
             settings=context.settings,
             ambient=context.ambient,
             sure=sure,
@@ -318,14 +318,14 @@ class OutcomeWrite:
 
     def start(self) -> None:
         """Idempotent."""
-        self.scribe.start()
+        self.writer.start()
         self.feed.start()
 
     async def stop(self) -> None:
         """Write nothing more; what is under way is dropped. Idempotent, safe before `start`."""
         await self.outcomes.stop()
         await self.feed.stop()
-        await self.scribe.stop()
+        await self.writer.stop()
 
     def __repr__(self) -> str:
-        return f"Writing({self.scribe!r}, {self.outcomes!r})"
+        return f"OutcomeWrite({self.writer!r}, {self.outcomes!r})"

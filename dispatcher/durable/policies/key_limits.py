@@ -156,55 +156,55 @@ class OrderedKeys:
     """The tasks of ordered keys, from their arrival until their end is stored."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, _Lane] = {}
+        self._ordered_keys: dict[str, _Lane] = {}
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._ordered_keys)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._lanes)
+        return iter(self._ordered_keys)
 
     def members(self, key: str) -> tuple[int, ...]:
-        return tuple(sorted(self._lanes[key].members)) if key in self._lanes else ()
+        return tuple(sorted(self._ordered_keys[key].members)) if key in self._ordered_keys else ()
 
     def join(self, key: str, seq: int) -> int | None:
         """One more. Returns the head that it takes the place of; None if the head is as before."""
-        lane = self._lanes.setdefault(key, _Lane())
+        lane = self._ordered_keys.setdefault(key, _Lane())
         before = lane.head
         lane.members.add((0.0, seq))
         return None if before is None or lane.head == before else before
 
     def start(self, key: str, seq: int) -> int | None:
         """It was started once. Returns the head that it takes the place of; None if the head is as before."""
-        lane = self._lanes[key]
+        lane = self._ordered_keys[key]
         before = lane.head
         lane.started[seq] = None
         return None if lane.head == before else before
 
     def unstart(self, key: str, seq: int) -> int | None:
         """Nothing was started after all. Returns the new head, if there is another one now."""
-        lane = self._lanes[key]
+        lane = self._ordered_keys[key]
         before = lane.head
         lane.started.pop(seq, None)
         return None if lane.head == before else lane.head
 
     def leave(self, key: str, seq: int) -> int | None:
         """It has ended. Returns the new head, if there is another one now."""
-        lane = self._lanes[key]
+        lane = self._ordered_keys[key]
         before = lane.head
         lane.members.discard(seq)
         lane.started.pop(seq, None)
         if not lane.members:
-            del self._lanes[key]
+            del self._ordered_keys[key]
             return None
         return None if lane.head == before else lane.head
 
     def head(self, key: str) -> int | None:
-        lane = self._lanes.get(key)
+        lane = self._ordered_keys.get(key)
         return None if lane is None else lane.head
 
     def check(self) -> None:
         """Assert law 2's bookkeeping; for tests."""
-        for key, lane in self._lanes.items():
+        for key, lane in self._ordered_keys.items():
             assert lane.members, f"lane {key!r} is remembered for nothing"
             assert set(lane.started) <= set(lane.members), f"lane {key!r} has started what it does not have"

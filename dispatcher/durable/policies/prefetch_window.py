@@ -29,7 +29,7 @@ class PrefetchWindow:
         """Messages pulled that have not come."""
 
     def __repr__(self) -> str:
-        return f"Window({self.held} of {self.count}, {self.bytes} bytes, {self.asked} asked for)"
+        return f"PrefetchWindow({self.held} of {self.count}, {self.bytes} bytes, {self.asked} asked for)"
 
     def delivered(self) -> None:
         """A message came, known or not."""

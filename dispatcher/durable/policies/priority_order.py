@@ -49,7 +49,7 @@ class RankedSet:
         return iter(self._members)
 
     def __repr__(self) -> str:
-        return f"Ranked({len(self._members)}, first={self.first})"
+        return f"RankedSet({len(self._members)}, first={self.first})"
 
     def add(self, place: Place) -> None:
         assert place[1] not in self._members, place

@@ -31,7 +31,7 @@ class RateLimiter:
         """Theoretical arrival time: when the bucket is full again if nothing more starts."""
 
     def __repr__(self) -> str:
-        return f"RateGate({self.rate_per_s:g}/s, burst={self.burst})"
+        return f"RateLimiter({self.rate_per_s:g}/s, burst={self.burst})"
 
     @property
     def next_at(self) -> float:

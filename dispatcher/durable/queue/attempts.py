@@ -78,7 +78,7 @@ class AttemptSender:
         *,
         router: Router,
         ambient: Environment,
-        vigil: WorkerFailureDetector,
+        failure_detector: WorkerFailureDetector,
         feed: JobEventPublisher,
         ended: OnEnd,
         log: Log,
@@ -87,13 +87,13 @@ class AttemptSender:
         self._router = router
         self._exchange: RequestExchange = router.exchange
         self._ambient = ambient
-        self._vigil = vigil
+        self._failure_detector = failure_detector
         self._feed = feed
         self._ended = ended
         self._log = log
         self._entries: dict[int, QueuedMessage] = {}
         """With a flight under way, by sequence."""
-        self._feeders: dict[str, SlotLessor] = {}
+        self._lessors: dict[str, SlotLessor] = {}
         self._retries: set[asyncio.TimerHandle] = set()
         self._adopted: dict[str, tuple[int, Sequence[str]]] = {}
         """By job: attempt and workers of a try that runs on all ranks of a gang, and that another dispatcher began."""
@@ -109,13 +109,13 @@ class AttemptSender:
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
-    def start(self, entry: QueuedMessage, start: StartAttempt, feeder: SlotLessor) -> None:
+    def start(self, entry: QueuedMessage, start: StartAttempt, lessor: SlotLessor) -> None:
         """Send a task on a lease."""
         submission = entry.submission
         assert submission is not None, entry
-        lease = feeder.take(start.cost, submission.method, submission.model)
+        lease = lessor.take(start.cost, submission.method, submission.model)
         if lease is None:
-            error = feeder.refusal or LeaseBusy(
+            error = lessor.refusal or LeaseBusy(
                 f"no lease of pool {start.pool} has {count_of(start.cost, 'slot')} free"
             )
             self._ended(entry, start.attempt, LeaseBusy(error.message))
@@ -124,7 +124,7 @@ class AttemptSender:
         method = worker.methods.get(submission.method)
         if method is not None and method.slots > start.cost:
             # Nobody knew when the credit was counted. The core is told of it by then, or soon.
-            feeder.give(lease, start.cost)
+            lessor.give(lease, start.cost)
             text = f"{submission.target} takes {count_of(method.slots, 'slot')} on {worker.id}, not {start.cost}"
             self._ended(entry, start.attempt, LeaseBusy(text))
             return
@@ -136,11 +136,11 @@ class AttemptSender:
             self.started += 1
             self._start_on_all(entry, start, lease.hold)
             return
-        flight = self._flight(entry, worker, attached=False)
+        sent_attempt = self._attempt(entry, worker, attached=False)
         try:
-            self._send(entry, flight, self._task_frame(entry, flight, start, lease.hold.token))
+            self._send(entry, sent_attempt, self._task_frame(entry, sent_attempt, start, lease.hold.token))
         except GanglineError as error:  # too large for a message, for example: nothing was sent
-            self._finish(entry, flight)
+            self._finish(entry, sent_attempt)
             self._ended(entry, start.attempt, error)
             return
         self.started += 1
@@ -148,19 +148,19 @@ class AttemptSender:
     def _start_on_all(self, entry: QueuedMessage, start: StartAttempt, hold: GangHeldSlots) -> None:
         run = 1 + self._ambient.random.getrandbits(48)
 
-        def frame_of(flight: JobAttempt, rank: int) -> Frame:
-            if flight.attached:
-                return self._attach_frame(entry, flight, rank)
+        def frame_of(sent_attempt: JobAttempt, rank: int) -> Frame:
+            if sent_attempt.attached:
+                return self._attach_frame(entry, sent_attempt, rank)
             return self._task_frame(
-                entry, flight, start, hold.parts[rank].token,
+                entry, sent_attempt, start, hold.parts[rank].token,
                 {"rank": rank, "ranks": len(hold.parts), "run": run, "hold": True},
             )  # fmt: skip
 
         self._launch_jointly(entry, [str(part.worker.id) for part in hold.parts], frame_of, attached=False)
 
     def _attach_on_all(self, entry: QueuedMessage, names: Sequence[str]) -> None:
-        def frame_of(flight: JobAttempt, rank: int) -> Frame:
-            return self._attach_frame(entry, flight, rank)
+        def frame_of(sent_attempt: JobAttempt, rank: int) -> Frame:
+            return self._attach_frame(entry, sent_attempt, rank)
 
         self._launch_jointly(entry, names, frame_of, attached=True)
 
@@ -180,37 +180,37 @@ class AttemptSender:
             self._ended(entry, entry.attempt, lost)
             return
         entry.streams = False
-        entry.flight = flight = JointFlight(
+        entry.sent_attempt = sent_attempt = JointFlight(
             self,
             self._exchange,
-            self._vigil,
+            self._failure_detector,
             names,
             find=self.worker,
             frame_of=frame_of,
-            ends=lambda flight, results, error: self._ended_on_all(entry, flight, results, error),
+            ends=lambda sent_attempt, results, error: self._ended_on_all(entry, sent_attempt, results, error),
             worker=worker,
             seq=entry.seq,
             attempt=entry.attempt,
             attached=attached,
         )
         self._entries[entry.seq] = entry
-        flight.launch()
+        sent_attempt.launch()
         if attached and entry.stopped == entry.attempt:
-            flight.cancel()
+            sent_attempt.cancel()
 
     def _ended_on_all(
-        self, entry: QueuedMessage, flight: JointFlight, results: list[Any], error: GanglineError | None
+        self, entry: QueuedMessage, sent_attempt: JointFlight, results: list[Any], error: GanglineError | None
     ) -> None:
         if error is None:
-            error = self._take_result(entry, (_OK, flight.id, results))
+            error = self._take_result(entry, (_OK, sent_attempt.id, results))
         elif entry.stopped != entry.attempt:
             error = lost_with_gang(error, entry.worker)
         if entry.slots is not None and error is None:
-            entry.slots.hold.used(flight.sent_at)
-        self._finish(entry, flight)
+            entry.slots.hold.used(sent_attempt.sent_at)
+        self._finish(entry, sent_attempt)
         if entry.span is not NO_SPAN:
             entry.span.end(error)
-        self._ended(entry, flight.attempt, error)
+        self._ended(entry, sent_attempt.attempt, error)
 
     def adopt(self, job: str, attempt: int, names: Sequence[str]) -> None:
         """A try that is to be attached to runs on these workers, by rank; empty: nobody knows where that rank is."""
@@ -241,14 +241,14 @@ class AttemptSender:
             lost = WorkerLost(f"{attach.worker} is gone, and may have run it", may_have_started=True)
             self._ended(entry, attach.attempt, lost)
             return
-        flight = self._flight(entry, worker, attached=True)
-        self._send(entry, flight, self._attach_frame(entry, flight))
+        sent_attempt = self._attempt(entry, worker, attached=True)
+        self._send(entry, sent_attempt, self._attach_frame(entry, sent_attempt))
         if entry.stopped == entry.attempt:
-            self._exchange.post(worker, (RequestOp.CANCEL, flight.id))
+            self._exchange.post(worker, (RequestOp.CANCEL, sent_attempt.id))
 
-    def _flight(self, entry: QueuedMessage, worker: WorkerEntry, *, attached: bool) -> JobAttempt:
+    def _attempt(self, entry: QueuedMessage, worker: WorkerEntry, *, attached: bool) -> JobAttempt:
         exchange = self._exchange
-        flight = JobAttempt(
+        sent_attempt = JobAttempt(
             exchange.new_id(),
             worker,
             self,
@@ -257,23 +257,23 @@ class AttemptSender:
             attached=attached,
             sent_at=exchange.loop.time(),
         )
-        entry.flight = flight
+        entry.sent_attempt = sent_attempt
         method = worker.methods.get(entry.submission.method) if entry.submission is not None else None
         entry.streams = method is not None and method.streams
         entry.once = method is not None and not method.idempotent
-        return flight
+        return sent_attempt
 
-    def _send(self, entry: QueuedMessage, flight: JobAttempt, frame: Frame) -> None:
+    def _send(self, entry: QueuedMessage, sent_attempt: JobAttempt, frame: Frame) -> None:
         self._entries[entry.seq] = entry
-        self._vigil.watch(flight.worker)
-        self._exchange.launch(flight, frame)
+        self._failure_detector.watch(sent_attempt.worker)
+        self._exchange.launch(sent_attempt, frame)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def _task_frame(
         self,
         entry: QueuedMessage,
-        flight: JobAttempt,
+        sent_attempt: JobAttempt,
         start: StartAttempt,
         token: str,
         more: dict[str, Any] | None = None,
@@ -297,7 +297,7 @@ class AttemptSender:
         meta["fence"] = entry.fence
         if entry.slots is not None and isinstance(entry.slots.hold, GangHeldSlots):
             meta.update(generation=entry.slots.hold.formation.later, pool=start.pool, **(more or {}))
-        return (_TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, flags, meta)
+        return (_TASK, sent_attempt.id, submission.method, args, kwargs, deadline_ms, token, trace, flags, meta)
 
     def _trace(self, entry: QueuedMessage, submission: Submission) -> str | None:
         entry.span = tracer.start(
@@ -312,7 +312,7 @@ class AttemptSender:
         )
         return entry.span.traceparent()
 
-    def _attach_frame(self, entry: QueuedMessage, flight: JobAttempt, rank: int | None = None) -> Frame:
+    def _attach_frame(self, entry: QueuedMessage, sent_attempt: JobAttempt, rank: int | None = None) -> Frame:
         submission = entry.submission
         assert submission is not None
         flags, meta = _ATTACH, self._meta(entry, submission)
@@ -321,7 +321,7 @@ class AttemptSender:
             meta["items"] = entry.item_count.credited
         if rank is not None:
             meta["rank"] = rank
-        return (_TASK, flight.id, submission.method, None, None, None, None, None, flags, meta)
+        return (_TASK, sent_attempt.id, submission.method, None, None, None, None, None, flags, meta)
 
     def _meta(self, entry: QueuedMessage, submission: Submission) -> dict[str, Any]:
         meta: dict[str, Any] = {
@@ -361,16 +361,16 @@ class AttemptSender:
     def stop(self, entry: QueuedMessage, attempt: int) -> None:
         """Have the worker cancel a try."""
         entry.stopped = attempt
-        flight = entry.flight
-        if flight is None or entry.attempt != attempt:
+        sent_attempt = entry.sent_attempt
+        if sent_attempt is None or entry.attempt != attempt:
             return  # it has ended meanwhile, and that was told; or it is to be attached to, and stopped then
-        if isinstance(flight, JointFlight):
-            flight.cancel()
-        elif self._exchange.recall(flight):
-            self._finish(entry, flight)
+        if isinstance(sent_attempt, JointFlight):
+            sent_attempt.cancel()
+        elif self._exchange.recall(sent_attempt):
+            self._finish(entry, sent_attempt)
             self._ended(entry, attempt, TaskCancelled("it was cancelled before it was sent", may_have_started=False))
         else:
-            self._exchange.post(flight.worker, (RequestOp.CANCEL, flight.id))
+            self._exchange.post(sent_attempt.worker, (RequestOp.CANCEL, sent_attempt.id))
 
     def let_go(self) -> None:
         """Hear nothing more of any try. What was not sent yet is not sent."""
@@ -378,13 +378,13 @@ class AttemptSender:
             timer.cancel()
         self._retries.clear()
         for entry in list(self._entries.values()):
-            flight = entry.flight
-            assert flight is not None
-            if isinstance(flight, JointFlight):
-                flight.let_go()
-            elif not self._exchange.recall(flight):
-                self._exchange.forget(flight)
-            self._finish(entry, flight)
+            sent_attempt = entry.sent_attempt
+            assert sent_attempt is not None
+            if isinstance(sent_attempt, JointFlight):
+                sent_attempt.let_go()
+            elif not self._exchange.recall(sent_attempt):
+                self._exchange.forget(sent_attempt)
+            self._finish(entry, sent_attempt)
 
     @property
     def running(self) -> list[QueuedMessage]:
@@ -392,15 +392,15 @@ class AttemptSender:
 
     # -- ends (job_flight.Pilot) ----------------------------------------------------------------------------------
 
-    def item(self, flight: JobAttempt, frame: Frame) -> None:
+    def item(self, sent_attempt: JobAttempt, frame: Frame) -> None:
         """One item of a stream: more are sent when it is stored."""
-        entry = self._entries.get(flight.seq)
-        if entry is None or entry.flight is not flight or entry.submission is None:
+        entry = self._entries.get(sent_attempt.seq)
+        if entry is None or entry.sent_attempt is not sent_attempt or entry.submission is None:
             return
         submission, count, index = entry.submission, entry.item_count, frame[2]
         match count.take(index):
             case ItemVerdict.GAP:
-                self._ask_for_items(entry, flight, count)
+                self._ask_for_items(entry, sent_attempt, count)
                 return
             case ItemVerdict.AGAIN:
                 return
@@ -408,7 +408,7 @@ class AttemptSender:
                 pass
         error = self._feed.item(
             submission.job,
-            flight.attempt,
+            sent_attempt.attempt,
             index,
             frame[3],
             submission.fmt,
@@ -416,81 +416,86 @@ class AttemptSender:
             sequence=entry.seq,
         )
         if error is not None:
-            self._break_off(entry, flight, error)
+            self._break_off(entry, sent_attempt, error)
 
-    def _break_off(self, entry: QueuedMessage, flight: JobAttempt, error: GanglineError) -> None:
-        self._exchange.forget(flight)
-        self._exchange.post(flight.worker, (RequestOp.CANCEL, flight.id))
-        self._finish(entry, flight)
-        self._ended(entry, flight.attempt, error)
+    def _break_off(self, entry: QueuedMessage, sent_attempt: JobAttempt, error: GanglineError) -> None:
+        self._exchange.forget(sent_attempt)
+        self._exchange.post(sent_attempt.worker, (RequestOp.CANCEL, sent_attempt.id))
+        self._finish(entry, sent_attempt)
+        self._ended(entry, sent_attempt.attempt, error)
 
-    def _ask_for_items(self, entry: QueuedMessage, flight: JobAttempt, count: ItemTracker) -> None:
+    def _ask_for_items(self, entry: QueuedMessage, sent_attempt: JobAttempt, count: ItemTracker) -> None:
         """Some got lost: at once the first time, then ever later, and not for ever."""
         wait_s = count.ask_after_s()
         if wait_s is None:
             text = f"{entry.worker} does not send item {count.received}, however often it is asked"
-            self._break_off(entry, flight, StreamBroken(text, may_have_started=True))
+            self._break_off(entry, sent_attempt, StreamBroken(text, may_have_started=True))
             return
         if not wait_s:
-            self._attach_anew(entry, flight)
+            self._attach_anew(entry, sent_attempt)
             return
-        self._exchange.forget(flight)  # what it still says comes again
+        self._exchange.forget(sent_attempt)  # what it still says comes again
 
         def again() -> None:
             self._retries.discard(timer)
-            if entry.flight is flight:
-                self._attach_anew(entry, flight)
+            if entry.sent_attempt is sent_attempt:
+                self._attach_anew(entry, sent_attempt)
 
         timer = self._exchange.loop.call_later(wait_s, again)
         self._retries.add(timer)
 
     def _credit(self, entry: QueuedMessage, count: ItemTracker, index: int) -> None:
-        more, flight = count.stored(index), entry.flight
-        if more and flight is not None and entry.item_count is count:
-            self._exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, more))
+        more, sent_attempt = count.stored(index), entry.sent_attempt
+        if more and sent_attempt is not None and entry.item_count is count:
+            self._exchange.post(sent_attempt.worker, (RequestOp.CREDIT, sent_attempt.id, more))
 
-    def _attach_anew(self, entry: QueuedMessage, flight: JobAttempt) -> None:
+    def _attach_anew(self, entry: QueuedMessage, sent_attempt: JobAttempt) -> None:
         """Have the items that are not stored sent again."""
-        self._exchange.forget(flight)
-        self._vigil.unwatch(flight.worker)
-        again = self._flight(entry, flight.worker, attached=True)
+        self._exchange.forget(sent_attempt)
+        self._failure_detector.unwatch(sent_attempt.worker)
+        again = self._attempt(entry, sent_attempt.worker, attached=True)
         self._send(entry, again, self._attach_frame(entry, again))
 
-    def held(self, flight: JobAttempt) -> None:
+    def held(self, sent_attempt: JobAttempt) -> None:
         """It was not asked to wait."""
 
-    def still_runs(self, flight: JobAttempt) -> None:
+    def still_runs(self, sent_attempt: JobAttempt) -> None:
         """The worker says so: it may wait for credit that got lost, or have sent items that did."""
-        entry = self._entries.get(flight.seq)
-        if entry is not None and entry.flight is flight and entry.streams and entry.item_count.stands_still():
-            self._attach_anew(entry, flight)
+        entry = self._entries.get(sent_attempt.seq)
+        if (
+            entry is not None
+            and entry.sent_attempt is sent_attempt
+            and entry.streams
+            and entry.item_count.stands_still()
+        ):
+            self._attach_anew(entry, sent_attempt)
 
-    def landed(self, flight: JobAttempt, frame: Frame) -> None:
+    def landed(self, sent_attempt: JobAttempt, frame: Frame) -> None:
         """The worker answered."""
-        entry = self._entries.get(flight.seq)
-        if entry is None or entry.flight is not flight:
+        entry = self._entries.get(sent_attempt.seq)
+        if entry is None or entry.sent_attempt is not sent_attempt:
             return
-        if flight.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
-            self._finish(entry, flight)
-            self._ask_again(entry, flight)
+        if sent_attempt.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+            self._finish(entry, sent_attempt)
+            self._ask_again(entry, sent_attempt)
             return
         if frame[0] == AnswerOp.END and entry.item_count.lacks(frame[2]) and entry.item_count.may_ask():
-            self._attach_anew(entry, flight)
+            self._attach_anew(entry, sent_attempt)
             return
         fine = frame[0] == _OK
         error = (None if fine else error_of_answer(frame, entry.worker)) or self._take_result(entry, frame)
         if error is not None and entry.stopped != entry.attempt:
             error = lost_with_gang(error, entry.worker)
         if entry.slots is not None and (fine or not refuses_token(frame)):
-            entry.slots.hold.used(flight.sent_at)
-        self._finish(entry, flight)
+            entry.slots.hold.used(sent_attempt.sent_at)
+        self._finish(entry, sent_attempt)
         if entry.span is not NO_SPAN:
             entry.span.end(error)
         if error is None and frame[0] == AnswerOp.END:
             # The end counts when all that was yielded can be read.
-            self._feed.when_stored(lambda: self._ended(entry, flight.attempt, None))
+            self._feed.when_stored(lambda: self._ended(entry, sent_attempt.attempt, None))
         else:
-            self._ended(entry, flight.attempt, error)
+            self._ended(entry, sent_attempt.attempt, error)
 
     def _take_result(self, entry: QueuedMessage, frame: Frame) -> GanglineError | None:
         """Keep what it returned, as it will be stored."""
@@ -509,27 +514,27 @@ class AttemptSender:
             return InvalidResult(f"the result {error.message}", may_have_started=True)
         return None
 
-    def crashed(self, flight: JobAttempt, fate: TryOutcome) -> None:
+    def crashed(self, sent_attempt: JobAttempt, fate: TryOutcome) -> None:
         """There will be no answer."""
-        entry = self._entries.get(flight.seq)
-        if entry is None or entry.flight is not flight:
+        entry = self._entries.get(sent_attempt.seq)
+        if entry is None or entry.sent_attempt is not sent_attempt:
             return
-        self._finish(entry, flight)
-        if flight.attached and fate is not TryOutcome.FORGOTTEN and not fate.may_have_started:
-            self._ask_again(entry, flight)
+        self._finish(entry, sent_attempt)
+        if sent_attempt.attached and fate is not TryOutcome.FORGOTTEN and not fate.may_have_started:
+            self._ask_again(entry, sent_attempt)
             return
-        if fate is TryOutcome.FORGOTTEN and not flight.attached and flight.worker.acks:
-            self._ask_again(entry, flight)  # the answer is forgotten, and the end kept for longer
+        if fate is TryOutcome.FORGOTTEN and not sent_attempt.attached and sent_attempt.worker.acks:
+            self._ask_again(entry, sent_attempt)  # the answer is forgotten, and the end kept for longer
             return
         error = error_of_fate(fate, entry.worker)
         entry.span.end(error)
-        self._ended(entry, flight.attempt, error)
+        self._ended(entry, sent_attempt.attempt, error)
 
-    def _ask_again(self, entry: QueuedMessage, flight: JobAttempt) -> None:
+    def _ask_again(self, entry: QueuedMessage, sent_attempt: JobAttempt) -> None:
         """That the question got lost, or was not taken, says nothing about the job."""
         assert entry.submission is not None
         attach = ReattachAttempt(
-            seq=entry.seq, job=entry.submission.job, attempt=flight.attempt, worker=str(flight.worker.id)
+            seq=entry.seq, job=entry.submission.job, attempt=sent_attempt.attempt, worker=str(sent_attempt.worker.id)
         )
         self._attach_later(entry, attach, float("-inf"))
 
@@ -541,18 +546,18 @@ class AttemptSender:
         timer = self._exchange.loop.call_later(_ATTACH_AGAIN_S, again)
         self._retries.add(timer)
 
-    def _finish(self, entry: QueuedMessage, flight: JobAttempt) -> None:
+    def _finish(self, entry: QueuedMessage, sent_attempt: JobAttempt) -> None:
         """Law 2."""
-        if not isinstance(flight, JointFlight):
-            self._vigil.unwatch(flight.worker)
+        if not isinstance(sent_attempt, JointFlight):
+            self._failure_detector.unwatch(sent_attempt.worker)
         self._settle(entry)
 
     def _settle(self, entry: QueuedMessage) -> None:
-        entry.flight = None
+        entry.sent_attempt = None
         self._entries.pop(entry.seq, None)
         slots, entry.slots = entry.slots, None
         if slots is not None:
-            self._feeders[entry.feeder_pool].give(slots, entry.cost)
+            self._lessors[entry.feeder_pool].give(slots, entry.cost)
 
     def streams_on(self, worker: str, method: str) -> bool:
         """Whether the task yields items there."""
@@ -560,9 +565,9 @@ class AttemptSender:
         found = None if known is None else known.methods.get(method)
         return found is not None and found.streams
 
-    def feeds(self, feeder: SlotLessor) -> None:
+    def feeds(self, lessor: SlotLessor) -> None:
         """Tries may be on leases of this feeder."""
-        self._feeders[feeder.pool] = feeder
+        self._lessors[lessor.pool] = lessor
 
     def worker(self, name: str) -> WorkerEntry | None:
         """That the router knows by that name."""
@@ -571,4 +576,4 @@ class AttemptSender:
         return None if pool is None else pool.core.view.workers.get(id.worker)
 
     def __repr__(self) -> str:
-        return f"Flights({self._endpoint}, under way={len(self._entries)})"
+        return f"AttemptSender({self._endpoint}, under way={len(self._entries)})"

@@ -42,7 +42,7 @@ class QueueEffectExecutor:
         entries: dict[int, QueuedMessage],
         tell: EventSink,
         tell_soon: EventSink,
-        rolls: PoolObserver,
+        pool_observer: PoolObserver,
         sure: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         """
@@ -56,21 +56,21 @@ class QueueEffectExecutor:
         self._entries = entries
         self._tell = tell
         self._tell_soon = tell_soon
-        self._rolls = rolls
+        self._pool_observer = pool_observer
         self._loop = asyncio.get_running_loop()
         self._log = context.log.bind(endpoint=endpoint)
         self.writing = OutcomeWrite(context, sure=sure, log=self._log)
         self.outcomes = self.writing.outcomes
-        self.flights = AttemptSender(
+        self.sent_attempts = AttemptSender(
             endpoint,
             router=context.router,
             ambient=context.ambient,
-            vigil=context.vigil,
+            failure_detector=context.failure_detector,
             feed=self.writing.feed,
             ended=self._on_ended,
             log=self._log,
         )
-        self.feeders: dict[str, SlotLessor] = {}
+        self.lessors: dict[str, SlotLessor] = {}
         self.pulled = 0
         """Messages asked for so far."""
         self._consumer: Consumer | None = None
@@ -98,10 +98,10 @@ class QueueEffectExecutor:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self.flights.let_go()
+        self.sent_attempts.let_go()
         await self._background.stop()
-        for feeder in self.feeders.values():
-            await feeder.stop()
+        for lessor in self.lessors.values():
+            await lessor.stop()
         await self.writing.stop()
 
     # -- effects --------------------------------------------------------------------------------------------------
@@ -121,13 +121,13 @@ class QueueEffectExecutor:
 
     def _stop(self, effect: do.StopAttempt) -> None:
         if (entry := self._entries.get(effect.seq)) is not None:
-            self.flights.stop(entry, effect.attempt)
+            self.sent_attempts.stop(entry, effect.attempt)
 
     def _start(self, effect: do.StartAttempt) -> None:
         context, entry = self._context, self._entries[effect.seq]
         waited_s = max(0.0, context.ambient.wall() - entry.message.at) if effect.attempt == 1 else None
         context.metrics.started(self._endpoint, effect.pool, waited_s)
-        self.flights.start(entry, effect, self.feeder(effect.pool))
+        self.sent_attempts.start(entry, effect, self.lessor(effect.pool))
 
     def _store(self, effect: do.Store) -> None:
         metrics, seq = self._context.metrics, effect.seq
@@ -162,7 +162,7 @@ class QueueEffectExecutor:
     def _noted(self, seq: int) -> None:
         if (entry := self._entries.get(seq)) is not None:
             entry.noted = entry.attempt
-            self.flights.acknowledge(entry)
+            self.sent_attempts.acknowledge(entry)
         self._tell(on.Noted, seq=seq)
 
     def _scheduled(self, seq: int, error: GanglineError | None) -> None:
@@ -211,18 +211,18 @@ class QueueEffectExecutor:
 
     # -- tries ----------------------------------------------------------------------------------------------------
 
-    def feeder(self, pool: str) -> SlotLessor:
+    def lessor(self, pool: str) -> SlotLessor:
         """The feeder of a pool."""
-        feeder = self.feeders.get(pool)
-        if feeder is None:
+        lessor = self.lessors.get(pool)
+        if lessor is None:
             context = self._context
-            feeder = SlotLessor(
+            lessor = SlotLessor(
                 pool, router=context.router, settings=context.settings, changed=self._credit_changed, log=self._log
             )
-            self.feeders[pool] = feeder
-            self.flights.feeds(feeder)
-            self._rolls.follow(pool)
-        return feeder
+            self.lessors[pool] = lessor
+            self.sent_attempts.feeds(lessor)
+            self._pool_observer.follow(pool)
+        return lessor
 
     def _on_ended(self, entry: QueuedMessage, attempt: int, error: GanglineError | None) -> None:
         pool = entry.feeder_pool
@@ -246,11 +246,11 @@ class QueueEffectExecutor:
         dirty, self._dirty = self._dirty, set()
         for pool in sorted(dirty):
             if not self._closed:
-                self._tell(on.SlotsGranted, pool=pool, free=self.feeder(pool).free)
+                self._tell(on.SlotsGranted, pool=pool, free=self.lessor(pool).free)
         wants, self._wants = self._wants, {}
         for pool, want in wants.items():
             if not self._closed:
-                self.feeder(pool).want(want.slots, want.largest)
+                self.lessor(pool).want(want.slots, want.largest)
 
     def _attach(self, effect: do.ReattachAttempt) -> None:
         self._background.start(self._attach_to(self._entries[effect.seq], effect))
@@ -259,7 +259,7 @@ class QueueEffectExecutor:
         """Find out how much of a stream is stored, then attach."""
         assert entry.submission is not None
         entry.items = None
-        if self.flights.streams_on(effect.worker, entry.submission.method):
+        if self.sent_attempts.streams_on(effect.worker, entry.submission.method):
             subject = self._context.names.job(effect.job, Feed.ITEM)
 
             async def read() -> int:
@@ -271,7 +271,7 @@ class QueueEffectExecutor:
                 return item.index + 1 if item is not None and item.attempt == effect.attempt else 0
 
             entry.items = await until_answered("reading items of a job", read, self._log)
-        self.flights.attach(entry, effect)
+        self.sent_attempts.attach(entry, effect)
 
     # -- acknowledgements -----------------------------------------------------------------------------------------
 
@@ -287,14 +287,14 @@ class QueueEffectExecutor:
             self._tell_soon(on.Acked, seq=seq)
             # Not before: whoever would have the queue next asks the worker, as long as the message is there.
             if (entry := self._acking.pop(seq, None)) is not None:
-                self.flights.acknowledge(entry)
+                self.sent_attempts.acknowledge(entry)
             if (job := self._tried.pop(seq, None)) is not None:
                 self.outcomes.forget_try(self._endpoint, job)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"Hands({self._endpoint}, {self.flights!r}, {self.writing!r})"
+        return f"QueueEffectExecutor({self._endpoint}, {self.sent_attempts!r}, {self.writing!r})"
 
 
 HANDLERS: Final[dict[type[do.Effect], Callable[[QueueEffectExecutor, Any], None]]] = {

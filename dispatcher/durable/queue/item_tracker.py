@@ -49,7 +49,7 @@ class ItemTracker:
         """How many had come at the last look, and at how many looks it was the same."""
 
     def __repr__(self) -> str:
-        return f"ItemCount({self.received} came, {self.credited} stored{'' if self.known else ', begin unknown'})"
+        return f"ItemTracker({self.received} came, {self.credited} stored{'' if self.known else ', begin unknown'})"
 
     def take(self, index: int) -> ItemVerdict:
         """An item came."""

@@ -15,26 +15,26 @@ from ...transport.flights import InFlightRequest
 class AttemptListener(Protocol):
     """Who is told of a flight's end."""
 
-    def landed(self, flight: JobAttempt, frame: Frame) -> None:
+    def landed(self, sent_attempt: JobAttempt, frame: Frame) -> None:
         """The worker answered, for good."""
 
-    def item(self, flight: JobAttempt, frame: Frame) -> None:
+    def item(self, sent_attempt: JobAttempt, frame: Frame) -> None:
         """One item of a stream came."""
 
-    def held(self, flight: JobAttempt) -> None:
+    def held(self, sent_attempt: JobAttempt) -> None:
         """It has its slots, and waits for BEGIN."""
 
-    def still_runs(self, flight: JobAttempt) -> None:
+    def still_runs(self, sent_attempt: JobAttempt) -> None:
         """The worker says so."""
 
-    def crashed(self, flight: JobAttempt, fate: TryOutcome) -> None:
+    def crashed(self, sent_attempt: JobAttempt, fate: TryOutcome) -> None:
         """There will be no answer."""
 
 
 class JobAttempt(InFlightRequest):
     """A TASK frame of a durable task."""
 
-    __slots__ = ("attached", "attempt", "pilot", "seq", "sent_at")
+    __slots__ = ("attached", "attempt", "listener", "seq", "sent_at")
 
     checked = True
     durable = True
@@ -43,7 +43,7 @@ class JobAttempt(InFlightRequest):
         self,
         id: int,
         worker: WorkerEntry,
-        pilot: AttemptListener,
+        listener: AttemptListener,
         *,
         seq: int,
         attempt: int,
@@ -56,24 +56,24 @@ class JobAttempt(InFlightRequest):
         self.attempt = attempt
         self.attached = attached
         """It starts nothing: another dispatcher did."""
-        self.pilot = pilot
+        self.listener = listener
         self.sent_at = sent_at
 
     def deliver(self, frame: Frame) -> bool:
         if frame[0] == AnswerOp.ITEM:
-            self.pilot.item(self, frame)
+            self.listener.item(self, frame)
             return False
         if frame[0] == AnswerOp.HELD:
-            self.pilot.held(self)
+            self.listener.held(self)
             return False
-        self.pilot.landed(self, frame)
+        self.listener.landed(self, frame)
         return True
 
     def runs(self) -> None:
-        self.pilot.still_runs(self)
+        self.listener.still_runs(self)
 
     def lose(self, fate: TryOutcome) -> None:
-        self.pilot.crashed(self, fate)
+        self.listener.crashed(self, fate)
 
 
 def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:

@@ -31,13 +31,13 @@ class JointFlight(JobAttempt):
     is."""
 
     __slots__ = ("_begun", "_ends", "_exchange", "_failed", "_find", "_frame_of", "_held", "_kept", "_names",
-                 "_parts", "_results", "_started", "_timers", "_vigil", "_waiting")  # fmt: skip
+                 "_parts", "_results", "_started", "_timers", "_failure_detector", "_waiting")  # fmt: skip
 
     def __init__(
         self,
-        pilot: AttemptListener,
+        listener: AttemptListener,
         exchange: RequestExchange,
-        vigil: WorkerFailureDetector,
+        failure_detector: WorkerFailureDetector,
         names: Sequence[str],
         *,
         find: Callable[[str], WorkerEntry | None],
@@ -57,10 +57,16 @@ class JointFlight(JobAttempt):
             worker: of the first rank that is known; for people.
         """
         super().__init__(
-            exchange.new_id(), worker, pilot, seq=seq, attempt=attempt, attached=attached, sent_at=exchange.loop.time()
+            exchange.new_id(),
+            worker,
+            listener,
+            seq=seq,
+            attempt=attempt,
+            attached=attached,
+            sent_at=exchange.loop.time(),
         )
         self._exchange = exchange
-        self._vigil = vigil
+        self._failure_detector = failure_detector
         self._names = names
         self._find = find
         self._frame_of = frame_of
@@ -106,42 +112,42 @@ class JointFlight(JobAttempt):
 
     # -- Pilot ----------------------------------------------------------------------------------------------------
 
-    def landed(self, flight: JobAttempt, frame: Frame) -> None:
-        if flight not in self._parts:
+    def landed(self, sent_attempt: JobAttempt, frame: Frame) -> None:
+        if sent_attempt not in self._parts:
             return
-        rank = self._take(flight)
-        if flight.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+        rank = self._take(sent_attempt)
+        if sent_attempt.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
             self._ask_again(rank)
             return
         error = error_of_answer(frame, self._names[rank])
         self._end(rank, error, frame[2] if frame[0] == AnswerOp.OK else None)
 
-    def crashed(self, flight: JobAttempt, fate: TryOutcome) -> None:
-        if flight not in self._parts:
+    def crashed(self, sent_attempt: JobAttempt, fate: TryOutcome) -> None:
+        if sent_attempt not in self._parts:
             return
-        rank = self._take(flight)
-        if flight.attached and fate is not TryOutcome.FORGOTTEN and not fate.may_have_started:
+        rank = self._take(sent_attempt)
+        if sent_attempt.attached and fate is not TryOutcome.FORGOTTEN and not fate.may_have_started:
             self._ask_again(rank)
             return
-        if fate is TryOutcome.FORGOTTEN and not flight.attached and flight.worker.acks:
+        if fate is TryOutcome.FORGOTTEN and not sent_attempt.attached and sent_attempt.worker.acks:
             self._kept.add(rank)
             self._ask_again(rank)
             return
         self._end(rank, error_of_fate(fate, self._names[rank]))
 
-    def held(self, flight: JobAttempt) -> None:
+    def held(self, sent_attempt: JobAttempt) -> None:
         """Law 1."""
-        if flight in self._parts and not self._begun and self._failed is None:
-            self._held.add(self._parts[flight])
+        if sent_attempt in self._parts and not self._begun and self._failed is None:
+            self._held.add(self._parts[sent_attempt])
             if len(self._held | self._results.keys()) == len(self._names):
                 self._begun = True
                 for part in self._parts:
                     self._exchange.post(part.worker, (RequestOp.BEGIN, part.id))
 
-    def item(self, flight: JobAttempt, frame: Frame) -> None:
+    def item(self, sent_attempt: JobAttempt, frame: Frame) -> None:
         """None is asked for."""
 
-    def still_runs(self, flight: JobAttempt) -> None:
+    def still_runs(self, sent_attempt: JobAttempt) -> None:
         """It is waited for."""
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -167,7 +173,7 @@ class JointFlight(JobAttempt):
             sent_at=exchange.loop.time(),
         )
         self._parts[part] = rank
-        self._vigil.watch(worker)
+        self._failure_detector.watch(worker)
         try:
             exchange.launch(part, self._frame_of(part, rank))
         except GanglineError as error:  # too large for a message, for example: nothing was sent
@@ -187,7 +193,7 @@ class JointFlight(JobAttempt):
         self._timers.add(timer)
 
     def _take(self, part: JobAttempt) -> int:
-        self._vigil.unwatch(part.worker)
+        self._failure_detector.unwatch(part.worker)
         return self._parts.pop(part)
 
     def _end(self, rank: int, error: GanglineError | None, result: Any = None) -> None:
@@ -219,5 +225,5 @@ def _not_sent() -> GanglineError:
     return TaskCancelled("it was cancelled before it was sent", may_have_started=False)
 
 
-def _nothing(flight: JointFlight, results: list[Any], error: GanglineError | None) -> None:
+def _nothing(sent_attempt: JointFlight, results: list[Any], error: GanglineError | None) -> None:
     pass

@@ -90,8 +90,8 @@ class QueueRunner:
         self._closed = False
         self._died = False
         """Our predecessor never gave the queue up."""
-        self._rolls = PoolObserver(context.router, context.known, tell=self._on_pool, log=self._log)
-        self._possession: OwnershipVerifier | None = None
+        self._pool_observer = PoolObserver(context.router, context.known, tell=self._on_pool, log=self._log)
+        self._verifier: OwnershipVerifier | None = None
         self._consumer: Consumer | None = None
         self._recovering: asyncio.Task[None] | None = None
         self._searching: asyncio.Task[None] | None = None
@@ -110,27 +110,27 @@ class QueueRunner:
         """Of tasks that say nothing."""
         self._asking: asyncio.Task[None] | None = None
         self._doubts = 0
-        self._hands = QueueEffectExecutor(
+        self._executor = QueueEffectExecutor(
             context,
             endpoint,
             entries=self.entries,
             tell=self.tell,
             tell_soon=self.tell_soon,
-            rolls=self._rolls,
+            pool_observer=self._pool_observer,
             sure=self._sure,
         )
         self._recovery = QueueRecovery(
             endpoint, context.bus, context.names, context.streams, router=context.router, log=self._log
         )
-        flights = self._hands.flights
+        sent_attempts = self._executor.sent_attempts
         self._kept = KeptEnds(
-            find=flights.worker,
+            find=sent_attempts.worker,
             kept=lambda worker: self._recovery.pages(worker.id, worker.channel),
             stored=self._end_stored,
             acknowledge=self._acknowledge_again,
             log=self._log,
         )
-        flights.on_acknowledged = self._kept.told
+        sent_attempts.on_acknowledged = self._kept.told
         self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
         """By job: whoever asked to cancel it waits until no takeover would forget it."""
         self._grace_ends_at = float("inf")
@@ -165,7 +165,7 @@ class QueueRunner:
         )
         try:
             self._consumer = await stream.consume(
-                name, settings, self._on_message, on_lost=self._lost, on_acknowledged=self._hands.acknowledged
+                name, settings, self._on_message, on_lost=self._lost, on_acknowledged=self._executor.acknowledged
             )
         except ConsumerTaken:
             return None
@@ -176,7 +176,7 @@ class QueueRunner:
             ambient=context.ambient,
             log=self._log,
         )
-        self._possession = OwnershipVerifier(
+        self._verifier = OwnershipVerifier(
             context.guard,
             turn,
             self._consumer.state,
@@ -186,7 +186,7 @@ class QueueRunner:
             log=self._log,
         )
         context.metrics.taken(self.endpoint)
-        self._hands.start(self._consumer)
+        self._executor.start(self._consumer)
         self._recovering = self._loop.create_task(self._recover(stream, turn), name=f"gangline-recover-{self.endpoint}")
         self._recovering.add_done_callback(self._recovered)
         return name
@@ -201,12 +201,12 @@ class QueueRunner:
         noted = {(record.job, record.sequence): record.attempts for record in self._tries.values()}
         if not waiting:
             self._newest = self._old_to  # nothing of what was there before will come
-        flights = self._hands.flights
-        flights.turn, had = await turn.take()
+        sent_attempts = self._executor.sent_attempts
+        sent_attempts.turn, had = await turn.take()
         await context.routes.ready()
         self._unlisten = context.routes.listen(self._on_route)
         self._follow(context.routes.get(self.endpoint))
-        await self._rolls.open(sorted((context.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint)))
+        await self._pool_observer.open(sorted((context.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint)))
         self.tell(on.QueueTaken, waiting=waiting)
         if waiting and (had or self._died):
             await self._let_others_come_back(recovery, turn)
@@ -220,7 +220,7 @@ class QueueRunner:
             if not job.sequence or sequences.get(job.job, job.sequence) == job.sequence
         ):
             if found.workers:
-                flights.adopt(found.job, found.attempt, found.workers)
+                sent_attempts.adopt(found.job, found.attempt, found.workers)
             self.tell(on.TaskAdopted, job=found.job, worker=found.worker, attempt=found.attempt, pool=found.pool)
         self.recovery_s = self._loop.time() - began_at
         context.metrics.recovered(self.endpoint, self.recovery_s)
@@ -251,7 +251,7 @@ class QueueRunner:
         """Wait until what a predecessor had in hand has arrived."""
         consumer = self._consumer
         assert consumer is not None
-        while self._arrived < self._hands.pulled:
+        while self._arrived < self._executor.pulled:
             state = await until_answered("asking after our consumer", consumer.state, self._log)
             if state.pending == 0 and state.unacknowledged <= len(self.entries):
                 return
@@ -263,7 +263,7 @@ class QueueRunner:
             if record.sequence <= self._newest:
                 del self._tries[job]
                 if record.sequence not in self.entries:
-                    self._hands.outcomes.forget_try(self.endpoint, job)
+                    self._executor.outcomes.forget_try(self.endpoint, job)
 
     def _acknowledge(self, jobs: list[tuple[WorkerId, WorkerJob]], noted: dict[tuple[str, int], int]) -> None:
         """Workers keep ends for whoever had the queue before us: those that it stored, and had no time to say so."""
@@ -278,10 +278,10 @@ class QueueRunner:
         entry = self.entries.get(job.sequence)
         if entry is not None:
             return job.attempt <= entry.noted or job.attempt < entry.attempt
-        return 0 < job.sequence <= self._newest and not self._hands.has(job.sequence)
+        return 0 < job.sequence <= self._newest and not self._executor.has(job.sequence)
 
     def _acknowledge_again(self, worker: str, job: WorkerJob) -> None:
-        self._hands.flights.acknowledge_on(worker, job.job, job.sequence, job.rank, job.attempt)
+        self._executor.sent_attempts.acknowledge_on(worker, job.job, job.sequence, job.rank, job.attempt)
 
     def _recovered(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
@@ -306,7 +306,7 @@ class QueueRunner:
         if consumer is not None:
             with contextlib.suppress(GanglineError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    await self._hands.writing.scribe.settled()
+                    await self._executor.writing.writer.settled()
                     await consumer.settled()
         # Whoever comes next must wait for our predecessor as we would have.
         await self.drop(delete=self.core.open or not self._died)
@@ -331,11 +331,11 @@ class QueueRunner:
             work.cancel()
         if works:
             await asyncio.wait(works)
-        if self._possession is not None:
-            await self._possession.stop()
+        if self._verifier is not None:
+            await self._verifier.stop()
         await self._kept.stop()
-        await self._rolls.stop()
-        await self._hands.stop()
+        await self._pool_observer.stop()
+        await self._executor.stop()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             with contextlib.suppress(GanglineError):
@@ -406,7 +406,7 @@ class QueueRunner:
                 for effect in self.core.handle(*events):
                     if self._closed:
                         break
-                    self._hands.carry_out(effect)
+                    self._executor.carry_out(effect)
                 if self._cancels:
                     self._answer_cancels()
         except Exception:
@@ -478,8 +478,8 @@ class QueueRunner:
 
     def _look(self) -> None:
         """A doubt comes first."""
-        if self._possession is not None:
-            self._possession.look()
+        if self._verifier is not None:
+            self._verifier.look()
         else:
             self._context.guard.look()
 
@@ -506,11 +506,11 @@ class QueueRunner:
         while self._searched_at < self._context.guard.reconnected_at:
             began_at = self._loop.time()
             jobs = [entry.submission.job for entry in self.entries.values() if entry.submission is not None]
-            for job in await self._hands.outcomes.cancelled(jobs):
+            for job in await self._executor.outcomes.cancelled(jobs):
                 self.tell(on.Cancel, job=job)
             self._searched_at = began_at
         self._searching = None
-        if self._possession is not None and self._possession.certain:
+        if self._verifier is not None and self._verifier.certain:
             self.tell(on.OwnershipConfirmed)
 
     async def _be_asked(self) -> None:
@@ -532,7 +532,7 @@ class QueueRunner:
         self._result_ttl_s = self._context.settings.result_ttl_s if own is None else own
         self.tell(on.Routed, route=record or _DEFAULT, explicit=record is not None)
         for pool in (record or _DEFAULT).pools(self.endpoint):
-            self._rolls.follow(pool)
+            self._pool_observer.follow(pool)
 
     def _on_pool(
         self, pool: str, known: bool, workers: int, largest: int, costs: dict[str, int], once: frozenset[str]
@@ -540,8 +540,8 @@ class QueueRunner:
         self.tell(on.PoolSeen, pool=pool, known=known, workers=workers, largest=largest, costs=costs, once=once)
 
     async def _sure(self) -> None:
-        assert self._possession is not None
-        await self._possession.wait()
+        assert self._verifier is not None
+        await self._verifier.wait()
 
     # -- what can be seen -----------------------------------------------------------------------------------------
 
@@ -562,12 +562,12 @@ class QueueRunner:
     @property
     def started(self) -> int:
         """Tries that were sent."""
-        return self._hands.flights.started
+        return self._executor.sent_attempts.started
 
     @property
     def leased(self) -> int:
         """Slots leased."""
-        return sum(feeder.leased for feeder in self._hands.feeders.values())
+        return sum(lessor.leased for lessor in self._executor.lessors.values())
 
     def info(self, job: str) -> JobInfo | None:
         """What is known of a job; None if it is not in hand."""
@@ -636,7 +636,7 @@ class QueueRunner:
         )
 
     def __repr__(self) -> str:
-        return f"Queue({self.endpoint}, {self.core!r}, {self._hands!r})"
+        return f"QueueRunner({self.endpoint}, {self.core!r}, {self._executor!r})"
 
 
 _DEFAULT: Final = RouteRecord(queue=QueueRules())

@@ -63,7 +63,7 @@ class LeasedSlots:
         return not self.retired and trusted and hold.worker.reachable
 
     def __repr__(self) -> str:
-        return f"Slots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
+        return f"LeasedSlots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
 
 
 class SlotLessor:
@@ -335,4 +335,6 @@ class SlotLessor:
         lease.hold.release(aside_s=aside_s)
 
     def __repr__(self) -> str:
-        return f"Feeder({self.pool}, wanted={self._wanted}, asked={sum(self._asks.values())}, leases={self._leases})"
+        return (
+            f"SlotLessor({self.pool}, wanted={self._wanted}, asked={sum(self._asks.values())}, leases={self._leases})"
+        )

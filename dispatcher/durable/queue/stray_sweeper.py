@@ -102,4 +102,4 @@ class StraySweeper:
         return MalformedMessage(f"{message.subject} is no subject of a task")
 
     def __repr__(self) -> str:
-        return f"Strays(buried={self.buried})"
+        return f"StraySweeper(buried={self.buried})"

@@ -125,4 +125,4 @@ class WorkerFailureDetector:
             pool.suspect(watched.worker, f"nobody has listened there for {self._gone_after_s:g} s")
 
     def __repr__(self) -> str:
-        return f"Vigil(watched={len(self._watched)}, lost={self.lost})"
+        return f"WorkerFailureDetector(watched={len(self._watched)}, lost={self.lost})"

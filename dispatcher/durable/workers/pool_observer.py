@@ -122,7 +122,7 @@ class PoolObserver:
         return name in self._known.names, len(view.workers), largest, costs, once
 
     def __repr__(self) -> str:
-        return f"Rolls({sorted(self._seen)})"
+        return f"PoolObserver({sorted(self._seen)})"
 
 
 __all__ = ["KnownPools", "PoolObserver"]

@@ -285,20 +285,20 @@ async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(nats_url
         first = await leading(system, "first", **shard)
         second = await system.coordinator("second", **shard)
         term = first.term
-        assert term is not None and first._office is not None
-        candidacy = first._office.candidacy
+        assert term is not None and first._context is not None
+        elector = first._context.elector
         # As one that was frozen between its look at the clock and its writes: it hears of nothing, and goes on.
-        candidacy.trusted = lambda: True
-        candidacy.tell = lambda event: None
+        elector.trusted = lambda: True
+        elector.tell = lambda event: None
         await until(lambda: second.state is CoordinatorState.LEADING)
         assert first.term is term and term.core.leading
 
         gang = await system.owner.acquire(pool="train", size=2)
         revisions = []
         await system.ledger.watch("gang.*", lambda entry: revisions.append((entry.key, entry.revision)))
-        moment = term._office.clock.moment()
+        moment = term._context.clock.moment()
         request = AcquireRequest.model_validate({"pool": "train", "size": 2, "id": "zombie", "owner_token": "z"})
-        term._hands.desk._waiting[10**9] = _Silent()
+        term._executor.request_server._waiting[10**9] = _Silent()
         term.feed(on.AcquireAsked(**moment, request=request, reply_to=10**9, new_id="x", new_token="y"))
         await until(lambda: term.metrics.statistics()["commits_refused"] >= 1)
         await asyncio.sleep(0.5)
@@ -308,8 +308,8 @@ async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(nats_url
         # What it held in vain comes back by itself, since it tells nobody.
         await until(lambda: system.slots_in_use == 2)
         assert (await leader_of(system, first.shard.leader_key)).instance == second.instance
-        del candidacy.trusted, candidacy.tell
-        candidacy.deposed()
+        del elector.trusted, elector.tell
+        elector.deposed()
         await until(lambda: first.term is None)
         await system.owner.release(gang)
         assert system.slots_in_use == 0

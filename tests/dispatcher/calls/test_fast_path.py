@@ -62,13 +62,13 @@ def test_the_short_way_chooses_as_the_general_one_does(loads, seed, requests):
         general.settle(other)
         assert loads_of(short) == loads_of(general)
         # Tried again, it is to the pool as any other.
-        ticket = short.tried_plain(RoutedRequest(method="echo", max_attempts=7), worker, other.number, 1.0)
-        assert all_of(ticket) == all_of(other)
+        routed_request = short.tried_plain(RoutedRequest(method="echo", max_attempts=7), worker, other.number, 1.0)
+        assert all_of(routed_request) == all_of(other)
     assert short.placed == 0
 
 
-def all_of(ticket: RoutedRequest) -> dict[str, object]:
-    return {name: getattr(ticket, name) for name in dir(ticket) if not name.startswith("__")}
+def all_of(routed_request: RoutedRequest) -> dict[str, object]:
+    return {name: getattr(routed_request, name) for name in dir(routed_request) if not name.startswith("__")}
 
 
 def loads_of(core: RoutingCore) -> list[tuple[int, int, int]]:
@@ -105,7 +105,7 @@ def test_nobody_is_overtaken_by_the_short_way():
     assert not core.admit(waiting, 1.0)
     core.view.discharge(core.view.workers["w0"], 2)
     assert core.place_plain("echo") is None
-    assert [effect.ticket for effect in core.pump(2.0)] == [waiting]
+    assert [effect.routed_request for effect in core.pump(2.0)] == [waiting]
     assert core.place_plain("echo") is not None
 
 
@@ -208,9 +208,9 @@ async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None
     worker = await rig.worker()
     await warm(rig)
     await turns()  # else it were sent at once, see the last test
-    express = rig.router._express
-    flight = express.launch("images.echo", (1,), {}, CallOptions(), 0)
-    express.failed(flight, asyncio.CancelledError())
+    fast_path = rig.router._fast_path
+    flight = fast_path.launch("images.echo", (1,), {}, CallOptions(), 0)
+    fast_path.failed(flight, asyncio.CancelledError())
     await turns()
     assert len(worker.heard) == 1
     assert counts(rig) == (2, 1)
@@ -280,9 +280,9 @@ def test_options_that_ask_for_something_are_not_plain(options):
     async def run(rig: Rig) -> None:
         await rig.worker(behave=rejects(Reason.FULL, 0))
         await warm(rig)
-        express = rig.router._express
-        assert express.launch("images.echo", (), {}, CallOptions(**options), 0) is None
-        flight = express.launch("images.echo", (), {}, CallOptions(), 0)
+        fast_path = rig.router._fast_path
+        assert fast_path.launch("images.echo", (), {}, CallOptions(**options), 0) is None
+        flight = fast_path.launch("images.echo", (), {}, CallOptions(), 0)
         assert flight is not None and (await flight.future)[2] == ["w1", "echo"]
 
     asyncio.run(run())

@@ -20,20 +20,20 @@ async def warm(rig: Rig) -> None:
     await rig.client.call("images.echo", 0)
 
 
-def alarms(rig: Rig) -> int:
+def timeouts(rig: Rig) -> int:
     """How many calls have a deadline to come."""
-    return sum(map(len, rig.router._express._deadlines._by_time.values()))
+    return sum(map(len, rig.router._fast_path._deadlines._by_time.values()))
 
 
 @on_rig()
 async def test_the_time_that_is_left_travels_with_the_call(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
-    flight = rig.router._express.launch("images.echo", (1,), {}, CallOptions(timeout_s=2.5), 0)
-    assert flight.timeout_s == 2.5 and alarms(rig) == 1
+    flight = rig.router._fast_path.launch("images.echo", (1,), {}, CallOptions(timeout_s=2.5), 0)
+    assert flight.timeout_s == 2.5 and timeouts(rig) == 1
     assert (await flight.future)[2] == ["w1", "echo"]
     assert worker.heard[-1][5] == 2500
-    assert alarms(rig) == 0
+    assert timeouts(rig) == 0
     rig.balanced()
 
 
@@ -53,7 +53,7 @@ async def test_at_the_deadline_the_worker_is_told_once_to_stop_and_the_slot_coun
     assert rig.router.pools["images"].core.placed == 1
     worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
     await turns()
-    assert alarms(rig) == 0
+    assert timeouts(rig) == 0
     numbers = rig.router.metrics.statistics()
     assert (numbers["requests"], numbers["errors"]) == (2, 1)
     rig.balanced()
@@ -107,7 +107,7 @@ async def test_one_that_was_cancelled_is_left_alone_at_its_deadline(rig: Rig) ->
     assert len(worker.heard_of(RequestOp.CANCEL)) == 1
     worker.answer((AnswerOp.OK, sent[1], "too late"))
     await turns()
-    assert alarms(rig) == 0
+    assert timeouts(rig) == 0
     rig.balanced()
 
 
@@ -117,7 +117,7 @@ async def test_arguments_that_cannot_be_sent_leave_no_deadline_behind(rig: Rig) 
     await warm(rig)
     with pytest.raises(InvalidRequest):
         await rig.client.options(timeout_s=1).call("images.echo", object())
-    assert alarms(rig) == 0
+    assert timeouts(rig) == 0
     rig.balanced()
 
 
@@ -125,19 +125,19 @@ async def test_arguments_that_cannot_be_sent_leave_no_deadline_behind(rig: Rig) 
 async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_general_way(rig: Rig) -> None:
     worker = await rig.worker(slots=200)
     await warm(rig)
-    express, worker.behave = rig.router._express, silent
-    flights = [express.launch("images.echo", (), {}, CallOptions(timeout_s=100 + n), 0) for n in range(64)]
+    fast_path, worker.behave = rig.router._fast_path, silent
+    flights = [fast_path.launch("images.echo", (), {}, CallOptions(timeout_s=100 + n), 0) for n in range(64)]
     assert None not in flights
-    assert express.launch("images.echo", (), {}, CallOptions(timeout_s=99), 0) is None
+    assert fast_path.launch("images.echo", (), {}, CallOptions(timeout_s=99), 0) is None
     [*_, last] = await worker.hears(RequestOp.TASK, 65)
     worker.answer((AnswerOp.OK, last[1], None))
     await flights[-1].future
-    other = express.launch("images.echo", (), {}, CallOptions(timeout_s=99), 0)
+    other = fast_path.launch("images.echo", (), {}, CallOptions(timeout_s=99), 0)
     assert other is not None, "the times of those that were answered are forgotten"
     [*_, last] = await worker.hears(RequestOp.TASK, 66)
     worker.answer(*((AnswerOp.OK, frame[1], None) for frame in worker.heard_of(RequestOp.TASK)[1:]))
     await turns()
-    assert alarms(rig) == 0
+    assert timeouts(rig) == 0
     rig.balanced()
 
 

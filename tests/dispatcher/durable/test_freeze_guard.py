@@ -107,7 +107,7 @@ async def _no_bucket() -> KeyValue:
     raise AssertionError("no turn is taken here")
 
 
-def possession(guard: DoubtMonitor, server: Server) -> tuple[OwnershipVerifier, list[str]]:
+def verifier(guard: DoubtMonitor, server: Server) -> tuple[OwnershipVerifier, list[str]]:
     told: list[str] = []
     made = OwnershipVerifier(
         guard,
@@ -126,7 +126,7 @@ async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes() -
     bus = hub.connect("d")
     guard, server = DoubtMonitor(bus, 1.0), Server()
     guard.start()
-    made, told = possession(guard, server)
+    made, told = verifier(guard, server)
     server.answers = [StorageUnavailable("no leader"), StorageUnavailable("no leader"), OURS]
     hub.disconnect(bus)
     hub.reconnect(bus)
@@ -145,7 +145,7 @@ async def test_an_answer_from_before_a_second_doubt_does_not_count() -> None:
     bus = hub.connect("d")
     guard, server = DoubtMonitor(bus, 1.0), Server()
     guard.start()
-    made, told = possession(guard, server)
+    made, told = verifier(guard, server)
     server.answers = [OURS, OURS]
     for _ in range(2):
         hub.disconnect(bus)
@@ -163,7 +163,7 @@ async def test_a_lost_consumer_is_said_once_and_nobody_becomes_sure() -> None:
     bus = hub.connect("d")
     guard, server = DoubtMonitor(bus, 1.0), Server()
     guard.start()
-    made, told = possession(guard, server)
+    made, told = verifier(guard, server)
     server.answers = [ConsumerLost("gone")]
     hub.disconnect(bus)
     hub.reconnect(bus)

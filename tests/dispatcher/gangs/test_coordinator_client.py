@@ -79,9 +79,9 @@ async def test_a_coordinator_of_an_earlier_version_is_asked_where_it_listens(wat
         await hub.connect("watcher").subscribe("gangline.>", lambda _: None)
     leader = Leader(unanswered=0)
     await leader.serve(hub, privately=False)
-    desk = CoordinatorClient(hub.connect("owner"), NAMES)
-    assert (await desk.ask(GangOperation.RELEASE, OWNED, 1.0)).state is GangState.ENDED
-    desk.release_unheard(OWNED)
+    coordinator_client = CoordinatorClient(hub.connect("owner"), NAMES)
+    assert (await coordinator_client.ask(GangOperation.RELEASE, OWNED, 1.0)).state is GangState.ENDED
+    coordinator_client.release_unheard(OWNED)
     await asyncio.sleep(0.1)
     assert len(leader.asked_at) == 2
 
@@ -89,12 +89,12 @@ async def test_a_coordinator_of_an_earlier_version_is_asked_where_it_listens(wat
 async def test_that_nobody_leads_is_known_soon_though_somebody_watches_and_a_new_leader_is_asked_privately() -> None:
     hub, seen = MemoryServer(), list[str]()
     await hub.connect("watcher").subscribe("gangline.>", lambda message: seen.append(message.subject))
-    desk, loop = CoordinatorClient(hub.connect("owner"), NAMES), asyncio.get_running_loop()
+    coordinator_client, loop = CoordinatorClient(hub.connect("owner"), NAMES), asyncio.get_running_loop()
     began_at = loop.time()
     with pytest.raises(NoCoordinator) as caught:
-        await desk.ask(GangOperation.RELEASE, OWNED, 20.0)
+        await coordinator_client.ask(GangOperation.RELEASE, OWNED, 20.0)
     assert isinstance(caught.value.__cause__, NoResponders) and loop.time() - began_at < 1.0
     await Leader(unanswered=0).serve(hub)
     seen.clear()
-    assert (await desk.ask(GangOperation.RELEASE, OWNED, 1.0)).state is GangState.ENDED
+    assert (await coordinator_client.ask(GangOperation.RELEASE, OWNED, 1.0)).state is GangState.ENDED
     assert not seen

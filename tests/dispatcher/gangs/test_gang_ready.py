@@ -52,12 +52,12 @@ async def test_a_gang_is_ready_when_the_start_hooks_of_all_its_members_have_ende
     began = loop.time()
     async with rig.client.gang(pool="train", size=2, strategy="spread") as gang:
         assert loop.time() - began < 1.0, "formed, and not ready"
-        reply = await rig.client.router.gangs.desk.ask(GangOperation.RENEW, gang._owner._owned, 1.0)
+        reply = await rig.client.router.gangs.coordinator_client.ask(GangOperation.RENEW, gang._owner._owned, 1.0)
         assert (reply.step, reply.ready) == ("formed", False)
         assert await gang.ready() == 1
         assert 3.0 <= loop.time() - began < 3.5
         assert await gang.ready() == 1
-        reply = await rig.client.router.gangs.desk.ask(GangOperation.RENEW, gang._owner._owned, 1.0)
+        reply = await rig.client.router.gangs.coordinator_client.ask(GangOperation.RENEW, gang._owner._owned, 1.0)
         assert reply.ready
 
 
@@ -122,9 +122,9 @@ async def test_a_new_leader_learns_that_a_gang_is_ready(rig: GangRig) -> None:
         await rig.coordinator.stop()
         await asyncio.sleep(5.0)
         await rig.start_coordinator("third")
-        desk = rig.client.router.gangs.desk
+        coordinator_client = rig.client.router.gangs.coordinator_client
         await asyncio.sleep(1.0)
-        assert (await desk.ask(GangOperation.RENEW, gang._owner._owned, 1.0)).ready
+        assert (await coordinator_client.ask(GangOperation.RENEW, gang._owner._owned, 1.0)).ready
 
 
 # -- standing sets -----------------------------------------------------------------------------------------------------

@@ -237,8 +237,8 @@ class Deaf:
 def hear_late(rig: GangRig) -> None:
     """The answer to the client's acquire takes 8 s, in which the gang loses its worker."""
     rig.hub.faults = Deaf()
-    desk = rig.client.router.gangs.desk
-    acquire = desk.acquire
+    coordinator_client = rig.client.router.gangs.coordinator_client
+    acquire = coordinator_client.acquire
 
     async def slowly(*args: Any) -> Any:
         answer = await acquire(*args)
@@ -246,7 +246,7 @@ def hear_late(rig: GangRig) -> None:
         await asyncio.sleep(8)
         return answer
 
-    desk.acquire = slowly  # type: ignore[method-assign]
+    coordinator_client.acquire = slowly  # type: ignore[method-assign]
 
 
 @on_gang_rig("w1")

@@ -238,7 +238,7 @@ async def test_a_selection_of_a_gang_tells_where_its_task_ran_and_its_key_holds_
     keys: list[str | None] = []
     place = rig.client.router.sets._sets["llm"].pool.place
     rig.client.router.sets._sets["llm"].pool.place = (  # type: ignore[method-assign]
-        lambda ticket, *rest: keys.append(ticket.key) or place(ticket, *rest)  # type: ignore[func-returns-value]
+        lambda routed_request, *rest: keys.append(routed_request.key) or place(routed_request, *rest)  # type: ignore[func-returns-value]
     )
     for stream in (False, True):
         async with client.choose_worker("llm") as selection:

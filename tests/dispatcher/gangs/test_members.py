@@ -54,7 +54,7 @@ def target_on(line: Line, *, patient: bool = True, timeout_s: float | None = Non
 
 async def again(target: MemberTarget, fate: TryOutcome) -> None:
     """The try ends with that fate, and gets its place for another."""
-    target.books.settle(target.ticket)
+    target.books.settle(target.routed_request)
     assert await target.place(fate) is target
 
 
@@ -66,7 +66,7 @@ async def test_a_refusal_since_its_slots_are_in_use_is_waited_out_if_the_caller_
     await target.place(None)
     for attempt in (2, 3):
         await again(target, TryOutcome.FULL)
-        assert (target.ticket.attempts, line.slots.used) == (attempt, 1)
+        assert (target.routed_request.attempts, line.slots.used) == (attempt, 1)
     assert line.pauses == 2
 
 
@@ -115,11 +115,11 @@ async def test_an_older_idea_of_the_epoch_is_mended_by_the_answer_and_a_newer_ep
 
 @pytest.mark.parametrize("fate", TryOutcome)
 async def test_on_slots_that_are_held_it_is_sent_once(fate: TryOutcome) -> None:
-    line, ticket = Line(), RoutedRequest(method="m")
-    held = RankSlots(line.worker, "own", line.slots, ticket)
+    line, routed_request = Line(), RoutedRequest(method="m")
+    held = RankSlots(line.worker, "own", line.slots, routed_request)
     target = target_on(line, patient=False, held=held)
     await target.place(None)
-    assert (target.token, target.ticket, ticket.attempts) == ("own", ticket, 1)
+    assert (target.token, target.routed_request, routed_request.attempts) == ("own", routed_request, 1)
     with pytest.raises(GanglineError):
         await target.place(fate)
     assert line.pauses == 0

@@ -288,7 +288,7 @@ async def test_a_job_that_may_stand_further_down_is_waited_for(rig: JobsRig, mon
 @on_both_buses
 async def test_a_search_that_loses_the_server_says_that(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await rig.client.submit("images.echo")
-    stream = await rig.client._desk.streams.tasks()
+    stream = await rig.client._queries.streams.tasks()
     monkeypatch.setattr(stream, "next", failing(StorageUnavailable("no answer")), raising=False)
     with pytest.raises(StorageUnavailable):
         await rig.client.job(job.id).status()

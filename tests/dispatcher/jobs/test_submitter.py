@@ -162,7 +162,7 @@ async def test_a_cancellation_whose_purge_got_no_answer_holds_and_can_be_repeate
 ) -> None:
     for done in (True, False):
         job = await rig.client.options(delay_s=60).submit("images.echo")
-        tasks = await job._desk.streams.tasks()
+        tasks = await job._queries.streams.tasks()
         purge = tasks.purge
 
         async def unheard(pattern: str, *, really: bool = done, purge: Any = purge) -> int:
@@ -185,7 +185,7 @@ async def test_a_schedule_whose_time_comes_while_it_is_cancelled_is_stopped_at_i
 ) -> None:
     dispatcher = await rig.take_queue()
     job = await rig.client.options(delay_s=3600).submit("images.echo")
-    mine = await job._desk.streams.tasks()
+    mine = await job._queries.streams.tasks()
 
     async def too_late(pattern: str) -> int:
         scheduled = await mine.last(rig.names.schedule(job.id))

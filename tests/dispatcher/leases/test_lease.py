@@ -273,17 +273,19 @@ async def test_a_use_is_trusted_for_no_longer_than_a_renewal(rig: Rig) -> None:
 
 async def test_slots_of_a_lease_that_were_given_to_a_cancelled_waiter_go_to_the_next() -> None:
     slots = LeaseSlots(1, asyncio.get_running_loop())
-    tickets = [RoutedRequest(method="echo") for _ in range(3)]
-    for ticket in tickets:
-        ticket.cost = 1
-    assert slots.take_nowait(tickets[0])
+    routed_requests = [RoutedRequest(method="echo") for _ in range(3)]
+    for routed_request in routed_requests:
+        routed_request.cost = 1
+    assert slots.take_nowait(routed_requests[0])
     late = GanglineError("late")
-    first, second = (asyncio.ensure_future(slots.take(ticket, None, late)) for ticket in tickets[1:])
+    first, second = (
+        asyncio.ensure_future(slots.take(routed_request, None, late)) for routed_request in routed_requests[1:]
+    )
     await turns()
     assert (slots.used, slots.waiting) == (1, 2)
-    slots.give(tickets[0])
+    slots.give(routed_requests[0])
     first.cancel()  # in the turn in which it was served
     await second
     assert first.cancelled() and (slots.used, slots.waiting) == (1, 0)
-    slots.give(tickets[2])
+    slots.give(routed_requests[2])
     assert slots.used == 0

@@ -15,7 +15,7 @@ from ...support.dispatcher.fakes import turns
 LATE = GanglineError("late")
 
 
-def ticket() -> RoutedRequest:
+def routed_request() -> RoutedRequest:
     made = RoutedRequest(method="echo")
     made.cost = 1
     return made
@@ -23,24 +23,24 @@ def ticket() -> RoutedRequest:
 
 async def test_whoever_gave_up_just_before_its_turn_came_gives_back_nothing() -> None:
     slots = LeaseSlots(1, asyncio.get_running_loop())
-    user = ticket()
+    user = routed_request()
     assert slots.take_nowait(user)
-    waiter = asyncio.ensure_future(slots.take(ticket(), None, LATE))
+    waiter = asyncio.ensure_future(slots.take(routed_request(), None, LATE))
     await turns()
     waiter.cancel()
     slots.give(user)  # comes to the waiter before it has noticed that it was cancelled
     await asyncio.wait({waiter})
     assert waiter.cancelled() and slots.used == 0
-    assert slots.take_nowait(user) and not slots.take_nowait(ticket())
+    assert slots.take_nowait(user) and not slots.take_nowait(routed_request())
 
 
 async def test_a_deadline_in_the_turn_in_which_a_slot_comes_back_gives_back_nothing() -> None:
     loop = asyncio.get_running_loop()
     slots = LeaseSlots(1, loop)
-    user = ticket()
+    user = routed_request()
     assert slots.take_nowait(user)
     deadline = loop.time() + 1
-    waiter = asyncio.ensure_future(slots.take(ticket(), deadline, LATE))
+    waiter = asyncio.ensure_future(slots.take(routed_request(), deadline, LATE))
     await turns()
     loop.call_at(deadline, slots.give, user)  # the timer of the deadline was set before: it fires first
     with pytest.raises(GanglineError, match="late"):
@@ -50,9 +50,9 @@ async def test_a_deadline_in_the_turn_in_which_a_slot_comes_back_gives_back_noth
 
 async def test_the_slots_pass_over_one_that_gave_up_to_the_next() -> None:
     slots = LeaseSlots(1, asyncio.get_running_loop())
-    user, next_user = ticket(), ticket()
+    user, next_user = routed_request(), routed_request()
     assert slots.take_nowait(user)
-    first = asyncio.ensure_future(slots.take(ticket(), None, LATE))
+    first = asyncio.ensure_future(slots.take(routed_request(), None, LATE))
     second = asyncio.ensure_future(slots.take(next_user, None, LATE))
     await turns()
     first.cancel()

@@ -38,7 +38,7 @@ class Counting(Sticky):
 
 
 class CoreMachine(RuleBasedStateMachine):
-    tickets = Bundle("tickets")
+    routed_requests = Bundle("tickets")
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class CoreMachine(RuleBasedStateMachine):
     # -- what may happen ------------------------------------------------------------------------------------------
 
     @rule(
-        target=tickets,
+        target=routed_requests,
         method=st.sampled_from(["one", "two", "again"]),
         key=st.sampled_from([None, None, "a", "b"]),
         model=st.sampled_from([None, None, "m"]),
@@ -63,13 +63,13 @@ class CoreMachine(RuleBasedStateMachine):
         patient=st.booleans(),
     )
     def arrive(self, method: str, key: Any, model: Any, labels: Any, slots: Any, patient: bool) -> Any:
-        ticket = RoutedRequest(
+        routed_request = RoutedRequest(
             method=method, slots=slots, key=key, model=model, labels=labels, patient=patient, max_attempts=6
         )
         workers = self.core.view.workers.values()
         before = self.core.waiting
         try:
-            placed = self.core.admit(ticket, self.now)
+            placed = self.core.admit(routed_request, self.now)
         except QueueFull:
             assert before >= self.settings.max_queued  # more when tries came to nothing and took their old places
             return multiple()
@@ -82,42 +82,42 @@ class CoreMachine(RuleBasedStateMachine):
         except Saturated:
             assert workers and all(0 < worker.total < slots for worker in workers)
             return multiple()
-        self.alive.append(ticket)
-        assert placed == (ticket.worker is not None) == (not ticket.waits)
-        return ticket
+        self.alive.append(routed_request)
+        assert placed == (routed_request.worker is not None) == (not routed_request.waits)
+        return routed_request
 
-    @rule(ticket=tickets, fate=st.sampled_from(list(TryOutcome)))
-    def comes_to_nothing(self, ticket: RoutedRequest, fate: TryOutcome) -> None:
-        worker = ticket.worker
+    @rule(routed_request=routed_requests, fate=st.sampled_from(list(TryOutcome)))
+    def comes_to_nothing(self, routed_request: RoutedRequest, fate: TryOutcome) -> None:
+        worker = routed_request.worker
         if worker is None:
             return
-        self.core.settle(ticket)
-        self.core.turned_down(ticket, worker, fate)
+        self.core.settle(routed_request)
+        self.core.turned_down(routed_request, worker, fate)
         try:
-            self.core.again(ticket, fate, self.now)
+            self.core.again(routed_request, fate, self.now)
         except GanglineError as error:
-            self.alive.remove(ticket)
+            self.alive.remove(routed_request)
             if fate.may_have_started:
                 assert error.may_have_started
         else:
-            assert ticket.attempts <= 6
-            assert fate.allows_retry(ticket.repeatable)
+            assert routed_request.attempts <= 6
+            assert fate.allows_retry(routed_request.repeatable)
 
-    @rule(ticket=tickets)
-    def is_answered(self, ticket: RoutedRequest) -> None:
-        if ticket.worker is not None:
-            self.core.settle(ticket)
-            self.core.settle(ticket)
-            self.core.accepted(ticket, self.now)
-            self.alive.remove(ticket)
+    @rule(routed_request=routed_requests)
+    def is_answered(self, routed_request: RoutedRequest) -> None:
+        if routed_request.worker is not None:
+            self.core.settle(routed_request)
+            self.core.settle(routed_request)
+            self.core.accepted(routed_request, self.now)
+            self.alive.remove(routed_request)
             self.pump()
 
-    @rule(ticket=tickets)
-    def is_given_up(self, ticket: RoutedRequest) -> None:
-        if ticket in self.alive:
-            self.core.withdraw(ticket)
-            self.core.withdraw(ticket)
-            self.alive.remove(ticket)
+    @rule(routed_request=routed_requests)
+    def is_given_up(self, routed_request: RoutedRequest) -> None:
+        if routed_request in self.alive:
+            self.core.withdraw(routed_request)
+            self.core.withdraw(routed_request)
+            self.alive.remove(routed_request)
             self.pump()
 
     @rule(
@@ -206,16 +206,16 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def laws(self) -> None:
         self.core.check()
-        for ticket in self.alive:
-            assert ticket.waits != (ticket.worker is not None), ticket
+        for routed_request in self.alive:
+            assert routed_request.waits != (routed_request.worker is not None), routed_request
         charged: Counter[str] = Counter()
-        for ticket in self.alive:
-            if ticket.worker is not None:
-                charged[f"{ticket.worker.id} {ticket.worker.instance}"] += ticket.cost
+        for routed_request in self.alive:
+            if routed_request.worker is not None:
+                charged[f"{routed_request.worker.id} {routed_request.worker.instance}"] += routed_request.cost
         for worker in self.core.view.workers.values():
             assert worker.own == charged[f"{worker.id} {worker.instance}"]
-        assert self.core.placed == sum(ticket.worker is not None for ticket in self.alive)
-        assert self.core.waiting == sum(ticket.waits for ticket in self.alive)
+        assert self.core.placed == sum(routed_request.worker is not None for routed_request in self.alive)
+        assert self.core.waiting == sum(routed_request.waits for routed_request in self.alive)
         routed, completed = self.policy.routed_count, self.policy.completed_count
         assert routed.total() - completed.total() == self.core.placed
 
@@ -233,37 +233,37 @@ class CoreMachine(RuleBasedStateMachine):
         return self.core.view.workers[name]
 
     def pump(self) -> None:
-        heads = {ticket.queue: ticket.number for ticket in reversed(list(self.core._line))}
+        heads = {routed_request.queue: routed_request.number for routed_request in reversed(list(self.core._line))}
         effects = self.core.pump(self.now)
         seen: Counter[Any] = Counter()
         for effect in effects:
             assert isinstance(effect, Placed)
-            queue = effect.ticket.queue
+            queue = effect.routed_request.queue
             if not seen[queue]:
-                assert effect.ticket.number == heads[queue], "the oldest of a class goes first"
-            assert seen[queue] < effect.ticket.number
-            seen[queue] = effect.ticket.number
+                assert effect.routed_request.number == heads[queue], "the oldest of a class goes first"
+            assert seen[queue] < effect.routed_request.number
+            seen[queue] = effect.routed_request.number
         self.carry_out(effects)
 
     def carry_out(self, effects: Any) -> None:
         for effect in effects:
             if isinstance(effect, PlacementRefused):
-                assert effect.ticket.worker is None and not effect.ticket.waits
-                self.alive.remove(effect.ticket)
+                assert effect.routed_request.worker is None and not effect.routed_request.waits
+                self.alive.remove(effect.routed_request)
             else:
-                assert effect.ticket.worker is not None
+                assert effect.routed_request.worker is not None
 
     def lose(self, worker: WorkerEntry) -> None:
-        for ticket in [ticket for ticket in self.alive if ticket.worker is worker]:
-            self._end(ticket)
+        for routed_request in [routed_request for routed_request in self.alive if routed_request.worker is worker]:
+            self._end(routed_request)
 
-    def _end(self, ticket: RoutedRequest) -> None:
-        self.core.settle(ticket)
+    def _end(self, routed_request: RoutedRequest) -> None:
+        self.core.settle(routed_request)
         try:
-            self.core.again(ticket, TryOutcome.LOST, self.now)
+            self.core.again(routed_request, TryOutcome.LOST, self.now)
         except GanglineError as error:
-            assert error.may_have_started or ticket.uncertain, "the caller must be told; see caller.py"
-            self.alive.remove(ticket)
+            assert error.may_have_started or routed_request.uncertain, "the caller must be told; see caller.py"
+            self.alive.remove(routed_request)
 
 
 CoreMachine.TestCase.settings = settings(max_examples=repetitions(50, whole=150), stateful_step_count=40, deadline=None)

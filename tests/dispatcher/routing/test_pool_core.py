@@ -28,7 +28,7 @@ def core_of(**workers: int) -> RoutingCore:
     return core
 
 
-def ticket(**facts: Any) -> RoutedRequest:
+def routed_request(**facts: Any) -> RoutedRequest:
     return RoutedRequest(method="echo", **facts)
 
 
@@ -41,7 +41,7 @@ def fill(core: RoutingCore, name: str, *, own: bool = False) -> None:
 
 def test_a_retry_does_not_overtake_an_older_request_that_waits() -> None:
     core = core_of(a=2)
-    old, young = ticket(), ticket()
+    old, young = routed_request(), routed_request()
     assert core.admit(old, 0.0) and core.admit(young, 0.0)
     core.settle(old)
     fill(core, "a")
@@ -56,7 +56,7 @@ def test_a_retry_does_not_overtake_an_older_request_that_waits() -> None:
 @pytest.mark.parametrize("fate", [None, TryOutcome.FULL, TryOutcome.UNHEARD])
 def test_that_no_worker_can_be_reached_is_not_called_a_lack_of_room(fate: TryOutcome | None) -> None:
     core = core_of(a=1, b=1)
-    waiting = ticket()
+    waiting = routed_request()
     waiting.fate = fate
     core.view.unreachable(core.view.workers["a"])
     assert isinstance(core.give_up(waiting, "for 1 s"), Saturated)
@@ -68,11 +68,11 @@ def test_that_no_worker_can_be_reached_is_not_called_a_lack_of_room(fate: TryOut
 def test_a_probe_waits_for_the_backoff_and_is_left_out_while_requests_are_taken() -> None:
     core = core_of(a=1)
     fill(core, "a")
-    waiting = ticket()
+    waiting = routed_request()
     assert not core.admit(waiting, 0.0)
     delay = core.next_wake_s(0.0)
     assert delay is not None and 0.0125 <= delay <= 0.025
-    core.accepted(ticket(), 0.01)
+    core.accepted(routed_request(), 0.01)
     assert core.wake(delay) == []  # others were just taken: their answers will say where there is room
     assert core.next_wake_s(delay) is not None
     assert core.wake(1.0) == [Placed(waiting)]
@@ -82,8 +82,8 @@ def test_a_probe_waits_for_the_backoff_and_is_left_out_while_requests_are_taken(
 def test_a_worker_that_is_full_of_our_own_is_not_probed() -> None:
     core = core_of(a=2)
     for _ in range(2):
-        assert core.admit(ticket(), 0.0)
-    assert not core.admit(ticket(), 0.0)
+        assert core.admit(routed_request(), 0.0)
+    assert not core.admit(routed_request(), 0.0)
     core.next_wake_s(0.0)
     assert core.wake(10.0) == []
 
@@ -91,20 +91,20 @@ def test_a_worker_that_is_full_of_our_own_is_not_probed() -> None:
 def test_whoever_waits_is_told_when_the_method_is_gone() -> None:
     core = core_of(a=1)
     fill(core, "a")
-    waiting = ticket()
+    waiting = routed_request()
     assert not core.admit(waiting, 0.0)
     record = Registration(pool="p", worker="a", epoch=1, instance="i", slots=1, methods={"again": MethodInfo()})
     core.registered(record, 5, 1.0)
     [effect] = core.wake(1.0)
     assert isinstance(effect, PlacementRefused) and isinstance(effect.error, UnknownMethod)
     with pytest.raises(UnknownMethod, match="again"):
-        core.admit(ticket(), 1.0)
+        core.admit(routed_request(), 1.0)
 
 
 def test_progress_of_its_class_makes_a_request_wait_longer() -> None:
     core = core_of(a=1)
     fill(core, "a", own=True)
-    first, second = ticket(), ticket()
+    first, second = routed_request(), routed_request()
     assert not core.admit(first, 0.0) and not core.admit(second, 0.0)
     core.accepted(first, 50.0)
     core.next_wake_s(0.0)
@@ -116,14 +116,14 @@ def test_progress_of_its_class_makes_a_request_wait_longer() -> None:
 
 def test_the_error_says_why_there_was_no_room() -> None:
     empty = core_of()
-    assert isinstance(empty.give_up(ticket(), "now"), NoWorkers)
+    assert isinstance(empty.give_up(routed_request(), "now"), NoWorkers)
     core = core_of(a=1)
-    assert isinstance(core.give_up(ticket(), "now"), Saturated)
+    assert isinstance(core.give_up(routed_request(), "now"), Saturated)
     core.view.loaded(core.view.workers["a"], Load(0, 0, 1, LoadFlag.DRAINING), 1, 0.0)
-    assert isinstance(core.give_up(ticket(), "now"), Draining)
+    assert isinstance(core.give_up(routed_request(), "now"), Draining)
     core = core_of(a=1)
     core.view.unreachable(core.view.workers["a"])
-    unheard = ticket()
+    unheard = routed_request()
     unheard.fate = TryOutcome.UNHEARD
     assert isinstance(core.give_up(unheard, "now"), NoWorkers)
 
@@ -137,7 +137,7 @@ def test_during_a_roll_out_a_new_task_does_not_hold_up_the_old_ones() -> None:
     fill(core, "new")
     fresh = RoutedRequest(method="fresh")
     assert not core.admit(fresh, 0.0)
-    assert core.admit(ticket(), 0.0)
+    assert core.admit(routed_request(), 0.0)
 
 
 def slots_of(number: int) -> RoutedRequest:
@@ -174,5 +174,9 @@ def test_who_waits_for_a_large_worker_has_the_time_of_its_restart() -> None:
     core.gone(core.view.workers["b"], 10.0)
     assert core.wake(10.9) == []
     [refused] = core.wake(11.0)
-    assert refused.ticket is waiting and isinstance(refused, PlacementRefused) and isinstance(refused.error, Saturated)
+    assert (
+        refused.routed_request is waiting
+        and isinstance(refused, PlacementRefused)
+        and isinstance(refused.error, Saturated)
+    )
     core.check()

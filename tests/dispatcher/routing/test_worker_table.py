@@ -129,9 +129,9 @@ def test_methods_are_counted_over_workers() -> None:
 def choose(
     view: WorkerTable, policy: Any = None, *, anyhow: bool = False, seed: int = 1, **demand: Any
 ) -> WorkerEntry | None:
-    ticket = RoutedRequest(method=demand.pop("method", "echo"), **demand)
+    routed_request = RoutedRequest(method=demand.pop("method", "echo"), **demand)
     candidates = Candidates(view, random.Random(seed).random)
-    return (policy or Sticky()).choose(candidates.of(ticket, anyhow=anyhow), ticket)  # type: ignore[no-any-return]
+    return (policy or Sticky()).choose(candidates.of(routed_request, anyhow=anyhow), routed_request)  # type: ignore[no-any-return]
 
 
 def name(worker: WorkerEntry | None) -> str | None:
@@ -200,11 +200,11 @@ def test_a_request_for_many_slots_needs_them_free() -> None:
 
 def test_those_that_turned_it_down_are_avoided() -> None:
     view = view_of(record("a"), record("b"))
-    ticket = RoutedRequest(method="echo")
-    ticket.avoid = {view.workers["a"]}
+    routed_request = RoutedRequest(method="echo")
+    routed_request.avoid = {view.workers["a"]}
     candidates = Candidates(view, random.Random(1).random)
-    assert name(PowerOfTwo().choose(candidates.of(ticket), ticket)) == "b"
-    assert [name(worker) for worker in candidates.of(ticket)] == ["b"]
+    assert name(PowerOfTwo().choose(candidates.of(routed_request), routed_request)) == "b"
+    assert [name(worker) for worker in candidates.of(routed_request)] == ["b"]
 
 
 def test_a_key_has_one_home_that_moves_only_when_it_must() -> None:
@@ -266,11 +266,15 @@ def test_a_model_goes_where_it_is_then_to_the_fewest_models_then_anywhere() -> N
 def test_choosing_looks_at_no_more_workers_when_there_are_more() -> None:
     def steps(size: int) -> int:
         view = view_of(*(record(f"w{n}") for n in range(size)))
-        candidates, ticket, policy = Candidates(view, random.Random(1).random), RoutedRequest(method="echo"), Sticky()
+        candidates, routed_request, policy = (
+            Candidates(view, random.Random(1).random),
+            RoutedRequest(method="echo"),
+            Sticky(),
+        )
 
         def choose() -> None:
             for _ in range(50):
-                worker = policy.choose(candidates.of(ticket), ticket)
+                worker = policy.choose(candidates.of(routed_request), routed_request)
                 assert worker is not None
                 view.charge(worker, 1)
                 view.discharge(worker, 1)

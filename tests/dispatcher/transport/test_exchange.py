@@ -83,11 +83,11 @@ async def test_one_that_is_taken_back_makes_room_for_another(rig: Rig) -> None:
     await rig.client.call("images.echo")
     await asyncio.sleep(1)
     before, half = worker.messages, b"x" * (rig.hub.max_payload // 2)
-    express = rig.router._express
-    first = express.launch("images.echo", (half,), {}, CallOptions(), 0)
-    express.failed(first, asyncio.CancelledError())
-    second = express.launch("images.echo", (half,), {}, CallOptions(), 0)
-    third = express.launch("images.echo", (b"x" * 1000,), {}, CallOptions(), 0)
+    fast_path = rig.router._fast_path
+    first = fast_path.launch("images.echo", (half,), {}, CallOptions(), 0)
+    fast_path.failed(first, asyncio.CancelledError())
+    second = fast_path.launch("images.echo", (half,), {}, CallOptions(), 0)
+    third = fast_path.launch("images.echo", (b"x" * 1000,), {}, CallOptions(), 0)
     assert (await second.future)[2] == (await third.future)[2] == ["w1", "echo"]
     assert worker.messages - before == 1
     rig.balanced()

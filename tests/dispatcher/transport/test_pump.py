@@ -33,23 +33,23 @@ def make(workers: int) -> tuple[RoutingCore, Counting]:
 
 
 def admit(core: RoutingCore, key: str) -> RoutedRequest:
-    ticket = RoutedRequest(method="echo", key=key, patient=True)
-    core.admit(ticket, 0.0)
-    return ticket
+    routed_request = RoutedRequest(method="echo", key=key, patient=True)
+    core.admit(routed_request, 0.0)
+    return routed_request
 
 
 def test_an_answer_costs_no_look_at_those_who_wait_for_other_workers() -> None:
     core, policy = make(1)
-    tickets = [admit(core, f"user-{number}") for number in range(1000)]
-    running = tickets[0]
+    routed_requests = [admit(core, f"user-{number}") for number in range(1000)]
+    running = routed_requests[0]
     worker = running.worker
     assert worker is not None and core.waiting == 999
-    for expected in tickets[1:50]:
+    for expected in routed_requests[1:50]:
         core.settle(running)
         policy.asked = 0
         (placed,) = core.pump(0.0, worker)
-        assert placed.ticket is expected and policy.asked == 1
-        running = placed.ticket
+        assert placed.routed_request is expected and policy.asked == 1
+        running = placed.routed_request
 
 
 def test_a_worker_with_room_that_nobody_waits_for_costs_nothing_at_the_answers_of_others() -> None:
@@ -57,9 +57,9 @@ def test_a_worker_with_room_that_nobody_waits_for_costs_nothing_at_the_answers_o
     keys = [f"user-{number}" for number in range(1000)]
     busy = admit(core, keys[0]).worker
     assert busy is not None
-    for ticket in [admit(core, key) for key in keys[1:]]:
-        if core._candidates.of(ticket).home(str(ticket.key)) is not busy:
-            core.withdraw(ticket)
+    for routed_request in [admit(core, key) for key in keys[1:]]:
+        if core._candidates.of(routed_request).home(str(routed_request.key)) is not busy:
+            core.withdraw(routed_request)
     assert core.waiting > 300 and core.view.has_room and not busy.has_room
     policy.asked = 0
     assert core.pump(0.0, busy) == [] and policy.asked == 0

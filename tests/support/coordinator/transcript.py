@@ -7,7 +7,6 @@ from typing import Any
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
 
-
 _WORDS: dict[type, str] = {on.SchedulerTick: "Tick"}
 """Of those that have another name in the code."""
 

@@ -52,7 +52,7 @@ async def test_spans_and_calls_inside_a_task_belong_to_it_and_inherit_its_deadli
         with tracer.span("inner"):
             pass
 
-    began = rig.worker._desk.books.now()  # type: ignore[union-attr]
+    began = rig.worker._worker_server.driver.now()  # type: ignore[union-attr]
     rig.worker.pool.tasks["nested"].prepare()
     await rig.hand.ask(*task(1, "nested", trace=PARENT, deadline_ms=5000))
     await rig.hand.quiet()
@@ -93,7 +93,7 @@ async def test_the_metrics_balance_at_rest(rig: Rig):
     await rig.hand.ask(*task(5, "fail"))
     await rig.hand.ask(*task(6, deadline_ms=0))
     await rig.hand.quiet(0.2)
-    metrics: Any = rig.worker._desk.metrics  # type: ignore[union-attr]
+    metrics: Any = rig.worker._worker_server.metrics  # type: ignore[union-attr]
     assert metrics.load() == rig.worker.core.load == Load(0, 0, 2)
     assert metrics.statistics() == {
         "started": 2, "finished": 2, "rejected": 1, "granted": 3, "expired": 1, "released": 2,

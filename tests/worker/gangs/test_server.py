@@ -352,7 +352,7 @@ async def test_a_new_epoch_ends_members_and_reports_them_and_their_tasks_run_on(
     old = await leader.hold("other")
     rig.hand.send(task(1, "wait", token=seats[0].token))
     await rig.hand.quiet()
-    rig.worker._desk.new_epoch("frozen")  # type: ignore[union-attr]
+    rig.worker._worker_server.new_epoch("frozen")  # type: ignore[union-attr]
     report = await leader.report()
     assert (report["cause"], report["rank"]) == ("failed", 0) and "epoch" in report["detail"]
     assert load_of(rig) == (1, 0), "the task runs on and is counted; the hold is gone"

@@ -16,7 +16,7 @@ async def test_a_lease_that_cannot_be_recorded_is_answered_and_holds_no_slot(rig
     async def fails(token: str) -> int:
         raise error
 
-    monkeypatch.setattr(rig.worker._desk.ledger, "write_now", fails)
+    monkeypatch.setattr(rig.worker._worker_server.ledger, "write_now", fails)
     answer = await rig.hand.ask(*reserve(1, flags=int(ReserveFlag.SYNC)))
     assert answer[:2] == [AnswerOp.ERROR, 1]
     assert rig.worker.core.load[:2] == (0, 0)

@@ -37,7 +37,7 @@ class Bench:
     async def __aenter__(self) -> Bench:
         self.bus = self.hub.connect(self.instance)
         self.kv = await self.bus.bucket(NAMES.ledger_bucket, BucketSettings())
-        self.presence = Registrar(
+        self.registrar = Registrar(
             self.bus,
             self.kv,
             NAMES,
@@ -61,12 +61,12 @@ class Bench:
         self.confirmed += 1
 
     async def __aexit__(self, *error: object) -> None:
-        await self.presence.stop()
+        await self.registrar.stop()
         await self.bus.close()
 
     async def serve(self) -> int:
-        previous = await self.presence.claim()
-        await self.presence.publish()
+        previous = await self.registrar.claim()
+        await self.registrar.publish()
         return previous
 
     def values(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ async def test_both_keys_stand_while_it_lives_and_expire_when_it_is_gone():
         assert await bench.serve() == 0
         await asyncio.sleep(100.0)
         assert sorted(bench.values()) == ["alive.images.w1", "reg.images.w1"]
-        await bench.presence.stop()
+        await bench.registrar.stop()
         await asyncio.sleep(4.0)
         assert sorted(bench.values()) == ["reg.images.w1"]
         await asyncio.sleep(60.0)
@@ -89,7 +89,7 @@ async def test_a_change_is_written_at_once():
     async with Bench(MemoryServer()) as bench:
         await bench.serve()
         bench.slots = 9
-        bench.presence.rewrite()
+        bench.registrar.rewrite()
         await asyncio.sleep(0.05)
         assert bench.values()["reg.images.w1"]["slots"] == 9
         assert bench.values()["alive.images.w1"]["total"] == 9
@@ -98,8 +98,8 @@ async def test_a_change_is_written_at_once():
 async def test_withdrawing_takes_both_keys_away():
     async with Bench(MemoryServer()) as bench:
         await bench.serve()
-        await bench.presence.withdraw()
-        await bench.presence.withdraw()
+        await bench.registrar.withdraw()
+        await bench.registrar.withdraw()
         assert bench.values() == {}
 
 
@@ -119,12 +119,12 @@ async def test_a_predecessors_registration_is_no_loss_to_one_that_has_not_publis
     async with Bench(hub, "one", epoch=41) as first:
         await first.serve()
     async with Bench(hub, "two") as second:
-        await second.presence.claim()
-        second.presence.rewrite()  # a new epoch after a freeze, or a reconnect, in the middle of a start
+        await second.registrar.claim()
+        second.registrar.rewrite()  # a new epoch after a freeze, or a reconnect, in the middle of a start
         await asyncio.sleep(1.0)
         assert second.lost == []
-        await second.presence.publish()
-        second.presence.rewrite()
+        await second.registrar.publish()
+        second.registrar.rewrite()
         await asyncio.sleep(1.0)
         assert second.lost == []
         assert second.values()["reg.images.w1"]["instance"] == "two"
@@ -136,7 +136,7 @@ async def test_a_living_id_is_refused_within_two_heartbeats():
         await first.serve()
         began = asyncio.get_running_loop().time()
         with pytest.raises(WorkerIdTaken, match="instance one") as caught:
-            await second.presence.claim()
+            await second.registrar.claim()
         assert asyncio.get_running_loop().time() - began < 2.0
         assert caught.value.details == {"worker": "images.w1", "instance": "one"}
         assert first.lost == []
@@ -161,9 +161,9 @@ async def test_one_that_was_away_too_long_learns_that_its_id_was_taken_and_write
         hub.heal(first.bus)
         await asyncio.sleep(10.0)
         assert first.lost == ["two"], "told once"
-        assert first.presence.lost
-        first.presence.rewrite()
-        await first.presence.withdraw()
+        assert first.registrar.lost
+        first.registrar.rewrite()
+        await first.registrar.withdraw()
         await asyncio.sleep(2.0)
         assert {value["instance"] for value in second.values().values()} == {"two"}
         assert second.lost == []
@@ -215,7 +215,7 @@ async def test_events_are_broadcast_with_who_and_when():
         heard: list[Any] = []
         listener = bench.hub.connect("listener")
         await listener.subscribe(NAMES.events, lambda message: heard.append((message.subject, message.data)))
-        bench.presence.announce(WorkerEvent.JOINED, why="test")
+        bench.registrar.announce(WorkerEvent.JOINED, why="test")
         await asyncio.sleep(0.05)
         subject, data = heard[0]
         assert subject == "rig.event.worker.images.w1"
@@ -223,7 +223,7 @@ async def test_events_are_broadcast_with_who_and_when():
         assert (body["event"], body["worker"], body["epoch"], body["why"]) == ("joined", "w1", 7, "test")
         await listener.close()
         bench.hub.disconnect(bench.bus)
-        bench.presence.announce(WorkerEvent.LEFT)  # nobody may hear it, and nothing breaks
+        bench.registrar.announce(WorkerEvent.LEFT)  # nobody may hear it, and nothing breaks
 
 
 async def test_a_start_without_storage_gives_up_after_its_time():
@@ -231,7 +231,7 @@ async def test_a_start_without_storage_gives_up_after_its_time():
         bench.hub.storage_down()
         began = asyncio.get_running_loop().time()
         with pytest.raises(StorageUnavailable):
-            await bench.presence.claim()
+            await bench.registrar.claim()
         assert 10.0 <= asyncio.get_running_loop().time() - began < 16.0
 
 
@@ -269,8 +269,8 @@ async def test_only_the_last_confirmation_that_was_asked_for_comes():
     async with Bench(MemoryServer()) as bench:
         await bench.serve()
         told: list[str] = []
-        bench.presence.confirm(lambda: told.append("first"))
+        bench.registrar.confirm(lambda: told.append("first"))
         await asyncio.sleep(0)  # its heartbeat is on the way: begun before the second was asked for
-        bench.presence.confirm(lambda: told.append("second"))
+        bench.registrar.confirm(lambda: told.append("second"))
         await asyncio.sleep(1.5)
         assert told == ["second"]

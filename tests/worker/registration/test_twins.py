@@ -13,7 +13,7 @@ LATER = 1_000_000
 
 
 def stand_still(worker: Worker) -> None:
-    worker._desk.guard.last_at -= 1.5  # type: ignore[union-attr]
+    worker._worker_server.guard.last_at -= 1.5  # type: ignore[union-attr]
 
 
 @on_rig()

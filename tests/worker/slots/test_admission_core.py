@@ -512,7 +512,7 @@ def test_its_statistics_are_zero_at_rest_and_its_repr_tells_the_state():
     bench = Bench(keep_s=1.0)
     lease = bench.granted()
     record = bench.started(2, token=lease.token)
-    assert repr(bench.core).startswith("<WorkerCore epoch=1000 1 leases, SlotLimiter(total=2, running=1")
+    assert repr(bench.core).startswith("<AdmissionCore epoch=1000 1 leases, SlotLimiter(total=2, running=1")
     bench.end(record)
     bench.core.release(bench.me(), None, lease.token, bench.now)
     for bench.now in (5.0, 10.0):

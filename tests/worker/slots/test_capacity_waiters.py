@@ -10,39 +10,39 @@ from ...support.worker.rig import Rig, on_rig, reserve, task
 
 
 def test_the_longest_waiting_is_invited_first_and_once() -> None:
-    contenders = CapacityWaiters()
+    waiters = CapacityWaiters()
     for reply in ("a", "b", "a", "c"):
-        contenders.refused(reply, 1, 0.0)
-    assert contenders.invite(2, 0.1) == ["a", "b"]
-    assert contenders.invite(2, 0.1) == ["c"]
-    assert contenders.invite(2, 0.1) == []
+        waiters.refused(reply, 1, 0.0)
+    assert waiters.invite(2, 0.1) == ["a", "b"]
+    assert waiters.invite(2, 0.1) == ["c"]
+    assert waiters.invite(2, 0.1) == []
 
 
 def test_no_more_are_invited_than_there_is_room_for() -> None:
-    contenders = CapacityWaiters()
-    contenders.refused("large", 3, 0.0)
-    contenders.refused("small", 1, 0.0)
-    assert contenders.invite(2, 0.1) == ["small"]
-    assert contenders.invite(3, 0.1) == ["large"]
+    waiters = CapacityWaiters()
+    waiters.refused("large", 3, 0.0)
+    waiters.refused("small", 1, 0.0)
+    assert waiters.invite(2, 0.1) == ["small"]
+    assert waiters.invite(3, 0.1) == ["large"]
 
 
 def test_who_was_told_otherwise_or_gave_up_long_ago_is_not_invited() -> None:
-    contenders = CapacityWaiters()
-    contenders.refused("told", 1, 0.0)
-    contenders.refused("", 1, 0.0)
-    contenders.refused("gone", 1, 0.0)
-    contenders.refused("more", 3, 0.0)
-    contenders.told("told", 1)
-    contenders.told("more", 2)
-    assert len(contenders) == 2
-    assert contenders.invite(5, KEEP_S) == [] and len(contenders) == 0
+    waiters = CapacityWaiters()
+    waiters.refused("told", 1, 0.0)
+    waiters.refused("", 1, 0.0)
+    waiters.refused("gone", 1, 0.0)
+    waiters.refused("more", 3, 0.0)
+    waiters.told("told", 1)
+    waiters.told("more", 2)
+    assert len(waiters) == 2
+    assert waiters.invite(5, KEEP_S) == [] and len(waiters) == 0
 
 
 def test_they_are_bounded() -> None:
-    contenders = CapacityWaiters()
+    waiters = CapacityWaiters()
     for number in range(MOST + 5):
-        contenders.refused(f"r{number}", 1, 0.0)
-    assert len(contenders) == MOST
+        waiters.refused(f"r{number}", 1, 0.0)
+    assert len(waiters) == MOST
 
 
 @on_rig()

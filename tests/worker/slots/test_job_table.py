@@ -17,14 +17,14 @@ class Bench:
         self.sender = RouterHistory("s", doubtful=False)
         self.ids = 0
 
-    def hearer(self, *, streams: bool = False) -> JobListener:
+    def listener(self, *, streams: bool = False) -> JobListener:
         self.ids += 1
         return JobListener(self.sender, self.ids, None, streams=streams)
 
     def begin(
         self, job: str, attempt: int = 1, *, endpoint: str = "e", streams: bool = False, acks: bool = False
     ) -> RunningJob:
-        first = self.hearer(streams=streams)
+        first = self.listener(streams=streams)
         record = TaskRecord(self.sender, first.id, 1, None, NEVER)
         self.sender.running[first.id] = record
         return self.table.begin(JobKey(endpoint, job), attempt, record, first, acks=acks)
@@ -32,14 +32,14 @@ class Bench:
     def attach(
         self, job: RunningJob, *, streams: bool = False, items: int | None = None
     ) -> tuple[JobListener, list[bytes]]:
-        hearer = self.hearer(streams=streams)
-        self.sender.running[hearer.id] = job.record
-        return hearer, list(self.table.attach(job, hearer, items))
+        listener = self.listener(streams=streams)
+        self.sender.running[listener.id] = job.record
+        return listener, list(self.table.attach(job, listener, items))
 
     def end(self, job: RunningJob, *, failed: bool = False, now: float = 0.0, answer: bytes = b"answer") -> None:
-        for hearer in job.hearers:
-            del self.sender.running[hearer.id]
-            self.sender.done[hearer.id] = answer
+        for listener in job.listeners:
+            del self.sender.running[listener.id]
+            self.sender.done[listener.id] = answer
         self.table.end(job, answer, failed=failed, now=now)
 
     def names(self, endpoint: str | None = None, after: str = FIRST, most: int = 100) -> tuple[list[str], str | None]:
@@ -100,7 +100,7 @@ def test_only_items_that_nobody_took_are_kept():
     assert bench.table.take_items(job, 2) == 2
     assert bench.table.take_items(job, 1) == 0
     assert bench.attach(job)[1] == [], "who reads no items gets none, and does not become the reader"
-    assert job.reader is job.hearers[0]
+    assert job.reader is job.listeners[0]
     assert bench.attach(job, streams=True)[1] == [b"2", b"3", b"4"]
     reader, items = bench.attach(job, streams=True, items=4)
     assert items == [b"4"]

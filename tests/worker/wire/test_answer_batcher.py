@@ -43,7 +43,7 @@ class Wire:
         return [list(frame) for _, data in self.sent for frame in frames.decode_answer(data).frames]
 
 
-def outbox(wire: Wire, keep_bytes: int = 10_000) -> AnswerBatcher:
+def answer_batcher(wire: Wire, keep_bytes: int = 10_000) -> AnswerBatcher:
     return AnswerBatcher(cast(Bus, wire), lambda: (7, Load(1, 2, 4)), keep_bytes=keep_bytes, log=logger_for("test"))
 
 
@@ -53,7 +53,7 @@ def ok(number: int, size: int = 0) -> bytes:
 
 async def test_frames_of_one_turn_to_one_reply_share_a_message():
     wire = Wire()
-    box = outbox(wire)
+    box = answer_batcher(wire)
     box.put("a", ok(1))
     box.put("b", ok(2))
     box.put("a", ok(3))
@@ -67,7 +67,7 @@ async def test_frames_of_one_turn_to_one_reply_share_a_message():
 
 async def test_the_next_turn_has_a_message_of_its_own():
     wire = Wire()
-    box = outbox(wire)
+    box = answer_batcher(wire)
     box.put("a", ok(1))
     await asyncio.sleep(0)
     box.put("a", ok(2))
@@ -78,7 +78,7 @@ async def test_the_next_turn_has_a_message_of_its_own():
 
 async def test_the_largest_frame_fits_a_message_of_its_own():
     wire = Wire()
-    box = outbox(wire)
+    box = answer_batcher(wire)
     overhead = len(ok(1, 900)) - 900
     frame = ok(1, box.largest_frame - overhead)
     assert len(frame) == box.largest_frame
@@ -91,7 +91,7 @@ async def test_the_largest_frame_fits_a_message_of_its_own():
 
 async def test_what_cannot_be_sent_is_kept_in_order_and_sent_when_the_connection_is_back():
     wire = Wire()
-    box = outbox(wire)
+    box = answer_batcher(wire)
     wire.error = Disconnected("down")
     for number in range(3):
         box.put("a", ok(number))
@@ -106,7 +106,7 @@ async def test_what_cannot_be_sent_is_kept_in_order_and_sent_when_the_connection
 
 async def test_of_too_much_the_oldest_goes_first_and_is_counted():
     wire = Wire()
-    box = outbox(wire, keep_bytes=1000)
+    box = answer_batcher(wire, keep_bytes=1000)
     wire.error = Disconnected("down")
     for number in range(5):
         box.put("a", ok(number, 400))
@@ -119,7 +119,7 @@ async def test_of_too_much_the_oldest_goes_first_and_is_counted():
 
 async def test_a_closed_bus_takes_nothing_and_breaks_nothing():
     wire = Wire()
-    box = outbox(wire)
+    box = answer_batcher(wire)
     wire.error = ClosedError("closed")
     box.put("a", ok(1))
     await asyncio.sleep(0)
@@ -129,19 +129,19 @@ async def test_a_closed_bus_takes_nothing_and_breaks_nothing():
 
 async def test_a_muted_outbox_says_nothing_more():
     wire = Wire()
-    box = outbox(wire)
+    box = answer_batcher(wire)
     box.put("a", ok(1))
     box.mute()
     box.put("a", ok(2))
     await asyncio.sleep(0)
     assert wire.sent == []
-    assert repr(box) == "Outbox(messages=0, frames=0, dropped=0, kept_bytes=0)"
+    assert repr(box) == "AnswerBatcher(messages=0, frames=0, dropped=0, kept_bytes=0)"
 
 
 @given(sizes=st.lists(st.integers(0, 900), max_size=40))
 async def test_whatever_the_sizes_nothing_is_lost_or_too_large(sizes):
     wire = Wire()
-    box = outbox(wire)
+    box = answer_batcher(wire)
     for number, size in enumerate(sizes):
         box.put("a", ok(number, size))
     await asyncio.sleep(0)
@@ -168,7 +168,7 @@ async def test_a_reply_subject_that_cannot_be_used_costs_the_others_nothing():
             super().publish(subject, data, reply=reply, headers=headers)
 
     wire = Picky()
-    box = outbox(wire)
+    box = answer_batcher(wire)
     box.put("evil.*", ok(1))
     box.put("a", ok(2))
     await asyncio.sleep(0)
@@ -185,7 +185,7 @@ async def test_a_reply_subject_that_cannot_be_used_costs_the_others_nothing():
 
 async def test_what_comes_after_a_loss_waits_for_what_was_kept():
     wire = Wire()
-    box = outbox(wire)
+    box = answer_batcher(wire)
     wire.error = Disconnected("down")
     box.put("a", ok(1))
     box.flush()
@@ -203,7 +203,7 @@ async def test_what_comes_after_a_loss_waits_for_what_was_kept():
 async def test_an_answer_that_a_later_server_does_not_take_is_an_error_and_not_silence() -> None:
     """The connection was lost, and the server that is there now allows smaller messages."""
     wire = Wire(max_payload=5000)
-    box = outbox(wire)
+    box = answer_batcher(wire)
     wire.error = Disconnected("no connection")
     for frame in (ok(6), ok(7, 3000), frames.encode_frame((AnswerOp.ITEM, 8, 0, b"x" * 3000))):
         box.put("a", frame)

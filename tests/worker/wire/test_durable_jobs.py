@@ -268,8 +268,8 @@ async def test_a_job_outlives_the_epoch_that_it_was_started_in(rig: Rig):
     first.send(task(1, "wait", ["a"], meta=meta()))
     await first.quiet()
     old = rig.worker.core.epoch
-    assert rig.worker._desk is not None
-    rig.worker._desk.new_epoch("frozen")
+    assert rig.worker._worker_server is not None
+    rig.worker._worker_server.new_epoch("frozen")
     assert await second.ask(*task(1, "wait", ["a"], meta=meta()), epoch=old) == [REJECTED, 1, "stale"]
     second.send(attach(2), epoch=old)
     second.send(attach(3))

@@ -55,8 +55,8 @@ class Storm:
                 answer = await self.hands[hand].ask(*reserve(where, slots=1, ttl_ms=1000))
                 self.tokens += answer[2:3] if answer[0] == AnswerOp.GRANTED else []
             case 9 if rng.random() < 0.3:
-                assert self.rig.worker._desk is not None
-                self.rig.worker._desk.new_epoch("frozen")
+                assert self.rig.worker._worker_server is not None
+                self.rig.worker._worker_server.new_epoch("frozen")
             case 10 if self.sent:
                 where, what = rng.choice(self.sent)
                 self.hands[where].send((int(RequestOp.CREDIT), what, rng.randrange(3)))

@@ -78,7 +78,7 @@ class ThreadExecutor:
                 self._idle += 1
 
     def __repr__(self) -> str:
-        return f"Threads({self._name!r}, total={self._total}, idle={self._idle})"
+        return f"ThreadExecutor({self._name!r}, total={self._total}, idle={self._idle})"
 
 
 class ThreadExecution(TaskExecution):

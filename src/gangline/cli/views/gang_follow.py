@@ -42,7 +42,7 @@ SHORTEST: Final = 3
 async def list_gangs(client: Client, gangset: str | None = None) -> GangListReply:
     """All gangs that have not ended, or those of one standing set."""
     wanted = GangListRequest(gangset=gangset)
-    return await client.router.gangs.desk.ask_for(GangListReply, GangOperation.LIST, wanted, ANSWER_S)
+    return await client.router.gangs.coordinator_client.ask_for(GangListReply, GangOperation.LIST, wanted, ANSWER_S)
 
 
 async def ask_of(
@@ -58,9 +58,9 @@ async def ask_of(
         UnknownGang: there is none, or there are several; says which.
         GanglineError: as CoordinatorClient.ask_for.
     """
-    desk = client.router.gangs.desk
+    coordinator_client = client.router.gangs.coordinator_client
     try:
-        return await desk.ask_for(answer, operation, request, timeout_s)
+        return await coordinator_client.ask_for(answer, operation, request, timeout_s)
     except UnknownGang as error:
         begin, named = request.id, list[str]()
         with contextlib.suppress(GanglineError):
@@ -74,7 +74,7 @@ async def ask_of(
         if len(named) > 1:
             text = f"{begin} begins the ids of {len(named)} gangs: {', '.join(named[:5])}"
             raise UnknownGang(text) from error
-    return await desk.ask_for(answer, operation, request.model_copy(update={"id": named[0]}), timeout_s)
+    return await coordinator_client.ask_for(answer, operation, request.model_copy(update={"id": named[0]}), timeout_s)
 
 
 async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> GangReply:
@@ -88,9 +88,9 @@ async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> 
     owned = OwnedRequest(id=f"g{token()}", owner_token=token())
     names = {"id": owned.id, "owner_token": owned.owner_token, "traceparent": tracer.traceparent()}
     request = AcquireRequest.parse({**names, **body})
-    desk = client.router.gangs.desk
+    coordinator_client = client.router.gangs.coordinator_client
     deadline = None if request.deadline_s is None else asyncio.get_running_loop().time() + request.deadline_s
-    asking = asyncio.ensure_future(desk.acquire(request, deadline, ANSWER_S))
+    asking = asyncio.ensure_future(coordinator_client.acquire(request, deadline, ANSWER_S))
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((asking, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -102,7 +102,7 @@ async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> 
         asking.cancel()
         with contextlib.suppress(asyncio.CancelledError, GanglineError):
             await asking
-        desk.release_unheard(owned)
+        coordinator_client.release_unheard(owned)
         await client.router.bus.flush()
         raise
     finally:
@@ -166,7 +166,7 @@ def event_line(event: GangEvent) -> str:
     return "  ".join(parts)
 
 
-async def keep(desk: CoordinatorClient, gang: GangReply, stop: asyncio.Event) -> None:
+async def keep(coordinator_client: CoordinatorClient, gang: GangReply, stop: asyncio.Event) -> None:
     """Renew until `stop` is set, then release.
 
     Raises:
@@ -184,7 +184,7 @@ async def keep(desk: CoordinatorClient, gang: GangReply, stop: asyncio.Event) ->
         else:
             break
         try:
-            now = await desk.ask(GangOperation.RENEW, owned, gang.ttl_s / 3)
+            now = await coordinator_client.ask(GangOperation.RENEW, owned, gang.ttl_s / 3)
         except LeaseError:
             raise
         except GanglineError as error:
@@ -194,6 +194,6 @@ async def keep(desk: CoordinatorClient, gang: GangReply, stop: asyncio.Event) ->
             generation = now.generation
             click.echo(f"gang {gang.id} is in generation {generation}: {now.reason or now.step}", err=True)
     try:
-        await desk.ask(GangOperation.RELEASE, owned, 60.0)
+        await coordinator_client.ask(GangOperation.RELEASE, owned, 60.0)
     except GangEnded:
         pass

@@ -43,7 +43,7 @@ def it_is_acknowledged_before_its_end_is_stored(patch: pytest.MonkeyPatch) -> No
 
     def store(self: Completion, task: Task, state: Any) -> None:
         original(self, task, state)
-        self._books.settle(Ack(seq=task.seq, job=task.job, tried=False))
+        self._state.settle(Ack(seq=task.seq, job=task.job, tried=False))
 
     patch.setattr(Completion, "_store", store)
 
@@ -60,8 +60,8 @@ def what_was_held_back_in_doubt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 @mutant
 def a_retry_is_never_woken(patch: pytest.MonkeyPatch) -> None:
     def wait(self: Completion, task: Task, until: float) -> None:
-        if until > self._books.now:
-            self._books.move(task, TaskStep.WAITING)
+        if until > self._state.now:
+            self._state.move(task, TaskStep.WAITING)
         else:
             self._admission.admit(task)
 
@@ -76,11 +76,11 @@ def tasks_start_before_it_is_known_what_runs(patch: pytest.MonkeyPatch) -> None:
     original = StartScheduler.room
 
     def room(self: StartScheduler) -> int:
-        before, self._books.open = self._books.open, True
+        before, self._state.open = self._state.open, True
         try:
             return original(self)
         finally:
-            self._books.open = before
+            self._state.open = before
 
     patch.setattr(StartScheduler, "room", room)
 
@@ -90,7 +90,7 @@ def what_is_told_before_it_arrives_is_not_attached_to(patch: pytest.MonkeyPatch)
     original = Arrivals.adopted
 
     def adopted(self: Arrivals, event: Any) -> None:
-        if event.job in self._books.jobs:
+        if event.job in self._state.jobs:
             original(self, event)
 
     patch.setattr(Arrivals, "adopted", adopted)
@@ -105,7 +105,7 @@ def a_timed_out_try_is_given_up_before_it_has_ended(patch: pytest.MonkeyPatch) -
         if why is StopReason.TIMED_OUT:
             self._admission.end(task)
             task.doom = None
-            self._wait(task, self._books.now)
+            self._wait(task, self._state.now)
 
     patch.setattr(Completion, "stop", stop)
 
@@ -193,7 +193,7 @@ def an_ordered_key_goes_on_while_its_head_waits_for_a_retry(patch: pytest.Monkey
 
     def noted(self: Completion, seq: int) -> None:
         original(self, seq)
-        task = self._books.tasks.get(seq)
+        task = self._state.tasks.get(seq)
         if task is not None and task.step is TaskStep.WAITING:
             self._admission.dismiss(task)
             task.ordered = False
@@ -220,7 +220,7 @@ def an_ordered_key_goes_by_priority(patch: pytest.MonkeyPatch) -> None:
     def enrol(self: Admission, task: Task) -> None:
         original(self, task)
         if task.ordered and task.submission.priority > 0 and task.step in ADMITTED | {TaskStep.NEW}:
-            self._demote(self._books.lanes.start(task.key or "", task.seq))
+            self._demote(self._state.ordered_keys.start(task.key or "", task.seq))
 
     patch.setattr(Admission, "enrol", enrol)
 
@@ -230,7 +230,7 @@ def one_that_comes_back_goes_to_the_end_of_the_line(patch: pytest.MonkeyPatch) -
     original = Completion._wait
 
     def wait(self: Completion, task: Task, until: float) -> None:
-        task.place = (self._books.wall, task.seq)
+        task.place = (self._state.wall, task.seq)
         original(self, task, until)
 
     patch.setattr(Completion, "_wait", wait)
@@ -239,8 +239,8 @@ def one_that_comes_back_goes_to_the_end_of_the_line(patch: pytest.MonkeyPatch) -
 @mutant
 def the_first_pool_with_room_goes_first(patch: pytest.MonkeyPatch) -> None:
     def first(self: StartScheduler) -> Any:
-        for pool in self._books.pools:
-            place = pool.next(self._books.now, self._books.settings.age_step_s)
+        for pool in self._state.pools:
+            place = pool.next(self._state.now, self._state.settings.age_step_s)
             if place is not None:
                 return (place, pool)
         return None
@@ -277,11 +277,11 @@ def in_doubt_tasks_are_started_all_the_same(patch: pytest.MonkeyPatch) -> None:
     original = StartScheduler.room
 
     def room(self: StartScheduler) -> int:
-        before, self._books.sure = self._books.sure, True
+        before, self._state.sure = self._state.sure, True
         try:
             return original(self)
         finally:
-            self._books.sure = before
+            self._state.sure = before
 
     patch.setattr(StartScheduler, "room", room)
 
@@ -293,7 +293,7 @@ def in_doubt_ends_are_stored_all_the_same(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_cancellation_is_confirmed_before_it_is_written_down(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(core, "promised", lambda books, job: True)
+    patch.setattr(core, "promised", lambda queue_state, job: True)
 
 
 @mutant
@@ -351,7 +351,7 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_planted_bug_is_caught_by_what_can_be_seen_from_outside(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(core, "check", lambda books: None)
+    monkeypatch.setattr(core, "check", lambda queue_state: None)
     MUTANTS[name](monkeypatch)
     assert caught(range(SEEDS)) is not None, f"{name} got away in {SEEDS} histories"
 

@@ -28,7 +28,7 @@ class Holder:
         self.guard.start()
         self.told: list[str] = []
         self.turn = OwnershipProof(self.bucket, KEY, dispatcher=name, ambient=Environment(), log=logger_for("test"))
-        self.possession = OwnershipVerifier(
+        self.verifier = OwnershipVerifier(
             self.guard,
             self.turn,
             self.state,
@@ -46,7 +46,7 @@ class Holder:
         return ConsumerState(name="q", filter="f", pending=0, unacknowledged=0, metadata={})
 
     async def stop(self) -> None:
-        await self.possession.stop()
+        await self.verifier.stop()
         self.guard.stop()
         await self.bus.close()
 
@@ -72,7 +72,7 @@ async def busy(holder: Holder, for_s: float) -> None:
     """Something happens all the time."""
     until = asyncio.get_running_loop().time() + for_s
     while asyncio.get_running_loop().time() < until:
-        holder.possession.look()
+        holder.verifier.look()
         await asyncio.sleep(0.01)
 
 
@@ -90,9 +90,9 @@ async def test_a_quiet_queue_writes_nothing_and_is_proven_anew_before_it_does_an
     before = revision(hub)
     await asyncio.sleep(60)
     assert revision(hub) == before and holder.told == []
-    holder.possession.look()
-    assert holder.told == ["unproven"] and not holder.possession.certain
-    await holder.possession.wait()
+    holder.verifier.look()
+    assert holder.told == ["unproven"] and not holder.verifier.certain
+    await holder.verifier.wait()
     assert holder.told == ["unproven", "sure"] and revision(hub) == before + 1
 
 
@@ -110,8 +110,8 @@ async def test_who_is_not_heard_stops_believing_before_a_successor_may_ask_what_
     hub.unmute(holder.bus)
     await asyncio.sleep(5)
     assert holder.told == ["doubted", "lost"], "whatever the consumer looks like"
-    await successor.possession.wait()
-    assert successor.possession.certain
+    await successor.verifier.wait()
+    assert successor.verifier.certain
     await successor.stop()
 
 

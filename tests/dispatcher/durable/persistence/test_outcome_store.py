@@ -30,12 +30,12 @@ class Desk:
         self.bus = MemoryServer().connect("outcomes")
         self.streams = TaskStreams(self.bus, NAMES)
         log = logger_for("test")
-        self.scribe = KvWriteBatcher(self.streams.results, sure=self._sure, log=log)
+        self.writer = KvWriteBatcher(self.streams.results, sure=self._sure, log=log)
         self.outcomes = OutcomeStore(
             self.bus,
             NAMES,
             self.streams,
-            scribe=self.scribe,
+            writer=self.writer,
             settings=DispatcherSettings(node=""),
             ambient=Environment(),
             sure=self._sure,
@@ -78,25 +78,25 @@ class Desk:
 
 
 @pytest.fixture
-async def desk() -> AsyncGenerator[Desk, None]:
+async def operations() -> AsyncGenerator[Desk, None]:
     made = Desk()
-    made.scribe.start()
+    made.writer.start()
     yield made
     await made.outcomes.stop()
-    await made.scribe.stop()
+    await made.writer.stop()
     await made.bus.close()
 
 
-async def test_a_task_that_fails_for_good_has_a_dead_letter_and_a_record(desk: Desk) -> None:
-    assert await desk.buries(desk.entry()) == (1, JobState.DEAD)
-    assert await desk.buries(desk.entry()) == (1, JobState.DEAD), "again after a crash: one letter"
+async def test_a_task_that_fails_for_good_has_a_dead_letter_and_a_record(operations: Desk) -> None:
+    assert await operations.buries(operations.entry()) == (1, JobState.DEAD)
+    assert await operations.buries(operations.entry()) == (1, JobState.DEAD), "again after a crash: one letter"
 
 
-async def test_the_record_gives_the_reason_of_the_letter_that_a_killed_predecessor_left(desk: Desk) -> None:
-    assert await desk.buries(desk.entry()) == (1, JobState.DEAD)
-    results = await desk.streams.results()
+async def test_the_record_gives_the_reason_of_the_letter_that_a_killed_predecessor_left(operations: Desk) -> None:
+    assert await operations.buries(operations.entry()) == (1, JobState.DEAD)
+    results = await operations.streams.results()
     await results.delete(NAMES.result_key("7"))  # as if it had been killed before it wrote that
-    assert await desk.buries(desk.entry(), DeadReason.EXPIRED) == (1, JobState.DEAD)
+    assert await operations.buries(operations.entry(), DeadReason.EXPIRED) == (1, JobState.DEAD)
     found = await results.get(NAMES.result_key("7"))
     assert found is not None
     record = ResultRecord.model_validate_json(found.value)
@@ -104,23 +104,23 @@ async def test_the_record_gives_the_reason_of_the_letter_that_a_killed_predecess
     assert (record.error.code, record.error.message) == ("task_failed", "it raised")
 
 
-async def test_a_task_that_was_cancelled_meanwhile_has_no_dead_letter(desk: Desk) -> None:
-    await desk.ends(JobState.CANCELLED)
-    assert await desk.buries(desk.entry()) == (0, JobState.CANCELLED)
+async def test_a_task_that_was_cancelled_meanwhile_has_no_dead_letter(operations: Desk) -> None:
+    await operations.ends(JobState.CANCELLED)
+    assert await operations.buries(operations.entry()) == (0, JobState.CANCELLED)
 
 
-async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(desk: Desk) -> None:
-    results = await desk.streams.results()
+async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(operations: Desk) -> None:
+    results = await operations.streams.results()
     effect = Store(seq=7, job="7", state=JobState.DONE, attempts=1, started_at=None, result_ttl_s=60)
 
     async def found_it() -> bool:
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        desk.outcomes.look("images", LookUpResult(seq=7, job="7"), done.set_result)
+        operations.outcomes.look("images", LookUpResult(seq=7, job="7"), done.set_result)
         return await done
 
     async def was_first() -> None:
         done = asyncio.Event()
-        desk.outcomes.store(desk.entry(), effect, done.set)
+        operations.outcomes.store(operations.entry(), effect, done.set)
         await done.wait()
 
     for ends_it in (found_it, was_first):
@@ -128,49 +128,51 @@ async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(d
         if ends_it is found_it:
             assert not await found_it()
             assert await results.get(NAMES.try_key("images", "7")) is not None, "it may be tried again"
-            await desk.ends(JobState.CANCELLED)
+            await operations.ends(JobState.CANCELLED)
         await ends_it()
-        await desk.scribe.settled()
+        await operations.writer.settled()
         assert await results.get(NAMES.try_key("images", "7")) is None
 
 
-async def test_what_is_no_record_hinders_no_burial(desk: Desk) -> None:
-    await (await desk.streams.results()).put(NAMES.result_key("7"), b"garbage")
+async def test_what_is_no_record_hinders_no_burial(operations: Desk) -> None:
+    await (await operations.streams.results()).put(NAMES.result_key("7"), b"garbage")
     done = asyncio.Event()
     error = TaskFailed("it raised")
     effect = Bury(seq=7, job="7", reason=DeadReason.FAILED, error=error, attempts=1, started_at=None, result_ttl_s=60)
-    desk.outcomes.bury(desk.entry(), effect, done.set)
+    operations.outcomes.bury(operations.entry(), effect, done.set)
     async with asyncio.timeout(10):
         await done.wait()
-    assert (await (await desk.streams.dead()).state()).messages == 1
+    assert (await (await operations.streams.dead()).state()).messages == 1
 
 
 @pytest.mark.parametrize("earlier", [False, True])
 async def test_a_schedule_that_was_cancelled_just_before_it_was_given_to_the_server_is_taken_back(
-    desk: Desk, earlier: bool
+    operations: Desk, earlier: bool
 ) -> None:
     """Unless that was another of the same name, an hour before."""
-    entry = desk.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly")
-    await desk.ends(JobState.CANCELLED, job="nightly", submitted_at=entry.message.at - 3600 * earlier)
+    entry = operations.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly")
+    await operations.ends(JobState.CANCELLED, job="nightly", submitted_at=entry.message.at - 3600 * earlier)
     answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
-    desk.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
+    operations.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
     assert await answered is None
-    schedule = await (await desk.streams.tasks()).last(NAMES.schedule("nightly"))
+    schedule = await (await operations.streams.tasks()).last(NAMES.schedule("nightly"))
     assert (schedule is not None) == earlier
 
 
-async def test_a_schedule_that_is_given_to_the_server_again_is_not_in_force_again_after_its_end(desk: Desk) -> None:
-    entry, tasks = desk.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly"), await desk.streams.tasks()
+async def test_a_schedule_that_is_given_to_the_server_again_is_not_in_force_again_after_its_end(
+    operations: Desk,
+) -> None:
+    entry, tasks = operations.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly"), await operations.streams.tasks()
     for _ in range(2):  # the first answer was lost, or whoever waited for it killed
         answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
-        desk.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
+        operations.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
         assert await answered is None
         await tasks.purge(NAMES.schedule("nightly"))
     assert (await tasks.state(NAMES.schedules)).last_sequence == 1
 
 
-async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_it_is(desk: Desk) -> None:
-    await desk.ends(JobState.DONE)
-    entry = desk.entry(Gangline_Priority="high")
+async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_it_is(operations: Desk) -> None:
+    await operations.ends(JobState.DONE)
+    entry = operations.entry(Gangline_Priority="high")
     assert entry.submission is None
-    assert await desk.buries(entry) == (1, JobState.DONE)
+    assert await operations.buries(entry) == (1, JobState.DONE)

@@ -45,14 +45,14 @@ class Bench:
         return self.rig.router.pools["images"].core.view.workers.get(name.partition(".")[2])
 
     def fly(self, *names: str, attached: bool = False) -> JointFlight:
-        def frame_of(flight: JobAttempt, rank: int) -> Frame:
-            flags = int(TaskFlag.ATTACH) if flight.attached else 0
+        def frame_of(sent_attempt: JobAttempt, rank: int) -> Frame:
+            flags = int(TaskFlag.ATTACH) if sent_attempt.attached else 0
             meta = {"job": "j", "rank": rank, "hold": True}
-            return (RequestOp.TASK, flight.id, "echo", None, None, None, None, None, flags, meta)
+            return (RequestOp.TASK, sent_attempt.id, "echo", None, None, None, None, None, flags, meta)
 
         worker = self.find(next(filter(None, names)))
         assert worker is not None
-        flight = JointFlight(
+        sent_attempt = JointFlight(
             None,  # type: ignore[arg-type]
             self.rig.router.exchange,
             self.watched,  # type: ignore[arg-type]
@@ -65,8 +65,8 @@ class Bench:
             attempt=1,
             attached=attached,
         )
-        flight.launch()
-        return flight
+        sent_attempt.launch()
+        return sent_attempt
 
     async def answer(self, number: int, operation: AnswerOp, *rest: Any) -> None:
         """The worker answers the newest task that it has."""
@@ -151,9 +151,9 @@ async def test_cancelled_before_it_was_sent_it_ends_at_once_and_later_when_all_h
         ((_, error),) = b.ended
         assert isinstance(error, TaskCancelled) and error.may_have_started is False and b.watched.count == 0
         b.ended.clear()
-        flight = b.fly(*NAMES)
+        sent_attempt = b.fly(*NAMES)
         await turns()
-        flight.cancel()
+        sent_attempt.cancel()
         await turns()
         assert b.heard(RequestOp.CANCEL) == [1, 1, 1] and b.ended == []
         for number in range(3):
@@ -187,9 +187,9 @@ async def test_a_rank_whose_answer_is_forgotten_is_asked_for_the_end_that_its_wo
 
 async def test_what_is_let_go_is_not_heard_of_and_not_stopped() -> None:
     async with bench() as b:
-        flight = b.fly(*NAMES)
+        sent_attempt = b.fly(*NAMES)
         await turns()
-        flight.let_go()
+        sent_attempt.let_go()
         for number in range(3):
             await b.answer(number, AnswerOp.OK, None)
         assert b.ended == [] and b.heard(RequestOp.CANCEL) == [0, 0, 0] and b.watched.count == 0

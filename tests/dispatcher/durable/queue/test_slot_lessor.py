@@ -28,7 +28,7 @@ class Bench:
 
     async def __aenter__(self) -> Bench:
         await self.rig.start()
-        self.feeder = SlotLessor(
+        self.lessor = SlotLessor(
             "images",
             router=self.rig.router,
             settings=DispatcherSettings(node="", **self.settings),
@@ -67,17 +67,17 @@ class Bench:
 
     async def has_in_all(self, slots: int) -> None:
         async with asyncio.timeout(30):
-            while sum(self.feeder.free) < slots:  # noqa: ASYNC110
+            while sum(self.lessor.free) < slots:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def has(self, *free: int) -> None:
         """Wait until leases have so many free slots."""
         async with asyncio.timeout(30):
-            while sorted(self.feeder.free) != sorted(free):  # noqa: ASYNC110
+            while sorted(self.lessor.free) != sorted(free):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def __aexit__(self, *_: object) -> None:
-        await self.feeder.stop()
+        await self.lessor.stop()
         await asyncio.sleep(0.1)
         assert all(not held for held in self.taken.values()), "all was given back"
         await self.rig.stop()
@@ -86,10 +86,10 @@ class Bench:
 async def test_what_is_wanted_is_leased_and_what_is_idle_given_back() -> None:
     async with Bench() as bench:
         await bench.worker(slots=4)
-        bench.feeder.want(3, 1)
+        bench.lessor.want(3, 1)
         await bench.has_in_all(3)
-        assert bench.changes > 0 and bench.feeder.leased == 3
-        bench.feeder.want(0, 0)
+        assert bench.changes > 0 and bench.lessor.leased == 3
+        bench.lessor.want(0, 0)
         await bench.has()
         assert bench.taken == {"w1": {}}
 
@@ -98,56 +98,56 @@ async def test_never_more_is_leased_than_workers_have() -> None:
     async with Bench() as bench:
         for name in ("w1", "w2"):
             await bench.worker(name, slots=4)
-        bench.feeder.want(100, 1)
+        bench.lessor.want(100, 1)
         await bench.has_in_all(8)
         await asyncio.sleep(5)
-        assert sum(bench.feeder.free) == 8 and bench.most == {"w1": 4, "w2": 4}
+        assert sum(bench.lessor.free) == 8 and bench.most == {"w1": 4, "w2": 4}
 
 
 async def test_a_task_goes_to_the_smallest_lease_that_has_room_and_its_slots_come_back() -> None:
     async with Bench(lease_slots=3) as bench:
         await bench.worker(slots=5)
-        bench.feeder.want(4, 3)
+        bench.lessor.want(4, 3)
         await bench.has(3)
-        bench.feeder.want(1, 1)
+        bench.lessor.want(1, 1)
         await bench.has(1, 3)
-        first = bench.feeder.take(1, "echo", None)
+        first = bench.lessor.take(1, "echo", None)
         assert first is not None and first.hold.slots == 1
-        second = bench.feeder.take(2, "echo", None)
+        second = bench.lessor.take(2, "echo", None)
         assert second is not None and second.free == 1
-        assert bench.feeder.take(2, "echo", None) is None
-        bench.feeder.give(second, 2)
-        bench.feeder.give(first, 1)
-        assert sorted(bench.feeder.free) == [1, 3]
+        assert bench.lessor.take(2, "echo", None) is None
+        bench.lessor.give(second, 2)
+        bench.lessor.give(first, 1)
+        assert sorted(bench.lessor.free) == [1, 3]
 
 
 async def test_a_task_is_only_put_on_a_worker_that_has_it() -> None:
     async with Bench() as bench:
         await bench.worker("old", methods={"echo": MethodInfo()}, slots=1)
-        bench.feeder.want(1, 1)
+        bench.lessor.want(1, 1)
         await bench.has(1)
         await bench.worker("new", methods={"echo": MethodInfo(), "fresh": MethodInfo()}, slots=1)
         await asyncio.sleep(1)
-        assert bench.feeder.take(1, "fresh", None) is None
-        bench.feeder.want(1, 1)
+        assert bench.lessor.take(1, "fresh", None) is None
+        bench.lessor.want(1, 1)
         async with asyncio.timeout(5):
-            while (lease := bench.feeder.take(1, "fresh", None)) is None:
-                bench.feeder.want(1, 1)
+            while (lease := bench.lessor.take(1, "fresh", None)) is None:
+                bench.lessor.want(1, 1)
                 await asyncio.sleep(0.05)
         assert lease.worker.id.worker == "new"
-        bench.feeder.give(lease, 1)
+        bench.lessor.give(lease, 1)
 
 
 async def test_a_lease_that_has_had_its_turn_is_asked_for_anew_while_tasks_wait() -> None:
     async with Bench(turn_s=1.0) as bench:
         worker = await bench.worker(slots=1)
-        bench.feeder.want(10, 1)
+        bench.lessor.want(10, 1)
         await bench.has(1)
-        lease = bench.feeder.take(1, "echo", None)
+        lease = bench.lessor.take(1, "echo", None)
         assert lease is not None
         await asyncio.sleep(1.5)
         assert len(worker.heard_of(RequestOp.RELEASE)) == 0, "its task still runs"
-        bench.feeder.give(lease, 1)
+        bench.lessor.give(lease, 1)
         await bench.has(1)
         assert len(worker.heard_of(RequestOp.RELEASE)) == 1 and len(worker.heard_of(RequestOp.RESERVE)) >= 2
 
@@ -155,7 +155,7 @@ async def test_a_lease_that_has_had_its_turn_is_asked_for_anew_while_tasks_wait(
 async def test_a_lease_on_a_lost_worker_is_no_credit_any_more() -> None:
     async with Bench() as bench:
         worker = await bench.worker(slots=2)
-        bench.feeder.want(1, 1)
+        bench.lessor.want(1, 1)
         await bench.has(1)
         await worker.die()
         bench.taken.clear()
@@ -166,51 +166,51 @@ async def test_a_lease_on_a_worker_that_cannot_be_reached_is_no_credit_until_it_
     async with Bench(turn_s=30.0) as bench:
         for name in ("w1", "w2"):
             await bench.worker(name, slots=2)
-        bench.feeder.want(4, 1)
+        bench.lessor.want(4, 1)
         await bench.has_in_all(4)
         view = bench.rig.router.pools["images"].core.view
         before, hear = bench.changes, view.heard
         view.heard = lambda worker, now: None if worker.id.worker == "w1" else hear(worker, now)
         view.unreachable(view.workers["w1"])
-        assert sum(bench.feeder.free) == 2
+        assert sum(bench.lessor.free) == 2
         await asyncio.sleep(0.2)
         assert bench.changes > before, "the credit is told again"
-        taken = [lease for _ in range(3) if (lease := bench.feeder.take(1, "echo", None)) is not None]
+        taken = [lease for _ in range(3) if (lease := bench.lessor.take(1, "echo", None)) is not None]
         assert [lease.worker.id.worker for lease in taken] == ["w2", "w2"]
         before = bench.changes
         hear(view.workers["w1"], asyncio.get_running_loop().time())
         await asyncio.sleep(0.2)
-        assert bench.changes > before and sum(bench.feeder.free) == 2
+        assert bench.changes > before and sum(bench.lessor.free) == 2
         for lease in taken:
-            bench.feeder.give(lease, 1)
+            bench.lessor.give(lease, 1)
 
 
 async def test_many_slots_in_one_piece_are_waited_for_when_a_task_needs_them_and_else_not() -> None:
     async with Bench() as bench:
         await bench.worker(slots=4)
-        bench.feeder.want(4, 4)
+        bench.lessor.want(4, 4)
         await bench.has(4)
-        lease = bench.feeder.take(1, "echo", None)
+        lease = bench.lessor.take(1, "echo", None)
         assert lease is not None
-        bench.feeder.want(4, 4)
+        bench.lessor.want(4, 4)
         await asyncio.sleep(0.5)
-        assert bench.feeder.free == (3,)
-        bench.feeder.give(lease, 1)
+        assert bench.lessor.free == (3,)
+        bench.lessor.give(lease, 1)
 
 
 async def test_idle_slots_of_a_worker_that_has_no_others_go_back_at_once_and_else_are_kept_for_a_while() -> None:
     async with Bench(idle_s=10.0) as bench:
         worker = await bench.worker(slots=2)
-        bench.feeder.want(1, 1)
+        bench.lessor.want(1, 1)
         await bench.has(1)
-        lease = bench.feeder.take(1, "echo", None)
+        lease = bench.lessor.take(1, "echo", None)
         assert lease is not None
-        bench.feeder.give(lease, 1)
+        bench.lessor.give(lease, 1)
         await asyncio.sleep(3)
-        assert bench.feeder.free == (1,), "nobody else needs it"
-        bench.feeder.want(2, 1)
+        assert bench.lessor.free == (1,), "nobody else needs it"
+        bench.lessor.want(2, 1)
         await bench.has(1, 1)
-        bench.feeder.want(0, 1)
+        bench.lessor.want(0, 1)
         await asyncio.sleep(0.1)
         assert len(worker.heard_of(RequestOp.RELEASE)) >= 1, "somebody may be waiting for it"
 
@@ -218,14 +218,14 @@ async def test_idle_slots_of_a_worker_that_has_no_others_go_back_at_once_and_els
 async def test_leases_too_small_for_the_next_task_are_given_up_for_one_piece() -> None:
     async with Bench(lease_slots=1) as bench:
         await bench.worker(slots=2)
-        bench.feeder.want(2, 1)
+        bench.lessor.want(2, 1)
         await bench.has(1, 1)
-        used = bench.feeder.take(1, "resize", None)
+        used = bench.lessor.take(1, "resize", None)
         assert used is not None
         before = bench.changes
-        bench.feeder.want(2, 2)
-        assert bench.feeder.free == () and bench.changes > before
+        bench.lessor.want(2, 2)
+        assert bench.lessor.free == () and bench.changes > before
         await asyncio.sleep(0.5)
-        assert bench.feeder.free == ()  # one of its slots is in use
-        bench.feeder.give(used, 1)
+        assert bench.lessor.free == ()  # one of its slots is in use
+        bench.lessor.give(used, 1)
         await bench.has(2)

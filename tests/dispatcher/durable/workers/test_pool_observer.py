@@ -39,7 +39,7 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
 
     sets = SimpleNamespace(pool_of=lambda _name: None)
     router = SimpleNamespace(known_target={"images": pool}.get, target=open_pool, sets=sets)
-    rolls = PoolObserver(
+    pool_observer = PoolObserver(
         router,  # type: ignore[arg-type]
         KnownPools(),
         tell=lambda *seen: told.append(seen),
@@ -47,12 +47,12 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
     )
     pool.idempotent = {"light"}
     pool.has(1, heavy=2, light=1)
-    await rolls.open(["images"])
+    await pool_observer.open(["images"])
     pool.has(0)
     await asyncio.sleep(2 * LOOK_S)
     pool.has(1, light=1)
     await asyncio.sleep(2 * LOOK_S)
-    await rolls.stop()
+    await pool_observer.stop()
     assert told == [
         ("images", True, 1, 4, {"heavy": 2}, frozenset({"heavy"})),
         ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"})),
@@ -69,15 +69,15 @@ async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_to
     sets = SimpleNamespace(pool_of={"llm": pool}.get)
     router = SimpleNamespace(known_target={"llm": pool}.get, target=open_pool, sets=sets)
     known = KnownPools()
-    rolls = PoolObserver(
+    pool_observer = PoolObserver(
         router,  # type: ignore[arg-type]
         known,
         tell=lambda *seen: told.append(seen),
         log=logger_for("test"),
     )
-    await rolls.open(["llm"])
+    await pool_observer.open(["llm"])
     pool.has(2, generate=1)
     await asyncio.sleep(2 * LOOK_S)
-    await rolls.stop()
+    await pool_observer.stop()
     assert told == [("llm", True, 0, 0, {}, frozenset()), ("llm", True, 2, 4, {}, frozenset({"generate"}))]
     assert known.names == {"llm"}

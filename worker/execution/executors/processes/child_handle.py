@@ -264,7 +264,7 @@ class ChildHandle(asyncio.Protocol):
             listener.child_died(TaskCrashed(f"its process {text}", details=details))
 
     def __repr__(self) -> str:
-        return f"Child(pid={self.pid}, busy={self.busy}, doomed={self.doomed})"
+        return f"ChildHandle(pid={self.pid}, busy={self.busy}, doomed={self.doomed})"
 
 
 def _how(returncode: int) -> tuple[str, dict[str, Any]]:

@@ -153,7 +153,7 @@ class ProcessPool:
         self._on_models()
 
     def __repr__(self) -> str:
-        return f"Processes({self._pool.name!r}, {self.statistics()})"
+        return f"ProcessPool({self._pool.name!r}, {self.statistics()})"
 
 
 class ProcessExecution(TaskExecution):

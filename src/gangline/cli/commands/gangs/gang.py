@@ -203,7 +203,7 @@ async def _acquire(connection: ConnectionOptions, body: dict[str, Any], *, keep:
             if keep:
                 if not as_json:
                     click.echo("kept; ctrl-c releases it", err=True)
-                await keep_gang(client.router.gangs.desk, gang, stop)
+                await keep_gang(client.router.gangs.coordinator_client, gang, stop)
             elif not as_json:
                 click.echo(f"ends in {gang.ttl_s:g} s if nobody renews it (--keep, --ttl)", err=True)
 

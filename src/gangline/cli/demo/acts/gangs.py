@@ -180,9 +180,9 @@ class GangShow:
 
     async def _why(self, gang: str) -> None:
         """Show what the waiting gang waits for; it must say so itself."""
-        desk = self.client.router.gangs.desk
+        coordinator_client = self.client.router.gangs.coordinator_client
         while True:
-            why = await desk.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), PATIENCE_S)
+            why = await coordinator_client.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), PATIENCE_S)
             if why.lacks or why.step == "formed":
                 break
             await asyncio.sleep(0.02)  # it is being tried

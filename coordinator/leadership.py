@@ -1,5 +1,5 @@
-"""One leadership, from the reading of the ledger to its end: gives the gang core what happens, and its hands the
-effects.
+"""One leadership, from the reading of the ledger to its end: tells the gang core what happens, and has its
+effects carried out.
 
 A term makes no decision about gangs. It has a core of its own, so that nothing of an earlier leadership can reach it,
 and everything it started ends with it.
@@ -159,7 +159,7 @@ class Leadership:
             for subject in context.names.both(context.names.gang_operations):
                 await self._listen(subject, request_server.take)
             return
-        switchboard = ShardRouter(
+        shard_router = ShardRouter(
             context.bus,
             context.kv,
             context.names,
@@ -171,7 +171,7 @@ class Leadership:
             trusted=self._trusted,
             log=self._log,
         )
-        self._subscriptions += await switchboard.listen()
+        self._subscriptions += await shard_router.listen()
 
     async def _listen(self, subject: str, handler: Callable[[Message], None]) -> None:
         self._subscriptions.append(await self._context.bus.subscribe(subject, handler))
@@ -237,15 +237,15 @@ class Leadership:
             self._context.bus.prompt(lambda: self._executor.carry_out(effects))
 
     def worker_seen(self, facts: WorkerFacts) -> None:
-        """As census.Audience."""
+        """See RegistryListener."""
         self.feed(on.WorkerSeen(**self._context.clock.moment(), worker=facts))
 
     def load_seen(self, worker: WorkerId, epoch: int, load: Load) -> None:
-        """As census.Audience."""
+        """See RegistryListener."""
         self.feed(on.LoadSeen(**self._context.clock.moment(), worker=worker, epoch=epoch, load=load))
 
     def worker_gone(self, worker: WorkerId, reason: str) -> None:
-        """As census.Audience."""
+        """See RegistryListener."""
         self.feed(on.WorkerGone(**self._context.clock.moment(), worker=worker, reason=reason))
 
     def _on_disconnect(self, _message: Message) -> None:

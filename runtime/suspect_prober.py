@@ -17,7 +17,7 @@ class SuspectProber(Generic[K]):
 
     def __init__(
         self,
-        chores: TaskSet,
+        tasks: TaskSet,
         *,
         ask: Callable[[K], Awaitable[bool]],
         on_lost: Callable[[K, str], None],
@@ -26,13 +26,13 @@ class SuspectProber(Generic[K]):
     ) -> None:
         """
         Args:
-            chores: runs the loop; the owner ends it.
+            tasks: runs the loop; the owner ends it.
             ask: whether the ledger has its heartbeat.
             on_lost: told why, too.
             on_failed: the ledger could not be asked; it is asked again.
             unconfirmed_after_s: see FailureDetector.
         """
-        self._chores = chores
+        self._tasks = tasks
         self._ask = ask
         self._on_lost = on_lost
         self._on_failed = on_failed
@@ -64,7 +64,7 @@ class SuspectProber(Generic[K]):
     def _run(self) -> None:
         if not self._running:
             self._running = True
-            self._chores.start(self._go_on())
+            self._tasks.start(self._go_on())
 
     async def _go_on(self) -> None:
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class SuspectProber(Generic[K]):
                     continue
                 self._once.pop(who, None)
                 answered: asyncio.Future[None] = loop.create_future()
-                self._chores.start(self._question(who, answered))
+                self._tasks.start(self._question(who, answered))
                 await asyncio.wait([answered], timeout=PROMPT_S)
         finally:
             self._running = False

@@ -1,4 +1,4 @@
-"""The desk: all parts that serve while a worker lives, wired together, with the guard at the door."""
+"""All parts that serve while a worker lives, wired together; every message passes the freeze detector first."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ class WorkerServer:
         return self.runs.cancel_all(TaskCancelled(why))
 
     async def close(self) -> None:
-        """Stop every loop and timer of the desk. Idempotent. What is unwritten stays so."""
+        """Stop every loop and timer. Idempotent. What is unwritten stays so."""
         self.stop_clock()
         self.driver.close()
         self.metrics.close()

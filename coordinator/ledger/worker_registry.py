@@ -94,7 +94,7 @@ class WorkerRegistry:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._entries: dict[WorkerId, RegisteredWorker] = {}
-        self._tasks = TaskSet("census", log)
+        self._tasks = TaskSet("worker registry", log)
         self._silent: SuspectProber[WorkerId] = SuspectProber(
             self._tasks,
             ask=self._beats,
@@ -320,7 +320,7 @@ class WorkerRegistry:
     def _not_asked(self, worker: WorkerId, error: GanglineError) -> None:
         self._leaving.discard(worker)
         self.outage()  # who stays silent is suspected again a moment later
-        self._log.debug("cannot look up %s: %s", worker, error, extra={"action": "census.look_up"})
+        self._log.debug("cannot look up %s: %s", worker, error, extra={"action": "workers.look_up"})
 
     def _silenced(self, worker: WorkerId, _why: str) -> None:
         self._gone(worker, f"no heartbeat for {self._settings.silence_s:g} s")
@@ -343,7 +343,7 @@ class WorkerRegistry:
                 await self.pull(self._loop.time())
             except GanglineError as error:
                 self.outage()
-                self._log.debug("cannot read the workers: %s", error, extra={"action": "census.reconcile"})
+                self._log.debug("cannot read the workers: %s", error, extra={"action": "workers.reconcile"})
 
     def _worker_of(self, entry: KvEntry) -> WorkerId | None:
         try:

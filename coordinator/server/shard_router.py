@@ -45,7 +45,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 class ShardRouter:
-    """Stands before the desk of one shard's leader."""
+    """Stands before the request server of one shard's leader."""
 
     def __init__(
         self,

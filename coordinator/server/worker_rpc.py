@@ -295,7 +295,7 @@ class WorkerRpc:
             operation,
             worker,
             error,
-            extra={"action": "errand.missed", "worker": str(worker), "operation": str(operation)},
+            extra={"action": "request.missed", "worker": str(worker), "operation": str(operation)},
         )
 
 

@@ -79,9 +79,9 @@ class RoutedPool:
         self.settle: Callable[[RoutedRequest], None] = self.core.settle
         """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
         or by `pump`."""
-        self._chores = TaskSet(f"suspects of {name}", _log)
+        self._questions = TaskSet(f"suspects of {name}", _log)
         self._suspects: SuspectProber[WorkerEntry] = SuspectProber(
-            self._chores,
+            self._questions,
             ask=self._beats,
             on_lost=self._found_lost,
             on_failed=_not_asked,
@@ -301,7 +301,7 @@ class RoutedPool:
         """Refuse whoever waits."""
         self._carry_out(self.core.refuse_all(error))
         self._suspects.clear_all()
-        self._chores.cancel()
+        self._questions.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,6 +1,6 @@
 """Writes to the bucket of results: many in one go, each asked for until storage has taken it.
 
-No write has a task of its own: whoever wants one is called back. A queue has one scribe, whose writes are not begun
+No write has a task of its own: whoever wants one is called back. Each queue has its own, whose writes are not begun
 while it is in doubt whether the queue is still ours.
 """
 
@@ -107,7 +107,7 @@ class KvWriteBatcher:
             except GanglineError as error:
                 answers = [_as_unavailable(error)] * len(batch)
             except Exception as error:
-                self._log.exception("a write failed", extra={"action": "scribe.bug"})
+                self._log.exception("a write failed", extra={"action": "results.bug"})
                 answers = [_as_unavailable(error)] * len(batch)
             failed = self._judge(batch, answers)
             if failed is None:
@@ -116,7 +116,7 @@ class KvWriteBatcher:
             delay_s = backoff.next_s()
             self.retried += 1
             say = self._log.warning if backoff.failures == LOUD_AFTER else self._log.debug
-            say("results cannot be written: %s; trying on", failed, extra={"action": "scribe.retry"})
+            say("results cannot be written: %s; trying on", failed, extra={"action": "results.retry"})
             await asyncio.sleep(delay_s)
 
     def _next_batch(self) -> list[_Job]:

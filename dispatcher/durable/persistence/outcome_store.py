@@ -92,14 +92,14 @@ class OutcomeStore:
             results = await self._streams.results()
             return await results.get(self._names.result_key(effect.job))
 
-        async def errand() -> None:
+        async def work() -> None:
             async with self._looks:
                 found = await until_taken("looking a result up", read, self._log)
             if found is not None:
                 self.forget_try(endpoint, effect.job)
             answer(found is not None)
 
-        self._background.start(errand())
+        self._background.start(work())
 
     async def cancelled(self, jobs: Iterable[str]) -> list[str]:
         """Which of them have a record that says so: their publishers found nobody to ask."""

@@ -1,4 +1,5 @@
-"""One endpoint's queue while this dispatcher has it: the core, its hands, and the way into both.
+"""One endpoint's queue while this dispatcher has it: its core, what carries out the core's effects, and the way into
+both.
 
 Laws:
 
@@ -7,8 +8,8 @@ Laws:
 2. After the end (`close`, or the consumer lost) nothing is told and nothing new begins: another dispatcher may have the
    queue by then. What workers run goes on; whoever takes over attaches to it.
 3. Between a doubt (see guard and verifier) and the server's word that the consumer is ours the core holds everything
-   back: it hears Doubted before any other event, and then Sure, or nothing more; what is being written waits for the
-   same.
+   back: it hears OwnershipDoubted before any other event, and then OwnershipConfirmed, or nothing more; what is being
+   written waits for the same.
 4. Nothing is pulled before the tries that failed are known, and nothing is started before every worker that may run
    something of this queue has said what it runs; nor are those asked before a predecessor that gave up nothing has
    stopped believing that the queue is its own.

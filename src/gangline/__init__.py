@@ -5,7 +5,6 @@ The names below are the public API; they are loaded when first used, so that `im
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -181,20 +180,14 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module(".errors", __name__)
     if name in _RENAMED:
+        from ._renamed import renamed
+
         return renamed(__name__, name, getattr(import_module(__name__), _RENAMED[name]))
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{module}", __name__), name)
     globals()[name] = value
-    return value
-
-
-def renamed(module: str, old: str, value: Any) -> Any:
-    """The value, after a warning that its name `old` in `module` goes with the next release."""
-    warnings.warn(
-        f"{module}.{old} is now {value.__name__}; the old name goes with the next release", DeprecationWarning, 3
-    )
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import renamed
+from ._renamed import renamed
 from .bus.port.bus import (
     Conflict,
     ConsumerLost,

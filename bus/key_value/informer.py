@@ -58,11 +58,15 @@ class _Passed(NamedTuple):
 
 
 class _Known(NamedTuple, Generic[V]):
-    entry: KvEntry
-    """What was read last, valid or not."""
+    revision: int
+    digest: int
+    """Both of what was read last, valid or not."""
     value: V | None
-    """What could be parsed last."""
+    """What could be parsed last, if values are kept."""
     valid: bool
+
+    def is_of(self, entry: KvEntry) -> bool:
+        return self.revision == entry.revision and self.digest == hash(entry.value)
 
 
 class BucketInformer(Generic[V]):
@@ -81,6 +85,7 @@ class BucketInformer(Generic[V]):
         listed: Callable[[], Iterable[str]] | None = None,
         subscribe: Callable[[], Awaitable[Subscription]] | None = None,
         absent: Absent = Absent.ASK,
+        keep: bool = True,
         resync_s: float,
         patience_s: float | None = None,
         without_after_s: float | None = None,
@@ -101,6 +106,7 @@ class BucketInformer(Generic[V]):
             listed: patterns that are listed, asked for one by one, each when what the one before showed was told.
                 All of `observed` at once unless given.
             subscribe: what else is followed, from before the first list on.
+            keep: whether values are kept. If not, `on_change` is never told an old one, and there is nothing to get.
             resync_s: how often all is listed again, in case a write was missed.
             patience_s: how long `ready` waits at most.
             without_after_s: with a connection, and without storage that answers, `ready` returns after so long. None:
@@ -118,6 +124,7 @@ class BucketInformer(Generic[V]):
         self._listed = listed
         self._subscribe = subscribe
         self._absent = absent
+        self._keep = keep
         self._resync_s = resync_s
         self._patience_s = patience_s
         self._without_after_s = without_after_s
@@ -268,7 +275,7 @@ class BucketInformer(Generic[V]):
     def revision(self, key: str) -> int:
         """Of what was read last, be it valid or not; 0: there is none."""
         known = self._known.get(key)
-        return 0 if known is None else known.entry.revision
+        return 0 if known is None else known.revision
 
     def __iter__(self) -> Iterator[str]:
         """Keys that have a value."""
@@ -420,7 +427,7 @@ class BucketInformer(Generic[V]):
         told = []
         for key, entry in entries.items():
             before = self.revision(key) or self._deleted.get(key, 0)
-            if entry.revision > before or self._absent is Absent.GONE or self._entry(key) == entry:
+            if entry.revision > before or self._absent is Absent.GONE or self._is_known(entry):
                 told.append(self._take(entry))
             else:
                 self.look_up(key)
@@ -447,30 +454,35 @@ class BucketInformer(Generic[V]):
                 del self._lookups[key]
             await self._tell(change)
 
-    def _entry(self, key: str) -> KvEntry | None:
-        known = self._known.get(key)
-        return None if known is None else known.entry
+    def _is_known(self, entry: KvEntry) -> bool:
+        known = self._known.get(entry.key)
+        return known is not None and known.is_of(entry)
 
     def _take(self, entry: KvEntry) -> tuple[str, V | None, V | None] | None:
         """Returns what is to be told."""
         key = entry.key
         known = self._known.get(key)
         old = None if known is None else known.value
-        if known is None or known.entry != entry:
-            try:
-                known = _Known(entry, self._parse(entry), valid=True)
-            except (ValueError, GanglineError) as error:
-                known = _Known(entry, old, valid=False)
-                self._on_unreadable(entry, error)
-            self._known[key] = known
+        news = known is None or not known.is_of(entry)
+        if known is not None and not news and (self._keep or not known.valid):
+            return (key, old, old) if known.valid and old is not None else None
+        value, valid = None, True
+        try:
+            value = self._parse(entry)
+        except (ValueError, GanglineError) as error:
+            valid = False
+            self._on_unreadable(entry, error)
+        if news:
+            kept = None if not self._keep else value if valid else old
+            self._known[key] = _Known(entry.revision, hash(entry.value), kept, valid)
             self._deleted.pop(key, None)
-        return (key, old, known.value) if known.valid and (old, known.value) != (None, None) else None
+        return (key, old, value) if valid and (old, value) != (None, None) else None
 
     def _drop(self, key: str) -> tuple[str, V | None, V | None] | None:
         known = self._known.pop(key, None)
         if known is None:
             return None
-        self._deleted[key] = known.entry.revision
+        self._deleted[key] = known.revision
         return key, known.value, None
 
     async def _tell(self, change: tuple[str, V | None, V | None] | None) -> None:

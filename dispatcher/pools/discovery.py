@@ -37,7 +37,7 @@ class WorkerListener(Protocol):
 
 
 class WorkerDiscovery:
-    """Follows one pool's workers. What was read last of each is kept; a heartbeat that is only heard is not."""
+    """Follows one pool's workers. What the pool knows of them is not kept here a second time."""
 
     def __init__(
         self,
@@ -55,6 +55,8 @@ class WorkerDiscovery:
         self._ledger = ledger
         self._names = names
         self._listener = listener
+        self._unclaimed: dict[str, Heartbeat] = {}
+        """By worker: read, and of an instance that the listener does not know. Its registration may be read next."""
         self.informer = BucketInformer[Registration | Heartbeat](
             bus,
             ledger,
@@ -66,6 +68,7 @@ class WorkerDiscovery:
             on_change=self._changed,
             on_passing=self._passing,
             absent=Absent.GONE,
+            keep=False,
             resync_s=resync_s,
             patience_s=patience_s,
             kind="pool",
@@ -122,15 +125,21 @@ class WorkerDiscovery:
             self.informer.look_up(f"alive.{self._pool}.{worker}", f"reg.{self._pool}.{worker}")
         return True
 
-    def _changed(self, key: str, old: Registration | Heartbeat | None, new: Registration | Heartbeat | None) -> None:
+    def _changed(self, key: str, _old: object, new: Registration | Heartbeat | None) -> None:
         folder, _, worker = key.split(".")
-        if new is None or (folder == "reg" and new is old):
-            return  # what is no longer there removes nobody; what is as it was is told with the heartbeat
-        # A registration outlives its worker by up to a minute; the heartbeat key is what expires promptly.
-        record, beat = (self.informer.get(f"{folder}.{self._pool}.{worker}") for folder in ("reg", "alive"))
-        if isinstance(record, Registration) and isinstance(beat, Heartbeat) and beat.instance == record.instance:
-            known = self._listener.knows(worker, record.instance)
-            self._listener.registered(record, self.informer.revision(f"reg.{self._pool}.{worker}"))
-            if not known:
-                # Of one that is known it is no news: it was heard when it was written, up to three seconds ago.
-                self._listener.beat(worker, beat)
+        if new is None:  # what is no longer there removes nobody
+            if folder == "alive":
+                self._unclaimed.pop(worker, None)
+        elif isinstance(new, Heartbeat):
+            # Of one that is known it is no news: it was heard when it was written, up to three seconds ago.
+            if self._listener.knows(worker, new.instance):
+                self._unclaimed.pop(worker, None)
+            else:
+                self._unclaimed[worker] = new
+        elif self._listener.knows(worker, new.instance):
+            self._listener.registered(new, self.informer.revision(key))
+        elif (beat := self._unclaimed.get(worker)) is not None and beat.instance == new.instance:
+            # A registration outlives its worker by up to a minute; the heartbeat key is what expires promptly.
+            del self._unclaimed[worker]
+            self._listener.registered(new, self.informer.revision(key))
+            self._listener.beat(worker, beat)

@@ -91,6 +91,21 @@ async def test_a_refresh_finds_what_nobody_saw_pass(connect, namespace):
         assert follower.changes() == [("a.two", None, 2), ("a.one", 1, None)]
 
 
+async def test_values_need_not_be_kept(connect, namespace):
+    kv = await (await connect()).bucket(namespace, BucketSettings())
+    revision = await kv.put("a.one", b"1")
+    await kv.put("a.two", b"broken")
+    unreadable: list[str] = []
+    said = {"on_unreadable": lambda entry, _error: unreadable.append(entry.key)}
+    async with following(await connect("follower"), namespace, keep=False, **said) as follower:
+        await follower.informer.ready()
+        await follower.informer.refresh()
+        assert follower.changes() == [("a.one", None, 1), ("a.one", None, 1)] and unreadable == ["a.two"]
+        assert follower.informer.get("a.one") is None and follower.informer.revision("a.one") == revision
+        await kv.delete("a.one")
+        await follower.told.until(lambda told: ("a.one", None, None) in told)
+
+
 async def test_what_passes_can_be_taken_without_reading_it(connect, namespace):
     kv = await (await connect()).bucket(namespace, BucketSettings())
     passed: Collected[KvEntry] = Collected()

@@ -19,6 +19,8 @@ PYTEST = NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 # Every test process imports the same modules: compile them once.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
+# The order of sets of strings belongs to what a test does: the same each time.
+export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo bench test test-all check format docs sim chaos clean

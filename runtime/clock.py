@@ -58,6 +58,11 @@ def _token() -> str:
     return tokens()
 
 
+def forget_tokens() -> None:
+    """Drop what this thread has in store: the next token comes from randomness drawn after this call."""
+    _own.__dict__.clear()
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))

@@ -3,18 +3,23 @@
 `async def` tests and fixtures need no plugin: each test gets a loop of its own, on virtual time unless it is marked
 `server`, `processes` or `realtime`. A test fails when it leaves a task behind, or an exception that nobody looked at.
 
+On virtual time chance is the test's own too: its name seeds it, so a test that passes once passes always.
+`GANGLINE_TEST_SEED=7 pytest` draws another course of every such test, to look for races.
+
 `pytest` runs the quick suite, `pytest --all` everything; see `tests/scale.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import gc
 import inspect
 import itertools
 import os
+import random
 import secrets
 import signal
 import subprocess
@@ -27,6 +32,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from gangline.runtime import clock
 from gangline.testing.loop import VirtualLoop
 
 from . import scale
@@ -110,6 +116,38 @@ def pytest_report_header(config: pytest.Config) -> str:
     load = config.getoption("--load")
     busy = f" beside {load} busy processes" if load else ""
     return f"{suite} suite{busy}, hypothesis profile {PROFILE} ({how}), NATS={server}, loop={_real_loop_name()}"
+
+
+# -- chance on virtual time ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _seeded(seed: str) -> Iterator[None]:
+    """Jitter, choices and tokens come from a seed instead of from the system."""
+    drawn = random.Random(seed)
+    system = random.SystemRandom
+    methods = {name: vars(system)[name] for name in ("random", "getrandbits", "randbytes")}
+    for name in methods:
+        setattr(system, name, _method(getattr(drawn, name)))
+    clock.forget_tokens()
+    try:
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(system, name, method)
+        clock.forget_tokens()  # tokens from a seed must not reach a test on a server
+
+
+def _method(draw: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda _self, *args: draw(*args)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if any(item.get_closest_marker(name) for name in REAL):
+        return (yield)
+    with _seeded(f"{os.environ.get('GANGLINE_TEST_SEED', 0)} {item.nodeid}"):
+        return (yield)
 
 
 # -- one loop for each test ---------------------------------------------------------------------------------------

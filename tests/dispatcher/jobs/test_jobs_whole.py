@@ -140,7 +140,7 @@ async def test_the_last_ten_tries_that_failed_are_kept() -> None:
     async with scene.cluster() as client:
         patient = client.options(max_attempts=12, backoff_s=0.01)
         job = await patient.submit("images.flaky", 11)
-        await settled(lambda: len(scene.attempts) == 3)
+        await settled(lambda: len(scene.attempts) >= 3)  # a look every 50 ms may come after the fourth
         await asyncio.sleep(0.005)
         meanwhile = await job.status()
         assert [each.attempt for each in meanwhile.tries] == list(range(1, len(meanwhile.tries) + 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from ..errors.base import InvalidRequest
 from ..limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S, WIRE_VERSION
@@ -220,11 +221,20 @@ def parse_request(model: type[R], value: Any) -> R:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        problems = (_complaint(model, item) for item in error.errors(include_url=False))
-        raise InvalidRequest("; ".join(problems)) from error
+        items = error.errors(include_url=False)
+        reason = _reason(items[0]).__cause__ if len(items) == 1 else None
+        if isinstance(reason, InvalidRequest):
+            raise reason from error
+        raise InvalidRequest("; ".join(_complaint(model, item) for item in items)) from error
 
 
-def _complaint(model: type[BaseModel], item: Any) -> str:
+def _reason(item: ErrorDetails) -> Exception:
+    """The error that a validator of ours raised."""
+    reason: object = item.get("ctx", {}).get("error")
+    return reason if isinstance(reason, Exception) else ValueError(item["msg"])
+
+
+def _complaint(model: type[BaseModel], item: ErrorDetails) -> str:
     where = ".".join(str(part) for part in item["loc"])
     match item["type"]:
         case "extra_forbidden":
@@ -232,7 +242,7 @@ def _complaint(model: type[BaseModel], item: Any) -> str:
         case "missing":
             return f"{where}: missing"
         case _:
-            return f"{where}: {item['msg']}, given {repr(item['input'])[:_GIVEN_CHARS]}"
+            return f"{where}: {_reason(item)}, given {repr(item['input'])[:_GIVEN_CHARS]}"
 
 
 def _fields(model: type[BaseModel]) -> str:

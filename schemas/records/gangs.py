@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ..errors.base import InvalidName
 from ..limits import MAX_NAME_CHARS, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S
 from ..names import check_name
 from .workers import Record
@@ -24,7 +25,10 @@ ENDED_TTL_S: Final = 60.0
 
 
 def _pool_name(value: str) -> str:
-    return check_name(value, "pool")
+    try:
+        return check_name(value, "pool")
+    except InvalidName as error:  # a record may be written by hand; pydantic collects only ValueErrors
+        raise ValueError(error.message) from error
 
 
 PoolName = Annotated[str, Field(max_length=MAX_NAME_CHARS), AfterValidator(_pool_name)]

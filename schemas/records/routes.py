@@ -123,8 +123,6 @@ def parse_route(endpoint: str, value: bytes) -> RouteRecord:
         raise InvalidRoute(f"route {endpoint}: it is a {type(body).__name__}: write an object, such as {EXAMPLE}")
     try:
         return RouteRecord.model_validate(body)
-    except GanglineError as error:  # a pool's name
-        raise InvalidRoute(f"route {endpoint}: {error.message}") from error
     except ValidationError as error:
         problems = error.errors(include_url=False)
         where = ".".join(str(part) for part in problems[0]["loc"])

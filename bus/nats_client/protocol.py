@@ -5,11 +5,11 @@ No IO and no state but the bytes of an incomplete message.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from ...schemas.errors.base import InvalidRequest
+from ...schemas.wire.headers import why_not_writable
 
 MAX_SUBJECT_BYTES: Final = 3072
 """Subject and reply together. The server closes the connection on a control line over 4096 bytes, and the command, the
@@ -19,10 +19,6 @@ _CRLF: Final = b"\r\n"
 _VERSION: Final = b"NATS/1.0"
 _BLANKS: Final = " \t\n\r\v\f"
 """What `bytes.strip` takes for blanks."""
-_HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_seen_names: Final[set[str]] = set()
-"""Names of headers that were found right. Bounded."""
-_MOST_SEEN: Final = 1_000
 
 Deliver = Callable[[bytes, bytes, bytes, bytes, bytes], None]
 """Called with sid, subject, reply, data and the raw header block (empty: none)."""
@@ -40,13 +36,9 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     """
     lines = ["NATS/1.0"]
     for name, value in headers.items():
-        if name not in _seen_names:
-            if not _HEADER_NAME.fullmatch(name):
-                raise InvalidRequest(f"header name {name!r} is not allowed: use letters, digits and '-'")
-            if len(_seen_names) < _MOST_SEEN:
-                _seen_names.add(name)
-        if "\n" in value or "\r" in value:
-            raise InvalidRequest(f"header {name!r} has a line break in its value: encode it first")
+        problem = why_not_writable(name, value)
+        if problem is not None:
+            raise InvalidRequest(problem)
         lines.append(f"{name}: {value}")
     return "\r\n".join([*lines, "", ""]).encode()
 

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Final
+
+
+@functools.lru_cache(maxsize=1000)  # names repeat
+def _is_name(name: str) -> bool:
+    return re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", name) is not None
+
+
+def why_not_writable(name: str, value: str) -> str | None:
+    """Why a header cannot be sent; None: it can. nats-server itself delivers nearly anything that a client sends."""
+    if not _is_name(name):
+        return f"header name {name!r} is not allowed: use letters, digits and '-'"
+    if "\n" in value or "\r" in value:
+        return f"header {name!r} has a line break in its value: encode it first"
+    return None
+
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"

@@ -155,7 +155,7 @@ def dead_headers(entry: QueuedMessage, effect: Bury, *, wall: float, limit: int)
     }
     if entry.tries and limit >= _TRIES_FROM:
         ours[headers.DEAD_TRIES] = json.dumps([each.model_dump(mode="json") for each in entry.tries])
-    given = {**without_servers_own(entry.message.headers), **ours}
+    given = {**sendable(entry.message.headers), **ours}
     if limit == 0:
         # The task's own fill all that there may be: the largest goes, and why it is dead stays.
         while size_of_headers(given) > MAX_HEADER_BYTES and len(given) > len(ours):
@@ -206,7 +206,7 @@ def schedule_of(names: Names, message: StreamMessage, submission: Submission) ->
     dropped = {headers.DELAY.lower(), headers.CRON.lower(), headers.JOB.lower()}
     given = {
         name: value
-        for name, value in without_servers_own(message.headers).items()
+        for name, value in sendable(message.headers).items()
         if name.lower() not in dropped and (submission.cron is not None or name.lower() != headers.DEADLINE.lower())
     }
     given[headers.SCHEDULE_TARGET] = message.subject
@@ -222,9 +222,13 @@ def schedule_of(names: Names, message: StreamMessage, submission: Submission) ->
     return names.schedule(submission.job), given
 
 
-def without_servers_own(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Headers but for those that the server gives a meaning."""
-    return {name: value for name, value in (given or {}).items() if not name.lower().startswith("nats-")}
+def sendable(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Headers of a message, without those that the server gives a meaning and those that cannot be written."""
+    return {
+        name: value
+        for name, value in (given or {}).items()
+        if not name.lower().startswith("nats-") and headers.why_not_writable(name, value) is None
+    }
 
 
 def moment(wall: float) -> str:
@@ -241,8 +245,8 @@ __all__ = [
     "parse_result",
     "result_of",
     "schedule_of",
+    "sendable",
     "size_of_headers",
     "target_of",
     "try_of",
-    "without_servers_own",
 ]

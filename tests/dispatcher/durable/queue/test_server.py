@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -290,6 +291,46 @@ async def test_a_message_to_the_subjects_of_schedules_that_is_none_is_a_dead_let
         assert (record.state, record.reason) == ("dead", "malformed")
         await until(lambda: _is_empty(stream, but=1))
         assert await stream.last(system.names.schedule("fine")) is not None
+
+
+ODD_HEADERS = "My Header: a\r\n[x]: b\r\nat@home: c\r\n\u00e4: d\r\nX-Cut: e\rf\r\nX-Plain: \u00e4\r\n"
+"""nats-server takes them all, and some clients send them; Gangline can write only the last."""
+
+
+async def publish_odd(system: System, subject: str, body: Any, **more: str) -> None:
+    """As a client in another language would, which checks nothing."""
+    address = urlsplit(system.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    given = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in more.items())
+    block, data = f"NATS/1.0\r\n{ODD_HEADERS}{given}\r\n".encode(), json.dumps(body).encode()
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
+    writer.write(f"HPUB {subject} {len(block)} {len(block) + len(data)}\r\n".encode() + block + data + b"\r\nPING\r\n")
+    assert (await reader.readline()).startswith(b"INFO ")
+    assert await reader.readline() == b"PONG\r\n"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_odd_headers_of_a_task_stop_neither_its_dead_letter_nor_its_schedule_nor_a_stray(system: System) -> None:
+    """One such message once stayed in the queue's window for ever, and one stray ended the search for strays."""
+    async with system:
+        await system.worker(faults([]))
+        await system.dispatcher(look_s=0.2)
+        task = system.names.task
+        await publish_odd(
+            system, task("faults", "fail"), {"text": "no"}, Gangline_Job="fails", Gangline_Max_Attempts="1"
+        )
+        record = await system.result("fails")
+        assert record.error is not None and (record.state, record.error.code) == ("dead", "task_failed")
+        [letter] = await system.dead()
+        assert {"My Header", "[x]", "at@home", "X-Cut"}.isdisjoint(letter.headers or {})
+        assert (letter.headers or {})["X-Plain"] == "\u00e4"
+        await publish_odd(system, task("faults", "nap"), {"seconds": 0}, Gangline_Job="later", Gangline_Delay="200ms")
+        assert (await system.result("later")).state == "done"
+        for stray in ("a.b.c", "a"):
+            await publish_odd(system, f"{system.names.namespace}.task.{stray}", {})
+        await system.empty()
+        assert len(await system.dead()) == 3
 
 
 async def test_a_delayed_task_waits_with_the_server_and_keeps_its_id(system: System) -> None:

@@ -44,8 +44,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+_ESCAPES = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+_ESCAPES_IN_TRACEBACK = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"} | {10: "\n  "}
+
+
 class HumanFormatter(logging.Formatter):
-    """`12:00:01.250 WARNING  worker.draining  leaves after 3 tasks  pool=images worker=w1`, in local time."""
+    """`12:00:01.250 WARNING  worker.draining  leaves after 3 tasks  pool=images worker=w1`, in local time.
+
+    Control characters are escaped and tracebacks are indented: what others send cannot look like a line of its own.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created).astimezone()
@@ -54,8 +61,9 @@ class HumanFormatter(logging.Formatter):
         line = f"{clock} {record.levelname:<7}  {action_of(record)}  {record.getMessage()}"
         if ids:
             line = f"{line}  {ids}"
+        line = line.translate(_ESCAPES)
         if record.exc_info:
-            line = f"{line}\n{self.formatException(record.exc_info)}"
+            line += f"\n{self.formatException(record.exc_info)}".translate(_ESCAPES_IN_TRACEBACK)
         return line
 
 

@@ -79,3 +79,15 @@ def test_configured_logging_prints_ours_from_the_level_up_and_only_warnings_of_o
     finally:
         root.handlers[:], root.level, ours.level = before
     assert [json.loads(line)["message"] for line in out.getvalue().splitlines()] == ["mine", "shown"]
+
+
+def test_a_text_from_outside_cannot_forge_a_line_or_move_the_cursor(lines):
+    forged = "bad\n12:00:00.000 ERROR    worker.fenced  gone\x1b[2J\u2028"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        logger_for("test", endpoint=forged).exception("no method %s", forged, extra={"action": "a"})
+    first, *traceback = HumanFormatter().format(lines[0]).split("\n")
+    assert first.count(r"bad\n12:00:00.000 ERROR    worker.fenced  gone\x1b[2J\u2028") == 2
+    assert all(line.startswith("  ") for line in traceback) and traceback[-2] == "  ValueError: bad"
+    assert "\x1b" not in "".join(traceback)

@@ -9,7 +9,7 @@ Nothing is logged at INFO per message. The library configures no handlers; the C
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 ROOT: Final = "gangline"
@@ -39,3 +39,33 @@ def logger_for(part: str, **ids: object) -> Log:
     """The logger of one part of the package, `gangline.<part>`, with ids for each of its lines."""
     name = part if part == ROOT or part.startswith(f"{ROOT}.") else f"{ROOT}.{part}"
     return Log(logging.getLogger(name), ids)
+
+
+class LineLimit:
+    """Keeps lines that repeat from flooding a log: of each key, some at once, then one every so often.
+
+    Args:
+        now: a monotonic clock, in seconds.
+        burst: lines of one key that may come at once.
+        every_s: seconds between later ones.
+    """
+
+    def __init__(self, now: Callable[[], float], *, burst: int = 10, every_s: float = 1.0) -> None:
+        self._now = now
+        self._room_s = (burst - 1) * every_s
+        self._every_s = every_s
+        self._next: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def admit(self, key: str) -> int | None:
+        """None: leave this line out. Else write it, with how many of its key were left out since the last one.
+
+        Keys are kept, so there must be a bounded number of them.
+        """
+        now = self._now()
+        due = max(now, self._next.get(key, now))
+        if due - now > self._room_s:
+            self._left_out[key] = self._left_out.get(key, 0) + 1
+            return None
+        self._next[key] = due + self._every_s
+        return self._left_out.pop(key, 0)

@@ -302,4 +302,7 @@ def error_from_wire(code: str, message: str, details: dict[str, Any] | None, may
     if code not in _classes:
         # Folders above this one add classes of their own when they are imported.
         _classes.update(_by_code(GanglineError))
-    return _classes.get(code, GanglineError)(message, details=details, may_have_started=may_have_started)
+    error = _classes.get(code, GanglineError)(message, details=details, may_have_started=may_have_started)
+    if isinstance(error, TaskFailed) and error.remote_traceback:
+        error.add_note(f"At the worker:\n{error.remote_traceback.rstrip()}")
+    return error

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from gangline.telemetry.log_format import HumanFormatter, JsonFormatter, configure_logging
-from gangline.telemetry.logs import logger_for
+from gangline.telemetry.logs import LineLimit, logger_for
 
 
 @pytest.fixture
@@ -91,3 +91,14 @@ def test_a_text_from_outside_cannot_forge_a_line_or_move_the_cursor(lines):
     assert first.count(r"bad\n12:00:00.000 ERROR    worker.fenced  gone\x1b[2J\u2028") == 2
     assert all(line.startswith("  ") for line in traceback) and traceback[-2] == "  ValueError: bad"
     assert "\x1b" not in "".join(traceback)
+
+
+def test_lines_that_repeat_are_left_out_and_counted_by_key():
+    now = 0.0
+    limit = LineLimit(lambda: now, burst=3, every_s=2.0)
+    assert [limit.admit("a") for _ in range(5)] == [0, 0, 0, None, None]
+    assert limit.admit("b") == 0
+    now = 2.0
+    assert [limit.admit("a"), limit.admit("a")] == [2, None]
+    now = 60.0
+    assert [limit.admit("a") for _ in range(4)] == [1, 0, 0, None]

@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ...schemas.deadline import deadline
-from ...schemas.errors.base import DeadlineExceeded, GanglineError, TaskCancelled, TaskCrashed
+from ...schemas.errors.base import (
+    DeadlineExceeded,
+    GanglineError,
+    InvalidResult,
+    TaskCancelled,
+    TaskCrashed,
+    TaskFailed,
+)
 from ...schemas.names import WorkerId
-from ...telemetry.logs import logger_for
+from ...telemetry.logs import LineLimit, logger_for
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..context.progress import Progress
 from ..context.task_context import TaskContext, report_to
@@ -168,6 +175,7 @@ class TaskRunner:
         self.seats: MemberSeats | None = None
         """Looks after runs on seats of gangs."""
         self._log = logger_for("worker", pool=self._worker.pool, worker=self._worker.worker)
+        self._log_limit = LineLimit(driver.now)
         self.counts = dict.fromkeys(("started", "succeeded", "failed", "cancelled", "crashed"), 0)
 
     def start(
@@ -360,14 +368,33 @@ class TaskRunner:
         seat = record.lease.in_gang if record.lease is not None else None
         if self.seats is not None and seat is not None and run.context is not None:
             self.seats.ended(seat, run.context, outcome)
-        if isinstance(error, TaskCrashed):
-            self._log.warning(
-                "task %s crashed: %s",
-                unique(record),
-                error.message,
-                extra={"action": "worker.task_crashed", "method": method, "task_id": unique(record), **error.details},
-            )
+        if isinstance(error, (TaskFailed, TaskCrashed, InvalidResult)):
+            self._log_failure(run, error)
         driver.after_end()
+
+    def _log_failure(self, run: TaskRun, error: GanglineError) -> None:
+        """What a user's code did wrong, with its traceback: the caller may be far away, or gone."""
+        left_out = self._log_limit.admit(f"{run.task.name} {error.code}")
+        if left_out is None:
+            return
+        task_id, facts = unique(run.record), _facts(run.caller)
+        crashed = isinstance(error, TaskCrashed)
+        self._log.warning(
+            "task %s%s %s: %s%s",
+            task_id,
+            f" (job {facts['job']}, attempt {facts['attempt']})" if facts else "",
+            "crashed" if crashed else "failed",
+            error.message,
+            f" ({left_out} lines like it were left out)" if left_out else "",
+            exc_info=error.__cause__,
+            extra={
+                "action": "worker.task_crashed" if crashed else "worker.task_failed",
+                "method": run.task.name,
+                "task_id": task_id,
+                **facts,
+                **(error.details if crashed else {}),
+            },
+        )
 
 
 def _window(meta: dict[str, Any] | None, default: int) -> int:

@@ -23,7 +23,7 @@ from ....schemas.errors.tasks import InvalidSchedule
 from ....schemas.names import Names
 from ....schemas.records.jobs import JobState
 from ....schemas.wire import headers
-from ....telemetry.logs import Log
+from ....telemetry.logs import LineLimit, Log
 from ...jobs.retry_budget import until_answered, until_taken
 from ...jobs.storage import TaskStreams
 from ..context import DispatcherContext
@@ -72,6 +72,7 @@ class OutcomeStore:
         self._ambient = ambient
         self._sure = sure
         self._log = log
+        self._log_limit = LineLimit(lambda: asyncio.get_running_loop().time())
         self._background = TaskSet("outcome", log)
         self._looks = asyncio.Semaphore(_LOOKS)
 
@@ -178,6 +179,23 @@ class OutcomeStore:
         records.note_try(entry, effect, wall=self._ambient.wall())
         key = self._names.try_key(endpoint, effect.job)
         self._writer.put(key, records.try_of(effect, entry.tries), done=lambda _: answer())
+        left_out = self._log_limit.admit(effect.error.code)
+        if left_out is not None:
+            self._log.warning(
+                "job %s (%s): attempt %d failed: %s%s",
+                effect.job,
+                entry.message.subject,
+                effect.attempts,
+                " ".join(effect.error.message[:_LOGGED_CHARS].split()),
+                f" ({left_out} lines like it were left out)" if left_out else "",
+                extra={
+                    "action": "job.attempt_failed",
+                    "job": effect.job,
+                    "attempt": effect.attempts,
+                    "code": effect.error.code,
+                    "worker": entry.worker,
+                },
+            )
 
     def mark(self, endpoint: str, entry: QueuedMessage, effect: Mark, answer: Answer) -> None:
         """A job that was cancelled, and cannot be ended at once."""

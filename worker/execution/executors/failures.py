@@ -24,6 +24,9 @@ def failure_of(
         reason: why the execution was told to stop, if it was; whatever it raised then is its way of stopping.
         where: the task's full name.
         with_traceback: whether the caller may see the traceback.
+
+    Returns:
+        Of a task that raised, its exception is the `__cause__`, for the log.
     """
     if reason is not None:
         return reason
@@ -38,7 +41,33 @@ def failure_of(
         details["non_retryable"] = True
     if with_traceback:
         details["traceback"] = _traceback_of(error)
-    return TaskFailed(f"{where} raised {kind}: {text}" if text else f"{where} raised {kind}", details=details)
+    failed = TaskFailed(f"{where} raised {kind}: {text}" if text else f"{where} raised {kind}", details=details)
+    failed.__cause__ = BaseException.with_traceback(error, _users_part(error.__traceback__))
+    return failed
+
+
+class ChildTraceback(Exception):
+    """What a task raised in a child process, as text: its traceback."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
+
+
+def failure_from_child(error: GanglineError, *, with_traceback: bool) -> GanglineError:
+    """The error that the caller gets, of a task that ran in a child process, which tells its traceback.
+
+    Args:
+        with_traceback: whether the caller may see it.
+
+    Returns:
+        With the traceback as its `__cause__`, for the log.
+    """
+    if isinstance(error, TaskFailed) and error.remote_traceback:
+        details = dict(error.details)
+        cause = ChildTraceback(details.pop("traceback"))
+        error = error if with_traceback else TaskFailed(error.message, details=details)
+        error.__cause__ = cause
+    return error
 
 
 def _text_of(error: BaseException) -> str:

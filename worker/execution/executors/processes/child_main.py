@@ -122,7 +122,7 @@ class _Child:
                 own = contextvars.copy_context()
                 return own.run(run_here, call, context, stream, opening.max_collected_bytes, self._run_coroutine)
         except BaseException as error:
-            return Outcome(error=failure_of(error, None, task.full_name, with_traceback=opening.send_tracebacks))
+            return Outcome(error=failure_of(error, None, task.full_name))
         finally:
             end(context)
             scope.models.done_with(context)

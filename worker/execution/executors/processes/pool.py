@@ -19,6 +19,7 @@ from ....context.task_context import TaskContext, gang_of, progress_of
 from ....pool.declared_task import DeclaredTask, ExecutorKind, Outcome
 from ....pool.pool import Pool
 from ..execution import ExecutorSettings, TaskExecution
+from ..failures import failure_from_child
 from .child_handle import ChildHandle
 from .gang_bridge import answer_child
 from .protocol import Close, GrantCredit, Open, StartTask
@@ -60,7 +61,6 @@ class ProcessPool:
             pool=self._pool.name,
             functions=tuple(dict.fromkeys(address_of(task) for task in self._tasks)),
             max_collected_bytes=self._settings.max_collected_bytes,
-            send_tracebacks=self._settings.send_tracebacks,
             log_level=logging.getLogger().getEffectiveLevel(),
         )
         try:
@@ -231,6 +231,9 @@ class ProcessExecution(TaskExecution):
     def child_done(self, outcome: Outcome) -> None:
         child = self._child
         assert child is not None
+        if outcome.error is not None:
+            told = failure_from_child(outcome.error, with_traceback=self.settings.send_tracebacks)
+            outcome = outcome._replace(error=told)
         if child.doomed:
             # Killed a moment too late: the slot is free when the process is gone.
             self._outcome = outcome

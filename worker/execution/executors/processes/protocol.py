@@ -58,7 +58,6 @@ class Open:
     functions: tuple[tuple[str, str], ...]
     """Module and qualified name of every task that runs in children."""
     max_collected_bytes: int
-    send_tracebacks: bool
     log_level: int
 
 

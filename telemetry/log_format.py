@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
@@ -26,7 +26,13 @@ def ids_of(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-class JsonFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    def _traceback(self, record: logging.LogRecord) -> str:
+        """Empty without one. A line from a child process has it as text."""
+        return self.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+
+
+class JsonFormatter(_Formatter):
     """`{"time", "level", "action", "message", "logger", ...ids, "exception"}` in UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -39,8 +45,8 @@ class JsonFormatter(logging.Formatter):
         }
         for name, value in ids_of(record):
             line.setdefault(name, value)
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+        if trace := self._traceback(record):
+            line["exception"] = trace
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
@@ -48,7 +54,7 @@ _ESCAPES = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160
 _ESCAPES_IN_TRACEBACK = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"} | {10: "\n  "}
 
 
-class HumanFormatter(logging.Formatter):
+class HumanFormatter(_Formatter):
     """`12:00:01.250 WARNING  worker.draining  leaves after 3 tasks  pool=images worker=w1`, in local time.
 
     Control characters are escaped and tracebacks are indented: what others send cannot look like a line of its own.
@@ -62,17 +68,36 @@ class HumanFormatter(logging.Formatter):
         if ids:
             line = f"{line}  {ids}"
         line = line.translate(_ESCAPES)
-        if record.exc_info:
-            line += f"\n{self.formatException(record.exc_info)}".translate(_ESCAPES_IN_TRACEBACK)
+        if trace := self._traceback(record):
+            line += f"\n{trace}".translate(_ESCAPES_IN_TRACEBACK)
         return line
 
 
-def configure_logging(*, level: str = "INFO", fmt: LogFormat = "human", stream: TextIO | None = None) -> None:
+_LIBRARIES = ("asyncio", "nats", "opentelemetry", "watchfiles")
+"""What Gangline itself uses: only its warnings are of interest."""
+
+
+def configure_logging(
+    *,
+    level: str = "INFO",
+    fmt: LogFormat = "human",
+    stream: TextIO | None = None,
+    task_ids: Callable[[logging.LogRecord], bool] | None = None,
+) -> None:
     """Print this package's logs from `level` up, and warnings of other libraries, to stderr.
 
     Replaces what an earlier call set up. Only for command-line processes: a library must leave logging alone.
+
+    Args:
+        task_ids: where users' code runs, a logging filter that adds the ids of the task. Users' logs are printed from
+            `level` up, too.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if fmt == "json" else HumanFormatter())
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    if task_ids is not None:
+        handler.addFilter(task_ids)
+    others = logging.WARNING if task_ids is None else level.upper()
+    logging.basicConfig(level=others, handlers=[handler], force=True)
+    for library in _LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING)
     logging.getLogger(ROOT).setLevel(level.upper())

@@ -81,6 +81,32 @@ def test_configured_logging_prints_ours_from_the_level_up_and_only_warnings_of_o
     assert [json.loads(line)["message"] for line in out.getvalue().splitlines()] == ["mine", "shown"]
 
 
+def test_where_users_code_runs_its_lines_are_printed_from_the_level_up_with_the_tasks_ids():
+    root, ours = logging.getLogger(), logging.getLogger("gangline")
+    before = (root.handlers[:], root.level, ours.level)
+    out = io.StringIO()
+
+    def ids(record: logging.LogRecord) -> bool:
+        record.__dict__.setdefault("task_id", "t1")
+        return True
+
+    try:
+        configure_logging(level="info", fmt="json", stream=out, task_ids=ids)
+        logging.getLogger("app").debug("not shown")
+        logging.getLogger("app").info("shown")
+        logging.getLogger("nats").info("of no interest")
+    finally:
+        root.handlers[:], root.level, ours.level = before
+    (line,) = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert (line["message"], line["task_id"], line["action"]) == ("shown", "t1", "log.app")
+
+
+def test_a_traceback_that_came_as_text_is_printed():
+    record = logging.makeLogRecord({"name": "app", "msg": "broke", "exc_text": "Traceback\nValueError: why"})
+    assert HumanFormatter().format(record).endswith("broke\n  Traceback\n  ValueError: why")
+    assert json.loads(JsonFormatter().format(record))["exception"] == "Traceback\nValueError: why"
+
+
 def test_a_text_from_outside_cannot_forge_a_line_or_move_the_cursor(lines):
     forged = "bad\n12:00:00.000 ERROR    worker.fenced  gone\x1b[2J\u2028"
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -277,3 +278,16 @@ def current_task() -> TaskContext:
     if not isinstance(under, TaskContext):
         raise LookupError("no task runs here: current_task() works inside functions declared with @pool.task")
     return under
+
+
+def add_task_ids(record: logging.LogRecord) -> bool:
+    """A logging filter: adds to each line of a task's code which task, of which worker, wrote it. Keeps all lines."""
+    under = UNDER.get()
+    if isinstance(under, TaskContext):
+        facts: dict[str, object] = {"pool": under.pool, "worker": under.worker, "method": under.method}
+        facts["task_id"] = under.id
+        if under.job is not None:
+            facts |= {"job": under.job, "attempt": under.attempt}
+        for name, value in facts.items():
+            record.__dict__.setdefault(name, value)
+    return True

@@ -27,7 +27,7 @@ from .....schemas.errors.base import GanglineError
 from .....telemetry.logs import RECORD_FIELDS
 from .....telemetry.tracing import tracer
 from ....context.lifespans import Lifespans
-from ....context.task_context import TaskContext, attach, end, report_to
+from ....context.task_context import TaskContext, add_task_ids, attach, end, report_to
 from ....pool.declared_task import Outcome
 from ....pool.pool import TASKS_ATTRIBUTE, Pool
 from ..blocking_stream import BlockingStream, Ending, run_here
@@ -83,7 +83,9 @@ class _Child:
         threading.Thread(target=self._listen, name="gangline-link", daemon=True).start()
         opening = self._orders.get()
         assert isinstance(opening, Open)
-        logging.basicConfig(level=opening.log_level, handlers=[_Forward(self)], force=True)
+        forward = _Forward(self)
+        forward.addFilter(add_task_ids)
+        logging.basicConfig(level=opening.log_level, handlers=[forward], force=True)
         try:
             pool = find_pool(opening.pool, opening.functions)
             scope = Lifespans(pool, lambda ids: self._send(ToWorker.MODELS, ids))

@@ -59,11 +59,12 @@ def command(
     ...).
     """
     from ....telemetry.log_format import configure_logging
+    from ....worker.context.task_context import add_task_ids
     from ...console.load import load_pool
     from ...console.session import run
     from ...serving.worker import serve_worker
 
-    configure_logging(level=log_level, fmt=log_format)
+    configure_logging(level=log_level, fmt=log_format, task_ids=add_task_ids)
     settings = _settings(**options)
     pool = load_pool(target)
     if hints:

@@ -35,13 +35,14 @@ def command(
     With --server or --context, it uses that server instead of starting one. Ctrl-C stops everything.
     """
     from ....telemetry.log_format import configure_logging
+    from ....worker.context.task_context import add_task_ids
     from ...console.load import check_module
 
     check_module(target)
     from ...console.session import run
     from ...serving.develop import develop
 
-    configure_logging(level=log_level, fmt=log_format)
+    configure_logging(level=log_level, fmt=log_format, task_ids=add_task_ids)
     options = ["--log-level", log_level, "--log-format", log_format]
     if slots is not None:
         options += ["--slots", str(slots)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..bus.port.bus import Bus, KeyValue
-from ..runtime.event_clock import EventClock
+from ..runtime.clock import EventClock
 from ..schemas.errors.gangs import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import Log

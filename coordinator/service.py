@@ -9,8 +9,7 @@ from enum import StrEnum
 
 from ..bus.lifecycle.startup import StartPatience
 from ..bus.port.bus import Bus, ConnectionEvent
-from ..runtime.clock import Environment
-from ..runtime.event_clock import EventClock
+from ..runtime.clock import Environment, EventClock
 from ..runtime.lifecycle import Service
 from ..runtime.tasks import TaskSet
 from ..schemas.errors.gangs import ShardConflict

@@ -44,7 +44,7 @@ from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration
 from gangline.schemas.permissions.roles import Role, permissions
-from gangline.worker.settings import WorkerSettings
+from gangline.worker.ledger.settings import WorkerSettings
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- Written by docs/generate.py from the code: change it there. -->\n"

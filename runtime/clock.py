@@ -6,6 +6,7 @@ loop moves them all. What a loop cannot give comes from here.
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import os
 import random
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypedDict
 
 _TOKEN_CHARS: Final = 22
 _STRIDE: Final = 24
@@ -83,3 +84,38 @@ class Environment:
     """A new unguessable name of `[A-Za-z0-9_-]`, 22 characters."""
     port: Callable[[], int] = _free_port
     """A TCP port that nobody listens on just now. Somebody else may take it before it is used."""
+
+
+class EventTime(TypedDict):
+    """The fields that every event of both cores has."""
+
+    now: float
+    wall: float
+    draw: float
+
+
+class EventClock:
+    """Stamps events. Must be used on the loop that it was made on."""
+
+    def __init__(self, ambient: Environment) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ambient = ambient
+        # Every event has a draw, and few are looked at: no system call for each. They are for jitter, not for secrets.
+        self._draw = random.Random(ambient.random.random()).random
+
+    def moment(self) -> EventTime:
+        return {"now": self._loop.time(), "wall": self._ambient.wall(), "draw": self._draw()}
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._loop.time()
+
+    def token(self) -> str:
+        """A new unguessable name."""
+        return self._ambient.token()
+
+    @property
+    def wall(self) -> float:
+        """Unix time."""
+        return self._ambient.wall()

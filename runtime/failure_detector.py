@@ -1,4 +1,5 @@
-"""When somebody who has fallen silent is lost. Pure: no IO, no clock, no await; time comes with every call.
+"""When somebody who has fallen silent is lost, and whether this process itself stood still. The detectors are pure: no
+IO, no clock, no await; time comes with every call. The prober is the shell of one of them.
 
 That nothing was heard of somebody says as much about our own server, and about what lies between the servers, as about
 whoever is silent. So a silent one is only suspected, and its heartbeat key in the ledger decides.
@@ -17,8 +18,12 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Final, Generic, TypeVar
+
+from ..schemas.errors.base import GanglineError
+from .tasks import TaskSet
 
 LOOK_S: Final = 0.1
 """Between two questions about one suspect."""
@@ -106,3 +111,132 @@ class FailureDetector(Generic[K]):
         """Suspects of whom the ledger has not said anything for so long."""
         limit = now - self._unconfirmed_after_s
         return [who for who, suspicion in self._suspicions.items() if suspicion.answered_at <= limit]
+
+
+TICK_S: Final = 0.25
+"""How often a running process notes that it runs. Messages are looked at more often; see FreezeDetector."""
+
+
+class FreezeDetector:
+    """Looks for gaps in which this process did not run: it was stopped, swapped out, or something blocked its loop.
+    What was believed before a freeze may be untrue by now, and what piled up in the socket meanwhile was sent by others
+    who may have given up. Pure; time comes with every call.
+
+    After a freeze asyncio runs the sockets before the timers, so a gap must be looked for on entry
+    of every message, not by a timer alone.
+
+    Args:
+        after_s: a longer gap between two looks is a freeze.
+    """
+
+    __slots__ = ("_after_s", "gap_s", "last_at")
+
+    def __init__(self, after_s: float, now: float) -> None:
+        self._after_s = after_s
+        self.last_at = now
+        self.gap_s = 0.0
+        """Between the last two looks that ended a gap."""
+
+    def tick(self, now: float) -> bool:
+        """The timer's look: True after a freeze. Ends the gap in any case."""
+        self.gap_s = now - self.last_at
+        self.last_at = now
+        return self.gap_s > self._after_s
+
+    def frozen(self, now: float) -> bool:
+        """A message's look, where `stall_s` is wanted, too: True after a freeze, once. Ends no other gap."""
+        return now - self.last_at > self._after_s and self.tick(now)
+
+    def stall_s(self, now: float) -> float:
+        """For how long, beyond the timer's own period, the loop may not have run: messages may be so much older than
+        they look, and what is left of their deadlines is so much less."""
+        stall_s = now - self.last_at - TICK_S
+        return stall_s if stall_s > 0.0 else 0.0
+
+    def __repr__(self) -> str:
+        return f"FreezeDetector(after_s={self._after_s:g})"
+
+
+class SuspectProber(Generic[K]):
+    """A failure detector, and the loop that asks for it. One question at a time: a ledger that does not answer need not
+    be asked about everybody. A question that takes too long goes on beside the next; its answer does not count."""
+
+    def __init__(
+        self,
+        tasks: TaskSet,
+        *,
+        ask: Callable[[K], Awaitable[bool]],
+        on_lost: Callable[[K, str], None],
+        on_failed: Callable[[K, GanglineError], None],
+        unconfirmed_after_s: float,
+    ) -> None:
+        """
+        Args:
+            tasks: runs the loop; the owner ends it.
+            ask: whether the ledger has its heartbeat.
+            on_lost: told why, too.
+            on_failed: the ledger could not be asked; it is asked again.
+            unconfirmed_after_s: see FailureDetector.
+        """
+        self._tasks = tasks
+        self._ask = ask
+        self._on_lost = on_lost
+        self._on_failed = on_failed
+        self._detector: FailureDetector[K] = FailureDetector(unconfirmed_after_s)
+        self._once: dict[K, None] = {}
+        self._running = False
+        self.clear = self._detector.clear
+        self.clear_all = self._detector.clear_all
+        self.unconfirmed = self._detector.unconfirmed
+
+    def __repr__(self) -> str:
+        return f"SuspectProber({self._detector!r}, once={len(self._once)})"
+
+    def __len__(self) -> int:
+        """Suspects."""
+        return len(self._detector)
+
+    def suspect(self, who: K, why: str) -> bool:
+        """Nothing is heard of it: ask until it is cleared, or lost. False if that was known."""
+        news = self._detector.suspect(who, why, asyncio.get_running_loop().time())
+        self._run()
+        return news
+
+    def look_up(self, who: K) -> None:
+        """Ask once, soon, whether it is suspected or not; `ask` says what follows."""
+        self._once[who] = None
+        self._run()
+
+    def _run(self) -> None:
+        if not self._running:
+            self._running = True
+            self._tasks.start(self._go_on())
+
+    async def _go_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._once or self._detector:
+                who = next(iter(self._once)) if self._once else self._detector.due(loop.time())
+                if who is None:
+                    await asyncio.sleep(LOOK_S)
+                    continue
+                self._once.pop(who, None)
+                answered: asyncio.Future[None] = loop.create_future()
+                self._tasks.start(self._question(who, answered))
+                await asyncio.wait([answered], timeout=PROMPT_S)
+        finally:
+            self._running = False
+
+    async def _question(self, who: K, answered: asyncio.Future[None]) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        try:
+            alive = await self._ask(who)
+        except GanglineError as error:
+            self._on_failed(who, error)
+        else:
+            why = self._detector.answered(who, asked_at=asked_at, now=loop.time(), alive=alive)
+            if why is not None:
+                self._on_lost(who, why)
+        finally:
+            answered.set_result(None)

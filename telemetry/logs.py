@@ -3,14 +3,18 @@
     log = logger_for("worker", pool="images", worker="w1")
     log.info("serves with %d slots", 4, extra={"action": "worker.started"})
 
-Nothing is logged at INFO per message. The library configures no handlers; the CLI does (see `logformat`).
+Nothing is logged at INFO per message. The library configures no handlers; command-line
+processes do, with the formats below: one JSON object a line for machines, or one readable line for people.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Final
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TextIO
 
 ROOT: Final = "gangline"
 """Parent of all loggers of this package."""
@@ -69,3 +73,95 @@ class LineLimit:
             return None
         self._next[key] = due + self._every_s
         return self._left_out.pop(key, 0)
+
+
+LogFormat = Literal["human", "json"]
+
+
+def action_of(record: logging.LogRecord) -> str:
+    """The line's `action`; for a library that gives none, the name of its logger, which is as stable."""
+    return str(getattr(record, "action", None) or f"log.{record.name}")
+
+
+def ids_of(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
+    """The fields that were passed as `extra`, without `action`."""
+    for name, value in record.__dict__.items():
+        if name not in RECORD_FIELDS and name != "action":
+            yield name, value
+
+
+class _Formatter(logging.Formatter):
+    def _traceback(self, record: logging.LogRecord) -> str:
+        """Empty without one. A line from a child process has it as text."""
+        return self.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+
+
+class JsonFormatter(_Formatter):
+    """`{"time", "level", "action", "message", "logger", ...ids, "exception"}` in UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "action": action_of(record),
+            "message": record.getMessage(),
+            "logger": record.name,
+        }
+        for name, value in ids_of(record):
+            line.setdefault(name, value)
+        if trace := self._traceback(record):
+            line["exception"] = trace
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+_ESCAPES = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+_ESCAPES_IN_TRACEBACK = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"} | {10: "\n  "}
+
+
+class HumanFormatter(_Formatter):
+    """`12:00:01.250 WARNING  worker.draining  leaves after 3 tasks  pool=images worker=w1`, in local time.
+
+    Control characters are escaped and tracebacks are indented: what others send cannot look like a line of its own.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created).astimezone()
+        clock = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
+        ids = " ".join(f"{name}={value}" for name, value in ids_of(record))
+        line = f"{clock} {record.levelname:<7}  {action_of(record)}  {record.getMessage()}"
+        if ids:
+            line = f"{line}  {ids}"
+        line = line.translate(_ESCAPES)
+        if trace := self._traceback(record):
+            line += f"\n{trace}".translate(_ESCAPES_IN_TRACEBACK)
+        return line
+
+
+_LIBRARIES = ("asyncio", "nats", "opentelemetry", "watchfiles")
+"""What Gangline itself uses: only its warnings are of interest."""
+
+
+def configure_logging(
+    *,
+    level: str = "INFO",
+    fmt: LogFormat = "human",
+    stream: TextIO | None = None,
+    task_ids: Callable[[logging.LogRecord], bool] | None = None,
+) -> None:
+    """Print this package's logs from `level` up, and warnings of other libraries, to stderr.
+
+    Replaces what an earlier call set up. Only for command-line processes: a library must leave logging alone.
+
+    Args:
+        task_ids: where users' code runs, a logging filter that adds the ids of the task. Users' logs are printed from
+            `level` up, too.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if fmt == "json" else HumanFormatter())
+    if task_ids is not None:
+        handler.addFilter(task_ids)
+    others = logging.WARNING if task_ids is None else level.upper()
+    logging.basicConfig(level=others, handlers=[handler], force=True)
+    for library in _LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING)
+    logging.getLogger(ROOT).setLevel(level.upper())

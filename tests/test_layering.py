@@ -37,28 +37,18 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("catalogue", "permissions", "messages", "records", "wire", "names"),
         *("public_id", "schedules", "errors", "deadline", "limits", "text"),
     ),
-    "telemetry": ("setup", "metrics", "tracing", "tracer_provider", "log_format", "logs"),
+    "telemetry": ("setup", "metrics", "tracing", "logs"),
     "runtime": (
-        *(
-            "lifecycle",
-            "loop_thread",
-            "suspect_prober",
-            "tasks",
-            "failure_detector",
-            "backoff",
-            "freeze",
-            "timeouts",
-            "timers",
-        ),
-        *("state_machine", "event_clock", "clock"),
+        *("lifecycle", "loop_thread", "failure_detector", "tasks", "backoff", "timeouts", "timers"),
+        *("state_machine", "clock"),
     ),
     "bus": (
         *("embedded", "lifecycle", "memory", "nats_bus", "object_store", "key_value", "jetstream", "streams"),
         *("rpc", "nats_client", "settings", "port"),
     ),
     "worker": (
-        *("service", "server", "gangs", "wire", "registration", "identity", "execution"),
-        *("execution/executors/processes", "execution/executors", "pool", "context", "ledger", "slots", "settings"),
+        *("service", "server", "gangs", "wire", "registration", "execution"),
+        *("execution/executors/processes", "execution/executors", "pool", "context", "ledger", "slots"),
     ),
     "dispatcher": (
         *("durable/service", "durable/operations", "durable/queue", "durable/persistence", "durable/ownership"),

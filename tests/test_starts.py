@@ -14,8 +14,8 @@ from gangline.bus.memory.server import MemoryServer
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.schemas.names import Names
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from .scale import repetitions
 from .stepped import NEVER, SteppedLoop

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from ..bus.port.bus import ConnectionEvent, KeyValue, Message
-from ..runtime.freeze import TICK_S, FreezeDetector
+from ..runtime.failure_detector import TICK_S, FreezeDetector
 from ..schemas.errors.base import MalformedMessage, TaskCancelled
 from ..schemas.messages.operations import StatsReply
 from ..schemas.names import Operation
@@ -15,20 +15,16 @@ from ..telemetry.metrics.router_and_worker import WorkerMetrics
 from .execution.executor_registry import ExecutorRegistry
 from .execution.runner import TaskRunner
 from .gangs.server import GangServer
-from .identity import WorkerIdentity
 from .ledger.audit_journal import AuditJournal, JournalSink
 from .ledger.core_driver import CoreDriver
 from .ledger.lease_service import LeaseService
 from .ledger.ledger_writer import LedgerWriter
-from .registration.description import WorkerDescription
-from .registration.nats_service import worker_service
+from .registration.description import WorkerDescription, WorkerIdentity, worker_service
 from .registration.registrar import Registrar, WorkerEvent
-from .slots.admission_core import AdmissionCore
-from .slots.epochs import next_epoch
+from .slots.admission_core import AdmissionCore, next_epoch
 from .wire.answer_batcher import AnswerBatcher
 from .wire.durable_jobs import DurableJobServer
-from .wire.fast_path import InlineRunner
-from .wire.frame_server import FrameServer
+from .wire.frame_server import FrameServer, InlineRunner
 from .wire.operations_server import OperationsServer
 
 SWEEP_TICKS = 4

@@ -18,15 +18,15 @@ from ..schemas.names import CHANNEL_CHARS, Names, WorkerId
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
 from ..telemetry.logs import logger_for
-from .identity import WorkerIdentity
 from .ledger.audit_journal import JournalSink
 from .ledger.ledger_writer import LedgerStatistics
+from .ledger.settings import WorkerSettings
 from .pool.health import HealthWatch
 from .pool.pool import Pool
+from .registration.description import WorkerIdentity
 from .registration.registrar import WorkerEvent
 from .server import WorkerServer
-from .settings import WorkerSettings
-from .slots.epochs import next_epoch
+from .slots.admission_core import next_epoch
 
 LAST_WORDS_S = 2.0
 """How long a leaving worker waits for cancelled code to stop, and again for storage to take its last writes."""

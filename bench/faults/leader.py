@@ -25,7 +25,7 @@ from gangline.coordinator.service_settings import ServiceSettings
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.schemas.names import Names
 from gangline.schemas.records.workers import Record
-from gangline.telemetry.log_format import configure_logging
+from gangline.telemetry.logs import configure_logging
 
 ACCIDENTS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ...bus.port.bus import Conflict, ConnectionEvent, KeyValue, KvEntry, KvOperation
 from ...bus.port.types import Subscription
-from ...runtime.event_clock import EventClock
+from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.names import Names

@@ -8,7 +8,7 @@ from typing import Final
 
 from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
 from ...bus.port.types import Subscription
-from ...runtime.event_clock import EventClock
+from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.names import Names

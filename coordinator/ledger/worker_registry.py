@@ -19,8 +19,7 @@ from typing import Final, Protocol
 
 from ...bus.port.bus import ConnectionEvent, KeyValue, KvEntry, KvOperation
 from ...bus.port.types import Subscription
-from ...runtime.freeze import FreezeDetector
-from ...runtime.suspect_prober import SuspectProber
+from ...runtime.failure_detector import FreezeDetector, SuspectProber
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidName
 from ...schemas.names import Names, WorkerId

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...bus.port.bus import Conflict, KeyValue, KvWrite
-from ...runtime.event_clock import EventClock
+from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.names import Names

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...bus.port.bus import Bus, KeyValue, Message
 from ...bus.rpc.responder import OperationTable, Responder
-from ...runtime.event_clock import EventClock
+from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.errors.gangs import GangImpossible, NoCoordinator, NotOwner, UnknownGang

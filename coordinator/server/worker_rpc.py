@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, Message, NoResponders
 from ...bus.rpc.requester import error_in, parse_answer
-from ...runtime.event_clock import EventClock
+from ...runtime.clock import EventClock
 from ...schemas.errors.base import GanglineError, MalformedMessage
 from ...schemas.messages.gangs import FormReply, HoldReply, KeepReply, MemberCause, PingReply, TeardownReply
 from ...schemas.messages.operations import LoadReply

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
 from ...bus.port.types import Subscription
-from ...runtime.event_clock import EventClock
+from ...runtime.clock import EventClock
 from ...schemas.errors.base import GanglineError
 from ...schemas.errors.gangs import ShardConflict
 from ...schemas.names import Names

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...bus.port.bus import Bus, ConnectionEvent
-from ...runtime.freeze import TICK_S, FreezeDetector
+from ...runtime.failure_detector import TICK_S, FreezeDetector
 
 _ONCE_IN_S: Final = 1.5
 """Silence makes us doubt so often at most. Who was sure after the last doubt and was cut off since then was so for less

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ...runtime.suspect_prober import SuspectProber
+from ...runtime.failure_detector import SuspectProber
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.records.workers import Heartbeat, Registration

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 from ...bus.port.bus import BucketSettings, Bus, ConnectionEvent, KeyValue
-from ...runtime.freeze import FreezeDetector
+from ...runtime.failure_detector import FreezeDetector
 from ...schemas.errors.base import ClosedError, GanglineError
 from ...schemas.names import Names, check_name
 from ...telemetry.logs import logger_for

@@ -49,23 +49,23 @@ if TYPE_CHECKING:
     from .schemas.names import Names as Names
     from .schemas.records.gangs import Bundle as Bundle
     from .schemas.records.jobs import JobState as JobState
-    from .worker.context.gang_context import GangContext as GangContext
-    from .worker.context.gang_context import GangPeer as GangPeer
+    from .worker.context.task_context import GangContext as GangContext
+    from .worker.context.task_context import GangPeer as GangPeer
     from .worker.context.task_context import TaskContext as TaskContext
     from .worker.context.task_context import current_task as current_task
-    from .worker.pool.middleware import CallNext as CallNext
-    from .worker.pool.middleware import Middleware as Middleware
+    from .worker.ledger.settings import WorkerSettings as WorkerSettings
+    from .worker.pool.pool import CallNext as CallNext
+    from .worker.pool.pool import Middleware as Middleware
     from .worker.pool.pool import Pool as Pool
     from .worker.pool.resources import Resource as Resource
     from .worker.service import Worker as Worker
-    from .worker.settings import WorkerSettings as WorkerSettings
 
 # Name -> module below this package.
 _PUBLIC = {
     "BucketSettings": "bus.port.bus",
     "Bundle": "schemas.records.gangs",
     "CallHook": "dispatcher.client.hooks",
-    "CallNext": "worker.pool.middleware",
+    "CallNext": "worker.pool.pool",
     "Candidates": "dispatcher.routing.candidates",
     "Client": "dispatcher.client.client",
     "ClientRequest": "dispatcher.client.hooks",
@@ -78,15 +78,15 @@ _PUBLIC = {
     "ElectionSettings": "coordinator.election.election_core",
     "Environment": "runtime.clock",
     "Gang": "dispatcher.gangs.gang",
-    "GangContext": "worker.context.gang_context",
-    "GangPeer": "worker.context.gang_context",
+    "GangContext": "worker.context.task_context",
+    "GangPeer": "worker.context.task_context",
     "GanglineError": "schemas.errors.base",
     "Gateway": "dispatcher.gateway.gateway",
     "GatewaySettings": "dispatcher.gateway.gateway",
     "Job": "dispatcher.jobs.job",
     "JobState": "schemas.records.jobs",
     "Lease": "dispatcher.leases.lease",
-    "Middleware": "worker.pool.middleware",
+    "Middleware": "worker.pool.pool",
     "Names": "schemas.names",
     "NonRetryable": "schemas.errors.base",
     "Policy": "dispatcher.routing.policy",
@@ -106,7 +106,7 @@ _PUBLIC = {
     "TaskStorage": "dispatcher.jobs.storage",
     "Worker": "worker.service",
     "WorkerInfo": "dispatcher.client.operations",
-    "WorkerSettings": "worker.settings",
+    "WorkerSettings": "worker.ledger.settings",
     "connect": "dispatcher.client.client",
     "connect_sync": "dispatcher.client.sync",
     "current_task": "worker.context.task_context",

@@ -1,4 +1,4 @@
-"""The metrics of routers and of workers.
+"""The metrics of routers and of workers. (Those of the coordinator and of durable tasks stand beside.)
 
 ===================================  =======================  =====================================================
 metric                               attributes               meaning
@@ -22,6 +22,10 @@ gangline.worker.tasks.finished       pool, worker, method,    outcome: ok, or th
 gangline.worker.task_time            pool, worker, method     seconds of execution (histogram)
 gangline.worker.leases               pool, worker, event      granted, expired, released
 gangline.worker.rejections           pool, worker, reason     full, draining, stale, expired
+gangline.worker.gangs                pool, worker, event      held, refused, freed, formed, torn_down, stopped,
+                                                              failed, alone
+gangline.worker.gang_members         pool, worker             members of formed gangs now
+gangline.worker.gang_teardown_time   pool, worker             seconds from a teardown to its last end (histogram)
 ===================================  =======================  =====================================================
 
 The names of endpoints and pools that nobody serves come from callers: when a router has seen more than a thousand
@@ -38,8 +42,7 @@ from typing import Final
 
 from ...schemas.wire.frames import Load
 from ..logs import logger_for
-from .counts import OTHER, Tally
-from .instruments import ATTEMPTS, SECONDS, counter, gauge, histogram, level, metrics_enabled
+from .instruments import ATTEMPTS, OTHER, SECONDS, Tally, counter, gauge, histogram, level, metrics_enabled
 
 _log: Final = logger_for("telemetry")
 
@@ -235,3 +238,38 @@ class WorkerMetrics:
 
     def __repr__(self) -> str:
         return f"WorkerMetrics({self.pool}.{self.worker}, {self.load()})"
+
+
+_events = counter("gangline.worker.gangs", "{event}", "What became of gangs", (*_WORKER, "event"))
+_members = level("gangline.worker.gang_members", "{member}", "Members of formed gangs", _WORKER)
+_teardown = histogram("gangline.worker.gang_teardown_time", "s", "From a teardown to its last end", SECONDS)
+
+
+class WorkerGangMetrics:
+    """One worker's numbers. Called from its event loop only."""
+
+    def __init__(self, pool: str, worker: str) -> None:
+        self._where = (pool, worker)
+        self._events = _events.of(self)
+        self._members = _members.of(self)
+
+    def event(self, name: str) -> None:
+        """Count one of the events above."""
+        self._events[(*self._where, name)] += 1
+
+    def members(self, change: int) -> None:
+        """So many members began (+n) or ended (-n)."""
+        self._members[self._where] += change
+
+    def torn_down(self, seconds: float) -> None:
+        """A teardown is complete, after so long."""
+        self.event("stopped")
+        if metrics_enabled():
+            pool, worker = self._where
+            _teardown.record(seconds, {"pool": pool, "worker": worker})
+
+    def statistics(self) -> dict[str, int]:
+        """Counts by event, and `members` now."""
+        names = ("held", "refused", "freed", "formed", "torn_down", "stopped", "failed", "alone")
+        counts = {name: self._events[(*self._where, name)] for name in names}
+        return {**counts, "members": self._members[self._where]}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 _AT_MOST = {
-    "plain call": {"files": 41, "functions": 115, "moves": 104},
-    "call with key and metrics": {"files": 53, "functions": 190, "moves": 168},
-    "gang: granted, a death, restarted": {"files": 89, "functions": 450, "moves": 2_200},
-    "submitted task: fails, retried, result": {"files": 104, "functions": 515, "moves": 980},
+    "plain call": {"files": 30, "functions": 112, "moves": 98},
+    "call with key and metrics": {"files": 40, "functions": 187, "moves": 156},
+    "gang: granted, a death, restarted": {"files": 77, "functions": 440, "moves": 2_100},
+    "submitted task: fails, retried, result": {"files": 90, "functions": 510, "moves": 950},
 }
 """A little above what is there. Lower them when a flow has become shorter. The aim: 25, 30, 60 and 70 files."""
 

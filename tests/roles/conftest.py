@@ -27,9 +27,9 @@ from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
 from gangline.schemas.permissions.roles import INBOXES
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ..waiting import PATIENCE_S
 from .pool import pool as images

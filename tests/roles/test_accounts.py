@@ -15,8 +15,8 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.roles import Permissions, Role, permissions
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ..bus.conftest import collect
 from ..support.bus.identities import make_jwt, make_key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.runtime.freeze import FreezeDetector
+from gangline.runtime.failure_detector import FreezeDetector
 
 
 def test_a_message_after_a_long_gap_is_noticed_once():

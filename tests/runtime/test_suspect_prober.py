@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gangline.bus.port.bus import StorageUnavailable
-from gangline.runtime.failure_detector import CONFIRM_S, LOOK_S, PROMPT_S
-from gangline.runtime.suspect_prober import SuspectProber
+from gangline.runtime.failure_detector import CONFIRM_S, LOOK_S, PROMPT_S, SuspectProber
 from gangline.runtime.tasks import TaskSet
 from gangline.schemas.errors.base import GanglineError
 from gangline.telemetry.logs import logger_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.telemetry.tracer_provider import ProviderProbe
+from gangline.telemetry.tracing import ProviderProbe
 
 
 @pytest.fixture(autouse=True)

@@ -38,9 +38,9 @@ from gangline.testing.sim.plan.durable_draw import draw_durable_plan, draw_unhea
 from gangline.testing.sim.plan.durable_plan import JobKind
 from gangline.testing.sim.plan.plan import Accident, Plan
 from gangline.worker.slots.admission_core import AdmissionCore
-from gangline.worker.slots.request_dedup import RouterHistory
+from gangline.worker.slots.lease_table import RouterHistory
+from gangline.worker.wire.answer_batcher import FrameResponder
 from gangline.worker.wire.durable_jobs import DurableJobServer, JobName
-from gangline.worker.wire.frame_responder import FrameResponder
 
 from .mutants import has, mutant
 

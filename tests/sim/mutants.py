@@ -21,8 +21,7 @@ from gangline.dispatcher.pools.discovery import WorkerDiscovery
 from gangline.dispatcher.pools.pool import RoutedPool
 from gangline.dispatcher.routing.worker_table import WorkerEntry, WorkerTable
 from gangline.dispatcher.transport.exchange import RequestExchange
-from gangline.runtime.failure_detector import FailureDetector
-from gangline.runtime.freeze import FreezeDetector
+from gangline.runtime.failure_detector import FailureDetector, FreezeDetector
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.wire.frames import RequestOp
 from gangline.testing.sim.calls.slots import WorkerModel

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gangline.telemetry.log_format import HumanFormatter, JsonFormatter, configure_logging
-from gangline.telemetry.logs import LineLimit, logger_for
+from gangline.telemetry.logs import HumanFormatter, JsonFormatter, LineLimit, configure_logging, logger_for
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.schemas.errors.base import ClosedError, InvalidSettings, NoWorkers, TaskFailed, WorkerIdTaken
 from gangline.schemas.errors.tasks import JobDead
 from gangline.testing import VirtualLoop, cluster
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
-from gangline.worker.settings import WorkerSettings
 
 from ..scale import repetitions
 

@@ -18,8 +18,8 @@ from gangline.schemas.names import Names
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ..support.worker.rig import Gates, Hand, make_pool, reserve, task
 from ..waiting import PATIENCE_S, until

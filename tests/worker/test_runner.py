@@ -37,7 +37,7 @@ from gangline.schemas.names import Names
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import run_worker
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
+from gangline.worker.ledger.settings import WorkerSettings
 
 pool = Pool("images", slots=4)
 gate = asyncio.Event()

@@ -11,9 +11,9 @@ from gangline.bus.port.bus import NoResponders
 from gangline.schemas.errors.base import ClosedError, Unavailable, WorkerIdTaken
 from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.frames import AnswerOp, Load, LoadFlag, RequestOp, ReserveFlag
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker, WorkerState
-from gangline.worker.settings import WorkerSettings
 
 from ..support.worker.rig import Hand, Rig, on_rig, reserve, task
 

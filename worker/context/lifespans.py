@@ -5,14 +5,230 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from .model_cache import Loader, ModelCache, Unloader
-from .task_context import wait_in_thread
+from ...runtime.tasks import TaskSet
+from ...telemetry.logs import logger_for
+from .task_context import has_ended, wait_in_thread
 
 if TYPE_CHECKING:
     from .task_context import TaskContext
+
+
+Loader = Callable[[str], Any | Awaitable[Any]]
+Unloader = Callable[[str, Any], Awaitable[None] | None]
+
+_log = logger_for(__name__)
+
+
+class _Entry:
+    """One model, loading or loaded. In `_entries` from the start of its load until it is chosen to make room."""
+
+    __slots__ = ("id", "load", "users")
+
+    def __init__(self, model_id: str, load: asyncio.Task[Any]) -> None:
+        self.id = model_id
+        self.load = load
+        """The load that all who want this model share."""
+        self.users = 0
+        """Tasks that use it or wait for its load; 0: it may make room."""
+
+
+class ModelCache:
+    """The models that one worker (or one child process) has loaded: at most `max_models` at once, the one that was idle
+    longest makes room.
+
+    A model is kept while a task uses it. Who needs room when all are in use waits, in order of arrival, and nobody who
+    comes later overtakes: else a busy model would starve the others for ever.
+    """
+
+    def __init__(
+        self,
+        loader: Loader | None,
+        unloader: Unloader | None,
+        max_models: int,
+        on_change: Callable[[tuple[str, ...]], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            loader: gets a model id, gives the model; may be `async`. A plain function runs in a thread.
+            unloader: gets the id and the model that makes room; likewise.
+            max_models: most models loaded or loading at once.
+            on_change: told the ids of all loaded models after each change.
+        """
+        self._loader = loader
+        self._unloader = unloader
+        self._max_models = max_models
+        self.on_change = on_change
+        self._entries: dict[str, _Entry] = {}
+        """Least recently used first; never more than `max_models`."""
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        """Who needs room, in order of arrival. The first is woken when a model became idle."""
+        self._unloading = 0
+        """Models on their way out; they still occupy their room."""
+        self.pinned: dict[TaskContext, _Entry] = {}
+        """By task that has asked for one and not ended yet; to be read."""
+        self._reported: tuple[str, ...] = ()
+        self._cleanups = TaskSet("unloading of models")
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """Ids of the models that are ready, least recently used first."""
+        return tuple(entry.id for entry in self._entries.values() if _is_loaded(entry))
+
+    async def use(self, context: TaskContext) -> Any:
+        """The model that `context` names, kept until `done_with(context)`; see TaskContext.model."""
+        if self._loader is None:
+            raise LookupError(f"pool {context.pool!r} has no models: declare a loader with @pool.model_loader")
+        if not context.model_id:
+            raise LookupError("the caller named no model: call with client.options(model=...)")
+        entry = self.pinned.get(context)
+        if entry is None:
+            entry = await self._pin(context.model_id)
+            if has_ended(context):  # asked by code that the task left running
+                self._unpin(entry)
+                raise LookupError("the task has ended: nobody would let go of the model")
+            self.pinned[context] = entry
+        try:
+            return await asyncio.shield(entry.load)
+        except asyncio.CancelledError:
+            if entry.load.cancelled():
+                raise RuntimeError("the worker stopped while the model was loading") from None
+            raise
+
+    def done_with(self, context: TaskContext) -> None:
+        """The task ended: its model may make room now. Nothing if it used none."""
+        if not self.pinned:
+            return
+        entry = self.pinned.pop(context, None)
+        if entry is not None:
+            self._unpin(entry)
+
+    async def close(self) -> None:
+        """Cancel loads and unload everything."""
+        for entry in list(self._entries.values()):
+            entry.load.cancel()
+        await asyncio.gather(*(entry.load for entry in self._entries.values()), return_exceptions=True)
+        await self._cleanups.rest()
+        entries, self._entries = self._entries, {}
+        for entry in entries.values():
+            if _is_loaded(entry):
+                await self._unload(entry)
+        self._report()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _pin(self, model_id: str) -> _Entry:
+        if self._waiters or (model_id not in self._entries and not self._has_room()):
+            await self._wait_for_room(model_id)
+        entry = self._entries.pop(model_id, None)
+        if entry is None:
+            load = asyncio.get_running_loop().create_task(self._load(model_id), name=f"load model {model_id}")
+            load.add_done_callback(lambda _: self._loaded(entry))
+            entry = _Entry(model_id, load)
+        self._entries[model_id] = entry  # now the most recently used
+        entry.users += 1
+        self._wake()
+        return entry
+
+    def _has_room(self) -> bool:
+        """Whether one more may be loaded, after the idlest was sent away if need be."""
+        if len(self._entries) + self._unloading < self._max_models:
+            return True
+        if len(self._entries) < self._max_models:
+            return False  # room is on its way
+        idle = next((entry for entry in self._entries.values() if not entry.users and entry.load.done()), None)
+        if idle is None:
+            return False
+        del self._entries[idle.id]
+        if not _is_loaded(idle) or self._unloader is None:
+            self._report()
+            return True
+        self._unloading += 1
+        self._cleanups.start(self._make_room(idle))
+        return False
+
+    async def _make_room(self, entry: _Entry) -> None:
+        self._report()
+        await self._unload(entry)
+        self._unloading -= 1
+        self._wake()
+
+    async def _wait_for_room(self, model_id: str) -> None:
+        """Returns when this waiter is the first and its model is there or has room."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            while True:
+                if self._waiters[0] is waiter and (model_id in self._entries or self._has_room()):
+                    return
+                await waiter
+                waiter = self._renew(waiter)
+        finally:
+            self._waiters.remove(waiter)
+            if not waiter.done():
+                waiter.cancel()
+            # Cancelled, or served: whoever is first now may look for itself.
+            self._wake()
+
+    def _renew(self, waiter: asyncio.Future[None]) -> asyncio.Future[None]:
+        """A woken waiter keeps its place in the queue."""
+        fresh: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[self._waiters.index(waiter)] = fresh
+        return fresh
+
+    def _wake(self) -> None:
+        if self._waiters and not self._waiters[0].done():
+            self._waiters[0].set_result(None)
+
+    def _unpin(self, entry: _Entry) -> None:
+        entry.users -= 1
+        if not entry.users:
+            self._wake()
+
+    async def _load(self, model_id: str) -> Any:
+        assert self._loader is not None
+        return await _call(self._loader, model_id)
+
+    def _loaded(self, entry: _Entry | None) -> None:
+        assert entry is not None
+        if not entry.load.cancelled() and entry.load.exception() is None:
+            self._report()
+        elif self._entries.get(entry.id) is entry:
+            del self._entries[entry.id]  # the next who asks tries again
+        self._wake()  # if nobody wants it any more, it can make room from now on
+
+    async def _unload(self, entry: _Entry) -> None:
+        if self._unloader is None:
+            return
+        try:
+            await _call(self._unloader, entry.id, entry.load.result())
+        except Exception:
+            _log.exception("unloading a model failed", extra={"action": "model_unload_failed", "model": entry.id})
+
+    def _report(self) -> None:
+        loaded = self.loaded
+        if loaded != self._reported:
+            self._reported = loaded
+            if self.on_change is not None:
+                self.on_change(loaded)
+
+    def __repr__(self) -> str:
+        return f"ModelCache(loaded={list(self.loaded)}, waiting={len(self._waiters)}, max_models={self._max_models})"
+
+
+def _is_loaded(entry: _Entry) -> bool:
+    return entry.load.done() and not entry.load.cancelled() and entry.load.exception() is None
+
+
+async def _call(function: Callable[..., Any], *args: Any) -> Any:
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    result = await asyncio.get_running_loop().run_in_executor(None, function, *args)
+    return await result if inspect.isawaitable(result) else result
+
 
 R = TypeVar("R")
 Lifespan = Callable[
@@ -76,6 +292,9 @@ class Lifespans:
                 return value
         held = ", ".join(type(value).__name__ for value in self._resources) or "nothing"
         raise LookupError(f"no @pool.lifespan of {self._pool.name!r} yields a {kind.__name__}; they yield: {held}")
+
+    async def model(self, context: TaskContext) -> Any:
+        return await self.models.use(context)
 
     def model_blocking(self, context: TaskContext) -> Any:
         assert self._loop is not None

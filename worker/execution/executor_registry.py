@@ -8,11 +8,17 @@ from collections.abc import Callable
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings
 from ..context.lifespans import Lifespans
 from ..context.task_context import TaskContext, attach, end
-from ..pool.declared_task import BoundCall, DeclaredTask, ExecutorKind, Outcome, Shape
-from ..pool.pool import Pool
-from .executors.event_loop import CoroutineExecution
-from .executors.execution import DEFAULT_WINDOW, ExecutionSite, ExecutorSettings, OnDone, OnItem, TaskExecution
-from .executors.failures import failure_of
+from ..pool.pool import BoundCall, DeclaredTask, ExecutorKind, Outcome, Pool, Shape
+from .executors.execution import (
+    DEFAULT_WINDOW,
+    CoroutineExecution,
+    ExecutionSite,
+    ExecutorSettings,
+    OnDone,
+    OnItem,
+    TaskExecution,
+    failure_of,
+)
 from .executors.middleware import MiddlewareExecution
 from .executors.processes.pool import ProcessExecution, ProcessPool
 from .executors.stepper import Stepper
@@ -176,7 +182,7 @@ class ExecutorRegistry:
         run.start(window, self._middleware, launch)
         return run
 
-    # -- by hand: see worker.wire.fast_path -----------------------------------------------------------------------
+    # -- by hand: see worker.wire.frame_server -----------------------------------------------------------------------
 
     def failed(self, error: BaseException, reason: GanglineError | None, where: str) -> Outcome:
         """The outcome of a task that raised; `reason`: why it was told to stop, if it was."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...schemas.deadline import deadline
 from ...schemas.errors.base import (
@@ -21,13 +21,166 @@ from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..context.progress import Progress
 from ..context.task_context import TaskContext, report_to
 from ..ledger.core_driver import CoreDriver
-from ..pool.declared_task import BoundCall, CancelReason, DeclaredTask, Execution, Outcome
+from ..pool.pool import BoundCall, CancelReason, DeclaredTask, Execution, Outcome
 from ..slots.job_table import RunningJob
-from ..slots.lease_table import GrantedLease
-from ..slots.request_dedup import RouterHistory, TaskRecord
+from ..slots.lease_table import GrantedLease, RouterHistory, TaskRecord
 from .executor_registry import ExecutorRegistry
-from .run_context import RunContext, unique
-from .start_gate import StartGate
+
+if TYPE_CHECKING:
+    from ..context.lifespans import Lifespans
+
+
+HOLD_S: Final = 2.0
+"""How long the word is waited for. Whoever would give it may be gone, and the slots are wanted by others."""
+
+
+class StartGate:
+    """Keeps one task on a seat of a gang from beginning, after it was admitted.
+
+    Those of a call on all ranks take their slots first, and none begins before all have theirs. Others wait for their
+    member to begin, or for their worker to be told of their generation.
+    """
+
+    __slots__ = ("_member", "_timer", "ready")
+
+    def __init__(
+        self,
+        task: str,
+        cancel: Callable[[TaskCancelled], None],
+        member: asyncio.Future[None] | None,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        hold: bool,
+    ) -> None:
+        """
+        Args:
+            task: its name, for people.
+            cancel: ends it.
+            member: done when the gang's member has begun, if it has not yet. May be that of many tasks.
+            hold: until the word comes as well.
+        """
+        self._member = member
+        self.ready: asyncio.Future[None] = loop.create_future()
+        """Done when the task may begin; this task's own."""
+        self._timer: asyncio.TimerHandle | None = None
+        if hold:
+            nobody = TaskCancelled(
+                f"nobody said within {HOLD_S:g} s that {task} may begin: it did not start",
+                may_have_started=False,
+            )
+            self._timer = loop.call_later(HOLD_S, cancel, nobody)
+        else:
+            self.open()
+
+    def open(self) -> None:
+        """The word has come, or none is needed. Idempotent."""
+        self._silence()
+        if self._member is None or self._member.done():
+            self._pass(self._member)
+        else:
+            self._member.add_done_callback(self._pass)
+
+    def drop(self) -> None:
+        """The task was cancelled: it need not wait to be told so. Idempotent."""
+        self._silence()
+        self._pass(None)
+
+    def _silence(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _pass(self, member: asyncio.Future[None] | None) -> None:
+        if self.ready.done():
+            return
+        if member is not None and member.cancelled():
+            self.ready.cancel()
+        elif member is not None and (failure := member.exception()) is not None:
+            self.ready.set_exception(failure)
+        else:
+            self.ready.set_result(None)
+
+
+class RunContext(TaskContext):
+    """The context of a run. One is made for every task and few are looked into: its facts are worked out then."""
+
+    __slots__ = ("_driver", "_epoch", "_meta", "_method", "_record", "_token", "_trace")
+
+    def __init__(
+        self,
+        record: TaskRecord,
+        method: str,
+        driver: CoreDriver,
+        token: str | None,
+        trace: str | None,
+        meta: dict[str, Any] | None,
+        deadline_at: float | None,
+        scope: Lifespans | None = None,
+    ) -> None:
+        self.deadline = deadline_at
+        self._scope = scope
+        self._record = record
+        self._method = method
+        self._driver = driver
+        self._epoch = driver.core.epoch
+        self._token = token
+        self._trace = trace
+        self._meta = meta
+
+    def __getattr__(self, name: str) -> Any:
+        """Of a place that is still empty."""
+        if name in _UNSAID:
+            return _UNSAID[name]
+        if name not in _FACTS:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        record, worker, meta = self._record, self._driver.worker, self._meta or {}
+        attempt, labels, job = meta.get("attempt"), meta.get("labels"), _text(meta.get("job"))
+        self.id = unique(record)
+        self.pool, self.worker, self.method = worker.pool, worker.worker, self._method
+        self.epoch, self.fence, self.token, self.trace = self._epoch, record.fence, self._token, self._trace
+        self.attempt = attempt if type(attempt) is int and attempt > 0 else 1
+        self.job = job
+        self.endpoint = None if job is None else _text(meta.get("endpoint")) or worker.pool
+        if job is not None:
+            given = meta.get("fence")
+            self.fence = given if type(given) is int and given > 0 else self.attempt
+        self.key, self.model_id = _text(meta.get("key")), _text(meta.get("model"))
+        self.labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
+        self.shadow = meta.get("shadow") is True
+        self.clock = self._driver.loop.time
+        return object.__getattribute__(self, name)
+
+
+_UNSAID: Final = {"_ended": False, "_gang": None, "_progress": None, "_reason": None, "_waiting": None}
+_FACTS: Final = frozenset(
+    (
+        "id",
+        "pool",
+        "worker",
+        "method",
+        "epoch",
+        "fence",
+        "token",
+        "trace",
+        "attempt",
+        "job",
+        "endpoint",
+        "key",
+        "model_id",
+        "labels",
+        "shadow",
+        "clock",
+    )
+)
+
+
+def unique(record: TaskRecord) -> str:
+    """A task's id for logs: unique with the sender that asked."""
+    return f"{record.sender.name}.{record.id}"
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
 
 MAX_STREAM_WINDOW = 100_000
 """Larger windows are not believed."""
@@ -297,7 +450,7 @@ class TaskRunner:
                 if isinstance(run, TaskRun) and run.caller.job is None and run.unread:
                     run.cancel(TaskCancelled("whoever reads its items has not been heard of for a minute"))
 
-    # -- for worker.wire.fast_path --------------------------------------------------------------------------------
+    # -- for InlineRunner, in worker.wire.frame_server --------------------------------------------------------------
 
     def completed(self, run: TaskRun, answer: bytes, now: float) -> None:
         """An adopted run has its result, which is to be sent as it is written: `answer` and `done` in one."""

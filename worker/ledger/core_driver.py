@@ -13,9 +13,8 @@ from ...schemas.names import WorkerId
 from ...schemas.records.workers import LeaseRecord
 from ...telemetry.metrics.router_and_worker import WorkerMetrics
 from ..slots.admission_core import AdmissionCore
-from ..slots.capacity_waiters import CapacityWaiters
-from ..slots.lease_table import LeaseChange, LeaseTransition
-from ..slots.request_dedup import TaskRecord
+from ..slots.lease_table import LeaseChange, LeaseTransition, TaskRecord
+from ..slots.limiter import CapacityWaiters
 from .audit_journal import AuditJournal
 from .ledger_writer import DesiredState, LedgerWriter
 

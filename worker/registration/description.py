@@ -3,17 +3,96 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from ...bus.rpc.micro_service import package_version
-from ...schemas.messages.operations import LeaseInfo, LoadReply, StatsReply
+from ...bus.port.bus import Bus
+from ...bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, package_version, statistics_of
+from ...runtime.clock import Environment
+from ...runtime.timers import NEVER
+from ...schemas.messages.operations import GangShare, LeaseInfo, LoadReply, StatsReply
+from ...schemas.names import Names, Operation, WorkerId
 from ...schemas.public_id import public_id
 from ...schemas.records.workers import Heartbeat, Registration
-from ..identity import WorkerIdentity
+from ...telemetry.logs import Log
+from ..execution.executor_registry import ExecutorRegistry
+from ..execution.executors.execution import MAX_COLLECTED_BYTES, ExecutorSettings
 from ..ledger.ledger_writer import LedgerStatistics
-from ..slots.admission_core import AdmissionCore
+from ..ledger.settings import WorkerSettings
+from ..pool.pool import Pool
+from ..slots.admission_core import AdmissionCore, CoreSettings, next_epoch
+from ..slots.gang_core import WorkerGangCore
+from ..slots.gang_records import LeavingMember, LocalMember, LocalSeat, TentativeHold
 from ..slots.lease_table import GrantedLease
-from ..slots.timers import NEVER
-from .gang_shares import shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    """Who one worker is, what it serves, and where it lives."""
+
+    worker: WorkerId
+    instance: str
+    """Unique for this object; tells two processes with one id apart."""
+    channel: str
+    """See Registration.channel."""
+    pool: Pool
+    settings: WorkerSettings
+    names: Names
+    bus: Bus
+    ambient: Environment
+    log: Log
+
+    def new_core(self) -> AdmissionCore:
+        """Empty books, in a first epoch."""
+        pool, settings = self.pool, self.settings
+        return AdmissionCore(
+            pool.slots if settings.slots is None else settings.slots,
+            next_epoch(0, self.ambient.wall()),
+            CoreSettings(
+                keep_s=settings.answer_retention_s,
+                keep=settings.answer_retention_count,
+                keep_bytes=settings.answer_retention_bytes,
+                item_bytes=settings.answer_retention_bytes,
+            ),
+            declared=pool.slots,
+        )
+
+    def new_executors(self, on_models: Callable[[tuple[str, ...]], None]) -> ExecutorRegistry:
+        """Not started. `on_models` is told the ids of all loaded models after each change."""
+        return ExecutorRegistry(
+            self.pool,
+            settings=ExecutorSettings(
+                send_tracebacks=self.settings.send_tracebacks,
+                # More could not be sent; so a stream that nobody reads as one ends early.
+                max_collected_bytes=min(MAX_COLLECTED_BYTES, self.bus.max_payload),
+            ),
+            on_models=on_models,
+        )
+
+
+def shares(gangs: WorkerGangCore) -> tuple[GangShare, ...]:
+    """What a worker has of gangs, for operators."""
+    kept = [GangShare(gang=gang, state="kept", slots=keep.has) for gang, keep in gangs.keeps.by_gang.items()]
+    held = [_share(hold, "held", hold.seats, 0) for hold in gangs.holds.values()]
+    formed = [
+        _share(member, "over" if member.over else "formed", member.seats.values(), 0)
+        for member in gangs.members.values()
+    ]
+    stopping = [_share(leaving, "stopping", leaving.seats, gangs.reserved_by(leaving)) for leaving in gangs.leaving]
+    return (*kept, *held, *formed, *stopping)
+
+
+def _share(
+    of: TentativeHold | LocalMember | LeavingMember,
+    state: Literal["held", "formed", "over", "stopping"],
+    seats: Iterable[LocalSeat],
+    more: int,
+) -> GangShare:
+    seats = list(seats)
+    slots = sum(seat.lease.slots if seat.lease.ended is None else seat.lease.busy for seat in seats)
+    ranks = tuple(sorted({seat.rank for seat in seats}))
+    return GangShare(gang=of.gang, generation=of.generation, state=state, ranks=ranks, slots=slots + more)
 
 
 class WorkerDescription:
@@ -108,3 +187,45 @@ def _patience_s(core: AdmissionCore, lease: GrantedLease, now: float) -> float:
         return NEVER
     member = core.gangs.member_of(lease)
     return lease.ttl_s if member is None else member.proven_at + lease.ttl_s - now
+
+
+SERVICE = "gangline-worker"
+
+
+def worker_service(
+    place: WorkerIdentity, registration: Callable[[], Registration], counts: Callable[[], Mapping[str, Sequence[int]]]
+) -> MicroService:
+    """Shows one worker. Its endpoints are its operations; FRAMES counts messages, not tasks.
+
+    `counts` gives requests and errors by operation.
+    """
+
+    def describe() -> ServiceDescription:
+        now = registration()
+        return ServiceDescription(
+            name=SERVICE,
+            version=now.version or "0.0.0",
+            description=f"tasks of pool {now.pool}: {', '.join(now.methods) or 'none'}",
+            metadata={
+                "namespace": place.names.namespace,
+                "pool": now.pool,
+                "worker": now.worker,
+                "epoch": str(now.epoch),
+                "state": now.state,
+                "slots": str(now.slots),
+                "node": now.node,
+                "zone": now.zone,
+            },
+            endpoints=[
+                Endpoint(name=str(operation), subject=place.names.worker(place.worker, operation))
+                for operation in Operation
+            ],
+        )
+
+    return MicroService(
+        place.bus,
+        describe,
+        statistics=lambda: statistics_of(counts()),
+        ambient=place.ambient,
+        instance=place.instance,
+    )

@@ -29,16 +29,59 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, KeysView
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
+from ...runtime.timers import NEVER, DeadlineHeap
 from ...schemas.wire.frames import Load, LoadFlag, TaskState
-from .epochs import FencingTokens
 from .gang_core import WorkerGangCore
 from .job_table import JobKey, JobListener, JobTable, RunningJob
-from .lease_table import GrantedLease, LeaseChange, LeaseTable, LeaseTransition, Refusal
+from .lease_table import (
+    WITHDRAWN,
+    GrantedLease,
+    LeaseChange,
+    LeaseTable,
+    LeaseTransition,
+    Refusal,
+    RequestDedup,
+    RequestId,
+    RouterHistory,
+    TaskRecord,
+)
 from .limiter import SlotLimiter
-from .request_dedup import WITHDRAWN, RequestDedup, RequestId, RouterHistory, TaskRecord
-from .timers import NEVER, DeadlineHeap
+
+FENCE_BITS: Final = 20
+"""Grants of one epoch are counted below these bits."""
+
+
+def next_epoch(previous: int, wall: float) -> int:
+    """The epoch after `previous`: milliseconds of Unix time, or one more if the clock was set back.
+
+    Milliseconds, since a worker that lost its memory (and the ledger with it) still starts above its past.
+    """
+    return max(previous + 1, int(wall * 1000))
+
+
+class FencingTokens:
+    """Fences of the leases that are not written to the ledger first: `epoch * 2**20 + count`.
+
+    Comparable within one worker only. They grow within an epoch by counting and over epochs by the epoch, which grows
+    by at least one per millisecond: only a worker that granted over a million leases per millisecond could overtake
+    its next epoch. Below 2**63 until the year 2248, so that they fit a signed 64-bit integer everywhere.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self, epoch: int) -> None:
+        self._last = epoch << FENCE_BITS
+
+    def next(self) -> int:
+        self._last += 1
+        return self._last
+
+    def new_epoch(self, epoch: int) -> None:
+        """Go on from a later epoch."""
+        self._last = max(self._last, epoch << FENCE_BITS)
+
 
 _tuple = tuple.__new__
 

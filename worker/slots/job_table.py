@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from .request_dedup import WITHDRAWN, RouterHistory, TaskRecord
+from .lease_table import WITHDRAWN, RouterHistory, TaskRecord
 
 FIRST: Final = ""
 """Where a listing begins."""

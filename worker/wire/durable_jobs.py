@@ -27,12 +27,10 @@ from ...telemetry.logs import Log
 from ..context.progress import ProgressPublisher
 from ..execution.runner import TaskRun
 from ..ledger.core_driver import CoreDriver
-from ..pool.declared_task import Outcome
+from ..pool.pool import Outcome
 from ..slots.job_table import FIRST, JobKey, JobListener, RunningJob
-from ..slots.request_dedup import RouterHistory, TaskRecord
-from .answer_batcher import AnswerBatcher
-from .error_frames import error_frame
-from .frame_responder import FrameResponder
+from ..slots.lease_table import RouterHistory, TaskRecord
+from .answer_batcher import AnswerBatcher, FrameResponder, error_frame
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
 _STREAM: Final = int(TaskFlag.STREAM)

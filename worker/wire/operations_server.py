@@ -12,6 +12,7 @@ from typing import Any
 
 from ...bus.port.bus import Bus, Message
 from ...bus.rpc.responder import OperationTable, Responder
+from ...runtime.timers import NEVER
 from ...schemas.errors.base import (
     GanglineError,
     InvalidRequest,
@@ -25,13 +26,9 @@ from ...schemas.wire.codec import Format
 from ...telemetry.logs import Log
 from ..execution.runner import TaskRun, TaskRunner
 from ..ledger.core_driver import CoreDriver
-from ..ledger.lease_service import OPERATIONS, LeaseService
-from ..pool.declared_task import Outcome
-from ..pool.pool import Pool
-from ..slots.lease_table import GrantedLease, Refusal
-from ..slots.refusals import REASONS, error_of
-from ..slots.request_dedup import WITHDRAWN
-from ..slots.timers import NEVER
+from ..ledger.lease_service import OPERATIONS, REASONS, LeaseService, error_of
+from ..pool.pool import Outcome, Pool
+from ..slots.lease_table import WITHDRAWN, GrantedLease, Refusal
 
 
 class RunResponder:

@@ -16,9 +16,9 @@ from ..dispatcher.routing.settings import RouterSettings
 from ..runtime.clock import Environment
 from ..schemas.errors.base import ClosedError, InvalidSettings
 from ..schemas.names import Names
+from ..worker.ledger.settings import WorkerSettings
 from ..worker.pool.pool import Pool
 from ..worker.service import Worker
-from ..worker.settings import WorkerSettings
 
 
 class Cluster:

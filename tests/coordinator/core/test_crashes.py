@@ -10,9 +10,9 @@ import pytest
 
 from gangline.bus.port.bus import KvEntry, Message
 from gangline.schemas.errors.base import GanglineError
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...scale import repetitions
 from ...support.coordinator.rig import System

@@ -28,9 +28,9 @@ from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names
 from gangline.schemas.public_id import public_id
 from gangline.schemas.records.gangs import GangRecord, LeaderRecord
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...processes import ForkServer
 from ...scale import repetitions

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gangline.dispatcher.client.client import Client
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...scale import repetitions
 from ...support.dispatcher.fakes import Rig, turns

@@ -32,9 +32,9 @@ from gangline.schemas.errors.base import (
 from gangline.schemas.names import Names
 from gangline.schemas.wire import codec, headers
 from gangline.worker.context.task_context import current_task
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...processes import ForkedProcess, ForkServer
 from ...waiting import PATIENCE_S, until
@@ -369,7 +369,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
+from gangline.worker.ledger.settings import WorkerSettings
 
 pool = Pool("images", slots=8)
 

@@ -20,8 +20,8 @@ from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GanglineError, NoWorkers
 from gangline.schemas.errors.gangs import NoCoordinator
 from gangline.schemas.names import Names, Operation, WorkerId
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...processes import ForkServer
 from ...waiting import PATIENCE_S, until, until_nobody_responds

@@ -33,9 +33,9 @@ from gangline.schemas.errors.base import (
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.public_id import public_id
 from gangline.schemas.wire.frames import RequestOp
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
 

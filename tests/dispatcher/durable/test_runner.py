@@ -14,9 +14,9 @@ from gangline.dispatcher.durable.service import Dispatcher, DispatcherState, run
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.names import Names
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...waiting import PATIENCE_S, until
 

@@ -29,7 +29,7 @@ from gangline.schemas.errors.gangs import (
 )
 from gangline.schemas.messages.gangs import GangEventKind, GangReply
 from gangline.schemas.names import GangOperation
-from gangline.worker.context.gang_context import GangContext
+from gangline.worker.context.task_context import GangContext
 
 from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
 

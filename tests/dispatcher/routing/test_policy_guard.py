@@ -16,8 +16,8 @@ from gangline.dispatcher.routing.policy_guard import GuardedPolicy, guarded
 from gangline.dispatcher.routing.worker_table import WorkerEntry as Entry
 from gangline.errors import GanglineError
 from gangline.schemas.names import Names, WorkerId
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...scale import repetitions
 

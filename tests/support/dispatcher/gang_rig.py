@@ -16,9 +16,9 @@ from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.names import Names
 from gangline.worker.context.task_context import current_task
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 
 async def until(condition: Callable[[], object], limit_s: float = 100.0) -> None:

@@ -23,9 +23,9 @@ from gangline.schemas.names import Names, QueueOperation
 from gangline.schemas.records.jobs import ResultRecord
 from gangline.schemas.wire import headers
 from gangline.testing.loop import VirtualLoop
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 WALL = 1_700_000_000.0
 

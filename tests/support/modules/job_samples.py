@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 from gangline.schemas.errors.base import GanglineError
 from gangline.worker.context.task_context import TaskContext, current_task
-from gangline.worker.pool.middleware import CallNext
-from gangline.worker.pool.pool import Pool
+from gangline.worker.pool.pool import CallNext, Pool
 from gangline.worker.pool.resources import Resource
 
 pool = Pool("jobs", slots=4)

@@ -11,8 +11,7 @@ from gangline.schemas.errors.base import TaskCancelled
 from gangline.worker.context.task_context import TaskContext
 from gangline.worker.execution.executor_registry import ExecutorRegistry
 from gangline.worker.execution.executors.execution import ExecutorSettings
-from gangline.worker.pool.declared_task import Execution, Outcome
-from gangline.worker.pool.pool import Pool
+from gangline.worker.pool.pool import Execution, Outcome, Pool
 
 
 class Launched:

@@ -15,9 +15,9 @@ from gangline.schemas.names import Names, Operation
 from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerEnvelope, AnswerOp, RequestOp
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...waiting import PATIENCE_S
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gangline.worker.context.task_context import TaskContext
-from gangline.worker.execution.executors.carrier import Carrier
-from gangline.worker.execution.executors.stepper import Stepper
+from gangline.worker.execution.executors.stepper import Carrier, Stepper
 
 Work = Callable[..., Coroutine[Any, Any, Any]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gangline.telemetry.metrics.counts import MOST_NAMES, OTHER, Counts, Numbers
+from gangline.telemetry.metrics.instruments import MOST_NAMES, OTHER, Counts, Numbers
 
 
 class Owner:

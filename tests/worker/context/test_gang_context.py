@@ -8,8 +8,7 @@ import pytest
 
 from gangline.schemas.messages.gangs import FormRequest
 from gangline.schemas.records.gangs import Rendezvous, Seat
-from gangline.worker.context.gang_context import GangContext, facts_of
-from gangline.worker.context.task_context import TaskContext
+from gangline.worker.context.task_context import GangContext, TaskContext, facts_of
 
 
 def form(**more: object) -> FormRequest:

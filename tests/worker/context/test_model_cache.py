@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from gangline.schemas.errors.base import TaskFailed
-from gangline.worker.context.model_cache import ModelCache
+from gangline.worker.context.lifespans import ModelCache
 from gangline.worker.context.task_context import TaskContext, current_task
-from gangline.worker.pool.declared_task import Outcome
-from gangline.worker.pool.pool import Pool
+from gangline.worker.pool.pool import Outcome, Pool
 
 from ...scale import repetitions
 from ...support.worker.harness import running

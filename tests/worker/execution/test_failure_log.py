@@ -12,10 +12,10 @@ from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.client.client import Client
 from gangline.schemas.errors.base import TaskCrashed, TaskFailed
 from gangline.schemas.names import Names
-from gangline.telemetry.log_format import HumanFormatter
+from gangline.telemetry.logs import HumanFormatter
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.processes
 

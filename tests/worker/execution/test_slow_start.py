@@ -12,9 +12,9 @@ from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings
 from gangline.schemas.errors.base import WorkerIdTaken
 from gangline.schemas.names import Names
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 NAMES = Names("slow")
 

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 from gangline.worker.context.task_context import current_task
-from gangline.worker.execution.start_gate import HOLD_S
+from gangline.worker.execution.runner import HOLD_S
 from gangline.worker.gangs.member_tasks import EARLY_S
 from gangline.worker.pool.pool import Pool
 

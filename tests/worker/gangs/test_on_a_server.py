@@ -16,8 +16,8 @@ from gangline.bus.port.bus import Conflict
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
 from gangline.schemas.wire.frames import AnswerOp
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...scale import repetitions
 from ...support.worker.gang_rig import Leader

@@ -11,9 +11,9 @@ from gangline.schemas.public_id import public_id
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, ReserveFlag
 from gangline.worker.context.task_context import current_task
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...support.worker.gang_rig import Leader, load_of
 from ...support.worker.rig import Hand, Rig, on_rig, reserve, task

@@ -10,7 +10,7 @@ import pytest
 
 from gangline.schemas.errors.base import InvalidSettings, WorkerUnhealthy
 from gangline.schemas.errors.gangs import GangFailed
-from gangline.worker.context.gang_context import GangContext
+from gangline.worker.context.task_context import GangContext
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import WorkerState
 

@@ -14,8 +14,7 @@ import pytest
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidResult, InvalidSettings, TaskCancelled, TaskFailed
 from gangline.schemas.wire.frames import AnswerOp, TaskFlag
 from gangline.worker.context.task_context import TaskContext, current_task
-from gangline.worker.pool.middleware import CallNext
-from gangline.worker.pool.pool import Pool
+from gangline.worker.pool.pool import CallNext, Pool
 
 from ...support.worker.harness import running
 from ...support.worker.rig import Rig, task

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from gangline.schemas.errors.base import InvalidName, InvalidSettings, UnknownMethod
-from gangline.worker.pool.declared_task import ExecutorKind, Shape
-from gangline.worker.pool.pool import Pool
+from gangline.worker.pool.pool import ExecutorKind, Pool, Shape
 
 
 def test_a_task_is_declared_with_and_without_parentheses_and_stays_the_same_function():

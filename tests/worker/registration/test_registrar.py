@@ -15,9 +15,8 @@ from gangline.schemas.names import Names, WorkerId
 from gangline.schemas.records.workers import Heartbeat, Registration
 from gangline.schemas.wire import codec
 from gangline.telemetry.logs import logger_for
-from gangline.worker.registration.owned_key import KeyLost, OwnedKey, epoch_of, owner_of
-from gangline.worker.registration.registrar import Registrar, WorkerEvent
-from gangline.worker.settings import WorkerSettings
+from gangline.worker.ledger.settings import WorkerSettings
+from gangline.worker.registration.registrar import KeyLost, OwnedKey, Registrar, WorkerEvent, epoch_of, owner_of
 
 ID = WorkerId("images", "w1")
 NAMES = Names("rig")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gangline.runtime.timers import NEVER
 from gangline.schemas.wire.frames import Load, LoadFlag, TaskState
 from gangline.worker.slots.admission_core import AdmissionCore, CoreSettings
-from gangline.worker.slots.lease_table import GrantedLease, LeaseTransition, Refusal
+from gangline.worker.slots.lease_table import WITHDRAWN, GrantedLease, LeaseTransition, Refusal, TaskRecord
 from gangline.worker.slots.limiter import LimiterError
-from gangline.worker.slots.request_dedup import WITHDRAWN, TaskRecord
-from gangline.worker.slots.timers import NEVER
 
 
 class Bench:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.schemas.wire import frames
 from gangline.schemas.wire.frames import AnswerOp, Load
-from gangline.worker.slots.capacity_waiters import KEEP_S, MOST, CapacityWaiters
+from gangline.worker.slots.limiter import MOST_WAITERS, WAITER_S, CapacityWaiters
 
 from ...support.worker.rig import Rig, on_rig, reserve, task
 
@@ -35,14 +35,14 @@ def test_who_was_told_otherwise_or_gave_up_long_ago_is_not_invited() -> None:
     waiters.told("told", 1)
     waiters.told("more", 2)
     assert len(waiters) == 2
-    assert waiters.invite(5, KEEP_S) == [] and len(waiters) == 0
+    assert waiters.invite(5, WAITER_S) == [] and len(waiters) == 0
 
 
 def test_they_are_bounded() -> None:
     waiters = CapacityWaiters()
-    for number in range(MOST + 5):
+    for number in range(MOST_WAITERS + 5):
         waiters.refused(f"r{number}", 1, 0.0)
-    assert len(waiters) == MOST
+    assert len(waiters) == MOST_WAITERS
 
 
 @on_rig()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.worker.slots.epochs import FencingTokens, next_epoch
+from gangline.worker.slots.admission_core import FencingTokens, next_epoch
 
 
 def test_an_epoch_is_the_time_in_milliseconds():

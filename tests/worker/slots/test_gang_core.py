@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
+from gangline.runtime.timers import NEVER
 from gangline.schemas.messages.gangs import FormRequest, HoldRequest, SeatRequest
 from gangline.schemas.records.gangs import Seat
-from gangline.worker.registration.gang_shares import shares
+from gangline.worker.registration.description import shares
 from gangline.worker.slots.admission_core import AdmissionCore
 from gangline.worker.slots.gang_core import FormedGang
 from gangline.worker.slots.gang_records import LeavingMember, TentativeHold
-from gangline.worker.slots.lease_table import Refusal
-from gangline.worker.slots.request_dedup import TaskRecord
-from gangline.worker.slots.timers import NEVER
+from gangline.worker.slots.lease_table import Refusal, TaskRecord
 
 EPOCH = 5
 

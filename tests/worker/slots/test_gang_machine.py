@@ -10,14 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
+from gangline.runtime.timers import NEVER
 from gangline.schemas.messages.gangs import FormRequest, HoldRequest, SeatRequest
 from gangline.schemas.records.gangs import Seat
 from gangline.worker.slots.admission_core import AdmissionCore, CoreSettings
 from gangline.worker.slots.gang_core import FormedGang
 from gangline.worker.slots.gang_records import LocalSeat, TentativeHold
-from gangline.worker.slots.lease_table import GrantedLease
-from gangline.worker.slots.request_dedup import TaskRecord
-from gangline.worker.slots.timers import NEVER
+from gangline.worker.slots.lease_table import GrantedLease, TaskRecord
 
 from ...scale import repetitions
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gangline.runtime.timers import NEVER
 from gangline.worker.slots.job_table import FIRST, JobKey, JobListener, JobTable, RunningJob
-from gangline.worker.slots.request_dedup import RouterHistory, TaskRecord
-from gangline.worker.slots.timers import NEVER
+from gangline.worker.slots.lease_table import RouterHistory, TaskRecord
 
 
 class Bench:

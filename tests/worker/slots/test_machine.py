@@ -10,11 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
+from gangline.runtime.timers import NEVER
 from gangline.schemas.wire.frames import TaskState
 from gangline.worker.slots.admission_core import AdmissionCore, CoreSettings
-from gangline.worker.slots.lease_table import GrantedLease, Refusal
-from gangline.worker.slots.request_dedup import RouterHistory, TaskRecord
-from gangline.worker.slots.timers import NEVER
+from gangline.worker.slots.lease_table import GrantedLease, Refusal, RouterHistory, TaskRecord
 
 from ...scale import repetitions
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from gangline.worker.slots.lease_table import GrantedLease, LeaseTable, LeaseTransition, Refusal
+from gangline.worker.slots.lease_table import (
+    WITHDRAWN,
+    GrantedLease,
+    LeaseTable,
+    LeaseTransition,
+    Refusal,
+    RequestDedup,
+)
 from gangline.worker.slots.limiter import SlotLimiter
-from gangline.worker.slots.request_dedup import WITHDRAWN, RequestDedup
 
 
 def memory(keep: int = 100, keep_bytes: int = 1000, keep_s: float = 10.0) -> RequestDedup:

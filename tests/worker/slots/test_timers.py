@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.worker.slots.timers import NEVER, DeadlineHeap
+from gangline.runtime.timers import NEVER, DeadlineHeap
 
 
 class Item:

@@ -9,7 +9,7 @@ from gangline.schemas.errors.base import TaskCrashed
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, TaskFlag, TaskState
 from gangline.worker.context.task_context import current_task
-from gangline.worker.pool.declared_task import Outcome
+from gangline.worker.pool.pool import Outcome
 from gangline.worker.service import WorkerState
 from gangline.worker.slots.job_table import JobKey
 from gangline.worker.wire.durable_jobs import MOST_HEARERS

@@ -14,8 +14,8 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, TaskFlag
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ...support.worker.rig import Hand, task
 from ...waiting import PATIENCE_S

@@ -12,7 +12,7 @@ import pytest
 from gangline.schemas.deadline import current_deadline
 from gangline.schemas.wire.frames import ENVELOPE_BYTES, AnswerOp, RequestOp, ReserveFlag, TaskFlag
 from gangline.worker.context.task_context import TaskContext, current_task
-from gangline.worker.wire import fast_path as express
+from gangline.worker.wire import frame_server as express
 
 from ...support.worker.rig import Rig, on_rig, task
 

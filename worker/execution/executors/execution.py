@@ -3,18 +3,147 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextvars
+import traceback
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Final
 
-from ....schemas.errors.base import DeadlineExceeded, GanglineError, InvalidSettings
+from ....schemas.errors.base import (
+    DeadlineExceeded,
+    GanglineError,
+    InvalidResult,
+    InvalidSettings,
+    NonRetryable,
+    TaskCancelled,
+    TaskFailed,
+)
 from ....schemas.text import plain
+from ....schemas.wire import codec
 from ....telemetry.logs import logger_for
 from ...context.lifespans import Lifespans
 from ...context.task_context import TaskContext, end, stop
-from ...pool.declared_task import BoundCall, CancelReason, Outcome
-from .failures import failure_of
-from .stepper import Stepper
+from ...pool.pool import BoundCall, CancelReason, Outcome, Shape
+from .stepper import Carrier, Stepper
+
+
+class CollectedStream:
+    """Gathers items."""
+
+    __slots__ = ("_bytes", "_limit_bytes", "_where", "items")
+
+    def __init__(self, where: str, limit_bytes: int) -> None:
+        self.items: list[Any] = []
+        self._bytes = 0
+        self._limit_bytes = limit_bytes
+        self._where = where
+
+    def add(self, value: Any) -> None:
+        """Raises InvalidResult when the list would grow over its limit."""
+        self._bytes += len(codec.pack(value))
+        if self._bytes > self._limit_bytes:
+            raise InvalidResult(
+                f"{self._where}: the items are over {self._limit_bytes} bytes in all: ask for a stream, and read them "
+                "one by one",
+                details={"limit_bytes": self._limit_bytes, "items": len(self.items)},
+            )
+        self.items.append(value)
+
+
+_EXECUTORS = str(__package__)
+
+MAX_TRACEBACK_CHARS = 16_384
+"""A traceback is cut in its middle to so many characters."""
+
+
+def failure_of(
+    error: BaseException, reason: GanglineError | None, where: str, *, with_traceback: bool = True
+) -> GanglineError:
+    """The error that the caller gets.
+
+    Args:
+        error: what the task raised.
+        reason: why the execution was told to stop, if it was; whatever it raised then is its way of stopping.
+        where: the task's full name.
+        with_traceback: whether the caller may see the traceback.
+
+    Returns:
+        Of a task that raised, its exception is the `__cause__`, for the log.
+    """
+    if reason is not None:
+        return reason
+    if isinstance(error, InvalidResult):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return TaskCancelled(f"{where} cancelled itself")
+    kind = type(error).__qualname__
+    text = _text_of(error)
+    details: dict[str, object] = {"type": kind, "message": text}
+    if isinstance(error, NonRetryable):
+        details["non_retryable"] = True
+    if with_traceback:
+        details["traceback"] = _traceback_of(error)
+    failed = TaskFailed(f"{where} raised {kind}: {text}" if text else f"{where} raised {kind}", details=details)
+    failed.__cause__ = BaseException.with_traceback(error, _users_part(error.__traceback__))
+    return failed
+
+
+class ChildTraceback(Exception):
+    """What a task raised in a child process, as text: its traceback."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
+
+
+def failure_from_child(error: GanglineError, *, with_traceback: bool) -> GanglineError:
+    """The error that the caller gets, of a task that ran in a child process, which tells its traceback.
+
+    Args:
+        with_traceback: whether the caller may see it.
+
+    Returns:
+        With the traceback as its `__cause__`, for the log.
+    """
+    if isinstance(error, TaskFailed) and error.remote_traceback:
+        details = dict(error.details)
+        cause = ChildTraceback(details.pop("traceback"))
+        error = error if with_traceback else TaskFailed(error.message, details=details)
+        error.__cause__ = cause
+    return error
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+        text.encode()
+    except Exception:  # a user's __str__ may do anything
+        return ""
+    return text if len(text) <= MAX_TRACEBACK_CHARS else text[:MAX_TRACEBACK_CHARS] + "..."
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        text = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__)))
+        text = text.encode("utf-8", "backslashreplace").decode()
+    except Exception:  # the same
+        return ""
+    if len(text) > MAX_TRACEBACK_CHARS:
+        half = MAX_TRACEBACK_CHARS // 2
+        text = f"{text[:half]}\n... cut ...\n{text[-half:]}"
+    return text
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """Without the executor's own frames at its top."""
+    while trace is not None and trace.tb_next is not None and _is_ours(trace):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return str(trace.tb_frame.f_globals.get("__package__")).startswith(_EXECUTORS)
+
 
 OnDone = Callable[[Outcome], None]
 OnItem = Callable[[int, Any], None]
@@ -171,3 +300,117 @@ class TaskExecution:
     def __repr__(self) -> str:
         state = "done" if self.done else f"stopping: {self.reason}" if self.reason else "running"
         return f"{type(self).__name__}({self.where}, id={self.context.id!r}, {state})"
+
+
+_TURN_ITEMS = 16
+"""A generator that awaits nothing lets others have the loop after so many items."""
+
+
+class CoroutineExecution(TaskExecution):
+    """One execution on the event loop; see stepper for how it is stepped.
+
+    Cancelling raises CancelledError at the task's current await. A task that swallows it runs on, and its slot stays in
+    use until it ends; what it returns then is its result.
+    """
+
+    _carrier: asyncio.Task[None] | None = None
+    """The asyncio task that it runs as, once it has begun."""
+    _room_freed: asyncio.Future[None] | None = None
+
+    def start(self, window: int) -> None:  # type: ignore[override]
+        self._room = window
+        self._variables = contextvars.copy_context()
+        self._site.stepper.add(self)
+
+    def stop(self, reason: GanglineError) -> None:
+        if self._carrier is not None:  # else `begin` finds the reason
+            self._carrier.cancel()
+
+    def credit(self, items: int) -> None:
+        self._room += items
+        if self._room > 0 and self._room_freed is not None and not self._room_freed.done():
+            self._room_freed.set_result(None)
+
+    # -- for the stepper ------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.where
+
+    def begin(self, carrier: Carrier) -> bool:
+        if self.reason is not None:
+            self.finish(Outcome(error=self.reason))
+            return True
+        self._carrier = carrier.task
+        call = self.call
+        if call.task.shape is Shape.COROUTINE:
+            over = carrier.start(self._variables, call.task.function, call.args, call.kwargs, self.context)
+        else:
+            over = carrier.start(self._variables, self._collected, [], {}, self.context)
+        if over:
+            value, error = carrier.value, carrier.error
+            carrier.value = carrier.error = None
+            self.ended(value, error)
+        return over
+
+    def ended(self, result: Any, error: BaseException | None) -> None:
+        self._carrier = None
+        self.finish(self._outcome(result) if error is None else self.failed(error))
+
+    def _outcome(self, result: Any) -> Outcome:
+        if type(result) is Outcome:
+            return result
+        try:
+            return Outcome(self.call.task.result.write(result))
+        except BaseException as error:
+            return self.failed(error)
+
+    # -- what is no coroutine function ----------------------------------------------------------------------------
+
+    async def _collected(self) -> Outcome:
+        call = self.call
+        task = call.task
+        if task.shape is Shape.FUNCTION:
+            return Outcome(value=task.result.write(task.function(*call.args, **call.kwargs)))
+        return await self._stream(task.function(*call.args, **call.kwargs))
+
+    async def _stream(self, generator: Any) -> Outcome:
+        if self.call.task.shape is Shape.GENERATOR:
+            generator = _as_async(generator)
+        write = self.call.task.result.write
+        collected = CollectedStream(self.where, self.settings.max_collected_bytes)
+        sequence, closed = 0, False
+        try:
+            async for item in generator:
+                value = write(item)
+                if self._on_item is None:
+                    collected.add(value)
+                else:
+                    if self._room <= 0:
+                        await self._wait_for_room()
+                    self._room -= 1
+                    self._on_item(sequence, value)
+                sequence += 1
+                if sequence % _TURN_ITEMS == 0:
+                    await asyncio.sleep(0)
+        except GeneratorExit:
+            closed = True  # the loop was closed under us: nothing can be awaited, and the generator has heard of it
+            raise
+        finally:
+            if not closed:
+                await generator.aclose()
+        return Outcome(value=collected.items) if self._on_item is None else Outcome(items=sequence)
+
+    async def _wait_for_room(self) -> None:
+        while self._room <= 0:
+            self._room_freed = self.loop.create_future()
+            await self._room_freed
+        self._room_freed = None
+
+
+async def _as_async(generator: Generator[Any, Any, Any]) -> AsyncIterator[Any]:
+    try:
+        for item in generator:
+            yield item
+    finally:
+        generator.close()

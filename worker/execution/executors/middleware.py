@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from ....schemas.deadline import UNDER
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, TaskCancelled
 from ....schemas.wire.plain_values import to_wire
-from ...pool.declared_task import Outcome
-from ...pool.middleware import CallNext, Middleware
+from ...pool.pool import CallNext, Middleware, Outcome
 from .execution import OnDone, OnItem, TaskExecution
 
 

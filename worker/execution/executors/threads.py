@@ -16,10 +16,9 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from ....schemas.errors.base import GanglineError
-from ...pool.declared_task import Outcome
-from .blocking_stream import BlockingStream, Ending, run_here
+from ...pool.pool import Outcome
+from .blocking_stream import BlockingStream, Ending, StreamCredit, run_here
 from .execution import TaskExecution
-from .stream_credit import StreamCredit
 
 Job = Callable[[], None]
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from ...schemas.names import Names
-from ...worker.pool.declared_task import DeclaredTask
-from ...worker.pool.pool import Pool
+from ...worker.pool.pool import DeclaredTask, Pool
 
 _DEEPEST: Final = 4
 _BY_TYPE: Final[Mapping[str, object]] = {"integer": 1, "number": 1.5, "boolean": True, "null": None}

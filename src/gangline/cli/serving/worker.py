@@ -10,9 +10,9 @@ from ...bus.port.bus import BucketSettings, Bus, StorageUnavailable
 from ...dispatcher.gateway.gateway import Gateway
 from ...dispatcher.gateway.settings import GatewaySettings
 from ...dispatcher.routing.settings import RouterSettings
+from ...worker.ledger.settings import WorkerSettings
 from ...worker.pool.pool import Pool
 from ...worker.service import Worker, run_worker
-from ...worker.settings import WorkerSettings
 from ..console.children import tied_to_parent
 from ..console.options import ConnectionOptions
 from ..console.session import open_bus, open_ledger, telemetry

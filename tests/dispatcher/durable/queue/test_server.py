@@ -25,9 +25,9 @@ from gangline.schemas.messages.jobs import CancelReply, JobInfo, JobWhyReply
 from gangline.schemas.names import JobFeed, Names, QueueOperation
 from gangline.schemas.records.jobs import JobItem, JobState, ResultRecord
 from gangline.schemas.wire import headers
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
-from gangline.worker.settings import WorkerSettings
 
 from ....scale import repetitions
 from ....waiting import PATIENCE_S, until

@@ -14,8 +14,7 @@ import pytest
 import uvloop
 
 from gangline.worker.execution.executors import stepper as stepper_module
-from gangline.worker.execution.executors.carrier import IDLE
-from gangline.worker.execution.executors.stepper import Stepper
+from gangline.worker.execution.executors.stepper import IDLE, Stepper
 
 from ....support.worker.stepping import Piece, Work
 

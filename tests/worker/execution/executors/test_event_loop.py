@@ -11,8 +11,7 @@ from gangline.schemas.errors.base import ClosedError, DeadlineExceeded, InvalidR
 from gangline.worker.context.task_context import TaskContext, current_task
 from gangline.worker.execution.executor_registry import ExecutorRegistry
 from gangline.worker.execution.executors.execution import ExecutorSettings
-from gangline.worker.pool.declared_task import Outcome
-from gangline.worker.pool.pool import Pool
+from gangline.worker.pool.pool import Outcome, Pool
 
 from ....support.worker.harness import running
 

@@ -24,8 +24,7 @@ from gangline.schemas.errors.base import (
 from gangline.worker.execution.executor_registry import ExecutorRegistry
 from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.execution.executors.processes import pool as processes
-from gangline.worker.pool.declared_task import Outcome
-from gangline.worker.pool.pool import Pool
+from gangline.worker.pool.pool import Outcome, Pool
 
 from ....processes import ForkServer
 from ....support.worker.harness import Harness, running

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from gangline.schemas.errors.base import TaskCancelled
-from gangline.worker.execution.executors.stream_credit import StreamCredit
+from gangline.worker.execution.executors.blocking_stream import StreamCredit
 
 PATIENCE_S = 10
 

@@ -13,8 +13,7 @@ from gangline.schemas.errors.base import DeadlineExceeded, InvalidResult, TaskCa
 from gangline.worker.context.task_context import current_task
 from gangline.worker.execution.executors.execution import ExecutorSettings
 from gangline.worker.execution.executors.threads import ThreadExecutor
-from gangline.worker.pool.declared_task import Outcome
-from gangline.worker.pool.pool import Pool
+from gangline.worker.pool.pool import Outcome, Pool
 
 from ....support.worker.harness import running
 from ....waiting import PATIENCE_S

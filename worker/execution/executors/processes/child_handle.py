@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from .....schemas.errors.base import GanglineError, TaskCrashed, error_from_wire
 from .....schemas.wire import codec
-from ....pool.declared_task import Outcome
+from ....pool.pool import Outcome
 from .protocol import Open, Splitter, ToChild, ToWorker, pack_for_child
 
 _REAP_S = 0.01

@@ -28,11 +28,9 @@ from .....telemetry.logs import RECORD_FIELDS
 from .....telemetry.tracing import tracer
 from ....context.lifespans import Lifespans
 from ....context.task_context import TaskContext, add_task_ids, attach, end, report_to
-from ....pool.declared_task import Outcome
-from ....pool.pool import TASKS_ATTRIBUTE, Pool
-from ..blocking_stream import BlockingStream, Ending, run_here
-from ..failures import failure_of
-from ..stream_credit import StreamCredit
+from ....pool.pool import TASKS_ATTRIBUTE, Outcome, Pool
+from ..blocking_stream import BlockingStream, Ending, StreamCredit, run_here
+from ..execution import failure_of
 from .gang_bridge import GangBridge
 from .protocol import Close, GangAnswer, GrantCredit, Open, StartTask, ToWorker, messages_for_child, pack_for_worker
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .....schemas.errors.base import GanglineError, error_from_wire
-from ....context.gang_context import GangBinding, GangContext, GangInfo, link
-from ....context.task_context import TaskContext, gang_of
+from ....context.task_context import GangBinding, GangContext, GangInfo, TaskContext, gang_of, link
 from .protocol import GangAnswer, GangCall
 
 Ask = Callable[[int, str, Any, int], None]

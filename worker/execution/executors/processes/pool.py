@@ -16,10 +16,8 @@ from .....runtime.tasks import TaskSet
 from .....schemas.errors.base import GanglineError, InvalidSettings, TaskCrashed
 from .....telemetry.logs import logger_for
 from ....context.task_context import TaskContext, gang_of, progress_of
-from ....pool.declared_task import DeclaredTask, ExecutorKind, Outcome
-from ....pool.pool import Pool
-from ..execution import ExecutorSettings, TaskExecution
-from ..failures import failure_from_child
+from ....pool.pool import DeclaredTask, ExecutorKind, Outcome, Pool
+from ..execution import ExecutorSettings, TaskExecution, failure_from_child
 from .child_handle import ChildHandle
 from .gang_bridge import answer_child
 from .protocol import Close, GrantCredit, Open, StartTask

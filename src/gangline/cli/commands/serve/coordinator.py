@@ -46,7 +46,7 @@ def command(
     from ....coordinator.service_settings import ServiceSettings
     from ....coordinator.settings import CoordinatorSettings
     from ....coordinator.sharding.shards import Shard
-    from ....telemetry.log_format import configure_logging
+    from ....telemetry.logs import configure_logging
     from ...console.session import run
     from ...serving.coordinator import serve_coordinator
 

@@ -36,7 +36,7 @@ def command(connection: ConnectionOptions, log_level: str, log_format: Any, **op
     Settings of a route or of a task override these options. TIME is 90, 500ms, 5m, 2h or 1d.
     """
     from ....dispatcher.durable.settings import DispatcherSettings
-    from ....telemetry.log_format import configure_logging
+    from ....telemetry.logs import configure_logging
     from ...console.session import run
     from ...serving.dispatcher import serve_dispatcher
 

@@ -41,7 +41,7 @@ def command(
     """
     from ....dispatcher.gateway.settings import GatewaySettings
     from ....dispatcher.routing.settings import RouterSettings
-    from ....telemetry.log_format import configure_logging
+    from ....telemetry.logs import configure_logging
     from ...console.session import run
     from ...serving.worker import serve_gateway
 

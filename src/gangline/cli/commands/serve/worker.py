@@ -11,8 +11,8 @@ from ...console.arguments import duration_option
 from ...console.options import ConnectionOptions, connection_options, logging_options
 
 if TYPE_CHECKING:
+    from ....worker.ledger.settings import WorkerSettings
     from ....worker.pool.pool import Pool
-    from ....worker.settings import WorkerSettings
 
 
 HINTS = 6
@@ -58,7 +58,7 @@ def command(
     traces are configured by OpenTelemetry's variables (OTEL_METRICS_EXPORTER=prometheus, OTEL_EXPORTER_OTLP_ENDPOINT,
     ...).
     """
-    from ....telemetry.log_format import configure_logging
+    from ....telemetry.logs import configure_logging
     from ....worker.context.task_context import add_task_ids
     from ...console.load import load_pool
     from ...console.session import run
@@ -100,7 +100,7 @@ def _settings(
 ) -> WorkerSettings:
     """What was given; the rest is left to the settings' own defaults."""
     from ....bus.port.bus import BucketSettings
-    from ....worker.settings import WorkerSettings
+    from ....worker.ledger.settings import WorkerSettings
 
     given: dict[str, Any] = {
         "slots": slots,

@@ -27,7 +27,7 @@ def command(files: int | None, debug: bool) -> None:
 
     The last line is `demo: ok` with the figures (exit code 0), or what failed (exit code 1).
     """
-    from ....telemetry.log_format import configure_logging
+    from ....telemetry.logs import configure_logging
     from ...console.session import run
     from ...demo.fixtures.screen import Screen
     from ...demo.play import perform

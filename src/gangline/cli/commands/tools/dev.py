@@ -34,7 +34,7 @@ def command(
     begun, and the old one finishes what it runs; if the new code fails to start, the old one keeps serving.
     With --server or --context, it uses that server instead of starting one. Ctrl-C stops everything.
     """
-    from ....telemetry.log_format import configure_logging
+    from ....telemetry.logs import configure_logging
     from ....worker.context.task_context import add_task_ids
     from ...console.load import check_module
 

@@ -14,8 +14,8 @@ from ....dispatcher.leases.selection import Selection
 from ....dispatcher.pools.pool import RoutedPool
 from ....schemas.errors.base import GanglineError
 from ....schemas.wire.frames import Load
+from ....worker.ledger.settings import WorkerSettings
 from ....worker.service import Worker
-from ....worker.settings import WorkerSettings
 from ...loop import node_context
 from ..calls.slots import WorkerModel
 from ..plan.durable_plan import JobStep

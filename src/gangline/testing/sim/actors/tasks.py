@@ -7,8 +7,7 @@ import contextvars
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from ....worker.context.gang_context import GangContext
-from ....worker.context.task_context import TaskContext, current_task
+from ....worker.context.task_context import GangContext, TaskContext, current_task
 from ....worker.pool.pool import Pool
 from ..plan.gang_plan import Breaking
 from ..plan.plan import POOLS, TaskEnding

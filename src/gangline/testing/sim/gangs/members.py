@@ -14,7 +14,7 @@ from ....dispatcher.gangs.gang import Gang
 from ....schemas.messages.gangs import GangReply, TeardownRequest
 from ....schemas.names import Names
 from ....schemas.records.gangs import GangRecord, GangState
-from ....worker.context.gang_context import GangContext
+from ....worker.context.task_context import GangContext
 from ...loop import node_context
 from ..checker import Checker
 from ..trace import Trace

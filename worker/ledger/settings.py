@@ -7,12 +7,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from ..bus.port.bus import BucketSettings
-from ..runtime.clock import Environment
-from ..schemas.errors.base import InvalidSettings
-from ..schemas.limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
-from ..schemas.names import check_name
-from ..schemas.text import plain
+from ...bus.port.bus import BucketSettings
+from ...runtime.clock import Environment
+from ...schemas.errors.base import InvalidSettings
+from ...schemas.limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
+from ...schemas.names import check_name
+from ...schemas.text import plain
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "max_lease_ttl_s": (MIN_TTL_S, MAX_TTL_S),

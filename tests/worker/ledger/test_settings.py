@@ -9,7 +9,7 @@ import pytest
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.names import check_name
-from gangline.worker.settings import WorkerSettings
+from gangline.worker.ledger.settings import WorkerSettings
 
 
 def test_the_defaults_are_valid():

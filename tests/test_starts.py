@@ -9,8 +9,7 @@ from typing import Protocol
 import pytest
 
 import gangline
-from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryServer
+from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.schemas.names import Names

@@ -8,32 +8,23 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, PayloadTooLarge
-from ..object_store import StreamObjectStore, object_stream
 from ..port.bus import (
     Answered,
-    BucketSettings,
     ConnectionEvent,
     Handler,
-    KeyValue,
     Message,
     NoResponders,
-    ObjectStore,
     RequestTimeout,
     StorageUnavailable,
-    Stream,
-    StreamSettings,
+    StreamMessage,
 )
 from ..port.subjects import SubjectPattern, check_subject
 from ..port.types import Subscription
 from .faults import WriteOutcome
-from .kv_client import MemoryKeyValue
-from .stream_client import MemoryStream
-
-if TYPE_CHECKING:
-    from .server import MemoryServer
 
 _log = logging.getLogger("gangline.bus.memory")
 
@@ -51,12 +42,50 @@ class ServerLink(Enum):
     CLOSED = auto()
 
 
+class Hub(Protocol):
+    """What a connection needs of the server."""
+
+    ambient: Environment
+    context: contextvars.Context
+    delivery_taps: list[Callable[[str, Message], None]]
+    stored_taps: list[Callable[[str, StreamMessage], None]]
+    max_payload: int
+    storage_timeout_s: float
+    up: bool
+    storage_up: bool
+    still: bool
+
+    def route(self, sender: MemoryConnection, message: Message) -> None: ...
+
+    def show(self, sender: MemoryConnection, message: Message) -> bool: ...
+
+    def say(self, bus: MemoryConnection, subject: str, take: Callable[[Any], None], what: object) -> None: ...
+
+    def later(self, delay: float, action: Callable[[], None]) -> None: ...
+
+    def cuts_off(self, bus: MemoryConnection) -> bool: ...
+
+    def to_or_from_leader(
+        self, bus: MemoryConnection, pass_on: Callable[[], None], refuse: Callable[[], None] | None = None
+    ) -> None: ...
+
+    def storage_fate(self, bus: MemoryConnection) -> WriteOutcome: ...
+
+    def link_fate(self) -> WriteOutcome: ...
+
+    def listen(self, subscription: MemorySubscription) -> None: ...
+
+    def unlisten(self, subscription: MemorySubscription) -> None: ...
+
+    def forget(self, bus: MemoryConnection) -> None: ...
+
+
 class MemorySubscription:
     """See port.Subscription. Handlers run in the context in which the subscription was made."""
 
     __slots__ = ("_context", "_handler", "bus", "pattern", "queue")
 
-    def __init__(self, bus: MemoryBus, subject: str, handler: Handler, queue: str) -> None:
+    def __init__(self, bus: MemoryConnection, subject: str, handler: Handler, queue: str) -> None:
         self.bus = bus
         self.pattern = SubjectPattern(subject)
         self.queue = queue
@@ -93,10 +122,10 @@ class MemorySubscription:
         self.bus.remove(self)
 
 
-class MemoryBus:
-    """A connection; see port.Bus for what it promises. Made by `MemoryServer.connect`."""
+class MemoryConnection:
+    """A connection, without what is stored; `MemoryBus` has that, too."""
 
-    def __init__(self, hub: MemoryServer, name: str) -> None:
+    def __init__(self, hub: Hub, name: str) -> None:
         self.hub = hub
         self.name = name
         self.inbox = f"_INBOX.{hub.ambient.token()}"
@@ -364,22 +393,6 @@ class MemoryBus:
             listener(event)
         except Exception:
             _log.exception("connection listener failed", extra={"action": "bus.listener_failed", "bus": self.name})
-
-    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
-        bucket = MemoryKeyValue(self, name, settings)
-        if make:
-            await bucket.create()
-        return bucket
-
-    async def stream(self, name: str, settings: StreamSettings) -> Stream:
-        stream = MemoryStream(self, name, settings)
-        await stream.create()
-        return stream
-
-    async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
-        stream_name, stream_settings = object_stream(name, settings)
-        stream = await self.stream(stream_name, stream_settings)
-        return StreamObjectStore(name, stream, ambient=self.hub.ambient, max_payload=self.max_payload)
 
     async def close(self) -> None:
         if self.link is ServerLink.CLOSED:

@@ -6,29 +6,41 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from ...schemas.errors.base import InvalidRequest, PayloadTooLarge, Unavailable
 from ..port.bus import BucketSettings, KvEntry, KvHandler, KvOperation, KvWrite, Message, StorageUnavailable
 from ..port.subjects import SubjectPattern, check_subject
 from ..port.types import Subscription
+from .connection import Hub, MemoryConnection
 from .kv_store import MAX_BATCH, BucketStore
-
-if TYPE_CHECKING:
-    from .connection import MemoryBus
 
 _log = logging.getLogger("gangline.bus.memory")
 
 _OPERATION = "KV-Operation"
 
 
+class BucketHub(Hub, Protocol):
+    """What a bucket needs of the server."""
+
+    def store(self, name: str) -> BucketStore | None: ...
+
+    def make_store(self, name: str, settings: BucketSettings) -> BucketStore: ...
+
+    def taken(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None: ...
+
+    def add_watch(self, watch: MemoryWatch) -> None: ...
+
+    def drop_watch(self, watch: MemoryWatch) -> None: ...
+
+
 class MemoryKeyValue:
     """A bucket seen through one connection; see port.KeyValue. Made by `MemoryBus.bucket`."""
 
-    def __init__(self, bus: MemoryBus, name: str, settings: BucketSettings) -> None:
+    def __init__(self, bus: MemoryConnection, hub: BucketHub, name: str, settings: BucketSettings) -> None:
         self.name = name
         self._bus = bus
-        self._hub = bus.hub
+        self._hub = hub
         self._settings = settings
 
     def __repr__(self) -> str:
@@ -85,7 +97,7 @@ class MemoryKeyValue:
         return cast("int", await self._operate(lambda: self._commit(writes), *writes))
 
     async def watch(self, pattern: str, handler: KvHandler) -> Subscription:
-        watch = MemoryWatch(self._bus, self.name, SubjectPattern(pattern), handler)
+        watch = MemoryWatch(self._bus, self._hub, self.name, SubjectPattern(pattern), handler)
         await self._operate(lambda: watch.open(self._hub.store(self.name)))
         await watch.handled()
         return watch
@@ -169,8 +181,11 @@ class MemoryKeyValue:
 class MemoryWatch:
     """A standing watch. The server keeps it in order; after a reconnect it sends what changed meanwhile."""
 
-    def __init__(self, bus: MemoryBus, bucket: str, pattern: SubjectPattern, handler: KvHandler) -> None:
+    def __init__(
+        self, bus: MemoryConnection, hub: BucketHub, bucket: str, pattern: SubjectPattern, handler: KvHandler
+    ) -> None:
         self.bus = bus
+        self._hub = hub
         self.bucket = bucket
         self._pattern = pattern
         self._handler: KvHandler | None = handler
@@ -184,7 +199,7 @@ class MemoryWatch:
         """At the server: send the snapshot, then every change."""
         if self._handler is None:
             return
-        self.bus.hub.add_watch(self)
+        self._hub.add_watch(self)
         self.resync(store)
 
     def resync(self, store: BucketStore | None) -> None:
@@ -199,7 +214,7 @@ class MemoryWatch:
                 self.changed(entry)
 
     def changed(self, entry: KvEntry) -> None:
-        if not self.bus.connected or self.bus.hub.cuts_off(self.bus) or not self._pattern.matches(entry.key):
+        if not self.bus.connected or self._hub.cuts_off(self.bus) or not self._pattern.matches(entry.key):
             return
         if entry.operation is KvOperation.DELETE:
             self._known.pop(entry.key, None)
@@ -220,7 +235,7 @@ class MemoryWatch:
 
     async def unsubscribe(self) -> None:
         self._handler = None
-        self.bus.hub.drop_watch(self)
+        self._hub.drop_watch(self)
 
     def _deliver(self, entry: KvEntry) -> None:
         asyncio.get_running_loop().call_soon(self._handle, entry, context=self._context)

@@ -20,13 +20,63 @@ from typing import Any
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ServerUnreachable
 from ..key_value.revisions import first_revision
-from ..port.bus import BucketSettings, ConnectionEvent, KvEntry, KvWrite, Message, Storage, StreamMessage
-from .connection import MemoryBus, MemorySubscription, ServerLink
+from ..object_store import StreamObjectStore, object_stream
+from ..port.bus import (
+    BucketSettings,
+    ConnectionEvent,
+    KeyValue,
+    KvEntry,
+    KvWrite,
+    Message,
+    ObjectStore,
+    Storage,
+    Stream,
+    StreamMessage,
+    StreamSettings,
+)
+from .connection import MemoryConnection, MemorySubscription, ServerLink
 from .faults import SERVER, Faults, Split, WriteOutcome, server_time
-from .kv_client import MemoryWatch
+from .kv_client import MemoryKeyValue, MemoryWatch
 from .kv_store import BucketStore
-from .routing_table import RoutingTable
-from .stream_registry import StreamRegistry
+from .stream_client import MemoryStream, StreamRegistry
+
+
+class RoutingTable:
+    """Which listeners match a subject; answers are remembered until a listener comes or goes."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[MemorySubscription, None] = {}
+        self._known: dict[str, tuple[list[MemorySubscription], list[list[MemorySubscription]]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def add(self, listener: MemorySubscription) -> None:
+        self._listeners[listener] = None
+        self._known.clear()
+
+    def remove(self, listener: MemorySubscription) -> None:
+        self._listeners.pop(listener, None)
+        self._known.clear()
+
+    def match(self, subject: str) -> tuple[list[MemorySubscription], list[list[MemorySubscription]]]:
+        """Plain listeners, and the members of each queue group, in the order in which they subscribed."""
+        known = self._known.get(subject)
+        if known is None:
+            plain: list[MemorySubscription] = []
+            groups: dict[str, list[MemorySubscription]] = {}
+            for listener in self._listeners:
+                if listener.pattern.matches(subject):
+                    if listener.queue:
+                        groups.setdefault(listener.queue, []).append(listener)
+                    else:
+                        plain.append(listener)
+            known = plain, list(groups.values())
+            if len(self._known) > 4096:  # subjects made for one answer each
+                self._known.clear()
+            self._known[subject] = known
+        return known
+
 
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
 """The server's own default."""
@@ -69,11 +119,12 @@ class MemoryServer:
         self._split: Split | None = None
         # Of its own, so that what the server does belongs to no client's task or node.
         self.context = contextvars.Context()
-        self._table: RoutingTable[MemorySubscription] = RoutingTable()
+        self._table = RoutingTable()
         self._stores: dict[str, BucketStore] = {}
         self._lost: dict[str, int] = {}
         """Last revisions of buckets that were lost."""
-        self._buses: dict[MemoryBus, None] = {}
+        self._buses: dict[MemoryConnection, MemoryBus] = {}
+        """Each by itself."""
         self._watches: dict[MemoryWatch, None] = {}
         self.streams = StreamRegistry(self)
         self._message_taps: list[MessageTap] = []
@@ -97,14 +148,14 @@ class MemoryServer:
         if not self.up:
             raise ServerUnreachable("the in-memory server is down: start() it first")
         bus = MemoryBus(self, name)
-        self._buses[bus] = None
+        self._buses[bus] = bus
         if self._frozen:
             self.partition(bus)
         return bus
 
     @property
     def connections(self) -> list[MemoryBus]:
-        return list(self._buses)
+        return list(self._buses.values())
 
     def tap(
         self,
@@ -153,7 +204,7 @@ class MemoryServer:
         if not self.up:
             return
         self.up = False
-        for bus in list(self._buses):
+        for bus in self.connections:
             self._lose(bus)
         for name, store in list(self._stores.items()):
             if store.settings.storage is Storage.MEMORY:
@@ -167,7 +218,7 @@ class MemoryServer:
         if self.up:
             return
         self.up = True
-        for bus in list(self._buses):
+        for bus in self.connections:
             self.reconnect(bus)
         self.streams.resume()
 
@@ -246,7 +297,7 @@ class MemoryServer:
         """The server stands still: connections stay up, and nothing passes before `thaw`. Idempotent."""
         self._frozen = True
         self.stand_still()
-        for bus in list(self._buses):
+        for bus in self.connections:
             self.partition(bus)
 
     def thaw(self, lag_s: Callable[[], float] = lambda: 0.0) -> None:
@@ -260,7 +311,7 @@ class MemoryServer:
                 self.heal(bus)
                 self.reconnect(bus)
 
-        for bus in list(self._buses):
+        for bus in self.connections:
             self.later(lag_s(), functools.partial(serve, bus))
 
     def split(self, away: Callable[[str], bool]) -> Split:
@@ -282,17 +333,17 @@ class MemoryServer:
         if split.noticed:
             for watch in [one for one in self._watches if split.away(one.bus.name) and one.bus.connected]:
                 watch.again(self.store(watch.bucket))
-            for bus in [one for one in self._buses if split.away(one.name) and one.connected]:
+            for bus in [one for one in self.connections if split.away(one.name) and one.connected]:
                 self.streams.resync(bus)
 
     # -- for connections ------------------------------------------------------------------------------------------
 
-    def cuts_off(self, bus: MemoryBus) -> bool:
+    def cuts_off(self, bus: MemoryConnection) -> bool:
         """Whether the leader knows that it cannot be reached."""
         return self._split is not None and self._split.noticed and self._split.away(bus.name)
 
     def to_or_from_leader(
-        self, bus: MemoryBus, pass_on: Callable[[], None], refuse: Callable[[], None] | None = None
+        self, bus: MemoryConnection, pass_on: Callable[[], None], refuse: Callable[[], None] | None = None
     ) -> None:
         """Something is on its way between a connection's server and JetStream's leader. `refuse`: it is known that
         there is none to be reached."""
@@ -304,7 +355,7 @@ class MemoryServer:
         elif refuse is not None:
             refuse()
 
-    def route(self, sender: MemoryBus, message: Message) -> None:
+    def route(self, sender: MemoryConnection, message: Message) -> None:
         """A message has reached the server."""
         heard = self.show(sender, message)
         if self._split is not None and self._split.away(sender.name) and self.streams.takes(message.subject):
@@ -313,7 +364,7 @@ class MemoryServer:
                 return
         self._store(sender, message, heard)
 
-    def _store(self, sender: MemoryBus, message: Message, heard: bool) -> None:
+    def _store(self, sender: MemoryConnection, message: Message, heard: bool) -> None:
         away = self._split is not None and self._split.away(sender.name)
         stored = None if away else self.streams.capture(message)
         if message.reply and stored is not None:
@@ -321,7 +372,7 @@ class MemoryServer:
         elif message.reply and not heard:
             self._answer(sender, Message(message.reply, b"", headers={"Status": "503"}))
 
-    def show(self, sender: MemoryBus, message: Message) -> bool:
+    def show(self, sender: MemoryConnection, message: Message) -> bool:
         """Send a message to those who subscribe its subject; whether there are some."""
         for tap in self._message_taps:
             tap(sender.name, message)
@@ -339,7 +390,7 @@ class MemoryServer:
         return bool(plain or groups)
 
     def _within_reach(
-        self, split: Split, sender: MemoryBus, subscriptions: Sequence[MemorySubscription]
+        self, split: Split, sender: MemoryConnection, subscriptions: Sequence[MemorySubscription]
     ) -> list[MemorySubscription]:
         """Those that the sender's server believes to be there."""
         if not split.noticed:
@@ -347,13 +398,13 @@ class MemoryServer:
         side = split.away(sender.name)
         return [one for one in subscriptions if split.away(one.bus.name) is side]
 
-    def _answer(self, sender: MemoryBus, answer: Message) -> None:
+    def _answer(self, sender: MemoryConnection, answer: Message) -> None:
         """The server itself replies to `sender`."""
         for subscription in self._table.match(answer.subject)[0]:
             if subscription.bus is sender:
                 self._send(SERVER, subscription, answer)
 
-    def say(self, bus: MemoryBus, subject: str, take: Callable[[Any], None], what: object) -> None:
+    def say(self, bus: MemoryConnection, subject: str, take: Callable[[Any], None], what: object) -> None:
         """The server itself sends something down one connection: in order, and once if at all."""
         if self.faults is None:
             bus.from_leader(take, what)
@@ -381,7 +432,7 @@ class MemoryServer:
         else:
             asyncio.get_running_loop().call_later(delay, action, context=self.context)
 
-    def storage_fate(self, bus: MemoryBus) -> WriteOutcome:
+    def storage_fate(self, bus: MemoryConnection) -> WriteOutcome:
         if self.faults is None:
             return _PROMPT
         return self.faults.storage(bus.name, server_time())
@@ -396,7 +447,7 @@ class MemoryServer:
     def unlisten(self, subscription: MemorySubscription) -> None:
         self._table.remove(subscription)
 
-    def forget(self, bus: MemoryBus) -> None:
+    def forget(self, bus: MemoryConnection) -> None:
         self._buses.pop(bus, None)
         for subscription in bus.subscriptions:
             self._table.remove(subscription)
@@ -447,3 +498,27 @@ class MemoryServer:
         for watch in list(self._watches):
             if watch.bucket == store.name:
                 watch.changed(entry)
+
+
+class MemoryBus(MemoryConnection):
+    """A connection; see port.Bus for what it promises. Made by `MemoryServer.connect`."""
+
+    def __init__(self, server: MemoryServer, name: str) -> None:
+        super().__init__(server, name)
+        self._server = server
+
+    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
+        bucket = MemoryKeyValue(self, self._server, name, settings)
+        if make:
+            await bucket.create()
+        return bucket
+
+    async def stream(self, name: str, settings: StreamSettings) -> Stream:
+        stream = MemoryStream(self, self._server.streams, name, settings)
+        await stream.create()
+        return stream
+
+    async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
+        stream_name, stream_settings = object_stream(name, settings)
+        stream = await self.stream(stream_name, stream_settings)
+        return StreamObjectStore(name, stream, ambient=self._server.ambient, max_payload=self.max_payload)

@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidRequest, Unavailable
-from ..port.bus import Bus, ConnectionEvent, ConsumerLost, ConsumerState, StreamHandler, StreamMessage
+from ..port.bus import ConnectionEvent, ConsumerLost, ConsumerState, StreamHandler, StreamMessage
 from .ack_batcher import AckBatcher, Batch
 
 log = logging.getLogger("gangline.bus")
@@ -48,6 +48,17 @@ class ConsumerStatus:
     state: ConsumerState
     delivered: int
     """Stream sequence of the last message delivered."""
+
+
+class Connection(Protocol):
+    """What a consumer needs of its bus."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None: ...
+
+    def on_connection(self, listener: Callable[[ConnectionEvent], None]) -> Callable[[], None]: ...
 
 
 class PullTransport(Protocol):
@@ -107,7 +118,7 @@ class PullConsumer:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: Connection,
         name: str,
         handler: StreamHandler,
         *,

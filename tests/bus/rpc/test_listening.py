@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryServer
+from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.port.bus import NoResponders, NotPermitted
 from gangline.bus.rpc.listening import listen
 

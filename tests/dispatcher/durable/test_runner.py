@@ -8,8 +8,7 @@ import signal
 
 import pytest
 
-from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryServer
+from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.dispatcher.durable.service import Dispatcher, DispatcherState, run_dispatcher
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryServer
+from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue, KvWrite, Message, Storage
 from gangline.dispatcher.traffic.table import FIRST_PULL_S, RouteTable
 from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable

@@ -9,8 +9,7 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryServer
+from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue, Message
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import gangline
-from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryServer
+from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.port.bus import NoResponders, RequestTimeout, StreamMessage
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.durable.settings import DispatcherSettings

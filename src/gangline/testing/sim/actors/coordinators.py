@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ....bus.memory.connection import MemoryBus
+from ....bus.memory.server import MemoryBus
 from ....bus.port.bus import BucketSettings
 from ....coordinator.service import Coordinator, CoordinatorState
 from ....coordinator.service_settings import ServiceSettings

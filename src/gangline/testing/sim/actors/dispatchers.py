@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ....bus.memory.connection import MemoryBus
+from ....bus.memory.server import MemoryBus
 from ....dispatcher.durable.queue.queue_runner import QueueRunner
 from ....dispatcher.durable.service import Dispatcher, DispatcherState
 from ....dispatcher.durable.settings import DispatcherSettings

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from ....bus.memory.connection import MemoryBus
+from ....bus.memory.server import MemoryBus
 from ....dispatcher.client.client import Client
 from ....dispatcher.jobs.job import Job
 from ....dispatcher.jobs.message import job_of_key

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ....bus.memory.connection import MemoryBus
+from ....bus.memory.server import MemoryBus
 from ....dispatcher.client.client import Client
 from ....dispatcher.leases.lease import Lease
 from ....dispatcher.leases.selection import Selection

@@ -30,7 +30,7 @@ from gangline.coordinator.settings import CoordinatorSettings
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.calls.options import SubmitOptions
 from gangline.dispatcher.durable.core import states as task_states
-from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.gangs.gangs import GangOptions
 from gangline.dispatcher.gateway.settings import GatewaySettings
 from gangline.dispatcher.jobs.storage import TaskStorage

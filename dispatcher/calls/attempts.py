@@ -19,8 +19,8 @@ from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome
 from ..routing.request import RoutedRequest
 from ..routing.worker_table import WorkerEntry
+from ..transport.channel import AwaitedRequest, Outcome, Settlement, TaskRequest
 from ..transport.exchange import RequestExchange
-from ..transport.flights import AwaitedRequest, Outcome, Settlement, TaskRequest
 from .call import Call, fate_of, result_of
 from .streaming import StreamRequest, no_stream, stream_end, streams
 

@@ -22,7 +22,7 @@ from ...schemas.text import plain
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ..routing.outcome import TryOutcome
 from ..routing.request import RoutedRequest
-from ..transport.flights import Outcome
+from ..transport.channel import Outcome
 from .options import SUBMIT_ONLY, ClientOptions, SubmitOptions, check_names, submit_options
 
 _TASK: Final = int(RequestOp.TASK)

@@ -22,8 +22,8 @@ from ...telemetry.tracing import tracer
 from ..pools.pool import RoutedPool
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
+from ..transport.channel import AwaitedRequest, Outcome, Settlement
 from ..transport.exchange import RequestExchange
-from ..transport.flights import AwaitedRequest, Outcome, Settlement
 from .attempts import AttemptLoop
 from .call import CallOptions, too_late
 from .telemetry import code_of

@@ -12,7 +12,7 @@ from ...schemas.wire.frames import AnswerOp, Frame
 from ..routing.outcome import TryOutcome, error_of_fate
 from ..routing.request import RoutedRequest
 from ..routing.worker_table import WorkerEntry
-from ..transport.flights import InFlightRequest, Outcome, Settlement
+from ..transport.channel import InFlightRequest, Outcome, Settlement
 from .call import Call, error_of, fate_of
 
 _ITEM: Final = int(AnswerOp.ITEM)

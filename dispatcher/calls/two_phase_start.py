@@ -13,7 +13,7 @@ from typing import Final
 
 from ...schemas.errors.base import LeaseBusy
 from ...schemas.wire.frames import RequestOp
-from ..transport.flights import TaskRequest
+from ..transport.channel import TaskRequest
 from .attempts import AttemptLoop
 
 HELD_WITHIN_S: Final = 1.0

@@ -16,7 +16,7 @@ from ..router.router import Router
 from ..routing.settings import RouterSettings
 from ..traffic.table import RouteTable
 from .freeze_guard import DoubtMonitor
-from .settings import DispatcherSettings
+from .policies.settings import DispatcherSettings
 from .workers.failure_detector import WorkerFailureDetector
 from .workers.pool_observer import KnownPools
 

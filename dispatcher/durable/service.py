@@ -26,9 +26,9 @@ from .ownership.endpoint_discovery import EndpointDiscovery
 from .ownership.manager import OwnershipManager
 from .ownership.ownership_core import Take
 from .persistence.outcome_store import OutcomeWrite
+from .policies.settings import DispatcherSettings
 from .queue.queue_runner import QueueRunner
 from .queue.stray_sweeper import StraySweeper
-from .settings import DispatcherSettings
 
 _GIVEN_UP_AT_ONCE: Final = 64
 """Queues of endpoints that are no more, so many at each look: storage has others to serve, too."""

@@ -32,7 +32,7 @@ from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome
 from ..routing.request import RoutedRequest
 from ..routing.worker_table import WorkerEntry
-from ..transport.flights import Outcome, Settlement
+from ..transport.channel import Outcome, Settlement
 from .members import Formation, MemberChannel, RankSlots
 
 _OK: Final = int(AnswerOp.OK)

@@ -25,7 +25,7 @@ from ..routing.outcome import TryOutcome, error_of_fate
 from ..routing.request import RoutedRequest
 from ..routing.settings import LOST_AFTER_S
 from ..routing.worker_table import Method, WorkerEntry
-from ..transport.flights import Outcome, Settlement, TaskRequest
+from ..transport.channel import Outcome, Settlement, TaskRequest
 
 PoolOf = Callable[[str, float | None], Awaitable[RoutedPool]]
 """Finds a pool of the router, by a deadline."""

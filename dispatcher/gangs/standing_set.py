@@ -34,7 +34,7 @@ from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome
 from ..routing.request import RoutedRequest
 from ..routing.worker_table import Method, WorkerEntry
-from ..transport.flights import Outcome
+from ..transport.channel import Outcome
 from .collective_call import Arguments, run_on_all, same_for_all
 from .member_slots import attempt_on, cause_of, for_rank, hold_members, items_of, no_stream_of_all
 from .members import Formation, MemberChannelFactory, RankSlots

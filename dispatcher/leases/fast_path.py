@@ -18,7 +18,7 @@ from ..calls.call import CallOptions
 from ..calls.fast_path import FastPath, PlainFlight, ShortFlight
 from ..routing.outcome import TryOutcome
 from ..routing.settings import RouterSettings
-from ..transport.flights import ReservationRequest, Settlement
+from ..transport.channel import ReservationRequest, Settlement
 from .held_slots import HeldSlots, LeaseTerms
 from .lease_slots import LeaseSlots
 from .selection import OPEN, Selection

@@ -28,8 +28,8 @@ from ..routing.pool_core import stale
 from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
+from ..transport.channel import AwaitedRequest, InFlightRequest, Outcome, ReservationRequest, Settlement
 from ..transport.exchange import RequestExchange
-from ..transport.flights import AwaitedRequest, InFlightRequest, Outcome, ReservationRequest, Settlement
 
 _RENEWALS_PER_TTL: Final = 3
 

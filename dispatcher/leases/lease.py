@@ -16,8 +16,8 @@ from ..calls.attempts import AttemptLoop, AttemptTarget
 from ..calls.call import Call, CallOptions, fate_of, refuses_token
 from ..routing.outcome import TryOutcome, error_of_fate
 from ..routing.request import RoutedRequest
+from ..transport.channel import Outcome
 from ..transport.exchange import RequestExchange
-from ..transport.flights import Outcome
 from .fast_path import LeaseFastPath
 from .held_slots import HeldSlots, HeldSlotsInfo, HeldTarget
 from .lease_slots import LeaseSlots

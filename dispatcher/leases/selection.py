@@ -34,7 +34,7 @@ from ..calls.call import Call, fate_of, refuses_token
 from ..calls.streaming import StreamRequest
 from ..routing.outcome import TryOutcome, error_of_fate
 from ..routing.request import RoutedRequest
-from ..transport.flights import Outcome, TaskRequest
+from ..transport.channel import Outcome, TaskRequest
 from .held_slots import HeldSlots, HeldSlotsInfo, HeldTarget
 
 

@@ -21,7 +21,7 @@ from ..pools.registry import PoolRegistry
 from ..routing.outcome import TryOutcome
 from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
-from ..transport.flights import Outcome
+from ..transport.channel import Outcome
 from .traffic_director import EndpointTarget, TrafficDirector
 
 _DEFAULTS = CallOptions()

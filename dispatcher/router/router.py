@@ -30,7 +30,7 @@ from ..pools.pool import RouteChanged, RoutedPool
 from ..routing.policy import Policy, Sticky
 from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
-from ..transport.flights import Outcome
+from ..transport.channel import Outcome
 from .traffic_director import EndpointTarget, TrafficDirector
 from .wiring import RouterWiring
 

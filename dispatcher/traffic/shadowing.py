@@ -32,8 +32,8 @@ from ..routing.outcome import TryOutcome
 from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
+from ..transport.channel import InFlightRequest
 from ..transport.exchange import RequestExchange
-from ..transport.flights import InFlightRequest
 from .route_core import Draw
 
 _log = logger_for("dispatcher")

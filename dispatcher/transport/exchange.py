@@ -28,8 +28,7 @@ from ...telemetry.metrics.instruments import metrics_enabled
 from ..routing.outcome import TryOutcome
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
-from .channel import WorkerChannel
-from .flights import InFlightRequest
+from .channel import InFlightRequest, WorkerChannel
 
 _log = logger_for("dispatcher")
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .dispatcher.client.operations import WorkerInfo as WorkerInfo
     from .dispatcher.client.sync import SyncClient as SyncClient
     from .dispatcher.client.sync import connect_sync as connect_sync
+    from .dispatcher.durable.policies.settings import DispatcherSettings as DispatcherSettings
     from .dispatcher.durable.service import Dispatcher as Dispatcher
     from .dispatcher.durable.service import run_dispatcher as run_dispatcher
-    from .dispatcher.durable.settings import DispatcherSettings as DispatcherSettings
     from .dispatcher.gangs.gang import Gang as Gang
     from .dispatcher.gateway.gateway import Gateway as Gateway
     from .dispatcher.gateway.gateway import GatewaySettings as GatewaySettings

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import ClosedError, InvalidSettings, NoWorkers, TaskFailed, WorkerIdTaken
 from gangline.schemas.errors.tasks import JobDead
 from gangline.testing import VirtualLoop, cluster

@@ -32,7 +32,7 @@ from typing import Any, Final, assert_never
 from ....schemas.messages.jobs import JobInfo, JobWhyReply
 from ..policies.prefetch_window import AT_ONCE
 from ..policies.rate_limit import RateLimiter
-from ..settings import DispatcherSettings
+from ..policies.settings import DispatcherSettings
 from . import events as on
 from .arrivals import Arrivals
 from .completion import Completion

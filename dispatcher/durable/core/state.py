@@ -10,7 +10,7 @@ from ....schemas.records.routes import QueueRules
 from ..policies.key_limits import KeyConcurrency, OrderedKeys
 from ..policies.prefetch_window import PrefetchWindow
 from ..policies.rate_limit import RateLimiter
-from ..settings import DispatcherSettings
+from ..policies.settings import DispatcherSettings
 from . import states
 from .effects import Ack, Bury, Effect, EmitJobEvent, Mark, Note, Schedule, Store
 from .pool_credit import PoolCredits

@@ -18,7 +18,7 @@ from ....schemas.names import DispatcherOperation, Names
 from ....schemas.records.jobs import DispatcherEvent
 from ....telemetry.logs import Log
 from ..freeze_guard import DoubtMonitor
-from ..settings import DispatcherSettings
+from ..policies.settings import DispatcherSettings
 from .ownership_core import (
     AnyEvent,
     ConnectionChanged,

@@ -29,7 +29,7 @@ from ...jobs.storage import TaskStreams
 from ..context import DispatcherContext
 from ..core.effects import Bury, LookUpResult, Mark, Note, Schedule, Store
 from ..messages.entry import QueuedMessage
-from ..settings import DispatcherSettings
+from ..policies.settings import DispatcherSettings
 from . import records
 from .job_events import JobEventPublisher
 from .kv_write_batcher import KvWriteBatcher

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from ....runtime.backoff import exponential_s
 from ....schemas.messages.submission import Submission
 from ....schemas.records.routes import QueueRules
-from ..settings import DispatcherSettings
+from .settings import DispatcherSettings
 
 REFUSED_FIRST_S: Final = 0.025
 REFUSED_MOST_S: Final = 0.5

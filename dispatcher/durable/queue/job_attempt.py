@@ -9,7 +9,7 @@ from ....schemas.wire.frames import AnswerOp, Frame, Reason
 from ...calls.call import error_of
 from ...routing.outcome import TryOutcome, error_of_fate
 from ...routing.worker_table import WorkerEntry
-from ...transport.flights import InFlightRequest
+from ...transport.channel import InFlightRequest
 
 
 class AttemptListener(Protocol):

@@ -17,7 +17,7 @@ from ....telemetry.logs import Log
 from ...leases.held_slots import HeldSlots
 from ...router.router import Router
 from ...routing.worker_table import WorkerEntry
-from ..settings import DispatcherSettings
+from ..policies.settings import DispatcherSettings
 
 _MAX_ASKS: Final = 16
 """Leases asked for at once: each takes a place in the pool's line."""

@@ -10,8 +10,8 @@ from types import TracebackType
 from ..bus.memory.server import MemoryServer
 from ..coordinator.service import Coordinator
 from ..dispatcher.client.client import Client
+from ..dispatcher.durable.policies.settings import DispatcherSettings
 from ..dispatcher.durable.service import Dispatcher
-from ..dispatcher.durable.settings import DispatcherSettings
 from ..dispatcher.routing.settings import RouterSettings
 from ..runtime.clock import Environment
 from ..schemas.errors.base import ClosedError, InvalidSettings

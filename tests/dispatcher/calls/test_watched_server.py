@@ -13,8 +13,8 @@ from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client, connect
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
-from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GanglineError, NoWorkers

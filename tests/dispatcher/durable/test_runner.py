@@ -9,8 +9,8 @@ import signal
 import pytest
 
 from gangline.bus.memory.server import MemoryBus, MemoryServer
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher, DispatcherState, run_dispatcher
-from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.names import Names
 from gangline.worker.ledger.settings import WorkerSettings

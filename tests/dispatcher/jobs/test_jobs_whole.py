@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangline import current_task
-from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidArguments, NonRetryable, StreamBroken, TaskFailed, UnknownMethod
 from gangline.schemas.errors.tasks import JobCancelled, JobDead, ResultNotKept, UnknownJob

@@ -8,8 +8,8 @@ import pytest
 
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.worker_table import WorkerEntry
+from gangline.dispatcher.transport.channel import InFlightRequest
 from gangline.dispatcher.transport.exchange import RequestExchange
-from gangline.dispatcher.transport.flights import InFlightRequest
 from gangline.schemas.errors.base import WorkerLost
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from gangline.dispatcher.durable.core import events as on
-from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import GanglineError, InvalidArguments, LeaseExpired, ResultLost, TaskFailed
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 

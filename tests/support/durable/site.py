@@ -14,8 +14,8 @@ from typing import Any
 import gangline
 from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.port.bus import NoResponders, RequestTimeout, StreamMessage
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
-from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.runtime.clock import Environment
 from gangline.schemas.names import Names, QueueOperation

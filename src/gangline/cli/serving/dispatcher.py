@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...bus.lifecycle.process import run_service
 from ...bus.port.bus import BucketSettings, Bus
+from ...dispatcher.durable.policies.settings import DispatcherSettings
 from ...dispatcher.durable.service import Dispatcher
-from ...dispatcher.durable.settings import DispatcherSettings
 from ..console.children import tied_to_parent
 from ..console.options import ConnectionOptions
 from ..console.session import open_bus, telemetry

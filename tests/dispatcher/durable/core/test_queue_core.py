@@ -7,7 +7,7 @@ import pytest
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.core import events as on
 from gangline.dispatcher.durable.core.queue_core import QueueCore
-from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import (
     DeadlineExceeded,
     InvalidArguments,

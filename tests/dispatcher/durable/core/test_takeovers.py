@@ -6,7 +6,7 @@ from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.core import events as on
 from gangline.dispatcher.durable.core.queue_core import QueueCore
 from gangline.dispatcher.durable.policies.prefetch_window import AT_ONCE
-from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import InvalidArguments, TaskFailed
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobState

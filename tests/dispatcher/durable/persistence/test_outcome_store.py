@@ -14,7 +14,7 @@ from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.messages.parser import read_message
 from gangline.dispatcher.durable.persistence.kv_write_batcher import KvWriteBatcher
 from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
-from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import GanglineError, TaskFailed

@@ -9,7 +9,7 @@ from gangline.dispatcher.durable.policies.retry_policy import (
     result_ttl_s,
     timeout_s,
 )
-from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.routes import QueueRules
 

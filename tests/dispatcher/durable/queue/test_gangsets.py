@@ -10,8 +10,8 @@ import pytest
 
 from gangline import current_task
 from gangline.bus.port.bus import NotPermitted
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
-from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.gangs.set_registry import SetRegistry
 from gangline.schemas.errors.tasks import JobCancelled, JobDead
 from gangline.schemas.records.jobs import JobState

@@ -16,8 +16,8 @@ from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import Bus, KeyValue, NoResponders, Stream, StreamMessage
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
-from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import error_from_wire
 from gangline.schemas.errors.tasks import NoDispatcher, UnknownJob

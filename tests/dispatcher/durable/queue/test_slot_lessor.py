@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
-from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire.frames import AnswerOp, Frame, Load, Reason, RequestOp
 from gangline.telemetry.logs import logger_for

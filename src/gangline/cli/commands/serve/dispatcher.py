@@ -35,7 +35,7 @@ def command(connection: ConnectionOptions, log_level: str, log_format: Any, **op
 
     Settings of a route or of a task override these options. TIME is 90, 500ms, 5m, 2h or 1d.
     """
-    from ....dispatcher.durable.settings import DispatcherSettings
+    from ....dispatcher.durable.policies.settings import DispatcherSettings
     from ....telemetry.logs import configure_logging
     from ...console.session import run
     from ...serving.dispatcher import serve_dispatcher

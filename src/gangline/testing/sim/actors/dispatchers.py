@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ....bus.memory.server import MemoryBus
+from ....dispatcher.durable.policies.settings import DispatcherSettings
 from ....dispatcher.durable.queue.queue_runner import QueueRunner
 from ....dispatcher.durable.service import Dispatcher, DispatcherState
-from ....dispatcher.durable.settings import DispatcherSettings
 from ....dispatcher.jobs.storage import TaskStorage
 from ....dispatcher.pools.pool import RoutedPool
 from ....dispatcher.routing.settings import RouterSettings

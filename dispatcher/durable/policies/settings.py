@@ -7,9 +7,9 @@ import socket
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from ...schemas.errors.base import InvalidSettings
-from ...schemas.limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S, MAX_SLOTS
-from ...schemas.text import plain
+from ....schemas.errors.base import InvalidSettings
+from ....schemas.limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S, MAX_SLOTS
+from ....schemas.text import plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

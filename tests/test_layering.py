@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dispatcher": (
         *("durable/service", "durable/operations", "durable/queue", "durable/persistence", "durable/ownership"),
         *("durable/context", "durable/workers", "durable/freeze_guard", "durable/core", "durable/policies"),
-        *("durable/messages", "durable/settings", "client", "gateway", "router", "gangs", "leases", "traffic"),
+        *("durable/messages", "client", "gateway", "router", "gangs", "leases", "traffic"),
         *("jobs", "calls", "pools", "transport", "routing"),
     ),
     "coordinator": (

@@ -74,7 +74,7 @@ _PUBLIC = {
     "CoordinatorSettings": "coordinator.settings",
     "DeadLetter": "dispatcher.jobs.dead_letters",
     "Dispatcher": "dispatcher.durable.service",
-    "DispatcherSettings": "dispatcher.durable.settings",
+    "DispatcherSettings": "dispatcher.durable.policies.settings",
     "ElectionSettings": "coordinator.election.election_core",
     "Environment": "runtime.clock",
     "Gang": "dispatcher.gangs.gang",

@@ -1,1 +1,1 @@
-"""Order, limits, rates and retries. Pure. Imports only: settings."""
+"""Order, limits, rates and retries. Pure. Imports only: schemas."""

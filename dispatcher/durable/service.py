@@ -19,14 +19,14 @@ from ...schemas.names import Names
 from ...telemetry.metrics.durable import QueueLevels
 from ..jobs.storage import TaskStorage
 from ..routing.settings import RouterSettings
-from .context import DispatcherContext
 from .operations.nats_service import DispatcherNatsService
 from .operations.queue_operations import QueueOperations
 from .ownership.endpoint_discovery import EndpointDiscovery
 from .ownership.manager import OwnershipManager
 from .ownership.ownership_core import Take
-from .persistence.outcome_store import OutcomeWrite
+from .persistence.outcome_store import OutcomeStore
 from .policies.settings import DispatcherSettings
+from .queue.context import DispatcherContext
 from .queue.queue_runner import QueueRunner
 from .queue.stray_sweeper import StraySweeper
 
@@ -172,8 +172,16 @@ class Dispatcher(Service[DispatcherState]):
             log=self._log,
         )
         # They need no queue, and no certainty that it is ours.
-        writing = OutcomeWrite(context, sure=_at_once, log=self._log)
-        sweeper = StraySweeper(names, writing=writing, result_ttl_s=settings.result_ttl_s, log=self._log)
+        outcomes = OutcomeStore(
+            self.bus,
+            names,
+            context.streams,
+            settings=settings,
+            ambient=self.ambient,
+            sure=_at_once,
+            log=self._log,
+        )
+        sweeper = StraySweeper(names, outcomes=outcomes, result_ttl_s=settings.result_ttl_s, log=self._log)
         endpoints = EndpointDiscovery(
             names,
             context.streams,

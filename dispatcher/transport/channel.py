@@ -1,7 +1,7 @@
 """Requests that wait for an answer, and the channel to one worker by which they leave.
 
-A request ends exactly once: by its answer, or by a TryOutcome. Whoever asked may be gone by then (cancelled, timed out):
-it is settled nevertheless, so that the slots are counted right on every path.
+A request ends exactly once: by its answer, or by a TryOutcome. Whoever asked may be gone by then (cancelled, timed
+out): it is settled nevertheless, so that the slots are counted right on every path.
 
 On the channel all frames of one turn of the event loop share a message, up to a point. There is no timer: a lone frame
 waits for nothing. And many do not wait for each other: as soon as a message holds half of all that is under way, it

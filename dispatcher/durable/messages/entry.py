@@ -1,17 +1,311 @@
-"""What a queue keeps of one message, from its arrival to its acknowledgement."""
+"""One message of the stream until it is acknowledged: the task that it asks for, and what a queue keeps of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any, Final, Protocol
 
 from ....bus.port.bus import StreamMessage
+from ....schemas.errors.base import GanglineError, MalformedMessage, ResultLost, TaskCancelled, WorkerLost
 from ....schemas.messages.submission import Submission
+from ....schemas.names import Names
 from ....schemas.records.jobs import MOST_TRIES, FailedTry, JobFailure
+from ....schemas.wire import codec, headers
+from ....schemas.wire.codec import Format
+from ....schemas.wire.frames import AnswerOp, Frame, Reason
 from ....telemetry.tracing import NO_SPAN, Span
-from ..queue.item_tracker import ItemTracker
-from ..queue.job_attempt import JobAttempt
-from ..queue.slot_lessor import LeasedSlots
-from .parser import Arguments
+from ...calls.call import error_of
+from ...leases.held_slots import HeldSlots
+from ...routing.outcome import TryOutcome, error_of_fate
+from ...routing.worker_table import WorkerEntry
+from ...transport.channel import InFlightRequest
+
+
+class LeasedSlots:
+    """One lease, and how much of it our tasks use."""
+
+    __slots__ = ("born_at", "hold", "idle_since", "name", "retired", "used")
+
+    def __init__(self, hold: HeldSlots, now: float) -> None:
+        self.hold = hold
+        self.name = str(hold.worker.id)
+        """The worker's."""
+        self.used = 0
+        self.born_at = now
+        self.idle_since = now
+        """Since when some of it has not been used."""
+        self.retired = False
+        """No task is put on it any more; it goes when one of those on it ends."""
+
+    @property
+    def worker(self) -> WorkerEntry:
+        return self.hold.worker
+
+    @property
+    def free(self) -> int:
+        """Slots that a task may be put on now."""
+        left = self.hold.slots - self.used
+        return left if left > 0 and self.usable else 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether a task may be put on it, if there is room."""
+        hold = self.hold
+        trusted = not hold.ended and hold.trouble() is None and not hold.leaving
+        return not self.retired and trusted and hold.worker.reachable
+
+    def __repr__(self) -> str:
+        return f"LeasedSlots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
+
+
+class AttemptListener(Protocol):
+    """Who is told of a flight's end."""
+
+    def landed(self, sent_attempt: JobAttempt, frame: Frame) -> None:
+        """The worker answered, for good."""
+
+    def item(self, sent_attempt: JobAttempt, frame: Frame) -> None:
+        """One item of a stream came."""
+
+    def held(self, sent_attempt: JobAttempt) -> None:
+        """It has its slots, and waits for BEGIN."""
+
+    def still_runs(self, sent_attempt: JobAttempt) -> None:
+        """The worker says so."""
+
+    def crashed(self, sent_attempt: JobAttempt, fate: TryOutcome) -> None:
+        """There will be no answer."""
+
+
+class JobAttempt(InFlightRequest):
+    """A TASK frame of a durable task."""
+
+    __slots__ = ("attached", "attempt", "listener", "seq", "sent_at")
+
+    checked = True
+    durable = True
+
+    def __init__(
+        self,
+        id: int,
+        worker: WorkerEntry,
+        listener: AttemptListener,
+        *,
+        seq: int,
+        attempt: int,
+        attached: bool,
+        sent_at: float,
+    ) -> None:
+        self.id = id
+        self.worker = worker
+        self.seq = seq
+        self.attempt = attempt
+        self.attached = attached
+        """It starts nothing: another dispatcher did."""
+        self.listener = listener
+        self.sent_at = sent_at
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] == AnswerOp.ITEM:
+            self.listener.item(self, frame)
+            return False
+        if frame[0] == AnswerOp.HELD:
+            self.listener.held(self)
+            return False
+        self.listener.landed(self, frame)
+        return True
+
+    def runs(self) -> None:
+        self.listener.still_runs(self)
+
+    def lose(self, fate: TryOutcome) -> None:
+        self.listener.crashed(self, fate)
+
+
+def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
+    """The error that an answer carries; None: it is a result."""
+    if frame[0] in (AnswerOp.OK, AnswerOp.END):
+        return None
+    if frame[0] == AnswerOp.ERROR:
+        return error_of(frame)
+    if frame[0] != AnswerOp.REJECTED:
+        return GanglineError(f"{worker} answered a task with frame {frame[0]}: versions differ?", may_have_started=True)
+    if frame[2] == Reason.UNKNOWN_JOB:
+        return ResultLost(f"{worker} does not know the job any more", details={"worker": worker})
+    return error_of_fate(TryOutcome.of_reason(frame[2]), worker)
+
+
+def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
+    """The error of a try that nobody stopped. One that its worker stopped since its gang was torn down was lost, as
+    with a worker that died."""
+    if not isinstance(error, TaskCancelled) or "gang" not in error.details:
+        return error
+    return WorkerLost(
+        f"{worker}: {error.message}",
+        may_have_started=error.may_have_started,
+        details={"worker": worker, **error.details},
+    )
+
+
+MOST_GAPS: Final = 6
+"""So often in a row, over some three seconds, items that lack are asked for in vain."""
+
+
+class ItemVerdict(Enum):
+    """What to do with an item."""
+
+    NEXT = auto()
+    """Store it."""
+    AGAIN = auto()
+    """It is known."""
+    GAP = auto()
+    """One before it got lost: have them sent again."""
+
+
+class ItemTracker:
+    """Of one try.
+
+    Args:
+        known: it begins with item 0. False: another dispatcher stored some before; what comes first is the next.
+    """
+
+    __slots__ = ("_asked_at", "_gaps", "_still", "_stored", "credited", "known", "received")
+
+    def __init__(self, *, known: bool) -> None:
+        self.known = known
+        self.credited = 0
+        """Stored, with all before them."""
+        self.received = 0
+        """How many came, without a gap."""
+        self._stored: set[int] = set()
+        """... without all before them."""
+        self._asked_at: int | None = None
+        """How many had come when the end came too early."""
+        self._gaps = 0
+        """In a row, without an item that was lacking."""
+        self._still: tuple[int, int] = (-1, 0)
+        """How many had come at the last look, and at how many looks it was the same."""
+
+    def __repr__(self) -> str:
+        return f"ItemTracker({self.received} came, {self.credited} stored{'' if self.known else ', begin unknown'})"
+
+    def take(self, index: int) -> ItemVerdict:
+        """An item came."""
+        if not self.known:
+            self.known, self.received, self.credited = True, index, index
+        if index != self.received:
+            return ItemVerdict.AGAIN if index < self.received else ItemVerdict.GAP
+        self.received += 1
+        self._gaps = 0
+        return ItemVerdict.NEXT
+
+    def ask_after_s(self) -> float | None:
+        """How long to wait before what lacks is asked for again; None: it was in vain often enough."""
+        self._gaps += 1
+        if self._gaps > MOST_GAPS:
+            return None
+        return 0.0 if self._gaps == 1 else 0.1 * 2 ** (self._gaps - 2)
+
+    def stored(self, index: int) -> int:
+        """An item is stored. Returns how many more are, with all before them: so many are the worker's credit."""
+        self._stored.add(index)
+        before = self.credited
+        while self.credited in self._stored:
+            self._stored.discard(self.credited)
+            self.credited += 1
+        return self.credited - before
+
+    def lacks(self, count: int) -> bool:
+        """Whether some of so many, which is all there are, did not come. Asked at the end."""
+        return count != self.received if self.known else count > 0
+
+    def may_ask(self) -> bool:
+        """Whether they may be asked for again: not twice in a row for nothing."""
+        received = self.received if self.known else -1
+        if self._asked_at == received:
+            return False
+        self._asked_at = received
+        return True
+
+    def stands_still(self) -> bool:
+        """Whether to have a look at the worker's side, since nothing has come for long: it may wait for credit that got
+        lost. Asked now and then; each time in vain makes the next rarer."""
+        received, times = self._still
+        if received != self.received:
+            self._still = (self.received, 0)
+            return False
+        times += 1
+        self._still = (received, times)
+        return times & (times - 1) == 0
+
+
+_KEPT_BYTES: Final = 256
+"""What a message costs beside its own bytes."""
+
+
+def read_message(names: Names, message: StreamMessage) -> tuple[Submission, Arguments] | GanglineError:
+    """The task that a message is, and its arguments; or what is wrong with it."""
+    try:
+        submission = Submission.parse(
+            names, message.subject, message.headers, sequence=message.sequence, published_at=message.at
+        )
+        return submission, arguments_of(message.data, submission.fmt)
+    except GanglineError as error:
+        return error
+
+
+def size_of(message: StreamMessage) -> int:
+    """Bytes that keeping it takes."""
+    size = len(message.subject) + len(message.data) + _KEPT_BYTES
+    if message.headers:
+        for name, text in message.headers.items():
+            size += len(name) + len(text)
+    return size
+
+
+def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
+    """Whether another message may have had this job's id, or this one been delivered to another consumer of ours.
+
+    Args:
+        recorded: jobs such as this leave a record when they end; without one there is nothing to be found of an earlier
+            message.
+    """
+    given = message.headers
+    if message.delivered > 1:
+        return True
+    return given is not None and (headers.SCHEDULER in given or (recorded and given.get(headers.MESSAGE_ID) == job))
+
+
+def job_of(message: StreamMessage) -> str:
+    """The id that a message which is no task names; empty: none that is one."""
+    job = (message.headers or {}).get(headers.JOB, "")
+    return job if job and job.isascii() and job.replace("-", "").replace("_", "").isalnum() and len(job) <= 128 else ""
+
+
+Arguments = tuple[list[Any] | None, dict[str, Any] | None]
+"""Positional and named ones."""
+
+
+def arguments_of(body: bytes, fmt: Format) -> Arguments:
+    """Positional and named arguments: an array is the former, an object the latter, nothing is none.
+
+    Raises:
+        MalformedMessage: it is not in that format, or a bare value.
+    """
+    value = codec.decode(body, fmt)
+    if value is None:
+        return None, None
+    if isinstance(value, list):
+        return value or None, None
+    if isinstance(value, dict):
+        bad = next((name for name in value if not isinstance(name, str)), None)
+        if bad is not None:
+            raise MalformedMessage(f"argument name {bad!r} is not a text")
+        return None, value or None
+    raise MalformedMessage(
+        f"the body is a bare {type(value).__name__}: publish an object of named arguments, or an array of them"
+    )
 
 
 class QueuedMessage:

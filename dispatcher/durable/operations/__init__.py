@@ -1,1 +1,1 @@
-"""What operators ask of a dispatcher. Imports only: queue and what is below."""
+"""What operators ask of a dispatcher. Imports only: queue, workers."""

@@ -20,7 +20,7 @@ from ....runtime.clock import Environment
 from ....schemas.errors.base import GanglineError, InvalidRequest
 from ....schemas.messages.jobs import DispatcherStats
 from ....schemas.names import DispatcherOperation, Names
-from ..freeze_guard import DoubtMonitor
+from ..workers.failure_detector import DoubtMonitor
 
 SERVICE: Final = "gangline-dispatcher"
 """Name under which `nats service ls` shows durable dispatchers."""

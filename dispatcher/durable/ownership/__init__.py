@@ -1,1 +1,1 @@
-"""One dispatcher a queue. Imports only: core, context."""
+"""One dispatcher a queue. Imports only: policies, workers."""

@@ -17,8 +17,8 @@ from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.names import DispatcherOperation, Names
 from ....schemas.records.jobs import DispatcherEvent
 from ....telemetry.logs import Log
-from ..freeze_guard import DoubtMonitor
 from ..policies.settings import DispatcherSettings
+from ..workers.failure_detector import DoubtMonitor
 from .ownership_core import (
     AnyEvent,
     ConnectionChanged,

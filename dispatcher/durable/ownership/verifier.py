@@ -19,7 +19,7 @@ from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.records.jobs import TurnRecord
 from ....telemetry.logs import Log
 from ...jobs.retry_budget import storage_backoff, until_answered
-from ..freeze_guard import DoubtMonitor
+from ..workers.failure_detector import DoubtMonitor
 from .ownership_core import TRUST_S, Trust
 
 _ANSWERS_S: Final = 1.0

@@ -26,7 +26,6 @@ from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
 from ...jobs.retry_budget import until_answered, until_taken
 from ...jobs.storage import TaskStreams
-from ..context import DispatcherContext
 from ..core.effects import Bury, LookUpResult, Mark, Note, Schedule, Store
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings
@@ -57,7 +56,6 @@ class OutcomeStore:
         names: Names,
         streams: TaskStreams,
         *,
-        writer: KvWriteBatcher,
         settings: DispatcherSettings,
         ambient: Environment,
         sure: Callable[[], Awaitable[None]],
@@ -67,7 +65,8 @@ class OutcomeStore:
         self._bus = bus
         self._names = names
         self._streams = streams
-        self._writer = writer
+        self.writer = KvWriteBatcher(streams.results, sure=sure, log=log)
+        self.feed = JobEventPublisher(streams.jobs, names, limit_bytes=lambda: bus.max_payload, sure=sure, log=log)
         self._settings = settings
         self._ambient = ambient
         self._sure = sure
@@ -76,9 +75,16 @@ class OutcomeStore:
         self._background = TaskSet("outcome", log)
         self._looks = asyncio.Semaphore(_LOOKS)
 
+    def start(self) -> None:
+        """Idempotent."""
+        self.writer.start()
+        self.feed.start()
+
     async def stop(self) -> None:
-        """Drop what is under way. Idempotent."""
+        """Write nothing more; what is under way is dropped. Idempotent, safe before `start`."""
         await self._background.stop()
+        await self.feed.stop()
+        await self.writer.stop()
 
     @property
     def under_way(self) -> int:
@@ -166,7 +172,7 @@ class OutcomeStore:
             await drop()
 
     def _create(self, job: str, record: bytes, ttl_s: float, done: Callable[[bool], None]) -> None:
-        self._writer.create(self._names.result_key(job), record, ttl_s=ttl_s, done=done)
+        self.writer.create(self._names.result_key(job), record, ttl_s=ttl_s, done=done)
 
     @property
     def _inline(self) -> int:
@@ -178,7 +184,7 @@ class OutcomeStore:
         """A try that failed."""
         records.note_try(entry, effect, wall=self._ambient.wall())
         key = self._names.try_key(endpoint, effect.job)
-        self._writer.put(key, records.try_of(effect, entry.tries), done=lambda _: answer())
+        self.writer.put(key, records.try_of(effect, entry.tries), done=lambda _: answer())
         left_out = self._log_limit.admit(effect.error.code)
         if left_out is not None:
             self._log.warning(
@@ -201,11 +207,11 @@ class OutcomeStore:
         """A job that was cancelled, and cannot be ended at once."""
         key = self._names.try_key(endpoint, effect.job)
         record = records.cancelled_of(effect, entry.tries, wall=self._ambient.wall())
-        self._writer.put(key, record, done=lambda _: answer())
+        self.writer.put(key, record, done=lambda _: answer())
 
     def forget_try(self, endpoint: str, job: str) -> None:
         """The job is over, and acknowledged."""
-        self._writer.delete(self._names.try_key(endpoint, job))
+        self.writer.delete(self._names.try_key(endpoint, job))
 
     # -- dead letters ---------------------------------------------------------------------------------------------
 
@@ -312,38 +318,4 @@ class OutcomeStore:
             await (await self._streams.tasks()).purge(subject)
 
     def __repr__(self) -> str:
-        return f"OutcomeStore(under way={len(self._background)})"
-
-
-class OutcomeWrite:
-    """See the module."""
-
-    def __init__(self, context: DispatcherContext, *, sure: Callable[[], Awaitable[None]], log: Log) -> None:
-        """`sure` waits until it is certain that what is written is ours to write."""
-        bus, names, streams = context.bus, context.names, context.streams
-        self.writer = KvWriteBatcher(streams.results, sure=sure, log=log)
-        self.feed = JobEventPublisher(streams.jobs, names, limit_bytes=lambda: bus.max_payload, sure=sure, log=log)
-        self.outcomes = OutcomeStore(
-            bus,
-            names,
-            streams,
-            writer=self.writer,
-            settings=context.settings,
-            ambient=context.ambient,
-            sure=sure,
-            log=log,
-        )
-
-    def start(self) -> None:
-        """Idempotent."""
-        self.writer.start()
-        self.feed.start()
-
-    async def stop(self) -> None:
-        """Write nothing more; what is under way is dropped. Idempotent, safe before `start`."""
-        await self.outcomes.stop()
-        await self.feed.stop()
-        await self.writer.stop()
-
-    def __repr__(self) -> str:
-        return f"OutcomeWrite({self.writer!r}, {self.outcomes!r})"
+        return f"OutcomeStore({self.writer!r}, under way={len(self._background)})"

@@ -1,1 +1,1 @@
-"""One queue at work. Imports only: core, persistence, workers."""
+"""One queue at work. Imports only: what is below."""

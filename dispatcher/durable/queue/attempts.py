@@ -38,12 +38,17 @@ from ...routing.outcome import TryOutcome, error_of_fate
 from ...routing.worker_table import WorkerEntry
 from ...transport.exchange import RequestExchange
 from ..core.effects import ReattachAttempt, StartAttempt
-from ..messages.entry import QueuedMessage
-from ..messages.parser import arguments_of
+from ..messages.entry import (
+    ItemTracker,
+    ItemVerdict,
+    JobAttempt,
+    QueuedMessage,
+    arguments_of,
+    error_of_answer,
+    lost_with_gang,
+)
 from ..persistence.job_events import JobEventPublisher
 from ..workers.failure_detector import WorkerFailureDetector
-from .item_tracker import ItemTracker, ItemVerdict
-from .job_attempt import JobAttempt, error_of_answer, lost_with_gang
 from .joint_attempt import JointFlight
 from .slot_lessor import SlotLessor
 

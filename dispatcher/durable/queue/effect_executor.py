@@ -14,14 +14,14 @@ from ....schemas.errors.base import GanglineError
 from ....schemas.names import JobFeed as Feed
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
 from ...jobs.retry_budget import until_answered
-from ..context import DispatcherContext
 from ..core import effects as do
 from ..core import events as on
 from ..messages.entry import QueuedMessage
-from ..persistence.outcome_store import OutcomeWrite
+from ..persistence.outcome_store import OutcomeStore
 from ..persistence.records import failure_of
 from ..workers.pool_observer import PoolObserver
 from .attempts import AttemptSender
+from .context import DispatcherContext
 from .slot_lessor import SlotLessor
 
 
@@ -59,14 +59,21 @@ class QueueEffectExecutor:
         self._pool_observer = pool_observer
         self._loop = asyncio.get_running_loop()
         self._log = context.log.bind(endpoint=endpoint)
-        self.writing = OutcomeWrite(context, sure=sure, log=self._log)
-        self.outcomes = self.writing.outcomes
+        self.outcomes = OutcomeStore(
+            context.bus,
+            context.names,
+            context.streams,
+            settings=context.settings,
+            ambient=context.ambient,
+            sure=sure,
+            log=self._log,
+        )
         self.sent_attempts = AttemptSender(
             endpoint,
             router=context.router,
             ambient=context.ambient,
             failure_detector=context.failure_detector,
-            feed=self.writing.feed,
+            feed=self.outcomes.feed,
             ended=self._on_ended,
             log=self._log,
         )
@@ -91,7 +98,7 @@ class QueueEffectExecutor:
     def start(self, consumer: Consumer) -> None:
         """The queue is ours, by this consumer."""
         self._consumer = consumer
-        self.writing.start()
+        self.outcomes.start()
 
     async def stop(self) -> None:
         """Begin nothing more, drop what is under way, give leases back. What workers run goes on."""
@@ -102,7 +109,7 @@ class QueueEffectExecutor:
         await self._background.stop()
         for lessor in self.lessors.values():
             await lessor.stop()
-        await self.writing.stop()
+        await self.outcomes.stop()
 
     # -- effects --------------------------------------------------------------------------------------------------
 
@@ -186,7 +193,7 @@ class QueueEffectExecutor:
         entry = self._entries.get(effect.seq)
         if entry is None and self._last is not None and self._last.seq == effect.seq:
             entry = self._last
-        self.writing.feed.tell(
+        self.outcomes.feed.tell(
             JobEvent(
                 job=effect.job,
                 state=effect.state,
@@ -294,7 +301,7 @@ class QueueEffectExecutor:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"QueueEffectExecutor({self._endpoint}, {self.sent_attempts!r}, {self.writing!r})"
+        return f"QueueEffectExecutor({self._endpoint}, {self.sent_attempts!r}, {self.outcomes!r})"
 
 
 HANDLERS: Final[dict[type[do.Effect], Callable[[QueueEffectExecutor, Any], None]]] = {

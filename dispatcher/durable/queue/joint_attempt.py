@@ -20,8 +20,8 @@ from ....schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 from ...routing.outcome import TryOutcome, error_of_fate
 from ...routing.worker_table import WorkerEntry
 from ...transport.exchange import RequestExchange
+from ..messages.entry import AttemptListener, JobAttempt, error_of_answer
 from ..workers.failure_detector import WorkerFailureDetector
-from .job_attempt import AttemptListener, JobAttempt, error_of_answer
 
 _ATTACH_AGAIN_S: Final = 0.1
 

@@ -42,16 +42,15 @@ from ....schemas.names import WorkerId
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ...jobs.retry_budget import until_answered
-from ..context import DispatcherContext
 from ..core import events as on
 from ..core.introspection import QueueCounts
 from ..core.queue_core import QueueCore
-from ..messages.entry import QueuedMessage
-from ..messages.parser import job_of, may_have_ended, read_message, size_of
+from ..messages.entry import QueuedMessage, job_of, may_have_ended, read_message, size_of
 from ..ownership.manager import DISPATCHER, PRIVATELY, consumer_name
 from ..ownership.ownership_core import Take
 from ..ownership.verifier import OwnershipProof, OwnershipVerifier
 from ..workers.pool_observer import PoolObserver
+from .context import DispatcherContext
 from .effect_executor import QueueEffectExecutor
 from .kept_ends import KeptEnds
 from .recovery import QueueRecovery, by_try
@@ -307,7 +306,7 @@ class QueueRunner:
         if consumer is not None:
             with contextlib.suppress(GanglineError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    await self._executor.writing.writer.settled()
+                    await self._executor.outcomes.writer.settled()
                     await consumer.settled()
         # Whoever comes next must wait for our predecessor as we would have.
         await self.drop(delete=self.core.open or not self._died)

@@ -14,9 +14,8 @@ from typing import Final
 
 from ....schemas.errors.base import Disconnected, GanglineError
 from ....telemetry.logs import Log
-from ...leases.held_slots import HeldSlots
 from ...router.router import Router
-from ...routing.worker_table import WorkerEntry
+from ..messages.entry import LeasedSlots
 from ..policies.settings import DispatcherSettings
 
 _MAX_ASKS: Final = 16
@@ -27,43 +26,6 @@ _ASIDE_S: Final = 0.01
 _IN_ONE_PIECE_S: Final = 0.25
 _PRESSED_S: Final = 0.005
 """Slots of a worker that has no other free ones are given back after so long: somebody may be waiting for them."""
-
-
-class LeasedSlots:
-    """One lease, and how much of it our tasks use."""
-
-    __slots__ = ("born_at", "hold", "idle_since", "name", "retired", "used")
-
-    def __init__(self, hold: HeldSlots, now: float) -> None:
-        self.hold = hold
-        self.name = str(hold.worker.id)
-        """The worker's."""
-        self.used = 0
-        self.born_at = now
-        self.idle_since = now
-        """Since when some of it has not been used."""
-        self.retired = False
-        """No task is put on it any more; it goes when one of those on it ends."""
-
-    @property
-    def worker(self) -> WorkerEntry:
-        return self.hold.worker
-
-    @property
-    def free(self) -> int:
-        """Slots that a task may be put on now."""
-        left = self.hold.slots - self.used
-        return left if left > 0 and self.usable else 0
-
-    @property
-    def usable(self) -> bool:
-        """Whether a task may be put on it, if there is room."""
-        hold = self.hold
-        trusted = not hold.ended and hold.trouble() is None and not hold.leaving
-        return not self.retired and trusted and hold.worker.reachable
-
-    def __repr__(self) -> str:
-        return f"LeasedSlots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
 
 
 class SlotLessor:

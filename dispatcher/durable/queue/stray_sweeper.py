@@ -15,19 +15,17 @@ from ....schemas.records.jobs import DeadReason
 from ....schemas.wire import headers
 from ....telemetry.logs import Log
 from ..core.effects import Bury
-from ..messages.entry import QueuedMessage
-from ..messages.parser import job_of
-from ..persistence.outcome_store import OutcomeWrite
+from ..messages.entry import QueuedMessage, job_of
+from ..persistence.outcome_store import OutcomeStore
 
 
 class StraySweeper:
     """One of each dispatcher."""
 
-    def __init__(self, names: Names, *, writing: OutcomeWrite, result_ttl_s: float, log: Log) -> None:
-        """`writing` is its own, and stopped with it."""
+    def __init__(self, names: Names, *, outcomes: OutcomeStore, result_ttl_s: float, log: Log) -> None:
+        """`outcomes` is its own, and stopped with it."""
         self._names = names
-        self._writing = writing
-        self._outcomes = writing.outcomes
+        self._outcomes = outcomes
         self._result_ttl_s = result_ttl_s
         self._log = log
         self._in_order: set[str] = set()
@@ -37,7 +35,7 @@ class StraySweeper:
         self.buried = 0
 
     def start(self) -> None:
-        self._writing.start()
+        self._outcomes.start()
 
     async def stop(self) -> None:
         """Idempotent."""
@@ -45,7 +43,7 @@ class StraySweeper:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        await self._writing.stop()
+        await self._outcomes.stop()
 
     def found(self, stream: Stream, subjects: list[str]) -> None:
         """The stream has messages of these subjects, and of no others of this kind. One round at a time."""

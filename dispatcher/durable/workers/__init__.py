@@ -1,1 +1,1 @@
-"""What a queue sees of its workers. Imports only: core."""
+"""What a queue sees of its workers. Imports only: the router and what is below."""

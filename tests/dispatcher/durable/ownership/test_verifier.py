@@ -9,9 +9,9 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, ConsumerLost, ConsumerState, KeyValue
-from gangline.dispatcher.durable.freeze_guard import DoubtMonitor
 from gangline.dispatcher.durable.ownership.ownership_core import TRUST_S
 from gangline.dispatcher.durable.ownership.verifier import OwnershipProof, OwnershipVerifier
+from gangline.dispatcher.durable.workers.failure_detector import DoubtMonitor
 from gangline.runtime.clock import Environment
 from gangline.schemas.records.jobs import TurnRecord
 from gangline.telemetry.logs import logger_for

@@ -10,9 +10,7 @@ import pytest
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import StreamMessage
 from gangline.dispatcher.durable.core.effects import Bury, LookUpResult, Schedule, Store
-from gangline.dispatcher.durable.messages.entry import QueuedMessage
-from gangline.dispatcher.durable.messages.parser import read_message
-from gangline.dispatcher.durable.persistence.kv_write_batcher import KvWriteBatcher
+from gangline.dispatcher.durable.messages.entry import QueuedMessage, read_message
 from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStreams
@@ -30,12 +28,10 @@ class Desk:
         self.bus = MemoryServer().connect("outcomes")
         self.streams = TaskStreams(self.bus, NAMES)
         log = logger_for("test")
-        self.writer = KvWriteBatcher(self.streams.results, sure=self._sure, log=log)
         self.outcomes = OutcomeStore(
             self.bus,
             NAMES,
             self.streams,
-            writer=self.writer,
             settings=DispatcherSettings(node=""),
             ambient=Environment(),
             sure=self._sure,
@@ -80,10 +76,9 @@ class Desk:
 @pytest.fixture
 async def operations() -> AsyncGenerator[Desk, None]:
     made = Desk()
-    made.writer.start()
+    made.outcomes.start()
     yield made
     await made.outcomes.stop()
-    await made.writer.stop()
     await made.bus.close()
 
 
@@ -130,7 +125,7 @@ async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(o
             assert await results.get(NAMES.try_key("images", "7")) is not None, "it may be tried again"
             await operations.ends(JobState.CANCELLED)
         await ends_it()
-        await operations.writer.settled()
+        await operations.outcomes.writer.settled()
         assert await results.get(NAMES.try_key("images", "7")) is None
 
 

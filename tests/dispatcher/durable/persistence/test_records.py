@@ -10,8 +10,7 @@ import pytest
 
 from gangline.bus.port.bus import StreamMessage
 from gangline.dispatcher.durable.core.effects import Bury, Note, Store
-from gangline.dispatcher.durable.messages.entry import QueuedMessage
-from gangline.dispatcher.durable.messages.parser import job_of, may_have_ended, read_message, size_of
+from gangline.dispatcher.durable.messages.entry import QueuedMessage, job_of, may_have_ended, read_message, size_of
 from gangline.dispatcher.durable.persistence import records
 from gangline.schemas.errors.base import GanglineError, MalformedMessage, TaskFailed
 from gangline.schemas.names import Names

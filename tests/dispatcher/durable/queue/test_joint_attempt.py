@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.durable.queue.job_attempt import JobAttempt
+from gangline.dispatcher.durable.messages.entry import JobAttempt
 from gangline.dispatcher.durable.queue.joint_attempt import JointFlight
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.worker_table import WorkerEntry

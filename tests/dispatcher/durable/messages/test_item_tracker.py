@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.dispatcher.durable.queue.item_tracker import ItemTracker, ItemVerdict
+from gangline.dispatcher.durable.messages.entry import ItemTracker, ItemVerdict
 
 
 def test_items_are_taken_in_order_and_once() -> None:

@@ -6,19 +6,18 @@ import random
 from dataclasses import dataclass
 from typing import Self
 
-from ...bus.port.bus import BucketSettings, Bus
-from ...runtime.clock import Environment
-from ...schemas.names import Names
-from ...telemetry.logs import Log, logger_for
-from ...telemetry.metrics.durable import DurableMetrics
-from ..jobs.storage import TaskStorage, TaskStreams
-from ..router.router import Router
-from ..routing.settings import RouterSettings
-from ..traffic.table import RouteTable
-from .freeze_guard import DoubtMonitor
-from .policies.settings import DispatcherSettings
-from .workers.failure_detector import WorkerFailureDetector
-from .workers.pool_observer import KnownPools
+from ....bus.port.bus import BucketSettings, Bus
+from ....runtime.clock import Environment
+from ....schemas.names import Names
+from ....telemetry.logs import Log, logger_for
+from ....telemetry.metrics.durable import DurableMetrics
+from ...jobs.storage import TaskStorage, TaskStreams
+from ...router.router import Router
+from ...routing.settings import RouterSettings
+from ...traffic.table import RouteTable
+from ..policies.settings import DispatcherSettings
+from ..workers.failure_detector import DoubtMonitor, WorkerFailureDetector
+from ..workers.pool_observer import KnownPools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

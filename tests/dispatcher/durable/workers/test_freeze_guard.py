@@ -6,8 +6,8 @@ import asyncio
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConsumerLost, ConsumerState, KeyValue, StorageUnavailable
-from gangline.dispatcher.durable.freeze_guard import DoubtMonitor
 from gangline.dispatcher.durable.ownership.verifier import OwnershipProof, OwnershipVerifier
+from gangline.dispatcher.durable.workers.failure_detector import DoubtMonitor
 from gangline.dispatcher.transport.exchange import GAP_S
 from gangline.runtime.clock import Environment
 from gangline.telemetry.logs import logger_for

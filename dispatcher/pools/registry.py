@@ -11,8 +11,7 @@ from ...schemas.errors.base import ClosedError, GanglineError
 from ...schemas.names import Names, check_name
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
-from ..routing.candidates import Draw
-from ..routing.policy import Policy
+from ..routing.policy import Draw, Policy
 from ..routing.settings import RouterSettings
 from ..transport.exchange import RequestExchange
 from .discovery import WorkerDiscovery

@@ -1,11 +1,213 @@
-"""Who takes a request: the protocol of policies, and the one that is used unless another is given. Pure."""
+"""Who takes a request: the workers that may, the protocol of policies, and those that we have. Pure but for the draws
+that it is given."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from .candidates import Candidates, Requirements
-from .worker_table import WorkerEntry
+from .worker_table import WorkerEntry, WorkerTable, fingerprint, score
+
+Draw = Callable[[], float]
+"""A random number in [0, 1)."""
+
+_TRIES = 8
+_HOMES_KEPT = 4096
+
+
+class Requirements(Protocol):
+    """What a request asks of a worker."""
+
+    @property
+    def method(self) -> str | None:
+        """Name of the task; None when only a slot is asked for."""
+
+    @property
+    def slots(self) -> int | None:
+        """Slots to reserve; None: what the task costs."""
+
+    @property
+    def key(self) -> str | None:
+        """Session or shard key."""
+
+    @property
+    def model(self) -> str | None:
+        """Model id of a multiplexed pool."""
+
+    @property
+    def labels(self) -> Mapping[str, str] | None:
+        """Labels that the worker must have."""
+
+    @property
+    def avoid(self) -> set[WorkerEntry] | None:
+        """Workers that turned this request down a moment ago."""
+
+
+class Candidates:
+    """Iterates over all that fit, nearest tier first; `draw` picks without looking at all of them.
+
+    One object serves all requests of a pool: it is only good during the `choose` it was given to.
+    """
+
+    __slots__ = ("_anyhow", "_draw", "_homes", "_homes_version", "_plain", "_request", "_view")
+
+    def __init__(self, view: WorkerTable, draw: Draw) -> None:
+        self._view = view
+        self._draw = draw
+        self._request: Requirements | None = None
+        self._plain = True
+        self._anyhow = False
+        self._homes: OrderedDict[tuple[str, str | None, tuple[tuple[str, str], ...]], WorkerEntry] = OrderedDict()
+        self._homes_version = -1
+
+    def of(self, request: Requirements, *, anyhow: bool = False) -> Candidates:
+        """Aim at one request. `anyhow` asks for workers that may have room for all we know for certain."""
+        self._request = request
+        self._anyhow = anyhow
+        self._plain = (
+            not anyhow
+            and not request.labels
+            and not request.avoid
+            and self._view.uniform
+            and cost(self._view, request) == 1
+        )
+        return self
+
+    def fits(self, worker: WorkerEntry) -> bool:
+        """Whether the worker has room for the request (or, when looked for `anyhow`, may have)."""
+        if not self.serves(worker):
+            return False
+        request = self._request
+        assert request is not None
+        if request.avoid and worker in request.avoid:
+            return False
+        # What others had there may have ended unheard; what is our own has not.
+        taken = worker.own if self._anyhow else worker.ongoing
+        return taken + cost_on(worker, request) <= worker.total
+
+    def serves(self, worker: WorkerEntry) -> bool:
+        """Whether the worker could ever take it: it has the task and the labels, and is not about to leave."""
+        request = self._request
+        assert request is not None
+        if not worker.eligible or (request.method is not None and request.method not in worker.methods):
+            return False
+        if request.labels:
+            labels = worker.labels
+            for name, value in request.labels.items():
+                if labels.get(name) != value:
+                    return False
+        return True
+
+    def draw(self, count: int) -> list[WorkerEntry]:
+        """At most `count` different workers that fit, at random, all of the nearest tier that has any."""
+        for tier in self._tiers():
+            size = len(tier)
+            if not size:
+                continue
+            if self._plain:
+                return sample(tier, count, self._draw)
+            if size > _TRIES * count and (found := self._try(tier, count)):
+                return found
+            if found := [worker for worker in self._matching(tier) if self.fits(worker)]:
+                return sample(found, count, self._draw)
+        return []
+
+    def __iter__(self) -> Iterator[WorkerEntry]:
+        for tier in self._tiers():
+            yield from (worker for worker in tier if self.fits(worker))
+
+    def with_model(self, model: str) -> list[WorkerEntry]:
+        """Those that fit and have the model."""
+        return [worker for worker in self._view.by_model.get(model, ()) if self.fits(worker)]
+
+    def home(self, key: str) -> WorkerEntry | None:
+        """The worker where the key lives, full or not; None if no worker could ever take the request."""
+        request = self._request
+        assert request is not None
+        labels = tuple(sorted(request.labels.items())) if request.labels else ()
+        cache_key = (key, request.method, labels)
+        if self._homes_version != self._view.version:
+            self._homes.clear()
+            self._homes_version = self._view.version
+        elif (known := self._homes.get(cache_key)) is not None:
+            return known
+        print_ = fingerprint(key)
+        best: WorkerEntry | None = None
+        highest = -1
+        for worker in self._view.workers.values():
+            if self.serves(worker) and (points := score(print_, worker.print)) > highest:
+                best, highest = worker, points
+        if best is not None:
+            self._homes[cache_key] = best
+            if len(self._homes) > _HOMES_KEPT:
+                self._homes.popitem(last=False)
+        return best
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _tiers(self) -> tuple[list[WorkerEntry], ...]:
+        if not self._anyhow:
+            return self._view.open
+        tiers: tuple[list[WorkerEntry], list[WorkerEntry], list[WorkerEntry]] = ([], [], [])
+        for worker in self._view.workers.values():
+            tiers[worker.tier].append(worker)
+        return tiers
+
+    def _matching(self, tier: list[WorkerEntry]) -> list[WorkerEntry]:
+        """The tier, or the fewer workers that have one of the labels asked for."""
+        request = self._request
+        assert request is not None
+        if not request.labels:
+            return tier
+        rows = (self._view.by_label.get(item, []) for item in request.labels.items())
+        row = min(rows, key=len)
+        if len(row) >= len(tier):
+            return tier
+        wanted = tier[0].tier
+        return [worker for worker in row if worker.tier == wanted]
+
+    def _try(self, tier: list[WorkerEntry], count: int) -> list[WorkerEntry]:
+        found: dict[WorkerEntry, None] = {}
+        size = len(tier)
+        for _ in range(_TRIES * count):
+            worker = tier[int(self._draw() * size)]
+            if worker not in found and self.fits(worker):
+                found[worker] = None
+                if len(found) == count:
+                    break
+        return list(found)
+
+
+def sample(row: list[WorkerEntry], count: int, draw: Draw) -> list[WorkerEntry]:
+    """At most so many of the row, at random and different."""
+    size = len(row)
+    if size <= count:
+        return list(row)
+    first = int(draw() * size)
+    if count == 1:
+        return [row[first]]
+    if count == 2:
+        second = int(draw() * (size - 1))
+        return [row[first], row[second if second < first else second + 1]]
+    # A run from a random start: cheap, and row order has no meaning.
+    return [row[(first + step) % size] for step in range(count)]
+
+
+def cost_on(worker: WorkerEntry, request: Requirements) -> int:
+    """Slots that the request takes on that worker."""
+    if request.slots is not None:
+        return request.slots
+    method = worker.methods.get(request.method or "")
+    return method.slots if method is not None else 1
+
+
+def cost(view: WorkerTable, request: Requirements) -> int:
+    """Slots that the request takes, where all workers have the same tasks."""
+    if request.slots is not None:
+        return request.slots
+    method = view.method(request.method or "")
+    return method.slots if method is not None else 1
 
 
 class Policy(Protocol):

@@ -35,12 +35,10 @@ from ...schemas.errors.base import (
 from ...schemas.records.workers import Registration
 from ...schemas.text import count_of, plain
 from ...schemas.wire.frames import Load
-from .candidates import Candidates, Draw, cost, cost_on, sample
 from .outcome import TryOutcome, error_of_fate
-from .policy import Policy, PolicyBase, PowerOfTwo, Sticky, less_loaded
-from .request import RoutedRequest
+from .policy import Candidates, Draw, Policy, PolicyBase, PowerOfTwo, Sticky, cost, cost_on, less_loaded, sample
+from .request import RoutedRequest, WaitQueue
 from .settings import RouterSettings
-from .wait_queue import WaitQueue
 from .worker_table import WorkerEntry, WorkerTable
 
 
@@ -98,7 +96,7 @@ class RoutingCore:
     @property
     def waiting(self) -> int:
         """Requests in line."""
-        return len(self._line)
+        return self._line.size
 
     @property
     def placed(self) -> int:
@@ -325,7 +323,7 @@ class RoutingCore:
             freed: the only worker that may have got room since the last time. With thousands of classes (keys) in
                 line, all of which wait for others, looking at each of them at each answer would take all our time.
         """
-        if not self._line or not self.connected or not self._has_room(freed):
+        if not self._line.size or not self.connected or not self._has_room(freed):
             return []
         effects: list[Effect] = []
         for head in self._line.heads():

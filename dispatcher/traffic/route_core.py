@@ -20,8 +20,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from ...schemas.records.routes import RouteRecord
-from ..routing.rendezvous import fingerprint, score
-from ..routing.wait_queue import Waiting, WaitQueue
+from ..routing.request import Waiting, WaitQueue
+from ..routing.worker_table import fingerprint, score
 
 Draw = Callable[[], float]
 """A random number in [0, 1)."""

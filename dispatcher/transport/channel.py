@@ -27,7 +27,6 @@ from ..routing.worker_table import WorkerEntry
 if TYPE_CHECKING:
     from ..routing.request import RoutedRequest
 
-
 _HELD: Final = int(AnswerOp.HELD)
 _GRANTED: Final = int(AnswerOp.GRANTED)
 Outcome = Frame | TryOutcome

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from .dispatcher.jobs.storage import TaskStorage as TaskStorage
     from .dispatcher.leases.lease import Lease as Lease
     from .dispatcher.leases.selection import Selection as Selection
-    from .dispatcher.routing.candidates import Candidates as Candidates
-    from .dispatcher.routing.candidates import Requirements as Requirements
+    from .dispatcher.routing.policy import Candidates as Candidates
     from .dispatcher.routing.policy import Policy as Policy
     from .dispatcher.routing.policy import PolicyBase as PolicyBase
     from .dispatcher.routing.policy import PowerOfTwo as PowerOfTwo
+    from .dispatcher.routing.policy import Requirements as Requirements
     from .dispatcher.routing.policy import Sticky as Sticky
     from .dispatcher.routing.settings import RouterSettings as RouterSettings
     from .runtime.clock import Environment as Environment
@@ -66,7 +66,7 @@ _PUBLIC = {
     "Bundle": "schemas.records.gangs",
     "CallHook": "dispatcher.client.hooks",
     "CallNext": "worker.pool.pool",
-    "Candidates": "dispatcher.routing.candidates",
+    "Candidates": "dispatcher.routing.policy",
     "Client": "dispatcher.client.client",
     "ClientRequest": "dispatcher.client.hooks",
     "ConnectionSettings": "bus.settings.connection",
@@ -93,7 +93,7 @@ _PUBLIC = {
     "PolicyBase": "dispatcher.routing.policy",
     "Pool": "worker.pool.pool",
     "PowerOfTwo": "dispatcher.routing.policy",
-    "Requirements": "dispatcher.routing.candidates",
+    "Requirements": "dispatcher.routing.policy",
     "Resource": "worker.pool.resources",
     "RouterSettings": "dispatcher.routing.settings",
     "Selection": "dispatcher.leases.selection",

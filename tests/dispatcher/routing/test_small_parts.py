@@ -14,9 +14,9 @@ from hypothesis import given
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.gateway.settings import GatewaySettings
 from gangline.dispatcher.routing.outcome import TryOutcome
-from gangline.dispatcher.routing.rendezvous import fingerprint, score
+from gangline.dispatcher.routing.request import WaitQueue
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.dispatcher.routing.wait_queue import WaitQueue
+from gangline.dispatcher.routing.worker_table import fingerprint, score
 from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.wire.frames import Reason
 
@@ -175,7 +175,7 @@ def test_each_reason_on_the_wire_has_a_fate() -> None:
 
 
 def test_hashes_do_not_depend_on_the_process() -> None:
-    code = "from gangline.dispatcher.routing.rendezvous import *; print(fingerprint('a'), score(fingerprint('k'), 7))"
+    code = "from gangline.dispatcher.routing.worker_table import *; print(fingerprint('a'), score(fingerprint('k'), 7))"
     outputs = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

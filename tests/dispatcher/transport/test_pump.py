@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.dispatcher.routing.candidates import Candidates, Requirements
-from gangline.dispatcher.routing.policy import Sticky
+from gangline.dispatcher.routing.policy import Candidates, Requirements, Sticky
 from gangline.dispatcher.routing.pool_core import RoutingCore
 from gangline.dispatcher.routing.request import RoutedRequest
 from gangline.dispatcher.routing.settings import RouterSettings

@@ -10,9 +10,8 @@ import pytest
 import gangline
 from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.client.client import Client
-from gangline.dispatcher.routing.candidates import Candidates, Requirements
-from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
-from gangline.dispatcher.routing.policy_guard import GuardedPolicy, guarded
+from gangline.dispatcher.pools.pool import GuardedPolicy, guarded
+from gangline.dispatcher.routing.policy import Candidates, PowerOfTwo, Requirements, Sticky
 from gangline.dispatcher.routing.worker_table import WorkerEntry as Entry
 from gangline.errors import GanglineError
 from gangline.schemas.names import Names, WorkerId

@@ -27,12 +27,11 @@ from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.model import states
 from gangline.coordinator.service_settings import ServiceSettings
 from gangline.coordinator.settings import CoordinatorSettings
-from gangline.dispatcher.calls.call import CallOptions
-from gangline.dispatcher.calls.options import SubmitOptions
+from gangline.dispatcher.calls.call import CallOptions, SubmitOptions
 from gangline.dispatcher.durable.core import states as task_states
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.gangs.gangs import GangOptions
-from gangline.dispatcher.gateway.settings import GatewaySettings
+from gangline.dispatcher.gateway.gateway import GatewaySettings
 from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.catalogue import asyncapi

@@ -25,8 +25,7 @@ from ..routing.worker_table import WorkerEntry
 from ..transport.channel import AwaitedRequest, Outcome, Settlement
 from ..transport.exchange import RequestExchange
 from .attempts import AttemptLoop
-from .call import CallOptions, too_late
-from .telemetry import code_of
+from .call import CallOptions, code_of, too_late
 
 _TASK: Final = int(RequestOp.TASK)
 _OK: Final = int(AnswerOp.OK)

@@ -12,8 +12,7 @@ from ...schemas.errors.base import ClosedError, InvalidRequest
 from ...schemas.messages.operations import DrainReply, ResizeReply, StatsReply
 from ...schemas.names import Names
 from ...schemas.records.workers import LeaseRecord
-from ..calls.call import CallOptions
-from ..calls.options import ClientOptions, check_names
+from ..calls.call import CallOptions, ClientOptions, check_names
 from ..gangs.gang import GangAcquisition
 from ..gangs.gangs import GangOptions
 from ..jobs.storage import TaskStorage, TaskStreams
@@ -23,8 +22,7 @@ from ..router.router import Router
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
 from .hooks import ClientRequest, Hook, HookChain
-from .operations import Operations, WorkerInfo
-from .routes import RouteOperations
+from .operations import Operations, RouteOperations, WorkerInfo
 from .tasks import DurableTasks
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""What operators ask: who serves, which leases are held, drain, resize, statistics."""
+"""What operators ask: who serves, which leases are held, drain, resize, statistics, and how routes are changed."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,10 +19,13 @@ from ...schemas.messages.operations import (
     StatsReply,
     parse_request,
 )
-from ...schemas.names import Names, Operation, WorkerId, split_target
+from ...schemas.names import Names, Operation, WorkerId, check_name, split_target
+from ...schemas.records.routes import RouteRecord, parse_route
 from ...schemas.records.workers import Heartbeat, LeaseRecord, Registration
 from ...schemas.wire import codec
 from ...telemetry.logs import logger_for
+from ..jobs.storage import TaskStreams
+from ..router.router import Router
 
 _log = logger_for("ledger")
 R = TypeVar("R", bound=BaseModel)
@@ -132,3 +135,56 @@ def read_record(model: type[R], entry: KvEntry) -> R | None:
     except ValidationError as error:
         _log.debug("not a %s: %s", model.__name__, error, extra={"action": "ledger.unreadable", "key": entry.key})
         return None
+
+
+class RouteOperations:
+    """The part of Client that is about routes."""
+
+    _router: Router
+    _route_streams: TaskStreams
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    async def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
+        """Send an endpoint's traffic where `route` says, from now on and from everywhere; replaces the route it has.
+
+        ::
+
+            await client.set_route("resize", {"to": {"resize-v1": 90, "resize-v2": 10}, "shadow": {"resize-v3": 5}})
+
+        Everybody follows within a second; this client when it returns.
+
+        Raises:
+            InvalidRoute: it cannot be followed; which field, and why. Nothing was written.
+            Disconnected, StorageUnavailable: it may not have been written.
+        """
+        self._check_open()
+        body = route.model_dump(mode="json", exclude_defaults=True) if isinstance(route, RouteRecord) else dict(route)
+        value = codec.to_json(body)
+        record = parse_route(check_name(endpoint, "endpoint"), value)
+        await (await self._route_streams.routes()).put(endpoint, value)
+        await self._router.routes.refresh(endpoint)
+        return record
+
+    async def delete_route(self, endpoint: str, /) -> None:
+        """The endpoint is the pool of its name again. One that has no route is no error.
+
+        Raises:
+            Disconnected, StorageUnavailable: it may not have been written.
+        """
+        self._check_open()
+        await (await self._route_streams.routes()).delete(check_name(endpoint, "endpoint"))
+        await self._router.routes.refresh(endpoint)
+
+    async def routes(self) -> dict[str, RouteRecord]:
+        """Routes by endpoint, as they are followed now. Values that cannot be followed are in
+        `statistics()["routes"]["refused"]`.
+
+        Raises:
+            Disconnected, Unavailable: they could not be read.
+        """
+        self._check_open()
+        table = self._router.routes
+        await table.ready()
+        return dict(table.known)

@@ -20,7 +20,7 @@ from ...schemas.records.gangs import HostPort
 from ...schemas.records.jobs import JobEvent, JobProgress
 from ...schemas.records.routes import RouteRecord
 from ...schemas.records.workers import LeaseRecord
-from ..calls.options import ClientOptions
+from ..calls.call import ClientOptions
 from ..gangs.gang import Gang
 from ..gangs.gangs import GangOptions
 from ..gangs.members import GangMember

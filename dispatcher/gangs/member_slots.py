@@ -24,9 +24,8 @@ from ...schemas.errors.base import (
 from ...schemas.errors.gangs import GangFailed
 from ...schemas.wire.frames import AnswerOp, TaskFlag
 from ...telemetry.tracing import Span
-from ..calls.attempts import AttemptLoop, AttemptTarget, TaskTarget
+from ..calls.attempts import HELD_WITHIN_S, AttemptLoop, AttemptTarget, TaskTarget
 from ..calls.call import Call
-from ..calls.two_phase_start import HELD_WITHIN_S
 from ..leases.held_slots import HeldSlots, HeldTarget, SlotRequest, SlotReserver
 from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome

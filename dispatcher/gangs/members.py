@@ -15,10 +15,9 @@ from ...runtime.backoff import Backoff
 from ...schemas.errors.base import GanglineError, Unavailable, WorkerLost
 from ...schemas.records.gangs import Rendezvous, Seat
 from ...telemetry.tracing import NO_SPAN, Span
-from ..calls.attempts import AttemptLoop, AttemptTarget, TaskTarget
+from ..calls.attempts import AttemptLoop, AttemptTarget, TaskTarget, TwoPhaseStart
 from ..calls.call import Call, fate_of, says_busy, too_late
 from ..calls.streaming import StreamRequest
-from ..calls.two_phase_start import TwoPhaseStart
 from ..leases.lease_slots import LeaseSlots
 from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome, error_of_fate

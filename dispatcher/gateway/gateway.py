@@ -2,15 +2,28 @@
 
 Gateways of a namespace share the calls (queue group). A call without a reply subject is carried out all the same; when
 it fails, the gateway's log says so, since nobody else would.
+
+========================  =========================================================================================
+body                      an object is keyword arguments, an array positional ones, nothing or null is none
+`Content-Type`            `application/json` (default) or `application/msgpack`; the answer has the same
+`Gangline-Timeout`        seconds that the caller waits; becomes the deadline
+`Gangline-Key`            session or shard key
+`Gangline-Model`          model id
+`Gangline-Idempotent`     `true`: may be sent again when the outcome of a try is unknown
+`traceparent`             the caller's trace
+========================  =========================================================================================
+
+The answer's body is the bare result; an error has the header `Nats-Service-Error` and a body that says more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Bus, Message
 from ...bus.port.types import Subscription
@@ -20,17 +33,122 @@ from ...bus.rpc.responder import Responder
 from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import QueueFull
+from ...schemas.errors.base import InvalidRequest, InvalidSettings, QueueFull
+from ...schemas.limits import MAX_DEADLINE_S
 from ...schemas.names import Names
+from ...schemas.text import parse_yes_no, plain
+from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
 from ...schemas.wire.frames import TaskFlag
 from ...telemetry.logs import logger_for
+from ..calls.call import CallOptions
 from ..jobs.storage import TaskStorage
 from ..router.router import Router
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
-from .plain_request import PlainRequest
-from .settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRequest:
+    """What is asked for, beside the subject."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    options: CallOptions
+    parent: str | None
+    """`traceparent` of the caller."""
+
+    @classmethod
+    def parse(cls, body: Any, given: Mapping[str, str] | None, default_timeout_s: float) -> PlainRequest:
+        """Read a request: its decoded body, and its headers.
+
+        Raises:
+            InvalidRequest: it is no arguments, or a header has no meaning.
+        """
+        fields = {name.lower(): value for name, value in (given or {}).items()}
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        if isinstance(body, dict):
+            bad = next((name for name in body if not isinstance(name, str)), None)
+            if bad is not None:
+                raise InvalidRequest(f"argument name {bad!r} is not a text")
+            kwargs = body
+        elif isinstance(body, list):
+            args = body
+        elif body is not None:
+            raise InvalidRequest(
+                f"the body is a bare {type(body).__name__}: send an object of named arguments, or an array of them, "
+                f"for example {_example(body)}"
+            )
+        options = CallOptions(
+            timeout_s=_timeout_s(fields.get(headers.TIMEOUT.lower()), default_timeout_s),
+            key=fields.get(headers.KEY.lower()),
+            model=fields.get(headers.MODEL.lower()),
+            idempotent=_flag(fields.get(headers.IDEMPOTENT.lower())),
+        )
+        return cls(args=args, kwargs=kwargs, options=options, parent=fields.get(headers.TRACEPARENT))
+
+
+def _example(value: Any) -> str:
+    """A bare value as an array of one argument, in JSON; shortened, and in words where it has no such form."""
+    try:
+        return codec.to_json([value[:40] if isinstance(value, str) else value]).decode()
+    except InvalidRequest:
+        return '["a.png"]'
+
+
+def _timeout_s(text: str | None, default_s: float) -> float:
+    if text is None:
+        return default_s
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_DEADLINE_S:
+        raise InvalidRequest(
+            f"{headers.TIMEOUT} is {text[:40]!r}: give seconds above 0 and at most {plain(MAX_DEADLINE_S)}, "
+            "for example 2.5"
+        )
+    return seconds
+
+
+def _flag(text: str | None) -> bool | None:
+    if text is None:
+        return None
+    try:
+        return parse_yes_no(text)
+    except ValueError:
+        raise InvalidRequest(f"{headers.IDEMPOTENT} is {text[:40]!r}: give 'true' or 'false'") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Settings of one gateway.
+
+    Raises:
+        InvalidSettings: a value out of its bounds.
+    """
+
+    default_timeout_s: float = 30.0
+    """Deadline of a call that names none with `Gangline-Timeout`. Above 0. Whoever asked is likely gone after that."""
+    max_pending: int = 10_000
+    """Calls that may be under way at once; one more is answered with QueueFull at once. At least 1."""
+    drain_grace_s: float = 30.0
+    """How long `drain` lets calls finish before it ends them. At least 0."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in _BOUNDS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise InvalidSettings(f"{name} is {value!r}, it must be between {plain(low)} and {plain(high)}")
+
+
+_BOUNDS: Final = (
+    ("default_timeout_s", 0.001, MAX_DEADLINE_S),
+    ("max_pending", 1, 10_000_000),
+    ("drain_grace_s", 0.0, MAX_DEADLINE_S),
+)
+
 
 _log = logger_for("gateway")
 

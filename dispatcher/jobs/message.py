@@ -12,8 +12,7 @@ from ...schemas.limits import MAX_ATTEMPTS
 from ...schemas.names import Names, split_target
 from ...schemas.wire import headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
-from ..calls.call import CallOptions
-from ..calls.options import SubmitOptions, check_header_text
+from ..calls.call import CallOptions, SubmitOptions, check_header_text
 from .body import write_arguments
 
 MIN_TIMEOUT_S: Final = 0.001

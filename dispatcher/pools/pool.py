@@ -394,8 +394,8 @@ def by_its_deadline(routed_request: RoutedRequest, deadline: float) -> str:
 
 
 class GuardedPolicy(PolicyBase):
-    """The one door to a user's policy: what goes wrong behind it is logged and counted, and never in the way. A hook that
-    raises has no effect; a choice that raises is made by power of two choices.
+    """The one door to a user's policy: what goes wrong behind it is logged and counted, and never in the way. A hook
+    that raises has no effect; a choice that raises is made by power of two choices.
 
     Each failure counts in `failures`; the first one of a hook is logged with its traceback, and then every tenth,
     hundredth and so on, so that a policy that always fails does not fill the disk.

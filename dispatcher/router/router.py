@@ -19,9 +19,8 @@ from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, PoolTarget
-from ..calls.call import Call, CallOptions
+from ..calls.call import Call, CallOptions, RequestTelemetry
 from ..calls.fast_path import PlainFlight
-from ..calls.telemetry import RequestTelemetry
 from ..gangs.standing_set import StandingSetRouter
 from ..leases.held_slots import HeldSlots
 from ..leases.lease import Lease, LeaseAcquisition

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from functools import cached_property
-from typing import Protocol
+from typing import Final, Protocol
 
-from ...bus.port.bus import BucketSettings, Bus
+from ...bus.port.bus import BucketSettings, Bus, NotPermitted
 from ...runtime.clock import Environment
+from ...schemas.errors.base import ClosedError, Disconnected
+from ...schemas.messages.operations import RouterQueues
 from ...schemas.names import Names
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..calls.attempts import AttemptLoop
-from ..calls.call import Call, CallOptions
+from ..calls.call import Call, CallOptions, RequestTelemetry
 from ..calls.fast_path import FastPath
-from ..calls.telemetry import RequestTelemetry
 from ..gangs.gangs import GangClient
 from ..gangs.members import MemberChannelFactory
 from ..gangs.set_registry import SetRegistry
@@ -27,9 +29,49 @@ from ..routing.settings import RouterSettings
 from ..traffic.shadowing import ShadowTraffic
 from ..traffic.table import RouteTable
 from ..transport.exchange import RequestExchange
-from .endpoint_reserver import EndpointReserver
-from .queue_lengths import QueueLengths
-from .traffic_director import TrafficDirector
+from .traffic_director import EndpointReserver, TrafficDirector
+
+PERIOD_S: Final = 1.0
+
+
+class QueueLengths:
+    """Broadcasts the lengths of one router's queues, once a second while anything waits, and once when nothing does any
+    more."""
+
+    def __init__(
+        self, bus: Bus, names: Names, waiting: Callable[[], dict[str, int]], *, router: str, owner: str, node: str
+    ) -> None:
+        """
+        Args:
+            waiting: tells how many wait now, by pool; of those for which any does.
+            router: a name for it in subjects.
+            owner, node: whose it is and where, for people.
+        """
+        self._bus = bus
+        self._subject = names.router_event(router)
+        self._waiting = waiting
+        self._router = router
+        self._owner = owner
+        self._node = node
+        self._said_at = float("-inf")
+        self._said: dict[str, int] = {}
+        self._forbidden = False
+
+    def tick(self, now: float) -> None:
+        """To be called more often than once a second."""
+        if self._forbidden or now - self._said_at < PERIOD_S:
+            return
+        waiting = self._waiting()
+        if not waiting and not self._said:
+            return
+        told = {**dict.fromkeys(self._said, 0), **waiting}
+        self._said, self._said_at = waiting, now
+        event = RouterQueues(router=self._router, owner=self._owner, node=self._node, waiting=told)
+        with contextlib.suppress(Disconnected, ClosedError):
+            try:
+                self._bus.publish(self._subject, event.model_dump_json().encode())
+            except NotPermitted:
+                self._forbidden = True  # said once by the connection; it is news, not work
 
 
 class RouterContext(Protocol):

@@ -12,8 +12,7 @@ import pytest
 import gangline
 from gangline.bus.port.bus import RequestTimeout
 from gangline.bus.settings.connection import ConnectionSettings
-from gangline.dispatcher.calls.call import CallOptions
-from gangline.dispatcher.calls.options import ClientOptions, SubmitOptions
+from gangline.dispatcher.calls.call import CallOptions, ClientOptions, SubmitOptions
 from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.client.sync import SyncClient, SyncGang, SyncJob, SyncLease, connect_sync
 from gangline.dispatcher.gangs.gang import Gang

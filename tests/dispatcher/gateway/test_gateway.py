@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Message, NoResponders
-from gangline.dispatcher.gateway.gateway import Gateway
-from gangline.dispatcher.gateway.settings import GatewaySettings
+from gangline.dispatcher.gateway.gateway import Gateway, GatewaySettings
 from gangline.schemas.errors.base import ClosedError
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gangline.dispatcher.gateway.plain_request import PlainRequest
+from gangline.dispatcher.gateway.gateway import PlainRequest
 from gangline.schemas.errors.base import InvalidRequest
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format

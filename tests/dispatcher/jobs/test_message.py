@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.dispatcher.calls.options import SubmitOptions
+from gangline.dispatcher.calls.call import SubmitOptions
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.body import loses_in_json, write_arguments
 from gangline.dispatcher.jobs.message import TaskMessage, job_of_key, moment_of, number, schedule_at, task_message

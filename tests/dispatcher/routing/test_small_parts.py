@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from gangline.dispatcher.calls.call import CallOptions
-from gangline.dispatcher.gateway.settings import GatewaySettings
+from gangline.dispatcher.gateway.gateway import GatewaySettings
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.request import WaitQueue
 from gangline.dispatcher.routing.settings import RouterSettings

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ...bus.lifecycle.process import run_service
 from ...bus.port.bus import BucketSettings, Bus, StorageUnavailable
-from ...dispatcher.gateway.gateway import Gateway
-from ...dispatcher.gateway.settings import GatewaySettings
+from ...dispatcher.gateway.gateway import Gateway, GatewaySettings
 from ...dispatcher.routing.settings import RouterSettings
 from ...worker.ledger.settings import WorkerSettings
 from ...worker.pool.pool import Pool

@@ -39,7 +39,7 @@ def command(
     Gateways of a namespace share the calls; run as many as you like. The first SIGTERM or Ctrl-C lets running calls
     finish, a second one stops them.
     """
-    from ....dispatcher.gateway.settings import GatewaySettings
+    from ....dispatcher.gateway.gateway import GatewaySettings
     from ....dispatcher.routing.settings import RouterSettings
     from ....telemetry.logs import configure_logging
     from ...console.session import run

@@ -28,7 +28,7 @@ from gangline.coordinator.model import states
 from gangline.coordinator.service_settings import ServiceSettings
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.dispatcher.calls.call import CallOptions, SubmitOptions
-from gangline.dispatcher.durable.core import states as task_states
+from gangline.dispatcher.durable.core import task as task_states
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.gangs.gangs import GangOptions
 from gangline.dispatcher.gateway.gateway import GatewaySettings

@@ -16,9 +16,8 @@ from ...schemas.errors.base import GanglineError, InvalidRequest, StreamBroken
 from ...schemas.names import JobFeed
 from ...schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
 from ...telemetry.logs import logger_for
-from .queries import JobQueries
-from .result import failure_of, plain_value, value_of, wait_for_record
-from .retry_budget import until_answered
+from .queries import JobQueries, failure_of, plain_value, value_of, wait_for_record
+from .storage import until_answered
 from .stored import JobRef
 
 REST_S: Final = 5.0

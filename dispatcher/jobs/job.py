@@ -12,8 +12,7 @@ from ...schemas.messages.jobs import JobInfo, JobWhyReply
 from ...schemas.names import check_name
 from ...schemas.records.jobs import JobEvent, JobProgress
 from .events import events_of, items_of
-from .queries import JobQueries
-from .result import value_of, wait_for_record
+from .queries import JobQueries, value_of, wait_for_record
 from .stored import JobRef
 
 ASK_TIMEOUT_S = 5.0

@@ -1,23 +1,45 @@
-"""What is known of jobs and queues: asked of the dispatchers, and read from the streams where they cannot tell."""
+"""What is known of jobs and queues: asked of the dispatchers, and read from the streams
+where they cannot tell; and waiting for the end of jobs, and what it then was."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ...bus.port.bus import Bus, Conflict, Message, NoResponders, NotPermitted, RequestTimeout, StreamMessage
+from ...bus.port.bus import (
+    Bus,
+    Conflict,
+    ConnectionEvent,
+    KvEntry,
+    Message,
+    NoResponders,
+    NotPermitted,
+    RequestTimeout,
+    StorageUnavailable,
+    StreamMessage,
+)
 from ...bus.rpc.requester import read_answer
 from ...runtime.clock import Environment
-from ...schemas.errors.base import GanglineError, InvalidName, MalformedMessage, Unavailable
-from ...schemas.errors.tasks import NoDispatcher, UnknownJob
+from ...schemas.errors.base import (
+    Disconnected,
+    GanglineError,
+    InvalidName,
+    MalformedMessage,
+    Unavailable,
+    error_from_wire,
+)
+from ...schemas.errors.tasks import JobCancelled, JobDead, NoDispatcher, ResultNotKept, UnknownJob
 from ...schemas.messages.jobs import CancelReply, JobInfo, JobObstacle, JobRequest, JobWhyReply, QueueStats
 from ...schemas.names import QueueOperation, check_name
-from ...schemas.records.jobs import JobState, ResultRecord
+from ...schemas.records.jobs import JobFailure, JobState, ResultRecord
 from ...schemas.wire import codec
-from .storage import TaskStreams
+from ...schemas.wire.codec import Format
+from ...telemetry.logs import logger_for
+from .storage import TaskStreams, until_answered
 from .stored import SCANNED, JobRef, SearchResult, find, info_of_schedule, info_of_task, target_of
 
 RESULT_TTL_S: Final = 3600.0
@@ -32,6 +54,7 @@ TAKEN_WITHIN_S: Final = 3.0
 """A dispatcher that runs looks for new queues every second (`look_s`), and takes one in less than that."""
 
 R = TypeVar("R", bound=BaseModel)
+_log = logger_for("dispatcher")
 
 
 class JobQueries:
@@ -354,3 +377,155 @@ def _is_name(text: str) -> bool:
     except InvalidName:
         return False
     return True
+
+
+LOOK_S: Final = 10.0
+"""How often a waiting reader looks by itself, in case the news of a result was lost."""
+STATUS_S: Final = 5.0
+"""How long dispatchers are given to say whether a job exists."""
+
+_LOOKS_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""News of a result may be quicker than its storage: looks that follow it."""
+
+
+async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
+    """The record of how the job ended, as soon as there is one. Goes on over lost connections.
+
+    Raises:
+        UnknownJob: there is no such job.
+    """
+    results = await until_answered("opening the bucket of results", queries.streams.results, _log)
+    news, names = asyncio.Event(), queries.streams.names
+
+    def on_write(entry: KvEntry) -> None:
+        # A write that passes may be one that the server refuses, since another was first: only a sign to look.
+        news.set()
+
+    def on_connection(event: ConnectionEvent) -> None:
+        if event is not ConnectionEvent.DISCONNECTED:
+            news.set()
+
+    key = names.result_key(ref.id)
+    feed = await until_answered("watching a result", lambda: results.observe(key, on_write), _log)
+    forget = queries.bus.on_connection(on_connection)
+    try:
+        doubts = 0 if ref.submitted else 1
+        looks: tuple[float, ...] = _LOOKS_S[:1]
+        while True:
+            for pause_s in looks:
+                await asyncio.sleep(pause_s)
+                if (record := await _look(queries, ref.id)) is not None:
+                    return record
+            doubts = await _still_there(queries, ref, doubts)
+            heard = await _heard(news, LOOK_S)
+            looks = _LOOKS_S if heard else _LOOKS_S[:1]
+            doubts += not heard
+    finally:
+        forget()
+        await feed.unsubscribe()
+
+
+async def _heard(news: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
+    except TimeoutError:
+        return False
+    news.clear()
+    return True
+
+
+async def _look(queries: JobQueries, job: str) -> ResultRecord | None:
+    try:
+        return await queries.record(job)
+    except (Disconnected, StorageUnavailable):
+        return None  # the reconnection, or the next look
+
+
+async def _still_there(queries: JobQueries, ref: JobRef, doubts: int) -> int:
+    """Nothing was heard for long, or we never knew whether the job exists: then somebody has to know it. Twice in a
+    row, for what was submitted here: it may be on its way from the stream to a dispatcher.
+
+    Raises:
+        UnknownJob: nobody does.
+    """
+    if not doubts:
+        return 0
+    try:
+        await queries.status(ref, STATUS_S)
+    except UnknownJob as error:
+        if error.details.get("certain") and (doubts > 1 or not ref.submitted):
+            raise
+        return doubts
+    except GanglineError:
+        return doubts  # nobody could be asked
+    return 0
+
+
+async def value_of(streams: TaskStreams, record: ResultRecord) -> Any:
+    """The result of a job that ended well.
+
+    Raises:
+        JobDead, JobCancelled: it did not; the last error is the cause.
+        ResultNotKept: its large result is no longer there.
+        MalformedMessage: the record cannot be read.
+    """
+    if record.state is not JobState.DONE:
+        raise failure_of(record) from _cause(record.error)
+    fmt = Format.MSGPACK if record.encoding == "msgpack" else Format.JSON
+    if record.object is not None:
+        name = record.object
+
+        async def read() -> bytes | None:
+            return await (await streams.objects()).get(name)
+
+        body = await until_answered("reading a large result", read, _log)
+        if body is None:
+            raise ResultNotKept(
+                f"the result of job {record.job!r} was in the object store under {record.object!r} and is gone",
+                details={"job": record.job},
+            )
+        return codec.decode(body, fmt)
+    return plain_value(record.result, record.encoding)
+
+
+def plain_value(value: Any, encoding: str) -> Any:
+    """A value as records and items carry it.
+
+    Raises:
+        MalformedMessage: not base64 of msgpack where it should be.
+    """
+    if encoding != "msgpack":
+        return value
+    try:
+        body = base64.b64decode(str(value).translate(_ANY_ALPHABET), validate=True)
+    except ValueError as error:
+        raise MalformedMessage(f"not base64: {error}") from error
+    return codec.decode(body, Format.MSGPACK)
+
+
+_ANY_ALPHABET: Final = str.maketrans("-_", "+/")
+
+
+def failure_of(record: ResultRecord) -> JobDead | JobCancelled:
+    """Why there is no result."""
+    job, target = record.job, f"{record.endpoint}.{record.method}"
+    if record.state is JobState.CANCELLED:
+        return JobCancelled(f"job {job!r} ({target}) was cancelled", details={"job": job, "attempts": record.attempts})
+    reason = "" if record.reason is None else record.reason.value
+    times = f"{record.attempts} attempt{'' if record.attempts == 1 else 's'}"
+    last = f": {record.error.message}" if record.error is not None else ""
+    return JobDead(
+        f"job {job!r} ({target}) is a dead letter, {reason or 'for some reason'} after {times}{last}",
+        details={
+            "job": job,
+            "reason": reason,
+            "attempts": record.attempts,
+            "error": None if record.error is None else record.error.model_dump(mode="json"),
+        },
+        may_have_started=record.attempts > 0,
+    )
+
+
+def _cause(error: JobFailure | None) -> GanglineError | None:
+    return None if error is None else error_from_wire(error.code, error.message, error.details, True)

@@ -1,6 +1,7 @@
 """The streams and buckets of durable tasks: what each is called, keeps, and for how long.
 
-Whoever comes first makes them, client or dispatcher; one that exists is used as it is.
+Whoever comes first makes them, client or dispatcher; one that exists is used as it is. Storage is asked for as long as
+it takes: a lost leader or a restarted server is no reason to give a task up.
 """
 
 from __future__ import annotations
@@ -11,9 +12,25 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ...bus.port.bus import BucketSettings, Bus, KeyValue, ObjectStore, Retention, Storage, Stream, StreamSettings
-from ...schemas.errors.base import InvalidSettings
+from ...bus.port.bus import (
+    BucketSettings,
+    Bus,
+    Conflict,
+    ConsumerLost,
+    ConsumerTaken,
+    KeyValue,
+    NotPermitted,
+    ObjectStore,
+    PublishRefused,
+    Retention,
+    Storage,
+    Stream,
+    StreamSettings,
+)
+from ...runtime.backoff import Backoff
+from ...schemas.errors.base import InvalidSettings, ServerUnsupported, Unavailable
 from ...schemas.names import Names
+from ...telemetry.logs import Log
 
 DUPLICATES_S: Final = 120.0
 """The same `Nats-Msg-Id` within so long is the same task."""
@@ -146,3 +163,56 @@ class TaskStreams:
 
     def __repr__(self) -> str:
         return f"TaskStreams({self.names.namespace}, open={sorted(self._opened)})"
+
+
+FIRST_S: Final = 0.05
+MOST_S: Final = 2.0
+LOUD_AFTER: Final = 5
+"""Tries in vain before people are told."""
+_SAID_AGAIN: Final = 30
+
+
+FINAL: Final = (Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermitted, ServerUnsupported)
+"""Answers of storage, not the lack of one."""
+
+
+def storage_backoff() -> Backoff:
+    """Between two tries: 50 ms, doubling to 2 s."""
+    return Backoff(FIRST_S, MOST_S)
+
+
+async def until_answered(what: str, ask: Callable[[], Awaitable[T]], log: Log) -> T:
+    """What `ask` returns, asked again while storage or the connection is not there. Cancelling ends it.
+
+    Raises:
+        Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermitted, ServerUnsupported: storage said so.
+    """
+    backoff = storage_backoff()
+    while True:
+        try:
+            return await ask()
+        except FINAL:
+            raise
+        except Unavailable as error:
+            delay_s = backoff.next_s()
+            say = log.warning if backoff.failures == LOUD_AFTER else log.debug
+            say("%s: %s; asking again", what, error, extra={"action": "storage.retry", "what": what})
+            await asyncio.sleep(delay_s)
+
+
+async def until_taken(what: str, ask: Callable[[], Awaitable[T]], log: Log) -> T:
+    """What `ask` returns, asked again whatever storage says: the end of a task has nowhere else to go, and an operator
+    can give back a permission, or room. Cancelling ends it.
+
+    Raises:
+        GanglineError: what is no answer of storage.
+    """
+    tries = 0
+    while True:
+        try:
+            return await until_answered(what, ask, log)
+        except FINAL as error:
+            if tries % _SAID_AGAIN == 0:
+                log.error("%s: %s; asking again", what, error, extra={"action": "storage.refused", "what": what})
+            tries += 1
+            await asyncio.sleep(MOST_S)

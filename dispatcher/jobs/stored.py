@@ -12,7 +12,7 @@ from ...schemas.messages.jobs import JobInfo
 from ...schemas.names import Names
 from ...schemas.records.jobs import JobState
 from ...schemas.wire import headers
-from .message import moment_of
+from .submitter import moment_of
 
 SCANNED: Final = 20_000
 """Most messages that are looked at for a job whose place in the stream is not known."""

@@ -12,7 +12,7 @@ import pytest
 
 from gangline.cli.app import COMMANDS
 from gangline.coordinator.model import states
-from gangline.dispatcher.durable.core import states as task_states
+from gangline.dispatcher.durable.core import task as task_states
 from gangline.schemas import limits
 from gangline.schemas.errors.base import GanglineError, Unavailable
 from gangline.schemas.messages.operations import (

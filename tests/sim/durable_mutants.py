@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Published, StreamMessage
-from gangline.dispatcher.durable.core.arrivals import Arrivals
 from gangline.dispatcher.durable.core.effects import Store
 from gangline.dispatcher.durable.core.events import TaskArrived
+from gangline.dispatcher.durable.core.queue_core import Arrivals
 from gangline.dispatcher.durable.core.scheduler import Admission, StartScheduler
 from gangline.dispatcher.durable.core.task import Task
 from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.ownership.ownership_core import Trust
 from gangline.dispatcher.durable.persistence import records
 from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
-from gangline.dispatcher.durable.policies import key_limits as keys_module
+from gangline.dispatcher.durable.policies import limits as keys_module
+from gangline.dispatcher.durable.policies.limits import RateLimiter
 from gangline.dispatcher.durable.policies.priority_order import Place, RankedSet
-from gangline.dispatcher.durable.policies.rate_limit import RateLimiter
 from gangline.dispatcher.durable.queue import attempts as flights_module
 from gangline.dispatcher.durable.queue.attempts import AttemptSender
 from gangline.dispatcher.durable.queue.recovery import QueueRecovery
@@ -276,7 +276,7 @@ def nobody_goes_before_anybody(patch: pytest.MonkeyPatch) -> None:
     def place(submission: Submission, seq: int, age_step_s: float) -> Place:
         return (submission.published_at, seq)
 
-    patch.setattr("gangline.dispatcher.durable.core.arrivals.place_of", place)
+    patch.setattr("gangline.dispatcher.durable.core.queue_core.place_of", place)
 
 
 @durable_mutant("turn", needs=_crowded)
@@ -284,7 +284,7 @@ def who_waits_never_grows_older(patch: pytest.MonkeyPatch) -> None:
     def place(submission: Submission, seq: int, age_step_s: float) -> Place:
         return (-submission.priority, seq)
 
-    patch.setattr("gangline.dispatcher.durable.core.arrivals.place_of", place)
+    patch.setattr("gangline.dispatcher.durable.core.queue_core.place_of", place)
 
 
 @durable_mutant("turn", needs=_crowded)

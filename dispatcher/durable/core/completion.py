@@ -18,15 +18,21 @@ from __future__ import annotations
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, NoWorkers, Saturated
 from ....schemas.records.jobs import DeadReason, JobState
 from ....schemas.text import count_of, plain
-from ..policies.retry_policy import backoff_s, max_attempts, refused_s, result_ttl_s
-from ..policies.verdicts import NotStarted, Permanent, Retry, classify
+from ..policies.retry_policy import (
+    NotStarted,
+    Permanent,
+    Retry,
+    backoff_s,
+    classify,
+    max_attempts,
+    refused_s,
+    result_ttl_s,
+)
 from . import events as on
 from .effects import Ack, Bury, Mark, Note, StopAttempt, StopReason, Store
 from .scheduler import Admission
-from .state import QueueState
-from .states import ADMITTED, STARTED, TaskStep
-from .task import Task
-from .timers import TimerKind
+from .state import QueueState, TimerKind
+from .task import ADMITTED, STARTED, Task, TaskStep
 
 
 class Completion:

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from ....schemas.messages.jobs import JobInfo, JobObstacle, JobWhyReply
 from ....schemas.records.jobs import JobFailure, JobState
 from ....schemas.text import count_of, plain
-from .pool_credit import PoolCredit
-from .state import QueueState
-from .states import ADMITTED, TOLD, TaskStep
-from .task import Task
-from .timers import TimerKind
+from .state import PoolCredit, QueueState, TimerKind
+from .task import ADMITTED, TOLD, Task, TaskStep
 
 _SOME = 10
 

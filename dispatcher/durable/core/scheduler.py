@@ -8,15 +8,12 @@ from __future__ import annotations
 from typing import Final
 
 from ....schemas.records.jobs import JobState
-from ..policies.key_limits import KeyConcurrency, OrderedKeys, StartChanges
+from ..policies.limits import KeyConcurrency, OrderedKeys, StartChanges
 from ..policies.priority_order import Place
 from ..policies.retry_policy import timeout_s
 from .effects import RequestSlots, SetQueueTimer, StartAttempt
-from .pool_credit import PoolCredit
-from .state import QueueState
-from .states import ADMITTED, STARTED, UNSETTLED, TaskStep
-from .task import Task
-from .timers import TimerKind
+from .state import PoolCredit, QueueState, TimerKind
+from .task import ADMITTED, STARTED, UNSETTLED, Task, TaskStep
 
 LEAD_S: Final = 0.25
 """How long before a rate allows a start leases are asked for."""

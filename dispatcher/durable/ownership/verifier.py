@@ -18,7 +18,7 @@ from ....runtime.clock import Environment
 from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.records.jobs import TurnRecord
 from ....telemetry.logs import Log
-from ...jobs.retry_budget import storage_backoff, until_answered
+from ...jobs.storage import storage_backoff, until_answered
 from ..workers.failure_detector import DoubtMonitor
 from .ownership_core import TRUST_S, Trust
 

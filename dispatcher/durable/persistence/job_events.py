@@ -17,7 +17,7 @@ from ....schemas.records.jobs import JobEvent, JobItem
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
 from ....telemetry.logs import Log
-from ...jobs.retry_budget import LOUD_AFTER, storage_backoff
+from ...jobs.storage import LOUD_AFTER, storage_backoff
 
 _AT_ONCE: Final = 128
 _OVERHEAD_BYTES: Final = 512

@@ -15,7 +15,7 @@ from typing import Final
 from ....bus.port.bus import Conflict, KeyValue, KvWrite
 from ....schemas.errors.base import GanglineError, Unavailable
 from ....telemetry.logs import Log
-from ...jobs.retry_budget import LOUD_AFTER, storage_backoff
+from ...jobs.storage import LOUD_AFTER, storage_backoff
 
 _AT_ONCE: Final = 512
 

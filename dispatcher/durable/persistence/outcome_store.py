@@ -24,8 +24,7 @@ from ....schemas.names import Names
 from ....schemas.records.jobs import JobState
 from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
-from ...jobs.retry_budget import until_answered, until_taken
-from ...jobs.storage import TaskStreams
+from ...jobs.storage import TaskStreams, until_answered, until_taken
 from ..core.effects import Bury, LookUpResult, Mark, Note, Schedule, Store
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings

@@ -13,7 +13,7 @@ from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.names import JobFeed as Feed
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
-from ...jobs.retry_budget import until_answered
+from ...jobs.storage import until_answered
 from ..core import effects as do
 from ..core import events as on
 from ..messages.entry import QueuedMessage

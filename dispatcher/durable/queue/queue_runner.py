@@ -41,7 +41,7 @@ from ....schemas.messages.submission import Submission
 from ....schemas.names import WorkerId
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
-from ...jobs.retry_budget import until_answered
+from ...jobs.storage import until_answered
 from ..core import events as on
 from ..core.introspection import QueueCounts
 from ..core.queue_core import QueueCore

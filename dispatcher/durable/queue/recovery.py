@@ -22,8 +22,7 @@ from ....schemas.names import Names, Operation, WorkerId
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.workers import Registration
 from ....telemetry.logs import Log
-from ...jobs.retry_budget import until_answered
-from ...jobs.storage import TaskStreams
+from ...jobs.storage import TaskStreams, until_answered
 from ...router.router import Router
 
 _ASK_S: Final = 1.0

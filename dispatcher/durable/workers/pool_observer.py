@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ....telemetry.logs import Log
-from ...jobs.retry_budget import until_answered
+from ...jobs.storage import until_answered
 from ...pools.pool import RoutedPool
 from ...router.router import Router
 

@@ -14,8 +14,16 @@ from pydantic import BaseModel
 from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.calls.call import SubmitOptions
 from gangline.dispatcher.client.client import Client
-from gangline.dispatcher.jobs.body import loses_in_json, write_arguments
-from gangline.dispatcher.jobs.message import TaskMessage, job_of_key, moment_of, number, schedule_at, task_message
+from gangline.dispatcher.jobs.submitter import (
+    TaskMessage,
+    job_of_key,
+    loses_in_json,
+    moment_of,
+    number,
+    schedule_at,
+    task_message,
+    write_arguments,
+)
 from gangline.schemas.errors.base import InvalidArguments, InvalidName, InvalidSettings
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names

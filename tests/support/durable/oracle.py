@@ -7,8 +7,7 @@ from typing import Any
 
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.core import events as on
-from gangline.dispatcher.durable.policies.retry_policy import refused_s
-from gangline.dispatcher.durable.policies.verdicts import NotStarted, classify
+from gangline.dispatcher.durable.policies.retry_policy import NotStarted, classify, refused_s
 from gangline.dispatcher.traffic.route_core import choose_pool
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.routes import RouteRecord

@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 
 from gangline.dispatcher.durable.core import queue_core as core
-from gangline.dispatcher.durable.core.arrivals import Arrivals
 from gangline.dispatcher.durable.core.completion import Completion
 from gangline.dispatcher.durable.core.effects import Ack, StopReason
-from gangline.dispatcher.durable.core.pool_credit import PoolCredit
+from gangline.dispatcher.durable.core.queue_core import Arrivals
 from gangline.dispatcher.durable.core.scheduler import Admission, StartScheduler
-from gangline.dispatcher.durable.core.state import QueueState
-from gangline.dispatcher.durable.core.states import ADMITTED, TaskStep
-from gangline.dispatcher.durable.core.task import Task
-from gangline.dispatcher.durable.policies.key_limits import KeyConcurrency, StartChanges
-from gangline.dispatcher.durable.policies.rate_limit import RateLimiter
+from gangline.dispatcher.durable.core.state import PoolCredit, QueueState
+from gangline.dispatcher.durable.core.task import ADMITTED, Task, TaskStep
+from gangline.dispatcher.durable.policies.limits import KeyConcurrency, RateLimiter, StartChanges
 
 from ....scale import repetitions
 from ....support.durable.walk import walk

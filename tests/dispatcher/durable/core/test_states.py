@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.dispatcher.durable.core.states import NEXT, TOLD, TaskStep, move, states_diagram
+from gangline.dispatcher.durable.core.task import NEXT, TOLD, TaskStep, move, states_diagram
 from gangline.runtime.state_machine import IllegalMove
 
 

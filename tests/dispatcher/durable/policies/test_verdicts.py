@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from gangline.dispatcher.durable.policies.verdicts import NotStarted, Permanent, Retry, classify
+from gangline.dispatcher.durable.policies.retry_policy import NotStarted, Permanent, Retry, classify
 from gangline.schemas.errors import base as errors
 from gangline.schemas.errors import tasks as task_errors
 from gangline.schemas.errors.base import GanglineError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ....bus.memory.server import MemoryBus
 from ....dispatcher.client.client import Client
 from ....dispatcher.jobs.job import Job
-from ....dispatcher.jobs.message import job_of_key
+from ....dispatcher.jobs.submitter import job_of_key
 from ....schemas.errors.base import DeadlineExceeded, GanglineError
 from ....schemas.errors.tasks import JobError, UnknownJob
 from ..plan.durable_plan import JobKind, JobStep

@@ -1,6 +1,7 @@
-"""What the keys of tasks demand: at most so many of one key at once, and order among those that ask for it.
+"""What limits the starts of a queue: so many of one key at once, in order among those that ask for it, and so many a
+second; and how many messages are asked for.
 
-Laws:
+Laws of keys:
 
 1. Of one key at most `limit` tasks run or may be started next; the latter are those that go first of all that wait.
    Nobody else of the key is looked at when there is room in a pool, however many they are.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import floor
+from typing import Final
 
 from .priority_order import Place, RankedSet
 
@@ -208,3 +211,110 @@ class OrderedKeys:
         for key, lane in self._ordered_keys.items():
             assert lane.members, f"lane {key!r} is remembered for nothing"
             assert set(lane.started) <= set(lane.members), f"lane {key!r} has started what it does not have"
+
+
+_HAIR = 1e-9
+"""A timer that fires at the computed time must not be a rounding error too early."""
+
+
+class RateLimiter:
+    """At most so many starts a second: the generic cell rate algorithm (ITU-T I.371), a leaky bucket without a timer.
+
+    It begins empty: the first start comes after a whole interval. Whoever started tasks before (another dispatcher,
+    under the same limit) has used no more than the full bucket since, so that both together never exceed the limit.
+    """
+
+    __slots__ = ("_interval_s", "_tat", "burst", "rate_per_s")
+
+    def __init__(self, *, rate_per_s: float, burst: int, now: float) -> None:
+        """
+        Args:
+            rate_per_s: starts a second in the long run. Above 0.
+            burst: starts at once after a pause; from 1.
+            now: since when it counts.
+        """
+        self.rate_per_s = rate_per_s
+        self.burst = burst
+        self._interval_s = 1.0 / rate_per_s
+        self._tat = now + burst * self._interval_s
+        """Theoretical arrival time: when the bucket is full again if nothing more starts."""
+
+    def __repr__(self) -> str:
+        return f"RateLimiter({self.rate_per_s:g}/s, burst={self.burst})"
+
+    @property
+    def next_at(self) -> float:
+        """When the next start is (or was) allowed."""
+        return self._tat - (self.burst - 1) * self._interval_s
+
+    def ready(self, now: float) -> bool:
+        return now >= self.next_at - _HAIR
+
+    def take(self, now: float) -> None:
+        """Something starts."""
+        assert self.ready(now), "started too early"
+        self._tat = max(self._tat, now) + self._interval_s
+
+    def allowed(self, now: float, until: float) -> int:
+        """How many starts are allowed from now until then, if all come as early as they may."""
+        first = max(self.next_at, now - (self.burst - 1) * self._interval_s)
+        return 0 if until < first - _HAIR else 1 + floor((until - first + _HAIR) * self.rate_per_s)
+
+
+_BATCH: Final = 16
+"""Asked for when a 16th of the window is free: one request for each message would cost more than the messages."""
+AT_ONCE: Final = 128
+"""On their way at once, as a rule. However many there are, the next come as soon as these are taken; answers of
+workers, and with them the next starts, wait behind no more than these."""
+
+
+class PrefetchWindow:
+    """How many messages to ask for, so that enough can be seen to judge priorities, keys and limits, and not too many:
+    what is in hand and on its way. A bound of bytes can be passed by what was on its way already, if messages are
+    suddenly larger than those before."""
+
+    __slots__ = ("_bytes", "_mean", "asked", "bytes", "count", "held")
+
+    def __init__(self, *, count: int, bytes_: int) -> None:
+        self.count = count
+        self._bytes = bytes_
+        self._mean = 1024.0
+        self.held = 0
+        """Messages in hand."""
+        self.bytes = 0
+        """... and their bytes."""
+        self.asked = 0
+        """Messages pulled that have not come."""
+
+    def __repr__(self) -> str:
+        return f"PrefetchWindow({self.held} of {self.count}, {self.bytes} bytes, {self.asked} asked for)"
+
+    def delivered(self) -> None:
+        """A message came, known or not."""
+        self.asked = max(0, self.asked - 1)
+
+    def add(self, size: int) -> None:
+        """A new one is kept."""
+        self.held += 1
+        self.bytes += size
+        self._mean += (size - self._mean) / min(self.held, 64)
+
+    def remove(self, size: int) -> None:
+        self.held -= 1
+        self.bytes -= size
+
+    def ask(self, most: int | None = None) -> int:
+        """How many to ask for now, of whom `most` may be on their way; they count as asked for. 0: none."""
+        mean = max(1.0, self._mean)
+        fit = max(1, min(self.count, int(self._bytes / mean)))
+        free = min(self.count - self.held, int((self._bytes - self.bytes) / mean))
+        if not self.held:
+            free = fit
+        batch = fit // _BATCH
+        if most is not None:
+            free, batch = min(free, most), min(batch, most // 2)
+        room = free - self.asked
+        if room < max(1, batch):
+            return 0
+        self.asked += room
+        return room

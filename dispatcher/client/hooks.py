@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 from ...schemas.errors.base import InvalidSettings
 from ..calls.call import CallOptions
@@ -69,6 +69,7 @@ class SubmitHook(Protocol):
 
 Hook = CallHook | StreamHook | SubmitHook | Callable[[ClientRequest, CallNext], Awaitable[Any]]
 _KINDS: Final = ("call", "stream", "submit")
+R = TypeVar("R")
 
 
 class HookChain:
@@ -86,24 +87,15 @@ class HookChain:
 
     async def call(self, request: ClientRequest, last: CallNext) -> Any:
         """Run a call through all hooks to `last`."""
-        following = last
-        for hook in reversed(self.calls):
-            following = _around_call(hook, following)
-        return await following(request)
+        return await _through([hook.call for hook in self.calls], last)(request)
 
     def stream(self, request: ClientRequest, last: StreamNext) -> AsyncGenerator[Any, None]:
         """Run a stream through all hooks to `last`."""
-        following = last
-        for hook in reversed(self.streams):
-            following = _around_stream(hook, following)
-        return following(request)
+        return _through([hook.stream for hook in self.streams], last)(request)
 
     async def submit(self, request: ClientRequest, last: SubmitNext) -> Job:
         """Run a submission through all hooks to `last`."""
-        following = last
-        for hook in reversed(self.submits):
-            following = _around_submit(hook, following)
-        return await following(request)
+        return await _through([hook.submit for hook in self.submits], last)(request)
 
     def __repr__(self) -> str:
         return f"HookChain(calls={len(self.calls)}, streams={len(self.streams)}, submits={len(self.submits)})"
@@ -134,13 +126,10 @@ def _checked(hook: object) -> object:
     )
 
 
-def _around_call(hook: CallHook, following: CallNext) -> CallNext:
-    return lambda request: hook.call(request, following)
-
-
-def _around_stream(hook: StreamHook, following: StreamNext) -> StreamNext:
-    return lambda request: hook.stream(request, following)
-
-
-def _around_submit(hook: SubmitHook, following: SubmitNext) -> SubmitNext:
-    return lambda request: hook.submit(request, following)
+def _through(
+    methods: Sequence[Callable[[ClientRequest, Callable[[ClientRequest], R]], R]], last: Callable[[ClientRequest], R]
+) -> Callable[[ClientRequest], R]:
+    """The first of them, which goes on to the next, and so on to `last`."""
+    if not methods:
+        return last
+    return lambda request: methods[0](request, _through(methods[1:], last))

@@ -147,7 +147,7 @@ class Arrivals:
     def _new(self, seq: int, submission: Submission, size: int) -> Task:
         queue_state = self._state
         place = place_of(submission, seq, queue_state.settings.age_step_s)
-        task = Task(seq=seq, submission=submission, size=size, draw=queue_state.draw, place=place, now=queue_state.now)
+        task = Task(seq=seq, submission=submission, size=size, draw=queue_state.draw, place=place)
         queue_state.put(task)
         return task
 

@@ -160,7 +160,7 @@ class Task:
     reason: str | None = None
     """Of its death."""
 
-    def __init__(self, *, seq: int, submission: Submission, size: int, draw: float, place: Place, now: float) -> None:
+    def __init__(self, *, seq: int, submission: Submission, size: int, draw: float, place: Place) -> None:
         self.seq = seq
         self.submission = submission
         self.job = submission.job
@@ -168,7 +168,6 @@ class Task:
         self.draw = draw
         """Chooses its pool, again and again the same."""
         self.place = place
-        self.arrived_at = now
         self.step = TaskStep.NEW
         self.key = submission.key
 

@@ -29,8 +29,7 @@ from ..core.effects import Bury, LookUpResult, Mark, Note, Schedule, Store
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings
 from . import records
-from .job_events import JobEventPublisher
-from .kv_write_batcher import KvWriteBatcher
+from .writers import JobEventPublisher, KvWriteBatcher
 
 _HEADERS_BYTES: Final = 8192
 """Room that a dead letter's headers may take beside the message's own."""
@@ -84,10 +83,6 @@ class OutcomeStore:
         await self._background.stop()
         await self.feed.stop()
         await self.writer.stop()
-
-    @property
-    def under_way(self) -> int:
-        return len(self._background)
 
     # -- results --------------------------------------------------------------------------------------------------
 

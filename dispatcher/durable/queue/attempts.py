@@ -47,7 +47,7 @@ from ..messages.entry import (
     error_of_answer,
     lost_with_gang,
 )
-from ..persistence.job_events import JobEventPublisher
+from ..persistence.writers import JobEventPublisher
 from ..workers.failure_detector import WorkerFailureDetector
 from .joint_attempt import JointFlight
 from .slot_lessor import SlotLessor
@@ -390,10 +390,6 @@ class AttemptSender:
             elif not self._exchange.recall(sent_attempt):
                 self._exchange.forget(sent_attempt)
             self._finish(entry, sent_attempt)
-
-    @property
-    def running(self) -> list[QueuedMessage]:
-        return list(self._entries.values())
 
     # -- ends (job_flight.Pilot) ----------------------------------------------------------------------------------
 

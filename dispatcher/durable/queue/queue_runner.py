@@ -29,7 +29,6 @@ from ....bus.port.bus import (
     Consumer,
     ConsumerLost,
     ConsumerSettings,
-    ConsumerState,
     ConsumerTaken,
     Stream,
     StreamMessage,
@@ -43,7 +42,6 @@ from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ...jobs.storage import until_answered
 from ..core import events as on
-from ..core.introspection import QueueCounts
 from ..core.queue_core import QueueCore
 from ..messages.entry import QueuedMessage, job_of, may_have_ended, read_message, size_of
 from ..ownership.manager import DISPATCHER, PRIVATELY, consumer_name
@@ -556,10 +554,6 @@ class QueueRunner:
         return self.core.open and not self.entries
 
     @property
-    def consumer(self) -> str:
-        return "" if self._consumer is None else self._consumer.name
-
-    @property
     def started(self) -> int:
         """Tries that were sent."""
         return self._executor.sent_attempts.started
@@ -603,13 +597,6 @@ class QueueRunner:
                 info = self.info(job)
                 if info is not None and not waiting.done():
                     waiting.set_result(info)
-
-    async def state(self) -> ConsumerState | None:
-        """The consumer, as the server has it."""
-        return None if self._consumer is None else await self._consumer.state()
-
-    def counts(self) -> QueueCounts:
-        return self.core.statistics()
 
     def statistics(self, depth: int | None = None) -> QueueStats:
         """

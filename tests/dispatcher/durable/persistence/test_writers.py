@@ -9,7 +9,7 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue
-from gangline.dispatcher.durable.persistence.kv_write_batcher import KvWriteBatcher
+from gangline.dispatcher.durable.persistence.writers import KvWriteBatcher
 from gangline.telemetry.logs import logger_for
 
 

@@ -1,0 +1,302 @@
+"""What a queue has stored as it goes: records in the bucket of results, events and items in the stream of jobs.
+
+No write has a task of its own: whoever wants one is called back. Each queue has writers of its own, which begin nothing
+while it is in doubt whether the queue is still ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from ....bus.port.bus import Conflict, KeyValue, KvWrite, Stream
+from ....schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, Unavailable
+from ....schemas.names import JobFeed as Feed
+from ....schemas.names import Names
+from ....schemas.records.jobs import JobEvent, JobItem
+from ....schemas.wire import codec, headers
+from ....schemas.wire.codec import Format
+from ....telemetry.logs import Log
+from ...jobs.storage import LOUD_AFTER, storage_backoff
+
+_WRITES_AT_ONCE: Final = 512
+_EVENTS_AT_ONCE: Final = 128
+_OVERHEAD_BYTES: Final = 512
+
+T = TypeVar("T")
+
+
+class StorageWriter(Generic[T]):
+    """Stores what it was asked to, many in one go and in order, each until storage has taken it."""
+
+    what = ""
+    """For people: what cannot be stored."""
+    action = ""
+    """Begins the actions of its logs."""
+
+    def __init__(self, *, sure: Callable[[], Awaitable[None]], log: Log) -> None:
+        """`sure` waits until it is certain that what we write is ours to write."""
+        self._sure = sure
+        self._log = log
+        self._line: deque[T] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self.retried = 0
+
+    def start(self) -> None:
+        """Idempotent."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._go_on(), name=f"gangline-write-{self.action}")
+
+    async def stop(self) -> None:
+        """Store nothing more; what is not stored yet is dropped. Idempotent, safe before `start`."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._line.clear()
+        self._idle.set()
+
+    async def settled(self) -> None:
+        """Wait until everything so far is stored."""
+        await self._idle.wait()
+
+    @property
+    def pending(self) -> int:
+        """What storage has not taken yet."""
+        return len(self._line)
+
+    def _add(self, item: T) -> None:
+        self._line.append(item)
+        self._idle.clear()
+        self._wake.set()
+
+    def _next_batch(self) -> list[T]:
+        """The oldest; empty: look again."""
+        raise NotImplementedError
+
+    async def _store(self, batch: list[T]) -> Sequence[object]:
+        """What became of each; Unavailable: storage has not taken it."""
+        raise NotImplementedError
+
+    def _taken(self, item: T, answer: Any) -> None:
+        """Storage has taken it."""
+        raise NotImplementedError
+
+    async def _go_on(self) -> None:
+        backoff = storage_backoff()
+        while True:
+            if not self._line:
+                self._idle.set()
+                self._wake.clear()
+                await self._wake.wait()
+            batch = self._next_batch()
+            if not batch:
+                continue
+            try:
+                await self._sure()
+                answers = await self._store(batch)
+            except Exception as error:
+                if not isinstance(error, GanglineError):
+                    self._log.exception("%s cannot be stored", self.what, extra={"action": f"{self.action}.bug"})
+                answers = [_as_unavailable(error)] * len(batch)
+            failed = self._settle(batch, answers)
+            if failed is None:
+                backoff.reset()
+                continue
+            delay_s = backoff.next_s()
+            self.retried += 1
+            say = self._log.warning if backoff.failures == LOUD_AFTER else self._log.debug
+            say("%s cannot be stored: %s; trying on", self.what, failed, extra={"action": f"{self.action}.retry"})
+            await asyncio.sleep(delay_s)
+
+    def _settle(self, batch: list[T], answers: Sequence[object]) -> Unavailable | None:
+        """What was not taken stays in front, in order. Returns an error if there was one."""
+        for _ in batch:
+            self._line.popleft()
+        failed: Unavailable | None = None
+        again: list[T] = []
+        taken: list[tuple[T, object]] = []
+        for item, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Unavailable):
+                failed = answer
+                again.append(item)
+            else:
+                taken.append((item, answer))
+        self._line.extendleft(reversed(again))
+        for item, answer in taken:
+            self._taken(item, answer)
+        return failed
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(pending={len(self._line)}, retried={self.retried})"
+
+
+def _as_unavailable(error: Exception) -> Unavailable:
+    return error if isinstance(error, Unavailable) else Unavailable(str(error) or type(error).__name__)
+
+
+@dataclass(slots=True)
+class _Write:
+    write: KvWrite
+    done: Callable[[bool], None] | None
+
+
+class KvWriteBatcher(StorageWriter[_Write]):
+    """Writes to a bucket, in the order asked for as far as storage keeps it; a key's own writes always in order."""
+
+    what = "results"
+    action = "results"
+
+    def __init__(
+        self, bucket: Callable[[], Awaitable[KeyValue]], *, sure: Callable[[], Awaitable[None]], log: Log
+    ) -> None:
+        """`bucket` opens it."""
+        super().__init__(sure=sure, log=log)
+        self._bucket = bucket
+
+    def create(self, key: str, value: bytes, *, ttl_s: float | None, done: Callable[[bool], None]) -> None:
+        """Write a key that does not exist. `done(True)`: written; `done(False)`: it was there, and stays as it was."""
+        self._add(_Write(KvWrite(key=key, value=value, ttl_s=ttl_s, revision=0), done))
+
+    def put(self, key: str, value: bytes, *, done: Callable[[bool], None] | None = None) -> None:
+        """Write a key, whatever it was."""
+        self._add(_Write(KvWrite(key=key, value=value), done))
+
+    def delete(self, key: str) -> None:
+        """Delete a key."""
+        self._add(_Write(KvWrite(key=key, value=None), None))
+
+    def _next_batch(self) -> list[_Write]:
+        """No key twice: of two writes of one key the second must come after the first."""
+        batch: list[_Write] = []
+        keys: set[str] = set()
+        for each in self._line:
+            if each.write.key in keys or len(batch) == _WRITES_AT_ONCE:
+                break
+            keys.add(each.write.key)
+            batch.append(each)
+        return batch
+
+    async def _store(self, batch: list[_Write]) -> Sequence[object]:
+        bucket = await self._bucket()
+        answers = await bucket.write([each.write for each in batch])
+        return [
+            False if isinstance(answer, Conflict) and each.write.revision == 0 else answer
+            for each, answer in zip(batch, answers, strict=True)
+        ]
+
+    def _taken(self, item: _Write, answer: Any) -> None:
+        if item.done is not None:
+            item.done(answer is not False)
+
+
+@dataclass(slots=True)
+class _Telling:
+    subject: str
+    """Empty: only a mark in the line."""
+    data: bytes = b""
+    id: str = ""
+    done: Callable[[], None] | None = None
+
+
+class JobEventPublisher(StorageWriter[_Telling]):
+    """What is told of jobs, in that order unless storage fails in between; items have their index for that case, and
+    none is stored twice."""
+
+    what = "events of jobs"
+    action = "job_feed"
+
+    def __init__(
+        self,
+        jobs: Callable[[], Awaitable[Stream]],
+        names: Names,
+        *,
+        limit_bytes: Callable[[], int],
+        sure: Callable[[], Awaitable[None]],
+        log: Log,
+    ) -> None:
+        """
+        Args:
+            jobs: opens the stream.
+            limit_bytes: the largest message that the server takes.
+        """
+        super().__init__(sure=sure, log=log)
+        self._jobs = jobs
+        self._names = names
+        self._limit_bytes = limit_bytes
+
+    def tell(self, event: JobEvent) -> None:
+        """Store a change of state."""
+        subject = self._names.job(event.job, Feed.STATE)
+        self._add(_Telling(subject, event.model_dump_json().encode()))
+
+    def item(
+        self, job: str, attempt: int, index: int, value: Any, fmt: Format, done: Callable[[], None], *, sequence: int
+    ) -> InvalidResult | None:
+        """Store one item; `done` when it is. Returns an error if it can never be.
+
+        Args:
+            sequence: of the job's message: a dead letter that is sent anew has its old id, and yields anew.
+        """
+        try:
+            data = _item(job, attempt, index, value, fmt)
+        except InvalidRequest as error:
+            return InvalidResult(f"item {index} {error.message}", may_have_started=True)
+        limit = self._limit_bytes() - _OVERHEAD_BYTES
+        if len(data) > limit:
+            return InvalidResult(
+                f"item {index} makes a message of {len(data)} bytes and at most {limit} fit: yield smaller ones",
+                may_have_started=True,
+                details={"size": len(data), "limit": limit},
+            )
+        self._add(_Telling(self._names.job(job, Feed.ITEM), data, f"item-{job}-{sequence}-{attempt}-{index}", done))
+        return None
+
+    def when_stored(self, done: Callable[[], None]) -> None:
+        """Call `done` when all that was told so far is stored."""
+        self._add(_Telling("", done=done))
+
+    def _next_batch(self) -> list[_Telling]:
+        """What stands before the next mark; marks that stand in front are taken away."""
+        line = self._line
+        while line and not line[0].subject:
+            self._taken(line.popleft(), None)
+        batch: list[_Telling] = []
+        for telling in line:
+            if not telling.subject or len(batch) == _EVENTS_AT_ONCE:
+                break
+            batch.append(telling)
+        return batch
+
+    async def _store(self, batch: list[_Telling]) -> Sequence[object]:
+        stream = await self._jobs()
+        answers = await asyncio.gather(*(self._publish(stream, telling) for telling in batch), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, Unavailable):
+                if not isinstance(answer, Exception):
+                    raise answer
+                self._log.error("an event cannot be stored", exc_info=answer, extra={"action": "job_feed.bug"})
+        return answers
+
+    async def _publish(self, stream: Stream, telling: _Telling) -> None:
+        given = {headers.MESSAGE_ID: telling.id} if telling.id else None
+        await stream.publish(telling.subject, telling.data, headers=given)
+
+    def _taken(self, item: _Telling, answer: Any) -> None:
+        if item.done is not None:
+            item.done()
+
+
+def _item(job: str, attempt: int, index: int, value: Any, fmt: Format) -> bytes:
+    if fmt is Format.MSGPACK:
+        body = base64.b64encode(codec.pack(value)).decode()
+        item = JobItem(job=job, attempt=attempt, index=index, value=body, encoding="msgpack")
+        return item.model_dump_json().encode()
+    return codec.to_json(JobItem(job=job, attempt=attempt, index=index, value=value))

@@ -19,8 +19,7 @@ from ...schemas.names import Names
 from ...telemetry.metrics.durable import QueueLevels
 from ..jobs.storage import TaskStorage
 from ..routing.settings import RouterSettings
-from .operations.nats_service import DispatcherNatsService
-from .operations.queue_operations import QueueOperations
+from .operations import DispatcherNatsService, QueueOperations
 from .ownership.endpoint_discovery import EndpointDiscovery
 from .ownership.manager import OwnershipManager
 from .ownership.ownership_core import Take

@@ -1,19 +1,235 @@
-"""A durable task that was submitted, from its producer's side."""
+"""A durable task that was submitted, from its producer's side: its result, its state, and what is told of it while it
+runs (states, progress, the items of a task that yields; from the beginning, also for those who come late)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any, Final
 
-from ...schemas.errors.base import DeadlineExceeded, InvalidRequest
+from pydantic import ValidationError
+
+from ...bus.port.bus import Stream, StreamMessage
+from ...schemas.errors.base import DeadlineExceeded, GanglineError, InvalidRequest, StreamBroken
 from ...schemas.errors.tasks import ResultNotKept
 from ...schemas.messages.jobs import JobInfo, JobWhyReply
-from ...schemas.names import check_name
-from ...schemas.records.jobs import JobEvent, JobProgress
-from .events import events_of, items_of
-from .queries import JobQueries, value_of, wait_for_record
+from ...schemas.names import JobFeed, check_name
+from ...schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
+from ...telemetry.logs import logger_for
+from .queries import JobQueries, failure_of, plain_value, value_of, wait_for_record
+from .storage import until_answered
 from .stored import JobRef
+
+REST_S: Final = 5.0
+"""After the end of a job: how long what was told before it, and is not here yet, is waited for."""
+
+GAP_S: Final = 10.0
+"""How long an item that others have overtaken is waited for."""
+_EARLY_ITEMS: Final = 1024
+"""So many may overtake it."""
+
+_log = logger_for("dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    record: ResultRecord | None
+    error: BaseException | None
+    last: int
+    """Sequence of the newest message by then."""
+
+
+async def follow(
+    queries: JobQueries,
+    ref: JobRef,
+    *kinds: JobFeed,
+    gap: Callable[[ResultRecord | None], GanglineError | None] = lambda record: None,
+) -> AsyncGenerator[StreamMessage | ResultRecord, None]:
+    """Messages of these kinds, oldest first and then as they come; last, the record of how the job ended.
+
+    Args:
+        gap: given how the job ended, or None before its end: an error to be raised if nothing more comes for GAP_S;
+            None: nothing is missing.
+
+    Raises:
+        UnknownJob: there is no such job.
+        GanglineError: that of `gap`.
+    """
+    names = queries.streams.names
+    jobs = await until_answered("opening the stream of jobs", queries.streams.jobs, _log)
+    news: asyncio.Queue[StreamMessage | _Ended] = asyncio.Queue()
+    pattern = names.job(ref.id, kinds[0] if len(kinds) == 1 else "*")
+    wanted = {names.job(ref.id, kind) for kind in kinds}
+
+    async def wait() -> None:
+        try:
+            record = await wait_for_record(queries, ref)
+            newest = [await _last(jobs, subject) for subject in sorted(wanted)]
+        except GanglineError as error:
+            news.put_nowait(_Ended(None, error, 0))
+        else:
+            last = max((message.sequence for message in newest if message is not None), default=0)
+            news.put_nowait(_Ended(record, None, last))
+
+    reading = await until_answered("reading what is told of a job", lambda: jobs.read(pattern, news.put_nowait), _log)
+    waiting = asyncio.create_task(wait(), name="gangline job end")
+    seen, end = 0, None
+    try:
+        while True:
+            missing = gap(None if end is None else end.record)
+            if end is not None and missing is None and seen >= end.last:
+                break
+            try:
+                async with asyncio.timeout(GAP_S if missing is not None else None if end is None else REST_S):
+                    item = await news.get()
+            except TimeoutError:
+                if missing is not None:
+                    raise missing from None
+                break  # it was deleted, or grew too old
+            if isinstance(item, _Ended):
+                if item.error is not None:
+                    raise item.error
+                end = item
+                continue
+            seen = item.sequence
+            if item.subject in wanted:
+                yield item
+        assert end is not None and end.record is not None
+        yield end.record
+    finally:
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await reading.unsubscribe()
+
+
+async def _last(jobs: Stream, subject: str) -> StreamMessage | None:
+    return await until_answered("reading what was told of a job", lambda: jobs.last(subject), _log)
+
+
+async def events_of(queries: JobQueries, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
+    """See Job.events."""
+    async with contextlib.aclosing(follow(queries, ref, JobFeed.STATE, JobFeed.PROGRESS)) as feed:
+        async for item in feed:
+            if isinstance(item, ResultRecord):
+                yield _final(item)
+                return
+            kind = JobEvent if item.subject.endswith(JobFeed.STATE) else JobProgress
+            try:
+                event = kind.model_validate_json(item.data)
+            except ValidationError as error:
+                _unreadable(item, error)
+                continue
+            yield event
+            if isinstance(event, JobEvent) and event.state.final:
+                return
+
+
+def _final(record: ResultRecord) -> JobEvent:
+    return JobEvent(
+        job=record.job,
+        state=record.state,
+        attempt=record.attempts,
+        worker=record.worker,
+        at=record.finished_at,
+        error=record.error,
+        reason=None if record.reason is None else record.reason.value,
+    )
+
+
+async def items_of(queries: JobQueries, ref: JobRef, *, skip: bool) -> AsyncGenerator[Any, None]:
+    """See Job.items."""
+    reader = _Items(ref.id, skip=skip)
+    jobs = await until_answered("opening the stream of jobs", queries.streams.jobs, _log)
+    newest = await _last(jobs, queries.streams.names.job(ref.id, JobFeed.ITEM))
+    if newest is not None and (item := _item(newest)) is not None:
+        reader.attempt = item.attempt
+    async with contextlib.aclosing(follow(queries, ref, JobFeed.ITEM, gap=reader.gap)) as feed:
+        async for message in feed:
+            if isinstance(message, ResultRecord):
+                await reader.end(queries, message)
+                return
+            item = _item(message)
+            for each in () if item is None else reader.take(item):
+                yield plain_value(each.value, each.encoding)
+
+
+class _Items:
+    """Which items are handed out: each place once, none left out."""
+
+    def __init__(self, job: str, *, skip: bool) -> None:
+        self.attempt = 0
+        self._job = job
+        self._skip = skip
+        self._next = 0
+        self._given = 0
+        self._early: dict[int, JobItem] = {}
+        """Came before one that stands before them: storage failed for that one, and took it later."""
+
+    def take(self, item: JobItem) -> list[JobItem]:
+        """What can be handed out now.
+
+        Raises:
+            StreamBroken: one is missing, or a new attempt started over.
+        """
+        if item.attempt < self.attempt:
+            return []
+        if item.attempt > self.attempt:
+            self.attempt, self._next = item.attempt, 0
+            self._early.clear()
+            if self._given and not self._skip:
+                raise StreamBroken(
+                    f"job {self._job!r} failed and starts over (attempt {item.attempt}): the {self._given} items so "
+                    "far do not count; read items() again, or items(skip=True) if each attempt yields the same",
+                    details={"job": self._job, "attempt": item.attempt, "items": self._given},
+                )
+        if item.index >= self._next:  # else it was told twice
+            self._early[item.index] = item
+        found: list[JobItem] = []
+        while (following := self._early.pop(self._next, None)) is not None:
+            self._next += 1
+            if following.index >= self._given:
+                self._given += 1
+                found.append(following)
+        if len(self._early) > _EARLY_ITEMS:
+            raise self._missing(min(self._early))
+        return found
+
+    def gap(self, record: ResultRecord | None) -> StreamBroken | None:
+        """What is missing, if something that came later is here: another item, or the end that tells how many there
+        are."""
+        if record is not None and record.state is JobState.DONE and self._next < (record.items or 0):
+            return self._missing(record.items or 0)
+        return self._missing(min(self._early)) if self._early and record is None else None
+
+    async def end(self, queries: JobQueries, record: ResultRecord) -> None:
+        """Raises what became of the job, if it is not done or yields no items."""
+        if record.state is not JobState.DONE:
+            await value_of(queries.streams, record)
+            raise failure_of(record)
+        if record.items is None:
+            raise InvalidRequest(f"job {self._job!r} yields no items: result() has what it returned")
+
+    def _missing(self, index: int) -> StreamBroken:
+        return StreamBroken(
+            f"items {self._next} to {index - 1} of job {self._job!r} are not there: items are kept for a limited time",
+            details={"job": self._job, "next": self._next},
+        )
+
+
+def _item(message: StreamMessage) -> JobItem | None:
+    try:
+        return JobItem.model_validate_json(message.data)
+    except ValidationError as error:
+        _unreadable(message, error)
+        return None
+
+
+def _unreadable(message: StreamMessage, error: ValidationError) -> None:
+    extra = {"action": "job.unreadable", "subject": message.subject, "sequence": message.sequence}
+    _log.warning("what is told on %s cannot be read: %s", message.subject, error, extra=extra)
+
 
 ASK_TIMEOUT_S = 5.0
 """How long a dispatcher is given to answer."""

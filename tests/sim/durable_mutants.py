@@ -20,9 +20,8 @@ from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.ownership.ownership_core import Trust
 from gangline.dispatcher.durable.persistence import records
 from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
-from gangline.dispatcher.durable.policies import limits as keys_module
-from gangline.dispatcher.durable.policies.limits import RateLimiter
-from gangline.dispatcher.durable.policies.priority_order import Place, RankedSet
+from gangline.dispatcher.durable.policies import start_order as keys_module
+from gangline.dispatcher.durable.policies.start_order import Place, RankedSet, RateLimiter, ReadyQueue
 from gangline.dispatcher.durable.queue import attempts as flights_module
 from gangline.dispatcher.durable.queue.attempts import AttemptSender
 from gangline.dispatcher.durable.queue.recovery import QueueRecovery
@@ -289,9 +288,13 @@ def who_waits_never_grows_older(patch: pytest.MonkeyPatch) -> None:
 
 @durable_mutant("turn", needs=_crowded)
 def the_newest_of_a_line_starts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        "gangline.dispatcher.durable.policies.priority_order.RankedSet", functools.partial(RankedSet, reverse=True)
-    )
+    original = ReadyQueue.add
+
+    def add(self: ReadyQueue, place: Place, cost: int) -> None:
+        self._by_cost.setdefault(cost, RankedSet(reverse=True))
+        original(self, place, cost)
+
+    patch.setattr(ReadyQueue, "add", add)
 
 
 @durable_mutant("idle", needs=_crowded)

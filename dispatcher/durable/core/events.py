@@ -20,7 +20,7 @@ from ....schemas.records.routes import RouteRecord
 
 
 @dataclass(slots=True, kw_only=True)
-class Event:
+class QueueEvent:
     now: float
     """Seconds of a monotonic clock; never less than in the event before."""
     wall: float
@@ -33,7 +33,7 @@ class Event:
 
 
 @dataclass(slots=True, kw_only=True)
-class QueueTaken(Event):
+class QueueTaken(QueueEvent):
     """The queue is ours: our consumer was made. The first event but for `Routed` and `PoolSeen`; pulling begins."""
 
     waiting: int | None = None
@@ -41,7 +41,7 @@ class QueueTaken(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class TaskAdopted(Event):
+class TaskAdopted(QueueEvent):
     """A worker said that a job is there, running, or ended with its answer still kept. At any time before `Recovered`
     (later it is honoured, too, unless the task was started anew meanwhile). The task is attached to, not started, as
     soon as it has arrived; of two workers with one job the higher attempt counts."""
@@ -55,7 +55,7 @@ class TaskAdopted(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Recovered(Event):
+class Recovered(QueueEvent):
     """Both are true: every worker that may run tasks of this endpoint was asked and has answered, or its heartbeat has
     expired; and what the predecessor had in hand has arrived: as much as was pulled has come, or the consumer says that
     nothing is pending and all that it delivered has come.
@@ -66,14 +66,14 @@ class Recovered(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class OwnershipDoubted(Event):
+class OwnershipDoubted(QueueEvent):
     """Whether the queue is still ours is not sure (the process was frozen, or the connection was away). Nothing is
     started, stored, noted, buried, scheduled or acknowledged until `OwnershipConfirmed`; what would have been comes
     then."""
 
 
 @dataclass(slots=True, kw_only=True)
-class OwnershipConfirmed(Event):
+class OwnershipConfirmed(QueueEvent):
     """The server said, after the last `OwnershipDoubted`, that our consumer is there. (If it is not: drop the core.)"""
 
 
@@ -81,7 +81,7 @@ class OwnershipConfirmed(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class TaskArrived(Event):
+class TaskArrived(QueueEvent):
     """The consumer delivered a message. The same sequence again (redelivery) does no harm: what was acknowledged is
     acknowledged once more, else nothing. One whose job is in the queue already under another sequence is acknowledged,
     and nothing is started for it."""
@@ -103,7 +103,7 @@ class TaskArrived(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Malformed(Event):
+class Malformed(QueueEvent):
     """The consumer delivered a message that is no task: the subject, a header or a schedule cannot be understood."""
 
     seq: int
@@ -117,7 +117,7 @@ class Malformed(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Looked(Event):
+class Looked(QueueEvent):
     """Answers Look."""
 
     seq: int
@@ -126,7 +126,7 @@ class Looked(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Acked(Event):
+class Acked(QueueEvent):
     """The server confirmed an Ack. Until then the sequence is remembered, so that a late redelivery is not run again,
     and counts in the window."""
 
@@ -137,7 +137,7 @@ class Acked(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class SlotsGranted(Event):
+class SlotsGranted(QueueEvent):
     """What is free, on leases that are good now, to start tasks with in a pool. Absolute: it replaces what was said
     before and what the core has counted since. Tell it whenever a lease comes, goes, grows or is retired, and of a task
     that used a slot just before its `AttemptEnded` (after it, the core would want more slots for an instant). Not
@@ -150,7 +150,7 @@ class SlotsGranted(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class AttemptEnded(Event):
+class AttemptEnded(QueueEvent):
     """A try is over: answers Start and Attach, exactly once, whatever happened (a Stop does not change that).
 
     The result itself does not pass through the core: the shell keeps it under `seq` until Ack.
@@ -170,21 +170,21 @@ class AttemptEnded(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Noted(Event):
+class Noted(QueueEvent):
     """Answers Note: the TryRecord is stored."""
 
     seq: int
 
 
 @dataclass(slots=True, kw_only=True)
-class Marked(Event):
+class Marked(QueueEvent):
     """Answers Mark: the TryRecord is stored."""
 
     seq: int
 
 
 @dataclass(slots=True, kw_only=True)
-class Stored(Event):
+class Stored(QueueEvent):
     """Answers Store: a ResultRecord of the job stands in the bucket (ours, or that of somebody who was first), or none
     is wanted (`result_ttl_s` 0)."""
 
@@ -192,21 +192,21 @@ class Stored(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Buried(Event):
+class Buried(QueueEvent):
     """Answers Bury: the dead letter is in its stream, and the ResultRecord in its bucket."""
 
     seq: int
 
 
 @dataclass(slots=True, kw_only=True)
-class Scheduled(Event):
+class Scheduled(QueueEvent):
     """Answers Schedule: the server has the schedule."""
 
     seq: int
 
 
 @dataclass(slots=True, kw_only=True)
-class ScheduleRefused(Event):
+class ScheduleRefused(QueueEvent):
     """Answers Schedule: the server will never take it, and says why. InvalidSchedule: dead "malformed"; another
     error: dead "impossible"."""
 
@@ -218,7 +218,7 @@ class ScheduleRefused(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Cancel(Event):
+class Cancel(QueueEvent):
     """Somebody asks that a job be cancelled. What came of it: `QueueCore.info(job)` afterwards: None, unknown here;
     final, too late; else it will be cancelled unless it ends first. Whoever asked may be told so when
     `QueueCore.promised(job)`: then no takeover forgets it."""
@@ -227,7 +227,7 @@ class Cancel(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Routed(Event):
+class Routed(QueueEvent):
     """The endpoint's route, at the beginning and whenever it changes. Tasks that have not started are drawn anew (with
     their old draw, so that few of them move)."""
 
@@ -237,7 +237,7 @@ class Routed(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class PoolSeen(Event):
+class PoolSeen(QueueEvent):
     """What is known of a pool, whenever it changes: of each pool of the route, and of each that a Want named (also one
     that wants nothing)."""
 
@@ -256,7 +256,7 @@ class PoolSeen(Event):
 
 
 @dataclass(slots=True, kw_only=True)
-class Tick(Event):
+class Tick(QueueEvent):
     """The time of the last Wake has come. Ticks too many do no harm."""
 
 

@@ -34,10 +34,9 @@ from ....schemas.errors.tasks import InvalidSchedule
 from ....schemas.messages.jobs import JobInfo, JobWhyReply
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import DeadReason, JobState
-from ..policies.limits import AT_ONCE, RateLimiter
-from ..policies.priority_order import place_of
 from ..policies.retry_policy import timeout_s
 from ..policies.settings import DispatcherSettings
+from ..policies.start_order import AT_ONCE, RateLimiter, place_of
 from . import events as on
 from .completion import Completion
 from .effects import Ack, Effect, Fetch, LookUpResult, ReattachAttempt, Schedule, StopReason

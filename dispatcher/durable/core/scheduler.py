@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from ....schemas.records.jobs import JobState
-from ..policies.limits import KeyConcurrency, OrderedKeys, StartChanges
-from ..policies.priority_order import Place
 from ..policies.retry_policy import timeout_s
+from ..policies.start_order import KeyConcurrency, OrderedKeys, Place, StartChanges
 from .effects import RequestSlots, SetQueueTimer, StartAttempt
 from .state import PoolCredit, QueueState, TimerKind
 from .task import ADMITTED, STARTED, UNSETTLED, Task, TaskStep

@@ -23,9 +23,8 @@ from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import JobState
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ...traffic.route_core import choose_pool
-from ..policies.limits import KeyConcurrency, OrderedKeys, PrefetchWindow, RateLimiter
-from ..policies.priority_order import Place, ReadyQueue
 from ..policies.settings import DispatcherSettings
+from ..policies.start_order import KeyConcurrency, OrderedKeys, Place, PrefetchWindow, RateLimiter, ReadyQueue
 from .effects import Ack, Bury, Effect, EmitJobEvent, Mark, Note, Schedule, Store
 from .events import PoolSeen
 from .task import ADMITTED, STARTED, UNSETTLED, Task, TaskStep, move

@@ -18,7 +18,7 @@ from ....runtime.state_machine import IllegalMove, diagram
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import JobState
-from ..policies.priority_order import Place
+from ..policies.start_order import Place
 from .effects import StopReason
 
 

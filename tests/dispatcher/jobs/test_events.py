@@ -11,7 +11,7 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.client.client import Client
-from gangline.dispatcher.jobs import events as jobs_feed
+from gangline.dispatcher.jobs import job as jobs_feed
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidRequest, StreamBroken
 from gangline.schemas.errors.tasks import JobCancelled, JobDead, ResultNotKept, UnknownJob

@@ -15,7 +15,7 @@ from gangline.dispatcher.durable.core.queue_core import Arrivals
 from gangline.dispatcher.durable.core.scheduler import Admission, StartScheduler
 from gangline.dispatcher.durable.core.state import PoolCredit, QueueState
 from gangline.dispatcher.durable.core.task import ADMITTED, Task, TaskStep
-from gangline.dispatcher.durable.policies.limits import KeyConcurrency, RateLimiter, StartChanges
+from gangline.dispatcher.durable.policies.start_order import KeyConcurrency, RateLimiter, StartChanges
 
 from ....scale import repetitions
 from ....support.durable.walk import walk

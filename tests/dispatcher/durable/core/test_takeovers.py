@@ -5,8 +5,8 @@ from __future__ import annotations
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.core import events as on
 from gangline.dispatcher.durable.core.queue_core import QueueCore
-from gangline.dispatcher.durable.policies.limits import AT_ONCE
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
+from gangline.dispatcher.durable.policies.start_order import AT_ONCE
 from gangline.schemas.errors.base import InvalidArguments, TaskFailed
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.dispatcher.durable.policies.limits import KeyConcurrency, OrderedKeys
+from gangline.dispatcher.durable.policies.start_order import KeyConcurrency, OrderedKeys
 
 
 def test_a_better_one_takes_the_place_of_the_worst_candidate():

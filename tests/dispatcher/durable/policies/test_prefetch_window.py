@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gangline.dispatcher.durable.policies.limits import PrefetchWindow
+from gangline.dispatcher.durable.policies.start_order import PrefetchWindow
 
 
 def test_the_window_asks_in_batches_and_never_for_more_than_it_has_room_for():

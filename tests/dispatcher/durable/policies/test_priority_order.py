@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gangline.dispatcher.durable.policies.priority_order import RankedSet, ReadyQueue, place_of
+from gangline.dispatcher.durable.policies.start_order import RankedSet, ReadyQueue, place_of
 from gangline.schemas.messages.submission import Submission
 
 

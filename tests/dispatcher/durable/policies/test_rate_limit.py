@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gangline.dispatcher.durable.policies.limits import RateLimiter
+from gangline.dispatcher.durable.policies.start_order import RateLimiter
 
 
 @pytest.mark.parametrize("burst", [1, 3])

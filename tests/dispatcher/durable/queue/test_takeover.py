@@ -13,7 +13,7 @@ from gangline.bus.port.bus import NoResponders
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.messages.entry import QueuedMessage
-from gangline.dispatcher.durable.operations.queue_operations import QueueOperations
+from gangline.dispatcher.durable.operations import QueueOperations
 from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
 from gangline.dispatcher.durable.queue import queue_runner as queue
 from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecutor

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 _AT_MOST = {
-    "plain call": {"files": 30, "functions": 112, "moves": 98},
-    "call with key and metrics": {"files": 40, "functions": 187, "moves": 156},
-    "gang: granted, a death, restarted": {"files": 77, "functions": 440, "moves": 2_100},
-    "submitted task: fails, retried, result": {"files": 90, "functions": 510, "moves": 950},
+    "plain call": {"files": 29, "functions": 112, "moves": 98},
+    "call with key and metrics": {"files": 37, "functions": 187, "moves": 156},
+    "gang: granted, a death, restarted": {"files": 75, "functions": 440, "moves": 2_100},
+    "submitted task: fails, retried, result": {"files": 73, "functions": 515, "moves": 940},
 }
 """A little above what is there. Lower them when a flow has become shorter. The aim: 25, 30, 60 and 70 files."""
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ....bus.port.bus import Bus, ConnectionEvent, NoResponders
-from ....runtime.freeze import TICK_S, FreezeDetector
+from ....runtime.failure_detector import TICK_S, FreezeDetector
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.jobs import JobsRequest

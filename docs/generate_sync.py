@@ -208,6 +208,7 @@ def _imports(source: str) -> str:
     for_types: dict[str, str] = {}
     for module in {each.__module__ for cls in _ALL for each in cls.__mro__[:-1]}:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
+        known |= {node.name: module for node in tree.body if isinstance(node, ast.ClassDef)}
         known |= _imported(module, tree.body)
         blocks = [node for node in tree.body if isinstance(node, ast.If)]
         for_types |= _imported(module, [line for block in blocks for line in block.body])

@@ -6,33 +6,28 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequ
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ...bus.port.bus import BucketSettings, Bus, KeyValue
+from ...bus.port.bus import BucketSettings, Bus
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, InvalidRequest
-from ...schemas.messages.operations import DrainReply, ResizeReply, StatsReply
 from ...schemas.names import Names
-from ...schemas.records.workers import LeaseRecord
 from ..calls.call import CallOptions, ClientOptions, check_names
 from ..gangs.gang import GangAcquisition
 from ..gangs.gangs import GangOptions
-from ..jobs.storage import TaskStorage, TaskStreams
+from ..jobs.storage import TaskStorage
 from ..leases.lease import LeaseAcquisition
 from ..leases.selection import Selection, WorkerChoice
 from ..router.router import Router
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
 from .hooks import ClientRequest, Hook, HookChain
-from .operations import Operations, RouteOperations, WorkerInfo
+from .operations import Operations
 from .tasks import DurableTasks
 
 if TYPE_CHECKING:
     from ...bus.settings.connection import ConnectionSettings
 
-ASK_TIMEOUT_S = 5.0
-"""How long workers are given to answer an operator, and without `options(timeout_s=...)`."""
 
-
-class Client(DurableTasks, RouteOperations):
+class Client(DurableTasks, Operations):
     """Runs tasks on workers.
 
     ::
@@ -83,8 +78,6 @@ class Client(DurableTasks, RouteOperations):
         self._router = Router(
             bus, names or Names(), settings=settings, ambient=ambient, bucket=bucket, policy=policy, name=name
         )
-        self._operators = Operations(bus, self._router.names, self._router.ledger)
-        self._route_streams = TaskStreams(bus, self._router.names, tasks)
         self._use_storage(bus, self._router.names, tasks, ambient or Environment())
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -264,58 +257,6 @@ class Client(DurableTasks, RouteOperations):
         check_names("gang", wanted, GangOptions)
         return self._router.gangs.gang(wanted, self._options)
 
-    # -- operating ------------------------------------------------------------------------------------------------
-
-    async def workers(self, pool: str | None = None) -> list[WorkerInfo]:
-        """Living workers of one pool, or of all, by name.
-
-        Raises:
-            Disconnected, StorageUnavailable: the ledger could not be read.
-        """
-        return await self._operators.workers(await self._open_ledger(), pool or "*")
-
-    async def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:
-        """Living leases, oldest first; `worker` is the name within its pool.
-
-        Raises:
-            Disconnected, StorageUnavailable: the ledger could not be read.
-        """
-        return await self._operators.leases(await self._open_ledger(), pool or "*", worker or "*")
-
-    async def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
-        """Have a worker (`POOL.WORKER`) take nothing new, finish and leave; what runs after `grace_s` is cancelled.
-
-        Returns as soon as the worker has begun.
-
-        Raises:
-            NoWorkers: there is no such worker.
-            InvalidRequest: not a number of seconds.
-            RequestTimeout: it did not answer.
-        """
-        self._check_open()
-        return await self._operators.drain(worker, grace_s, self._ask_timeout_s)
-
-    async def resize(self, worker: str, slots: int) -> ResizeReply:
-        """Change the number of slots of a worker (`POOL.WORKER`), live; 0 pauses it.
-
-        Raises:
-            NoWorkers: there is no such worker.
-            InvalidRequest: not a number of slots.
-            RequestTimeout: it did not answer.
-        """
-        self._check_open()
-        return await self._operators.resize(worker, slots, self._ask_timeout_s)
-
-    async def stats(self, worker: str) -> StatsReply:
-        """What a worker (`POOL.WORKER`) says of itself: load, leases, counts.
-
-        Raises:
-            NoWorkers: there is no such worker.
-            RequestTimeout: it did not answer.
-        """
-        self._check_open()
-        return await self._operators.stats(worker, self._ask_timeout_s)
-
     def statistics(self) -> dict[str, Any]:
         """What this client knows and does: pools with workers and queues, requests in flight, slots held."""
         return self._router.statistics()
@@ -359,17 +300,9 @@ class Client(DurableTasks, RouteOperations):
     def _stream_now(self, request: ClientRequest) -> AsyncGenerator[Any, None]:
         return self._router.stream(request.target, request.args, request.kwargs, options=request.options)
 
-    @property
-    def _ask_timeout_s(self) -> float:
-        return self._options.timeout_s or ASK_TIMEOUT_S
-
     def _check_open(self) -> None:
         if not self._router.running:
             raise ClosedError("this client is not open: use it inside `async with`")
-
-    async def _open_ledger(self) -> KeyValue:
-        self._check_open()
-        return await self._router.ledger()
 
 
 def _on(selection: Selection, method: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,8 @@ from ...schemas.records.routes import RouteRecord, parse_route
 from ...schemas.records.workers import Heartbeat, LeaseRecord, Registration
 from ...schemas.wire import codec
 from ...telemetry.logs import logger_for
+from ..calls.call import CallOptions
+from ..jobs.job import ASK_TIMEOUT_S
 from ..jobs.storage import TaskStreams
 from ..router.router import Router
 
@@ -51,48 +53,125 @@ class WorkerInfo:
 
 
 class Operations:
-    """Reads the ledger and asks workers on their own subjects."""
+    """The part of Client that is for operators: workers are asked on their own subjects, the ledger is read, routes are
+    written."""
 
-    def __init__(self, bus: Bus, names: Names, ledger: Callable[[], Awaitable[KeyValue]]) -> None:
-        self._bus = bus
-        self._names = names
-        self._ledger = ledger
+    _bus: Bus
+    _options: CallOptions
+    _router: Router
+    _streams: TaskStreams
 
-    async def workers(self, ledger: KeyValue, pool: str = "*") -> list[WorkerInfo]:
-        """Living workers, by name."""
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    async def workers(self, pool: str | None = None) -> list[WorkerInfo]:
+        """Living workers of one pool, or of all, by name.
+
+        Raises:
+            Disconnected, StorageUnavailable: the ledger could not be read.
+        """
+        self._check_open()
+        router = self._router
         return [
             WorkerInfo(registration=record, heartbeat=beat)
-            for record, beat in await registered(ledger, self._names, pool)
+            for record, beat in await registered(await router.ledger(), router.names, pool or "*")
             if beat is not None
         ]
 
-    async def leases(self, ledger: KeyValue, pool: str = "*", worker: str = "*") -> list[LeaseRecord]:
-        """Living leases, oldest first."""
-        records = await _read(ledger, self._names.leases_of(pool, worker), LeaseRecord)
+    async def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:
+        """Living leases, oldest first; `worker` is the name within its pool.
+
+        Raises:
+            Disconnected, StorageUnavailable: the ledger could not be read.
+        """
+        self._check_open()
+        router = self._router
+        records = await _read(await router.ledger(), router.names.leases_of(pool or "*", worker or "*"), LeaseRecord)
         return sorted(records.values(), key=lambda record: (record.granted_at, record.token))
 
-    async def drain(self, worker: str, grace_s: float | None, timeout_s: float) -> DrainReply:
-        """Have a worker leave."""
+    async def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
+        """Have a worker (`POOL.WORKER`) take nothing new, finish and leave; what runs after `grace_s` is cancelled.
+
+        Returns as soon as the worker has begun.
+
+        Raises:
+            NoWorkers: there is no such worker.
+            InvalidRequest: not a number of seconds.
+            RequestTimeout: it did not answer.
+        """
         request = parse_request(DrainRequest, {"grace_s": grace_s})
-        return await self._ask(worker, Operation.DRAIN, request, DrainReply, timeout_s)
+        return await self._ask(worker, Operation.DRAIN, request, DrainReply)
 
-    async def resize(self, worker: str, slots: int, timeout_s: float) -> ResizeReply:
-        """Change a worker's slots."""
+    async def resize(self, worker: str, slots: int) -> ResizeReply:
+        """Change the number of slots of a worker (`POOL.WORKER`), live; 0 pauses it.
+
+        Raises:
+            NoWorkers: there is no such worker.
+            InvalidRequest: not a number of slots.
+            RequestTimeout: it did not answer.
+        """
         request = parse_request(ResizeRequest, {"slots": slots})
-        return await self._ask(worker, Operation.RESIZE, request, ResizeReply, timeout_s)
+        return await self._ask(worker, Operation.RESIZE, request, ResizeReply)
 
-    async def stats(self, worker: str, timeout_s: float) -> StatsReply:
-        """What a worker says of itself."""
-        return await self._ask(worker, Operation.STATS, None, StatsReply, timeout_s)
+    async def stats(self, worker: str) -> StatsReply:
+        """What a worker (`POOL.WORKER`) says of itself: load, leases, counts.
 
-    async def _ask(
-        self, worker: str, operation: Operation, request: BaseModel | None, reply: type[R], timeout_s: float
-    ) -> R:
+        Raises:
+            NoWorkers: there is no such worker.
+            RequestTimeout: it did not answer.
+        """
+        return await self._ask(worker, Operation.STATS, None, StatsReply)
+
+    async def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
+        """Send an endpoint's traffic where `route` says, from now on and from everywhere; replaces the route it has.
+
+        ::
+
+            await client.set_route("resize", {"to": {"resize-v1": 90, "resize-v2": 10}, "shadow": {"resize-v3": 5}})
+
+        Everybody follows within a second; this client when it returns.
+
+        Raises:
+            InvalidRoute: it cannot be followed; which field, and why. Nothing was written.
+            Disconnected, StorageUnavailable: it may not have been written.
+        """
+        self._check_open()
+        body = route.model_dump(mode="json", exclude_defaults=True) if isinstance(route, RouteRecord) else dict(route)
+        value = codec.to_json(body)
+        record = parse_route(check_name(endpoint, "endpoint"), value)
+        await (await self._streams.routes()).put(endpoint, value)
+        await self._router.routes.refresh(endpoint)
+        return record
+
+    async def delete_route(self, endpoint: str, /) -> None:
+        """The endpoint is the pool of its name again. One that has no route is no error.
+
+        Raises:
+            Disconnected, StorageUnavailable: it may not have been written.
+        """
+        self._check_open()
+        await (await self._streams.routes()).delete(check_name(endpoint, "endpoint"))
+        await self._router.routes.refresh(endpoint)
+
+    async def routes(self) -> dict[str, RouteRecord]:
+        """Routes by endpoint, as they are followed now. Values that cannot be followed are in
+        `statistics()["routes"]["refused"]`.
+
+        Raises:
+            Disconnected, Unavailable: they could not be read.
+        """
+        self._check_open()
+        table = self._router.routes
+        await table.ready()
+        return dict(table.known)
+
+    async def _ask(self, worker: str, operation: Operation, request: BaseModel | None, reply: type[R]) -> R:
+        self._check_open()
         target = WorkerId(*split_target(worker))
         body = b"" if request is None else codec.to_json(request.model_dump(mode="json", exclude_none=True))
         try:
-            subject = self._names.worker(target, operation, await self._channel(target))
-            answer = await self._bus.request(subject, body, timeout_s=timeout_s)
+            subject = self._router.names.worker(target, operation, await self._channel(target))
+            answer = await self._bus.request(subject, body, timeout_s=self._options.timeout_s or ASK_TIMEOUT_S)
         except NoResponders as error:
             raise NoWorkers(f"there is no worker {worker!r}: 'gangline workers' lists them") from error
         return read_answer(answer, reply, worker)
@@ -104,7 +183,7 @@ class Operations:
             NoResponders: it has no registration, so it does not serve.
         """
         try:
-            entry = await (await self._ledger()).get(self._names.registration_key(worker))
+            entry = await (await self._router.ledger()).get(self._router.names.registration_key(worker))
             if entry is not None:
                 return Registration.model_validate_json(entry.value).channel
         except (Unavailable, ValidationError):
@@ -135,56 +214,3 @@ def read_record(model: type[R], entry: KvEntry) -> R | None:
     except ValidationError as error:
         _log.debug("not a %s: %s", model.__name__, error, extra={"action": "ledger.unreadable", "key": entry.key})
         return None
-
-
-class RouteOperations:
-    """The part of Client that is about routes."""
-
-    _router: Router
-    _route_streams: TaskStreams
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-    async def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
-        """Send an endpoint's traffic where `route` says, from now on and from everywhere; replaces the route it has.
-
-        ::
-
-            await client.set_route("resize", {"to": {"resize-v1": 90, "resize-v2": 10}, "shadow": {"resize-v3": 5}})
-
-        Everybody follows within a second; this client when it returns.
-
-        Raises:
-            InvalidRoute: it cannot be followed; which field, and why. Nothing was written.
-            Disconnected, StorageUnavailable: it may not have been written.
-        """
-        self._check_open()
-        body = route.model_dump(mode="json", exclude_defaults=True) if isinstance(route, RouteRecord) else dict(route)
-        value = codec.to_json(body)
-        record = parse_route(check_name(endpoint, "endpoint"), value)
-        await (await self._route_streams.routes()).put(endpoint, value)
-        await self._router.routes.refresh(endpoint)
-        return record
-
-    async def delete_route(self, endpoint: str, /) -> None:
-        """The endpoint is the pool of its name again. One that has no route is no error.
-
-        Raises:
-            Disconnected, StorageUnavailable: it may not have been written.
-        """
-        self._check_open()
-        await (await self._route_streams.routes()).delete(check_name(endpoint, "endpoint"))
-        await self._router.routes.refresh(endpoint)
-
-    async def routes(self) -> dict[str, RouteRecord]:
-        """Routes by endpoint, as they are followed now. Values that cannot be followed are in
-        `statistics()["routes"]["refused"]`.
-
-        Raises:
-            Disconnected, Unavailable: they could not be read.
-        """
-        self._check_open()
-        table = self._router.routes
-        await table.ready()
-        return dict(table.known)

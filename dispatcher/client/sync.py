@@ -358,27 +358,6 @@ class SyncClient(OwningProxy[Client]):
         Client.gang."""
         return SyncGangAcquisition(self._thread, self._target.gang(**wanted))
 
-    def workers(self, pool: str | None = None) -> list[WorkerInfo]:
-        """Living workers of one pool, or of all, by name. See Client.workers."""
-        return self._thread.run(self._target.workers(pool))
-
-    def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:
-        """Living leases, oldest first; `worker` is the name within its pool. See Client.leases."""
-        return self._thread.run(self._target.leases(pool, worker))
-
-    def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
-        """Have a worker (`POOL.WORKER`) take nothing new, finish and leave; what runs after `grace_s` is
-        cancelled. See Client.drain."""
-        return self._thread.run(self._target.drain(worker, grace_s=grace_s))
-
-    def resize(self, worker: str, slots: int) -> ResizeReply:
-        """Change the number of slots of a worker (`POOL.WORKER`), live; 0 pauses it. See Client.resize."""
-        return self._thread.run(self._target.resize(worker, slots))
-
-    def stats(self, worker: str) -> StatsReply:
-        """What a worker (`POOL.WORKER`) says of itself: load, leases, counts. See Client.stats."""
-        return self._thread.run(self._target.stats(worker))
-
     def statistics(self) -> dict[str, Any]:
         """What this client knows and does: pools with workers and queues, requests in flight, slots held."""
         return self._thread.call(self._target.statistics)
@@ -420,6 +399,27 @@ class SyncClient(OwningProxy[Client]):
     def drop(self, job: str | DeadLetter) -> None:
         """Delete a dead letter. See Client.drop."""
         self._thread.run(self._target.drop(job))
+
+    def workers(self, pool: str | None = None) -> list[WorkerInfo]:
+        """Living workers of one pool, or of all, by name. See Client.workers."""
+        return self._thread.run(self._target.workers(pool))
+
+    def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:
+        """Living leases, oldest first; `worker` is the name within its pool. See Client.leases."""
+        return self._thread.run(self._target.leases(pool, worker))
+
+    def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
+        """Have a worker (`POOL.WORKER`) take nothing new, finish and leave; what runs after `grace_s` is
+        cancelled. See Client.drain."""
+        return self._thread.run(self._target.drain(worker, grace_s=grace_s))
+
+    def resize(self, worker: str, slots: int) -> ResizeReply:
+        """Change the number of slots of a worker (`POOL.WORKER`), live; 0 pauses it. See Client.resize."""
+        return self._thread.run(self._target.resize(worker, slots))
+
+    def stats(self, worker: str) -> StatsReply:
+        """What a worker (`POOL.WORKER`) says of itself: load, leases, counts. See Client.stats."""
+        return self._thread.run(self._target.stats(worker))
 
     def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
         """Send an endpoint's traffic where `route` says, from now on and from everywhere; replaces the route it

@@ -27,7 +27,7 @@ class DurableTasks:
     _hooks: HookChain | None
 
     def _use_storage(self, bus: Bus, names: Names, storage: TaskStorage | None, ambient: Environment) -> None:
-        streams = TaskStreams(bus, names, storage)
+        self._streams = streams = TaskStreams(bus, names, storage)
         self._queries = JobQueries(bus, streams, ambient)
         self._submitter = Submitter(streams, ambient)
         self._letters = DeadLetters(streams, ambient, self._queries)

@@ -232,7 +232,7 @@ def _unreadable(message: StreamMessage, error: ValidationError) -> None:
 
 
 ASK_TIMEOUT_S = 5.0
-"""How long a dispatcher is given to answer."""
+"""How long a dispatcher or a worker is given to answer, without `options(timeout_s=...)`."""
 
 
 class Job:

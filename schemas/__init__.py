@@ -1,1 +1,1 @@
-"""The wire: every message, subject, key, error and bound. Imports nothing else of this package."""
+"""The wire format: every message, subject, key, error and limit. Imports nothing else of this package."""

@@ -1,8 +1,8 @@
-"""The deadline that code runs under, handed down from a task to the calls that it makes; and how far to trust a time
-that another machine measures.
+"""The current deadline, which a task passes on to the calls it makes; and the margin for times that another machine
+measures.
 
-Worker and dispatcher never import each other; this is the one thing they share. A worker sets it around each task, a
-client inside that task inherits it.
+Worker and dispatcher never import each other; they share only this module. A worker sets the deadline around each
+task, and a client inside that task inherits it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Final, Protocol
 
 
 class Bounded(Protocol):
-    """What code runs under: a task's own context, or no more than a time."""
+    """The surroundings of running code: a task's context, or only a deadline."""
 
     deadline: float | None
-    """When it must be done, in seconds of the loop's monotonic clock; None is never."""
+    """The deadline, in seconds of the loop's monotonic clock; None: no deadline."""
 
 
 UNDER: ContextVar[Bounded | None] = ContextVar("gangline_under", default=None)
-"""Set for each task, in a context that is its own, to what `current_task` finds: one variable for both, since to set
-another costs as much as to run a short task. Outside of all tasks None, or what `deadline` set."""
+"""Set for each task, in a context of its own, to the object that `current_task` returns. One variable serves both
+purposes, since setting another one costs as much as running a short task. Outside of all tasks it is None, or what
+`deadline` set."""
 
 
 class _Bound:
@@ -33,14 +34,14 @@ class _Bound:
 
 
 def current_deadline() -> float | None:
-    """When the surrounding task must be done, in seconds of the loop's monotonic clock; None is never."""
+    """The deadline of the surrounding task, in seconds of the loop's monotonic clock; None: no deadline."""
     under = UNDER.get()
     return None if under is None else under.deadline
 
 
 @contextmanager
 def deadline(at: float | None) -> Iterator[None]:
-    """Run the block under a deadline. An outer deadline that is earlier stays in force."""
+    """Run the block with a deadline. An earlier outer deadline stays in force."""
     outer = current_deadline()
     if at is None or (outer is not None and outer < at):
         yield
@@ -53,11 +54,12 @@ def deadline(at: float | None) -> Iterator[None]:
 
 
 CLOCKS_DIFFER: Final = 0.2
-"""By how much of the faster one the rates of two machines' clocks may differ. A clock that is steered back onto the
-right time may be off by a twelfth (chrony's `maxslewrate`), and so may the other one, the other way."""
+"""The largest difference between the rates of two machines' clocks, as a fraction of the faster one. A clock that is
+being corrected may be off by a twelfth (chrony's `maxslewrate`), and the other one may be off in the other
+direction."""
 
 
 def margin_s(ttl_s: float) -> float:
-    """How much earlier than its time to live a holder stops trusting what it holds: for a clock that is slower than
-    that of whoever granted it, and a little for what it takes to notice; a quarter at most."""
+    """How much earlier than its time to live a holder stops trusting a lease. It covers a holder's clock that is
+    slower than the grantor's, and the time to notice; at most a quarter of the time to live."""
     return min(ttl_s / 4, 0.05 + ttl_s * CLOCKS_DIFFER)

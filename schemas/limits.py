@@ -1,12 +1,12 @@
-"""Bounds of the wire, in one place. A violation is an error before anything is sent."""
+"""Limits of the wire, in one place. A violation is an error before anything is sent."""
 
 from __future__ import annotations
 
 from typing import Final
 
 WIRE_VERSION: Final = 1
-"""Version of frames and records. Frames of another version are refused with a clear error; of a record, a reader takes
-the fields that it knows."""
+"""Version of frames and records. Frames of another version are refused with a clear error; of a record, a reader
+uses the fields that it knows."""
 
 MAX_NAME_CHARS: Final = 128
 """Longest pool, worker, endpoint or method name."""
@@ -15,7 +15,7 @@ MAX_TOKEN_CHARS: Final = 64
 """Longest lease token or request id."""
 
 MAX_SLOTS: Final = 1_000_000
-"""Most slots that one worker may have, or one lease may hold."""
+"""Maximum number of slots of a worker or a lease."""
 
 MIN_TTL_S: Final = 1.0
 """Shortest lease: the server expires keys in whole seconds, at least one."""
@@ -24,15 +24,16 @@ MAX_TTL_S: Final = 86_400.0
 """Longest lease without a renewal."""
 
 MAX_DEADLINE_S: Final = 30 * 86_400.0
-"""Longest deadline a caller may ask for."""
+"""Longest deadline of a call."""
 
 MAX_DEPTH: Final = 64
 """Deepest nesting of lists and maps in a body; `[[]]` is two levels deep."""
 
 FRAME_OVERHEAD_BYTES: Final = 512
-"""Room left in `max_payload` for headers and the envelope of one frame."""
+"""Part of `max_payload` that is reserved for headers and the envelope of one frame."""
 MAX_CHECKED: Final = 10_000
-"""Most task ids in the CHECKs of one message: each costs the worker some microseconds, in one go."""
+"""Maximum number of task ids in the CHECKs of one message: the worker spends some microseconds on each, without a
+break."""
 
 
 MAX_ATTEMPTS: Final = 10_000

@@ -1,59 +1,59 @@
-"""Every subject and every key is built and parsed here, and nowhere else.
+"""Builds and parses every subject and every key; no other module does.
 
-`<ns>` is the namespace, `gangline` unless configured. Ids stand in subjects so that the stock `nats` CLI can filter.
+`<ns>` is the namespace, `gangline` unless configured. Ids are part of subjects, so the `nats` CLI can filter by them.
 
 ==========================================================  ==================================================
-subject                                                     who asks whom
+subject                                                     sender -> receiver
 ==========================================================  ==================================================
 `<ns>.call.<endpoint>.<method>`                             anyone -> gateways (queue group)
 `<ns>.worker.<pool>.<worker>.<operation>`                   routers, operators and other languages -> that worker
 `<ns>.event.worker.<pool>.<worker>`                         broadcast: joined, draining, left, epoch
 `<ns>.gang.<operation>`                                     owners, operators and workers -> the leading coordinator
-`<ns>.gang-shard.<shard>.<operation>`                       leaders of shards among themselves
+`<ns>.gang-shard.<shard>.<operation>`                       between leaders of shards
 `<ns>.event.gang.<gang>`                                    broadcast: formed, torn down, restarting, ended, ...
-`<ns>.gang-talk.<gang>.<generation>.<run>.<rank or all>`    members among themselves (see worker.gangs.collectives_core)
+`<ns>.gang-talk.<gang>.<generation>.<run>.<rank or all>`    between members (see worker.gangs.collectives_core)
 `<ns>.task.<endpoint>.<method>`                             anyone; the stream `<NS>_TASKS` keeps it (see submission)
 `<ns>.sched.<id>`                                           anyone; the same stream, which delays and repeats it
 `<ns>.dead.<endpoint>.<method>`                             dispatchers; the stream `<NS>_DEAD` keeps it
 `<ns>.job.<job>.<kind>`                                     dispatchers and workers; the stream `<NS>_JOBS` keeps it
-`<ns>.queue.<endpoint>.<operation>`                         clients and operators -> the dispatcher that has the queue
+`<ns>.queue.<endpoint>.<operation>`                         clients and operators -> the dispatcher that owns it
 `<ns>.dispatcher.<dispatcher>.<operation>`                  dispatchers and operators -> that dispatcher
 `<ns>.event.dispatcher.<dispatcher>`                        broadcast: joined, here, queues handed over, left
 `<ns>.event.router.<router>`                                broadcast: how many requests wait in that router
 `<ns>.event.task.<endpoint>`                                broadcast: a task became a dead letter
-`_GANGLINE.<ns>.worker.<pool>.<worker>.<channel>.<op.>`     routers, coordinators, dispatchers -> that very process
-`_GANGLINE.<subject>`                                       as `<subject>`, one of those above that is answered
+`_GANGLINE.<ns>.worker.<pool>.<worker>.<channel>.<op.>`     routers, coordinators, dispatchers -> that one process
+`_GANGLINE.<subject>`                                       as `<subject>`, for any subject above with answers
 ==========================================================  ==================================================
 
-The last two are private subjects. Whoever watches `<ns>.>` listens to none of them, so the server goes on saying "no
-responders" there, and Gangline's own processes ask each other nowhere else (docs/adr/0011).
+The last two are private subjects. A watcher of `<ns>.>` does not subscribe to them, so the server still reports "no
+responders" there. Gangline's own processes send requests only to private subjects (docs/adr/0011).
 
-Keys of the ledger bucket (`<NS>_LEDGER`; one stream, so that what must change together can):
+Keys of the ledger bucket (`<NS>_LEDGER`; a single stream, so that one atomic batch can change several keys):
 
 ==========================================================  ==================================================
 key                                                         value
 ==========================================================  ==================================================
-`reg.<pool>.<worker>`                                       Registration; changes seldom (epoch, drain, resize)
+`reg.<pool>.<worker>`                                       Registration; changes rarely (epoch, drain, resize)
 `alive.<pool>.<worker>`                                     Heartbeat; every second, expires after three
 `lease.<pool>.<worker>.<token>`                             LeaseRecord; expires with the lease
 `leader`, `leader_alive`                                    LeaderRecord, LeaderAlive; the latter expires after 2 s
-`leader.<shard>`, `leader_alive.<shard>`                    the same of one shard, where coordinators are sharded
-`shards`                                                    ShardMap: which shard keeps which pools
+`leader.<shard>`, `leader_alive.<shard>`                    the same for each shard, if coordinators are sharded
+`shards`                                                    ShardMap: which shard owns which pools
 `gang.<gang>`                                               GangRecord
 `member.<pool>.<worker>.<gang>`                             MemberRecord
 `gangset.<name>`                                            GangSetRecord
 `gangset_status.<name>`                                     GangSetStatus
 ==========================================================  ==================================================
 
-Keys of the bucket of results (`<NS>_RESULTS`), of which a task's are never used again by another one:
+Keys of the result bucket (`<NS>_RESULTS`); a task's keys are never reused by another one:
 
 ==========================================================  ==================================================
 `result.<job>`                                              ResultRecord; expires
-`try.<endpoint>.<job>`                                      TryRecord; while a job that failed waits for its next try
-`turn.<endpoint>`                                           TurnRecord; its revision is part of the fences of tasks
+`try.<endpoint>.<job>`                                      TryRecord; while a failed job waits for its next try
+`turn.<endpoint>`                                           TurnRecord; its revision is part of the tasks' fences
 ==========================================================  ==================================================
 
-Keys of the bucket of routes (`<NS>_ROUTES`) are the names of endpoints, values RouteRecords.
+Keys of the route bucket (`<NS>_ROUTES`) are names of endpoints, values RouteRecords.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
 PRIVATE: Final = "_GANGLINE"
 """First token of private subjects."""
 CHANNEL_CHARS: Final = 8
-"""Of the token that tells the private subjects of two processes of one id apart. Short: each message carries it."""
+"""Length of the token that tells apart the private subjects of two processes with one id. Short, because each
+message has it."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_PARTS = {"reg": 3, "alive": 3, "lease": 4, "member": 4}
 
@@ -78,9 +79,9 @@ class Operation(StrEnum):
     """Last token of a worker's subject."""
 
     FRAMES = "frames"
-    """Lists of frames between SDK and worker (msgpack; see schemas.wire.frames)."""
+    """Envelopes of frames between routers and the worker (msgpack; see schemas.wire.frames)."""
     RESERVE = "reserve"
-    """Lease slots (see schemas.messages.operations; this and all below take JSON or msgpack, from any language)."""
+    """Lease slots (see schemas.messages.operations; this and all below accept JSON or msgpack, from any language)."""
     DISPATCH = "dispatch"
     """Run one task on a lease; the answer is the bare result."""
     RENEW = "renew"
@@ -89,25 +90,25 @@ class Operation(StrEnum):
     DRAIN = "drain"
     RESIZE = "resize"
     HOLD = "hold"
-    """From here on only the leading coordinator asks (see schemas.messages.gangs)."""
+    """From here on only the leading coordinator sends requests (see schemas.messages.gangs)."""
     UNHOLD = "unhold"
     KEEP = "keep"
     FORM = "form"
     TEARDOWN = "teardown"
     PING = "ping"
     JOBS = "jobs"
-    """Which durable tasks run here, or ended a moment ago; dispatchers ask that take a queue over."""
+    """Durable tasks that run here or have just ended; used by dispatchers that take a queue over."""
 
 
 class QueueOperation(StrEnum):
     """Last token of the subjects of an endpoint's queue; see schemas.records.jobs."""
 
     GET = "get"
-    """What is known of one job."""
+    """The status of one job."""
     CANCEL = "cancel"
     STATS = "stats"
     WHY = "why"
-    """What a job waits for."""
+    """Why a job is not running."""
 
 
 class DispatcherOperation(StrEnum):
@@ -118,7 +119,7 @@ class DispatcherOperation(StrEnum):
 
 
 class JobFeed(StrEnum):
-    """Last token of what is told of one job; see schemas.records.jobs."""
+    """Last token of the subjects for states, progress and items of a job; see schemas.records.jobs."""
 
     STATE = "state"
     PROGRESS = "progress"
@@ -132,23 +133,23 @@ class GangOperation(StrEnum):
     RENEW = "renew"
     RELEASE = "release"
     END = "end"
-    """From operators: whoever owns it."""
+    """From operators, whoever the owner is."""
     GET = "get"
     LIST = "list"
     WHY = "why"
     REPORT = "report"
-    """From workers: a member failed. Published, or asked for an acknowledgement."""
+    """From workers: a member started or failed. Published, or sent as a request for an acknowledgement."""
 
 
 _seen: Final[set[str]] = set()
-"""Names that were found right: pools, endpoints and methods come again with every request. Bounded; short names only,
-which leaves out most of those that come once, as ids of jobs."""
+"""Names known to be valid: pools, endpoints and methods come with every request. Bounded; only short names, which
+leaves out most that occur once, such as ids of jobs."""
 _MOST_SEEN: Final = 10_000
 _SHORT: Final = 22
 
 
 def check_name(value: str, kind: str) -> str:
-    """Return `value` if it can stand in a subject as one token.
+    """Return `value` if it is valid as one token of a subject.
 
     Raises:
         InvalidName: empty, too long, or with a character outside `[A-Za-z0-9_-]`.
@@ -168,7 +169,7 @@ def check_name(value: str, kind: str) -> str:
 
 
 def is_name(value: str) -> bool:
-    """Whether `check_name` would take it."""
+    """Whether `check_name` accepts it."""
     return 0 < len(value) <= MAX_NAME_CHARS and _NAME.fullmatch(value) is not None
 
 
@@ -193,7 +194,7 @@ class WorkerId:
     """A worker's full name. `worker` is unique within its pool.
 
     Raises:
-        InvalidName: either part cannot stand in a subject.
+        InvalidName: either part is not a valid subject token.
     """
 
     pool: str
@@ -204,7 +205,7 @@ class WorkerId:
         check_name(self.worker, "worker")
 
     def __hash__(self) -> int:
-        # That of the text, which knows it already; workers of two pools seldom have one name.
+        # The hash of `worker`, which str caches; workers of two pools seldom have the same name.
         return hash(self.worker)
 
     @classmethod
@@ -228,8 +229,8 @@ class Names:
     """Subjects and keys of one namespace.
 
     Raises:
-        InvalidName: the namespace cannot stand in a subject, or has capitals (its bucket's name is in capitals, so two
-            namespaces that differ only in case would share one).
+        InvalidName: the namespace is not a valid subject token, or has capitals (its bucket's name is in capitals, so
+            two namespaces that differ only in case would share one).
     """
 
     namespace: str = "gangline"
@@ -243,12 +244,12 @@ class Names:
 
     @staticmethod
     def private(subject: str) -> str:
-        """Where our own processes send what others send to `subject`; whoever answers it listens to both."""
+        """The private subject of `subject`. Our own processes send there; responders subscribe to both."""
         return f"{PRIVATE}.{subject}"
 
     @staticmethod
     def both(subject: str) -> tuple[str, str]:
-        """What those subscribe who answer `subject`."""
+        """The subjects that a responder for `subject` subscribes to."""
         return subject, f"{PRIVATE}.{subject}"
 
     def call(self, endpoint: str, method: str) -> str:
@@ -256,7 +257,7 @@ class Names:
 
     @property
     def calls(self) -> str:
-        """What a gateway subscribes to. Wide, so that a malformed target is answered and not lost in silence."""
+        """The subscription of a gateway. Wide, so that a malformed target gets an answer and is not lost."""
         return f"{self.namespace}.call.>"
 
     @property
@@ -264,7 +265,7 @@ class Names:
         return f"{self.namespace}-gateway"
 
     def parse_call(self, subject: str) -> tuple[str, str]:
-        """Inverse of :meth:`call`, also for its private subject."""
+        """Inverse of :meth:`call`; also accepts its private subject."""
         subject = subject.removeprefix(f"{PRIVATE}.")
         prefix = f"{self.namespace}.call."
         if not subject.startswith(prefix):
@@ -272,12 +273,12 @@ class Names:
         return split_target(subject[len(prefix) :])
 
     def worker(self, worker: WorkerId, operation: Operation | str, channel: str = "") -> str:
-        """To any process that has that id; or, by the channel that its registration names, to one process alone."""
+        """The subject of any process with that id; with the `channel` from its registration, of that one process."""
         public = f"{self.namespace}.worker.{worker.pool}.{worker.worker}"
         return f"{PRIVATE}.{public}.{channel}.{operation}" if channel else f"{public}.{operation}"
 
     def worker_operations(self, worker: WorkerId, channel: str = "") -> str:
-        """What a worker subscribes to: without its channel, and with it."""
+        """The subscriptions of a worker, with and without its channel."""
         return self.worker(worker, "*", channel)
 
     def worker_event(self, worker: WorkerId) -> str:
@@ -292,16 +293,16 @@ class Names:
 
     @property
     def gang_operations(self) -> str:
-        """What the leading coordinator subscribes to, and nobody else."""
+        """The subscription of the leading coordinator; nobody else subscribes to it."""
         return f"{self.namespace}.gang.*"
 
     @property
     def gang_queue(self) -> str:
-        """The queue group in which one of all leaders of shards gets each request."""
+        """The queue group of all shard leaders; one of them gets each request."""
         return f"{self.namespace}-gang"
 
     def shard(self, shard: str, operation: str) -> str:
-        """To the leader of one shard, from the leaders of others."""
+        """From shard leaders to the leader of another shard."""
         return f"{self.namespace}.gang-shard.{check_name(shard, 'shard')}.{operation}"
 
     def gang_event(self, gang: str) -> str:
@@ -324,11 +325,11 @@ class Names:
 
     @property
     def tasks(self) -> str:
-        """What the stream of tasks captures. Wide, so that a malformed target is kept, and ends as a dead letter."""
+        """The subjects of the task stream. Wide, so that a malformed target is stored and becomes a dead letter."""
         return f"{self.namespace}.task.>"
 
     def tasks_of(self, endpoint: str) -> str:
-        """What the queue of one endpoint takes from the stream."""
+        """The filter of one endpoint's queue."""
         return f"{self.namespace}.task.{check_name(endpoint, 'endpoint')}.>"
 
     def parse_task(self, subject: str) -> tuple[str, str]:
@@ -350,7 +351,7 @@ class Names:
         return f"{self.namespace.upper()}_TASKS"
 
     def dead(self, endpoint: str, method: str) -> str:
-        """Names that cannot stand in a subject are given as `_`."""
+        """Parts that are not valid names are replaced by `_`."""
         return f"{self.namespace}.dead.{_or_blank(endpoint)}.{_or_blank(method)}"
 
     @property
@@ -387,7 +388,7 @@ class Names:
         return f"{self.namespace}.event.dispatcher.*"
 
     def task_event(self, endpoint: str) -> str:
-        """A name that cannot stand in a subject is given as `_`."""
+        """An invalid name is replaced by `_`."""
         return f"{self.namespace}.event.task.{_or_blank(endpoint)}"
 
     @property
@@ -402,7 +403,7 @@ class Names:
         return f"{self.namespace}.event.router.{check_name(router, 'token')}"
 
     def route_event(self, endpoint: str) -> str:
-        """A name that cannot stand in a subject is given as `_`."""
+        """An invalid name is replaced by `_`."""
         return f"{self.namespace}.event.route.{_or_blank(endpoint)}"
 
     @property
@@ -455,7 +456,7 @@ class Names:
 
     @staticmethod
     def leader_key_of(shard: str) -> str:
-        """Of a shard; "" is the coordinator of all pools."""
+        """Key of a shard's leader; "" is the coordinator of all pools."""
         return f"{Names.leader_key}.{check_name(shard, 'shard')}" if shard else Names.leader_key
 
     @staticmethod

@@ -1,7 +1,8 @@
-"""What a lease is called where others may read it.
+"""The public id of a lease.
 
-Whoever knows a token can use and release its slots. So tokens go to those who hold them and into the ledger, which
-workers, routers and coordinators read; operators are shown this id, which is made of the token without giving it away.
+Whoever knows a token can use and release its slots. So tokens are only given to their holders and stored in the
+ledger, which workers, routers and coordinators read. Operators see this id, which is derived from the token but does
+not reveal it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from hashlib import blake2b
 from typing import Final
 
 MARK: Final = "~"
-"""Begins every public id; no token has it."""
+"""Prefix of every public id; no token starts with it."""
 
 
 def public_id(token: str) -> str:
-    """The same for the same token, on every machine. A public id stays as it is."""
+    """The public id of a token, the same on every machine. A public id is returned unchanged."""
     if token.startswith(MARK):
         return token
     return MARK + blake2b(token.encode(), digest_size=6, person=b"gangline").hexdigest()

@@ -1,16 +1,16 @@
-"""Schedules as the server understands them, checked before they are sent. Pure.
+"""Checks schedules before they are sent to the server. Pure.
 
-The server reads `Nats-Schedule` by the rules of robfig/cron (nats-server 2.12 and later); this accepts what it accepts,
-and says of the rest what to write. It also keeps from the server what stalls it: a field of nothing but commas matches
-no time, and JetStream stands still for seconds while the server looks for one.
+The server reads `Nats-Schedule` by the rules of robfig/cron (nats-server 2.12 and later). This accepts the same
+schedules, and for all others says what to write. It also refuses a field of nothing but commas: it matches no time, and
+JetStream stalls for seconds while the server searches for one.
 
 =======================  =============================================================================================
 six fields               seconds, minutes, hours, days of the month, months, days of the week (0 is Sunday, 6 Saturday)
-a field                  one or more of the following, with commas between
+a field                  one or more of the following, separated by commas
 `*`, `?`                 every one
 `5`, `mon`, `jan`        that one; names of three letters are for months and days of the week
 `1-5`, `mon-fri`         a range, upwards
-`*/10`, `5/10`, `0-30/5` every so many of those, or from that one on
+`*/10`, `5/10`, `0-30/5` every 10th, or every 10th from that one on
 `@every 1h30m`           at least one second
 `@hourly`, ...           see `NAMED`
 `@at` RFC 3339           once
@@ -50,7 +50,7 @@ _FIELDS: Final[tuple[tuple[str, int, int, dict[str, int]], ...]] = (
     ("days of the week", 0, 6, _DAYS),
 )
 _LONGEST: Final = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-"""Days of each month, from 1."""
+"""Number of days of each month."""
 _NUMBER: Final = re.compile(r"\+?[0-9]{1,18}")
 _LENGTH: Final = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+")
 _PART: Final = re.compile(r"([0-9.]+)([a-zµμ]+)")
@@ -61,10 +61,10 @@ _SHOWN: Final = 60
 
 
 def check_schedule(text: str) -> str:
-    """A schedule that the server will take, without blanks around it.
+    """Return a schedule that the server accepts, without surrounding blanks.
 
     Raises:
-        InvalidSchedule: what is wrong with it, and what to write.
+        InvalidSchedule: says what is wrong, and what to write.
     """
     text = text.strip()
     if text.startswith("@"):
@@ -75,7 +75,7 @@ def check_schedule(text: str) -> str:
         raise InvalidSchedule(_of_fields(text, len(fields)))
     found = [_parse_field(text, *each) for each in zip(fields, _FIELDS, strict=True)]
     days, months, weekdays = found[3:]
-    # A day of the week that is asked for is enough, where a day of the month is as well.
+    # If both days of the week and days of the month are given, either of them is enough.
     if weekdays[1] and not any(day <= _LONGEST[month] for month in months[0] for day in days[0]):
         raise _wrong(text, "no month that it names has such a day")
     return text
@@ -126,7 +126,7 @@ def _is_moment(text: str) -> bool:
 
 
 def _parse_field(text: str, field: str, kind: tuple[str, int, int, dict[str, int]]) -> tuple[set[int], bool]:
-    """What it matches, and whether it says "every one"."""
+    """The values that it matches, and whether it means "every one"."""
     name, low, high, names = kind
     parts = [part for part in field.split(",") if part]
     if not parts:

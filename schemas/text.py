@@ -1,4 +1,4 @@
-"""Text that people read and type, in the one form that all parts use: counts, numbers, yes or no, durations."""
+"""Text for people: counts, numbers, booleans and durations, in one format for all parts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NO: Final = frozenset(("false", "0", "no", ""))
 
 
 def parse_yes_no(text: str) -> bool:
-    """`true`, `1`, `yes`; `false`, `0`, `no` or nothing; in whatever case.
+    """`true`, `1`, `yes`; `false`, `0`, `no` or an empty text; upper or lower case.
 
     Raises:
-        ValueError: something else.
+        ValueError: any other text.
     """
     word = text.strip().lower()
     if word in _YES:

@@ -1,1 +1,1 @@
-"""All messages in one list, as AsyncAPI. Imports only: the rest of schemas."""
+"""A list of all messages, and its export as AsyncAPI. Imports only the rest of schemas."""

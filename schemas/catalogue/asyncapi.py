@@ -1,4 +1,4 @@
-"""The AsyncAPI 3.0 document of the wire, made from schemas.catalogue and the models that it names."""
+"""The AsyncAPI 3.0 document of the wire, generated from schemas.catalogue and its models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .catalogue import ARGUMENTS, FRAMES, PUBLISHED, RESULT, Body, Channel, cata
 _REF = "#/components/schemas/"
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     ARGUMENTS: (
-        "Arguments of a task: an object of named ones, an array of positional ones, or nothing.",
+        "Arguments of a task: an object with keyword arguments, an array of positional ones, or nothing.",
         {"type": ["object", "array", "null"]},
     ),
     RESULT: ("The bare result of a task. With the header `Nats-Service-Error`, the body is an Error.", {}),
@@ -70,7 +70,7 @@ def document(version: str) -> dict[str, Any]:
 
 
 def text(version: str) -> str:
-    """As it stands in the file."""
+    """The text of the file."""
     return json.dumps(document(version), indent=1, sort_keys=False) + "\n"
 
 
@@ -78,13 +78,13 @@ Named = dict[type[BaseModel], str]
 
 
 def _schemas(channels: tuple[Channel, ...]) -> tuple[Named, dict[str, Any]]:
-    """What each model is called in the document, and all schemas by name."""
+    """The name of each model in the document, and all schemas by name."""
     models = {body for channel in channels for body in (channel.body, channel.reply) if isinstance(body, type)}
     ordered = sorted(models, key=lambda model: f"{model.__module__}.{model.__name__}")
     references, generated = models_json_schema(
         [(model, "validation") for model in ordered], ref_template=_REF + "{model}"
     )
-    # Models of one name in two modules get long names from pydantic: the module's topic will do.
+    # pydantic gives models of the same name long names. Use the last part of the module's name instead.
     generated = json.loads(re.sub(r"gangline__schemas__(?:[a-z]+__)?(gang|job)\w*?__", _topic, json.dumps(generated)))
     named: Named = {
         model: re.sub(
@@ -120,19 +120,19 @@ def _channel(channel: Channel) -> dict[str, Any]:
 
 
 _PARAMETERS = {
-    "dispatcher": "The id of a dispatcher, as its events and `nats service ls` tell it.",
-    "router": "A client, gateway or dispatcher; lives as long as that.",
+    "dispatcher": "The id of a dispatcher, as in its events and in `nats service ls`.",
+    "router": "Id of a client, gateway or dispatcher; new for each.",
     "ns": "the namespace",
     "NS": "the namespace, in capitals",
     "pool": "workers that serve the same tasks",
     "worker": "a worker's name within its pool",
-    "endpoint": "what producers name; a route splits its traffic over pools, without one it is the pool of its name",
+    "endpoint": "the name that producers use; without a route it is the pool of that name",
     "method": "a task of the pool",
-    "token": "identity of a lease",
+    "token": "the identity of a lease",
     "gang": "a gang's id",
     "gangset": "name of a standing set of gangs",
     "job": "id of a durable task: its header Gangline-Job, or its sequence in the stream",
-    "id": "any name that no other schedule has",
+    "id": "a name that no other schedule has",
 }
 
 

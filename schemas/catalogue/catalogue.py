@@ -1,5 +1,5 @@
-"""Everything that passes over the wire, in one list: for documents made by machines (AsyncAPI), and for tests that
-compare the wire with its description. Addresses are built by schemas.names, like those that are really used.
+"""All messages on the wire in one list, for generated documents (AsyncAPI) and for tests that compare the wire with
+its description. Addresses are built by schemas.names, like the real ones.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..records import workers as records
 from ..wire import headers
 
 ARGUMENTS: Final = "arguments"
-"""A body that is a task's arguments: an object of named ones, an array of positional ones, or nothing."""
+"""A body with the arguments of a task: an object with keyword arguments, an array of positional ones, or nothing."""
 RESULT: Final = "result"
-"""A body that is a task's bare result."""
+"""A body with the bare result of a task."""
 FRAMES: Final = "frames"
-"""Envelopes of frames in msgpack, see schemas.wire.frames."""
+"""Envelopes of frames in msgpack; see schemas.wire.frames."""
 PUBLISHED: Final = "publish_ack"
-"""JetStream's own answer: `{"stream", "seq", "duplicate"}`."""
+"""JetStream's publish ack: `{"stream", "seq", "duplicate"}`."""
 
 Body = type[BaseModel] | str | None
 
@@ -36,13 +36,13 @@ class Channel:
 
     name: str
     address: str
-    """With placeholders, as `{ns}.call.{endpoint}.{method}`."""
+    """With placeholders, for example `{ns}.call.{endpoint}.{method}`."""
     about: str
     body: Body
     reply: Body = None
-    """None: nothing is answered."""
+    """None: there is no answer."""
     headers: tuple[str, ...] = ()
-    """That a request may have."""
+    """Headers that a request may have."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class Channel:
         return tuple(dict.fromkeys(re.findall(r"{(\w+)}", self.address)))
 
 
-# Stand-ins that are good names, and are found again in what Names builds of them.
+# Sample values: valid names that can be found again in what Names builds from them.
 _NAMES: Final = Names("ns0")
 _WORKER: Final = WorkerId("POOL0", "WORKER0")
 _CALL_HEADERS: Final = (
@@ -148,7 +148,7 @@ def _tasks() -> list[Channel]:
         Channel(
             name="task",
             address=_address(names.task("ENDPOINT0", "METHOD0")),
-            about="Submit a durable task. The stream of tasks keeps it until it has ended.",
+            about="Submit a durable task. The task stream keeps it until it has ended.",
             body=ARGUMENTS,
             reply=PUBLISHED,
             headers=_TASK_HEADERS,
@@ -156,7 +156,7 @@ def _tasks() -> list[Channel]:
         Channel(
             name="schedule",
             address=_address(names.schedule("ID0")),
-            about="Submit a durable task later, or again and again: the server publishes it to its target in time.",
+            about="Submit a durable task with a delay or a schedule. The server publishes it when it is due.",
             body=ARGUMENTS,
             reply=PUBLISHED,
             headers=(headers.SCHEDULE, headers.SCHEDULE_TARGET, *_TASK_HEADERS),
@@ -164,7 +164,7 @@ def _tasks() -> list[Channel]:
         Channel(
             name="dead",
             address=_address(names.dead("ENDPOINT0", "METHOD0")),
-            about="A dead letter: the task's own body and headers, and why it ended here.",
+            about="A dead letter: the task's body and headers, and why it failed.",
             body=ARGUMENTS,
             headers=(
                 headers.SUBJECT,
@@ -233,7 +233,7 @@ def _events() -> list[Channel]:
         Channel(
             name="event_gang",
             address=_address(_NAMES.gang_event("GANG0")),
-            about="Broadcast: what became of a gang.",
+            about="Broadcast: the state of a gang changed.",
             body=gang_messages.GangEvent,
         ),
         Channel(
@@ -245,13 +245,13 @@ def _events() -> list[Channel]:
         Channel(
             name="event_dispatcher",
             address=_address(_NAMES.dispatcher_event("DISPATCHER0")),
-            about="Broadcast: a dispatcher came, is here, handed queues over, or left.",
+            about="Broadcast: a dispatcher joined, is alive, handed queues over, or left.",
             body=jobs.DispatcherEvent,
         ),
         Channel(
             name="event_router",
             address=_address(_NAMES.router_event("ROUTER0")),
-            about="Broadcast: how many requests wait in a router, once a second while any does.",
+            about="Broadcast: how many requests wait in a router, once a second while any waits.",
             body=messages.RouterQueues,
         ),
     ]

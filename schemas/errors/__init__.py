@@ -1,1 +1,1 @@
-"""What goes wrong, each with a stable code. Imports only: text."""
+"""All errors, each with a stable code. Imports only text."""

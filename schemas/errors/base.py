@@ -3,47 +3,47 @@
 ::
 
     GanglineError
-    ├── InvalidRequest                  the request itself is wrong; sending it again cannot help
-    │   ├── MalformedMessage            not msgpack / JSON, or not the shape the wire asks for
+    ├── InvalidRequest                  the request itself is wrong; sending it again does not help
+    │   ├── MalformedMessage            not msgpack / JSON, or not of the required form
     │   ├── InvalidName                 a pool, worker, endpoint or method name that cannot be a subject token
     │   ├── InvalidArguments            arguments do not fit the task's annotations
     │   ├── InvalidSettings             a setting is out of its bounds
-    │   ├── UnknownMethod               the pool has no task of that name
-    │   └── PayloadTooLarge             over the server's max_payload; nothing was sent
+    │   ├── UnknownMethod               the pool has no task with that name
+    │   └── PayloadTooLarge             larger than the server's max_payload; nothing was sent
     ├── Unavailable                     nothing started; the same request may succeed later
     │   ├── NoWorkers                   no worker serves that pool
-    │   ├── Saturated                   every worker stayed full for the attempts or the time allowed
-    │   ├── QueueFull                   this router already queues `max_queued` requests for the pool
-    │   ├── Draining                    the worker (or this router) is leaving
+    │   ├── Saturated                   every worker stayed full for all attempts or until the deadline
+    │   ├── QueueFull                   this router already has `max_queued` waiting requests for the pool
+    │   ├── Draining                    the worker (or this router) is shutting down
     │   ├── Disconnected                no connection to a nats-server right now
     │   ├── ServerUnreachable           could not connect at all
     │   ├── ServerUnsupported           the server is too old or lacks JetStream
     │   ├── WorkerIdTaken               another live worker has that id
-    │   └── WorkerUnhealthy             a health check of the worker failed, so it has left
-    ├── LeaseError                      the right to the slot is not there; nothing started
+    │   └── WorkerUnhealthy             a health check of the worker failed, so it shut down
+    ├── LeaseError                      the slot is not held; nothing started
     │   ├── UnknownToken                never granted, already released, or already used up
-    │   ├── LeaseExpired                the lease's time ran out
+    │   ├── LeaseExpired                the lease's time to live passed
     │   ├── LeaseBusy                   all slots of a multi-use lease are in use
     │   ├── StaleEpoch                  the worker restarted (or was frozen) since
-    │   ├── SelectionUsed               a selection dispatches once
+    │   ├── SelectionUsed               a selection can be dispatched only once
     │   ├── SelectionClosed             dispatched after its `async with` block ended
     │   ├── WrongPool                   the selection belongs to another pool
     │   └── WrongClient                 the selection was made by another client
     ├── DeadlineExceeded                the caller's deadline passed
     ├── OutcomeUnknown                  the task may have run; it is not marked idempotent, so it was not retried
-    │   ├── WorkerLost                  its worker vanished
+    │   ├── WorkerLost                  its worker was lost
     │   └── ResultLost                  it finished, but the answer was lost and is no longer kept
-    ├── TaskError                       the task started and did not succeed
+    ├── TaskError                       the task started and failed
     │   ├── TaskFailed                  it raised; carries type, message and traceback
     │   ├── TaskCrashed                 its process died (signal, segfault, os._exit)
     │   ├── TaskCancelled               it was cancelled
-    │   └── InvalidResult               its result fits no format of the wire
+    │   └── InvalidResult               its result cannot be serialized
     ├── StreamBroken                    items of a streamed result were lost
     └── ClosedError                     you already closed this client, router or worker
 
-A task that raises NonRetryable (of TaskFailed, as which it reaches callers) says that trying it again cannot help.
+A task raises NonRetryable to say that another attempt cannot help. Callers get it as TaskFailed.
 
-Every error says what to do next in its text, and carries `code` (stable, for machines), `status` (the number in
+The text of every error says what to do next. Errors have `code` (stable, for programs), `status` (the number in
 `Nats-Service-Error-Code`) and `may_have_started` (whether the task's side effects may exist).
 """
 
@@ -53,12 +53,12 @@ from typing import Any, ClassVar
 
 
 class GanglineError(Exception):
-    """Base of all errors of this package.
+    """Base class of all errors of this package.
 
     Attributes:
         code: stable machine-readable name, the same on the wire.
         status: HTTP-like number, sent as `Nats-Service-Error-Code`.
-        may_have_started: False means certainly nothing of the task ran.
+        may_have_started: False: certainly no part of the task ran.
         details: further facts (ids, sizes, traceback), JSON-compatible.
     """
 
@@ -80,7 +80,7 @@ class GanglineError(Exception):
             self.may_have_started = may_have_started
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON body that travels beside `Nats-Service-Error`."""
+        """The JSON body of an answer with `Nats-Service-Error`."""
         body: dict[str, Any] = {
             "code": self.code,
             "message": self.message,
@@ -233,13 +233,14 @@ class TaskError(GanglineError):
 
 
 class TaskFailed(TaskError):
-    """The task raised. `details`: `type`, `message`, `traceback`, and `non_retryable` (true) if it said so."""
+    """The task raised an exception. `details`: `type`, `message`, `traceback`, and `non_retryable` (true) if it
+    raised NonRetryable."""
 
     code = "task_failed"
 
     @property
     def remote_type(self) -> str:
-        """Name of the exception class raised by the task, for example `ValueError`."""
+        """Name of the exception class that the task raised, for example `ValueError`."""
         return str(self.details.get("type", ""))
 
     @property
@@ -249,13 +250,14 @@ class TaskFailed(TaskError):
 
     @property
     def remote_traceback(self) -> str:
-        """The worker's formatted traceback; empty when the worker was told not to send it."""
+        """The traceback as the worker formatted it; empty if the worker is configured not to send it."""
         return str(self.details.get("traceback", ""))
 
 
 class NonRetryable(TaskFailed):
-    """Raised by a task to say that running it again cannot help: a durable task is dead at once, whatever attempts it
-    has left. Subclasses count as well. It reaches callers as TaskFailed, whose `details` then have `non_retryable`."""
+    """A task raises it to say that another attempt cannot help: a durable task becomes a dead letter at once,
+    whatever attempts it has left. Subclasses count as well. Callers get it as TaskFailed, with `non_retryable` in
+    `details`."""
 
     @property
     def retryable(self) -> bool:
@@ -287,7 +289,7 @@ class ClosedError(GanglineError):
 
 
 def _by_code(root: type[GanglineError]) -> dict[str, type[GanglineError]]:
-    # A class that has its parent's code is a detail of where it is raised: it arrives as the parent.
+    # A class with its parent's code exists only locally; on the wire it becomes the parent.
     found = {root.code: root} if "code" in vars(root) else {}
     for child in root.__subclasses__():
         found.update(_by_code(child))
@@ -298,9 +300,9 @@ _classes = _by_code(GanglineError)
 
 
 def error_from_wire(code: str, message: str, details: dict[str, Any] | None, may_have_started: bool) -> GanglineError:
-    """Rebuild an error that another process answered; an unknown code becomes the base class."""
+    """Rebuild an error from another process's answer; an unknown code becomes the base class."""
     if code not in _classes:
-        # Folders above this one add classes of their own when they are imported.
+        # Packages above this one add their own classes when they are imported.
         _classes.update(_by_code(GanglineError))
     error = _classes.get(code, GanglineError)(message, details=details, may_have_started=may_have_started)
     if isinstance(error, TaskFailed) and error.remote_traceback:

@@ -1,22 +1,22 @@
-"""Errors of gangs, beside those of schemas.errors.
+"""Errors of gangs, in addition to those of schemas.errors.
 
 ::
 
     InvalidRequest
-    ├── GangImpossible      no state of the pools as they are now could ever hold it; says what is missing
-    └── ShardConflict       a coordinator was to keep pools that another one keeps already
+    ├── GangImpossible      the registered workers could never hold it; says what is missing
+    └── ShardConflict       a coordinator was started with pools of another shard
     Unavailable
-    └── NoCoordinator       nobody leads right now (or it just stepped down): ask again
+    └── NoCoordinator       no coordinator leads right now: ask again
     LeaseError
-    ├── UnknownGang         never asked for here, or ended too long ago to be remembered
+    ├── UnknownGang         never requested here, or ended too long ago
     ├── NotOwner            the owner token is wrong
     ├── StaleGeneration     the gang was restarted since
     └── GangEnded           it ended; carries the reason
     DeadlineExceeded
-    └── GangNotFormed       not formed by its deadline; says what stood in its way
+    └── GangNotFormed       not formed by its deadline; says why
     TaskError
     └── GangFailed          a member failed; carries generation, rank and reason
-        └── GangRestarted   ... so its generation was torn down, and the gang forms again as the next one
+        └── GangRestarted   the gang was torn down and forms again as the next generation
 """
 
 from __future__ import annotations
@@ -53,32 +53,32 @@ class NotOwner(LeaseError):
 
 
 class StaleGeneration(LeaseError):
-    """`details["generation"]`: the living one."""
+    """`details["generation"]`: the current one."""
 
     code = "stale_generation"
 
 
 class GangEnded(LeaseError):
-    """`details`: `reason`, `generation`, `rank` (None when no member was at fault)."""
+    """`details`: `reason`, `generation`, `rank` (None if no member failed)."""
 
     code = "gang_ended"
     status = 410
 
 
 class GangNotFormed(DeadlineExceeded):
-    """`details["lacks"]`: a list of what stood in its way when the deadline passed, each a sentence."""
+    """`details["lacks"]`: a list of what was missing at the deadline, each a sentence."""
 
     code = "gang_not_formed"
 
 
 class GangFailed(TaskError):
-    """`details`: `generation`, `rank` (None when no member was at fault), `reason`. At an owner, `__cause__` is the
-    member's own error, if it sent one."""
+    """`details`: `generation`, `rank` (None if no member failed), `reason`. At an owner, `__cause__` is the member's
+    own error, if it sent one."""
 
     code = "gang_failed"
 
     results: dict[int, Any]
-    """At an owner: results by rank of those that had finished."""
+    """At an owner: the results, by rank, of members that had finished."""
 
     def __init__(
         self, message: str = "", *, details: dict[str, Any] | None = None, may_have_started: bool | None = None
@@ -101,6 +101,6 @@ class GangFailed(TaskError):
 
 
 class GangRestarted(GangFailed):
-    """The same gang goes on as its next generation; what was under way in this one is lost."""
+    """The gang continues as its next generation; what was running in this one is lost."""
 
     code = "gang_restarted"

@@ -1,15 +1,15 @@
-"""Errors of durable tasks and routes, beside those of schemas.errors.
+"""Errors of durable tasks and routes, in addition to those of schemas.errors.
 
 ::
 
     InvalidRequest
     ├── InvalidSchedule     the server does not understand the schedule
-    └── InvalidRoute        a route that cannot be followed; says which field and why
+    └── InvalidRoute        the route is invalid; says which field and why
     Unavailable
-    └── NoDispatcher        no dispatcher has the queue of that endpoint right now
+    └── NoDispatcher        no dispatcher owns the queue of that endpoint right now
     JobError
     ├── UnknownJob          never submitted here, or ended so long ago that its result is no longer kept
-    ├── JobDead             it ended as a dead letter; carries reason, attempts and the last error
+    ├── JobDead             it became a dead letter; has reason, attempts and the last error
     ├── JobCancelled        it was cancelled
     └── ResultNotKept       it was submitted with `result_ttl_s=0`
 """

@@ -1,4 +1,5 @@
-"""Requests, answers and events of gangs: owners and operators to the leader, the leader to workers and back."""
+"""Requests, answers and events of gangs: from owners and operators to the leader, and between the leader and
+workers."""
 
 from __future__ import annotations
 
@@ -22,30 +23,30 @@ _OptionalId = Field(default=None, min_length=1, max_length=MAX_TOKEN_CHARS, patt
 
 
 class AcquireRequest(StrictGangSpec):
-    """`acquire`. With the same `id` and `owner_token` it may be sent again and finds the same gang."""
+    """`acquire`. It may be sent again with the same `id` and `owner_token`, and then finds the same gang."""
 
     id: str | None = _OptionalId
     owner_token: str | None = _OptionalId
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
-    """Give up when not formed for the first time after so long. None: never."""
+    """Give up if it has not formed for the first time within this time. None: never."""
     wait: bool = True
     """False: answer at once, even if the gang is only queued."""
     wait_for_workers: bool = False
-    """Queue it even if the workers that are registered now could never hold it: more will come."""
+    """Queue it even if the workers registered now could never hold it, because more will come."""
 
     @classmethod
     def parse(cls, body: Any) -> Self:
         """From a decoded body.
 
         Raises:
-            InvalidRequest: names each field that is wrong and why, as the caller named it.
+            InvalidRequest: names each invalid field, as the caller wrote it, and says why.
         """
         try:
             return parse_request(cls, body)
         except InvalidRequest as error:
             if not isinstance(body, dict) or "bundles" in body:
                 raise
-            # The short form was used: name its fields, not those of the bundle that it stands for.
+            # The short form was used: use its field names, not those of the bundle it stands for.
             text = error.message
             for name in ("count", "min_count", "max_count"):
                 text = text.replace(f"bundles.0.{name}:", "size:")
@@ -59,7 +60,7 @@ class OwnedRequest(Request):
     id: str = _Id
     owner_token: str = _Id
     generation: int | None = Field(default=None, ge=1)
-    """If given, must be the living one."""
+    """If given, it must be the current one."""
 
 
 class EndRequest(Request):
@@ -67,7 +68,7 @@ class EndRequest(Request):
 
     id: str = _Id
     reason: str = Field(default="", max_length=256)
-    """Who ends it and why, for people."""
+    """Who ends it and why; shown to people."""
 
 
 class GangQuery(Request):
@@ -80,7 +81,7 @@ class GetRequest(GangQuery):
     """`get`"""
 
     owner_token: str | None = _OptionalId
-    """Who shows it is answered with the tokens of the seats; all others with their public ids."""
+    """With it, the answer has the tokens of the seats; without it, their public ids."""
 
 
 class GangListRequest(Request):
@@ -96,24 +97,24 @@ class GangReply(Reply):
     id: str
     state: GangState
     step: str
-    """The coordinator's own word for where it is: queued, holding, committing, formed, ..."""
+    """The coordinator's internal step: queued, holding, committing, formed, ..."""
     generation: int
     size: int
-    """Its world size. With a range: of the living generation, or of the last; the smallest before the first."""
+    """World size. With a range: of the current generation, else of the last; the smallest before the first."""
     sizes: tuple[int, int] | None = None
-    """The range that was asked for. None: it has one size."""
+    """The requested range. None: it has one size."""
     seats: tuple[Seat, ...] = ()
     fence: int = 0
     rendezvous: Rendezvous | None = None
     owner_token: str | None = None
-    """Only in answers to its owner."""
+    """Only in answers to the owner."""
     ttl_s: float
     restarts: int = 0
-    """How often it was formed again or repaired, for whatever reason: the generations before this one."""
+    """How often it was formed again or repaired, for whatever reason: the number of earlier generations."""
     failures: int = 0
-    """How many failures count against `max_restarts`; drains and preemptions do not."""
+    """Number of failures that count against `max_restarts`; drains and preemptions do not count."""
     lost: tuple[int, ...] = ()
-    """Ranks of this generation that are lost and being replaced, while the others go on (`restart_member`)."""
+    """Lost ranks of this generation that are being replaced while the others continue (`restart_member`)."""
     priority: int = 0
     owner: str = ""
     gangset: str | None = None
@@ -122,11 +123,11 @@ class GangReply(Reply):
     created_at: float = 0.0
     formed_at: float = 0.0
     ready: bool | None = None
-    """Formed, and all its members have started: their `gang_start` functions have ended well. None: an older
-    coordinator, which does not know."""
+    """It is formed and the `gang_start` functions of all its members have succeeded. None: the coordinator is older
+    and does not know."""
 
     def public(self) -> Self:
-        """As it may be shown to anybody: seats have public ids in place of their tokens."""
+        """A copy that may be shown to anybody: seats have public ids instead of tokens."""
         seats = tuple(seat.model_copy(update={"token": public_id(seat.token)}) for seat in self.seats)
         return self.model_copy(update={"seats": seats, "owner_token": None})
 
@@ -134,17 +135,17 @@ class GangReply(Reply):
 class GangListReply(Reply):
     gangs: tuple[GangReply, ...]
     missing: tuple[str, ...] = ()
-    """Shards of the coordinators that nobody leads right now: their gangs are not in the list."""
+    """Shards without a leader: their gangs are not in the list."""
 
 
 class ShardReply(Reply):
-    """Answer of the leader of a shard to that of another, which asked whether it knows a gang."""
+    """Answer of one shard's leader to another, which asked whether it knows a gang."""
 
     known: bool
 
 
 class GangObstacle(Reply):
-    """One holder of slots that a gang waits for."""
+    """A holder of slots that a gang waits for."""
 
     pool: str
     worker: str
@@ -152,24 +153,24 @@ class GangObstacle(Reply):
     """`gang <id>`, `lease <public id>` or `tasks`."""
     slots: int
     owner: str = ""
-    """Of a lease: who asked for it."""
+    """Of a lease: who requested it."""
     ends_in_s: float | None = None
-    """When it ends if it is not renewed. None: not known."""
+    """When it ends unless it is renewed. None: unknown."""
 
 
 class GangWhyReply(Reply):
-    """`why`: what a gang waits for."""
+    """Answer to `why`: what a gang waits for."""
 
     id: str
     step: str
     place: int | None = None
-    """Place in the queue, from 0."""
+    """Position in the queue, from 0."""
     lacks: tuple[str, ...] = ()
     """What is missing, each a sentence."""
     target: dict[str, int] = Field(default_factory=dict)
-    """Slots by `pool.worker` that it waits for."""
+    """Slots that it waits for, by `pool.worker`."""
     kept: dict[str, int] = Field(default_factory=dict)
-    """... of which so many are already kept free for it."""
+    """How many of these are already reserved for it."""
     obstacles: tuple[GangObstacle, ...] = ()
 
 
@@ -191,8 +192,8 @@ class HoldRequest(Request):
     """Grows with every try of every leader."""
     seats: tuple[SeatRequest, ...]
     hold_s: float = Field(gt=0, le=60.0)
-    """When not formed by then: rewrite `reg`, read the member record from the stream's leader; there, form; absent,
-    free."""
+    """If it is not formed by then, the worker rewrites `reg` and reads the member record from the stream's leader:
+    if the record is there it forms, else it frees the slots."""
 
 
 class HoldReply(Reply):
@@ -200,16 +201,17 @@ class HoldReply(Reply):
     reason: str | None = None
     epoch: int
     reg_revision: int
-    """The commit is conditioned on it."""
+    """The commit is conditioned on this revision."""
     tokens: tuple[str, ...] = ()
-    """One for each seat, in order."""
+    """One token per seat, in order."""
     port: int | None = None
-    """A free port, when rank 0 part 0 is among the seats."""
+    """A free port, if rank 0 part 0 is among the seats."""
     load: LoadReply
 
 
 class UnholdRequest(Request):
-    """`unhold`: give up a hold; before its `hold` arrives, it leaves a tombstone. A formed gang is not touched."""
+    """`unhold`: cancel a hold. If it arrives before its `hold`, it leaves a tombstone. A formed gang is not
+    affected."""
 
     gang: str = _Id
     generation: int = Field(ge=1)
@@ -217,8 +219,8 @@ class UnholdRequest(Request):
 
 
 class KeepRequest(Request):
-    """`keep`: set slots aside for this gang as they become free, up to `slots`, until `keep_s` from now. Each request
-    replaces the one before; 0 gives all back. A `hold` of the gang takes from them first and gives back the rest."""
+    """`keep`: reserve slots for this gang as they become free, up to `slots`, until `keep_s` from now. Each request
+    replaces the previous one; 0 releases all. A `hold` of the gang uses these slots first and releases the rest."""
 
     gang: str = _Id
     slots: int = Field(ge=0, le=MAX_SLOTS)
@@ -231,21 +233,22 @@ class KeepReply(Reply):
 
 
 class FormRequest(Request):
-    """`form`: the commit is in the ledger, start. Idempotent for one generation. Of a higher generation than the
-    worker has formed: seats with a known token go on, others start (`restart_member`)."""
+    """`form`: the commit is in the ledger, start. Idempotent within a generation. For a later generation than the
+    worker has formed, seats with a known token continue and others start (`restart_member`)."""
 
     gang: str = _Id
     generation: int = Field(ge=1)
     fence: int = Field(ge=0)
     size: int = Field(ge=1)
     seats: tuple[Seat, ...]
-    """Of all members."""
+    """The seats of all members."""
     rendezvous: Rendezvous | None = None
     ttl_s: float
-    """Without a ping that names the gang for so long: look into the ledger, and stop if the record is gone."""
+    """If no ping has named the gang for this time, the worker reads the ledger, and stops the member if the record
+    is gone."""
     grace_s: float
     start_timeout_s: float | None = None
-    """How long the `gang_start` functions of a member may take. None: an older coordinator, which sets no bound."""
+    """Time limit for the `gang_start` functions of a member. None: the coordinator is older and sets no limit."""
     owner: str = ""
     traceparent: str | None = None
 
@@ -254,13 +257,13 @@ class FormReply(Reply):
     formed: bool
     reason: str | None = None
     starting: bool = False
-    """Members here have not started yet: `gang_start` functions run, and each member will be reported as `started`
-    when its own have ended well. False also from older workers, which do not tell."""
+    """Some members here have not started yet: their `gang_start` functions are running, and each member is reported
+    as `started` when its functions have succeeded. Older workers always answer False."""
 
 
 class TeardownRequest(Request):
-    """`teardown`: cancel, wait `grace_s`, kill, free, then answer. Idempotent; of an older generation than the one
-    that runs it does nothing, of an unknown one it leaves a tombstone."""
+    """`teardown`: cancel, wait `grace_s`, kill, free, then answer. Idempotent. For an older generation than the
+    running one it does nothing; for an unknown one it leaves a tombstone."""
 
     gang: str = _Id
     generation: int = Field(ge=1)
@@ -277,36 +280,36 @@ class TeardownReply(Reply):
 
 
 class PingRequest(Request):
-    """`ping`: also renews the gangs that it names."""
+    """`ping`: also renews the gangs in it."""
 
     gangs: dict[str, int]
-    """Generation by gang id: what the leader believes this worker has."""
+    """Generation by gang id: the gangs that the leader expects on this worker."""
 
 
 class PingReply(Reply):
     missing: dict[str, int] = Field(default_factory=dict)
-    """Of those, what the worker does not have formed (nor held)."""
+    """Those that the worker has neither formed nor held."""
     starting: dict[str, int] = Field(default_factory=dict)
-    """Of those, where some member here has not started (its `gang_start` functions run, or failed). Older workers name
-    none: their members count as started once they are formed."""
+    """Those with a member here that has not started (its `gang_start` functions are running, or have failed). Older
+    workers list none: their members count as started once they are formed."""
 
 
 # -- a worker -> the leader: <ns>.gang.report ------------------------------------------------------------------------
 
 
 class MemberCause(StrEnum):
-    """What a worker may report of a member."""
+    """What a worker can report about a member."""
 
     STARTED = "started"
-    """No failure: its `gang_start` functions have ended well. (A coordinator that does not know the word refuses it,
-    and nothing follows.)"""
+    """Not a failure: its `gang_start` functions have succeeded. (An older coordinator refuses this word; that has no
+    effect.)"""
     FAILED_AT_START = "failed_at_start"
     FAILED = "failed"
     CRASHED = "crashed"
     DRAINED = "drained"
-    """The worker's grace ran out; the member was stopped."""
+    """The worker's grace time ended; the member was stopped."""
     LEFT = "left"
-    """The worker is leaving at once."""
+    """The worker is shutting down at once."""
 
 
 class MemberReport(Request):
@@ -332,15 +335,15 @@ class GangEventKind(StrEnum):
     FORMED = "formed"
     """The members are granted; they begin to start."""
     READY = "ready"
-    """All members have started: their `gang_start` functions have ended well."""
+    """All members have started: their `gang_start` functions have succeeded."""
     TORN_DOWN = "torn_down"
-    """The members were ended in the ledger; stop them. Carries generation, rank and reason."""
+    """The members were ended in the ledger and must be stopped. Has generation, rank and reason."""
     RESTARTING = "restarting"
     MEMBER_LOST = "member_lost"
-    """The others go on (`restart_member`)."""
+    """The other members continue (`restart_member`)."""
     RETIRING = "retiring"
     RECOVERED = "recovered"
-    """A new leader found it formed and whole."""
+    """A new leader found it formed and complete."""
     ENDED = "ended"
 
 
@@ -356,12 +359,12 @@ class GangEvent(Record):
     failures: int = 0
     """Both as in GangReply."""
     lost: tuple[int, ...] = ()
-    """With `member_lost`: all ranks of the generation that are lost and being replaced."""
+    """With `member_lost`: all lost ranks of the generation that are being replaced."""
     ends: bool = False
     """With `torn_down`: no further generation follows."""
     gangset: str | None = None
     unconfirmed: tuple[str, ...] = ()
-    """With `restarting` and `ended`: workers that did not confirm in time that their members stopped."""
+    """With `restarting` and `ended`: workers that did not confirm in time that their members have stopped."""
     at: float = 0.0
-    """Unix time of the coordinator."""
+    """Unix time, by the coordinator's clock."""
     details: dict[str, Any] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Requests about durable tasks and queues, and what is answered."""
+"""Requests about durable tasks and queues, and their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class JobRequest(Request):
 
 
 class JobInfo(Reply):
-    """What is known of one job now."""
+    """What is known about one job."""
 
     job: str
     endpoint: str
@@ -35,17 +35,17 @@ class JobInfo(Reply):
     error: JobFailure | None = None
     reason: str | None = None
     tries: tuple[FailedTry, ...] = ()
-    """That failed: the last ten, oldest first."""
+    """The last ten failed attempts, oldest first."""
 
 
 class CancelReply(Reply):
     cancelled: bool
-    """False: it had ended already; `state` says how."""
+    """False: it had already ended; `state` says how."""
     state: JobState
 
 
 class JobObstacle(Reply):
-    """One thing that stands in a job's way."""
+    """Something that prevents a job from starting."""
 
     kind: Literal[
         "slots", "key", "rate", "order", "backoff", "schedule", "no_workers", "pool_limit", "position", "paused"
@@ -53,15 +53,15 @@ class JobObstacle(Reply):
     text: str
     """A sentence."""
     until: float | None = None
-    """Unix time when it ends, if that is known."""
+    """Unix time when it ends, if known."""
     jobs: tuple[str, ...] = ()
-    """Jobs that are in the way (some of them)."""
+    """Jobs that it waits for (some of them)."""
 
 
 class JobWhyReply(Reply):
     job: JobInfo
     position: int | None = None
-    """How many of its queue go before it, as far as the dispatcher has looked."""
+    """Number of jobs before it in the queue, as far as the dispatcher has read it."""
     obstacles: tuple[JobObstacle, ...] = ()
 
 
@@ -73,55 +73,55 @@ class QueueStats(Reply):
     depth: int
     """Tasks in the stream, running ones included."""
     seen: int
-    """... that the dispatcher has pulled."""
+    """Tasks that the dispatcher has pulled."""
     running: int
     waiting: int
-    """... that failed and wait for their next try."""
+    """Tasks that failed and wait for their next attempt."""
     blocked: int
-    """... that a limit or the order of their key keeps back."""
+    """Tasks that wait because of a limit or the order of their key."""
     credit: int
-    """Slots leased for the queue and free now."""
+    """Slots leased for the queue that are idle."""
     leased: int
     oldest_s: float | None = None
-    """Age of the oldest that has not started."""
+    """Age of the oldest task that has not started."""
     done: int = 0
-    """Counts since the dispatcher took the queue over, likewise below."""
+    """This count and those below start when the dispatcher takes the queue over."""
     dead: int = 0
     retried: int = 0
     since: float = 0.0
-    """Unix time when it did."""
+    """Unix time of the takeover."""
 
 
 class JobsRequest(Request):
-    """`<ns>.worker.<pool>.<worker>.jobs`: which durable tasks of an endpoint (None: all) are here."""
+    """`<ns>.worker.<pool>.<worker>.jobs`: which durable tasks of an endpoint (None: of all) are on the worker."""
 
     endpoint: str | None = None
     after: str | None = None
-    """`next` of the answer before, for those that had no room in it."""
+    """`next` of the previous answer, to get those that did not fit into it."""
 
 
 class WorkerJob(Reply):
     job: str
     endpoint: str
     sequence: int = 0
-    """Of its message in the stream, if its dispatcher said so."""
+    """Sequence of its message in the stream, if its dispatcher sent it."""
     attempt: int
     running: bool
-    """False: it ended, and its answer is still kept."""
+    """False: it has ended, and its answer is still kept."""
     rank: int = 0
-    """Of the gang on which it runs, if it runs on all of its ranks."""
+    """Its rank, if it runs on all ranks of a gang."""
     ranks: int = 0
-    """On how many ranks of a gang it runs, if on all of them; else 0."""
+    """The number of ranks, if it runs on all ranks of a gang; else 0."""
     pool: str = ""
-    """The pool or standing set that it was sent to by name; empty: not said."""
+    """The pool or standing set that it was sent to by name; empty: not given."""
     unstored: bool = False
-    """The worker waits for an ACK of its end, or will when it ends."""
+    """The worker waits for an ACK of its outcome, or will when it ends."""
 
 
 class JobsReply(Reply):
     epoch: int
     jobs: tuple[WorkerJob, ...] = ()
-    """What runs, then ends that nobody has stored yet, then what else ended, the newest end first."""
+    """Running jobs, then those whose outcome is not stored yet, then other ended jobs, newest first."""
     next: str | None = None
     """There are more: ask again with this as `after`."""
 
@@ -134,6 +134,6 @@ class DispatcherStats(Reply):
     node: str = ""
     since: float = 0.0
     queues: tuple[QueueStats, ...] = ()
-    """Of `stats` only."""
+    """Only in answers to `stats`."""
     counts: dict[str, int] = Field(default_factory=dict)
-    """Since the start; of `stats` only."""
+    """Since the start; only in answers to `stats`."""

@@ -1,6 +1,6 @@
 """Requests and answers on a worker's own subjects, for operators and other languages (JSON or msgpack).
 
-The SDK speaks frames instead (schemas.wire.frames); both end in the same lease table.
+Gangline's clients use frames instead (schemas.wire.frames). Both use the same lease table.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_
 from ..wire.frames import Load
 
 _GIVEN_CHARS = 60
-"""A complaint quotes so much of what was given."""
+"""How much of an invalid value an error quotes."""
 
 _Token = Field(min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
 
 
 class Request(BaseModel):
-    """Unknown fields are refused: a misspelt one must not be ignored in silence."""
+    """Unknown fields are refused, so that a misspelt one is not ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,18 +34,18 @@ class ReserveRequest(Request):
     """`<ns>.worker.<pool>.<worker>.reserve`. An empty body reserves one slot for 15 seconds."""
 
     rid: str | None = Field(default=None, min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
-    """Request id: the same again gets the same answer, and can be released before its answer is known."""
+    """Request id. The same id gets the same answer, and a reserve can be released by it before its answer arrives."""
     slots: int = Field(default=1, ge=1, le=MAX_SLOTS)
     ttl_s: float = Field(default=15.0, ge=MIN_TTL_S, le=MAX_TTL_S)
-    """The lease dies when not renewed (or used) for so long."""
+    """The lease expires if it is not renewed or used for this time."""
     claim_s: float | None = Field(default=None, ge=0.05, le=MAX_TTL_S)
-    """... and when not used or renewed a first time for so long. None: `ttl_s`, since people type slowly."""
+    """Time until it must be used or renewed for the first time. None: `ttl_s`, since people type slowly."""
     single_use: bool = False
-    """True: the token admits one task and dies with it."""
+    """True: the token admits one task and ends with it."""
     ledger: Literal["behind", "sync"] = "behind"
-    """`sync` writes the ledger before answering."""
+    """`sync`: write the ledger before answering."""
     owner: str = Field(default="", max_length=256)
-    """For people who read the ledger: who holds this and why."""
+    """Who holds this and why; shown to people who read the ledger."""
 
 
 class LoadReply(Reply):
@@ -71,7 +71,7 @@ class LoadReply(Reply):
 class ReserveReply(Reply):
     accepted: bool
     reason: str | None = None
-    """Why not: `full`, `draining`, `expired`."""
+    """Reason of a rejection: `full`, `draining`, `expired`."""
     token: str | None = None
     epoch: int
     fence: int | None = None
@@ -84,10 +84,10 @@ class DispatchRequest(Request):
 
     token: str = _Token
     epoch: int | None = Field(default=None, ge=0)
-    """If given, must be the worker's; a token alone already dies with its epoch."""
+    """If given, it must be the worker's epoch. Without it the token decides: it is invalid in any other epoch."""
     method: str
     arguments: dict[str, Any] | list[Any] | None = None
-    """An object is keyword arguments, an array positional ones, nothing is none."""
+    """An object holds keyword arguments, an array positional ones; none means no arguments."""
     timeout_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
 
 
@@ -97,7 +97,7 @@ class RenewRequest(Request):
     token: str = _Token
     epoch: int | None = Field(default=None, ge=0)
     ttl_s: float | None = Field(default=None, ge=MIN_TTL_S, le=MAX_TTL_S)
-    """None keeps the lease's own."""
+    """None: as the lease was granted."""
 
 
 class RenewReply(Reply):
@@ -106,7 +106,8 @@ class RenewReply(Reply):
 
 
 class ReleaseRequest(Request):
-    """`<ns>.worker.<pool>.<worker>.release`: by token, or by request id. Idempotent; unknown ones are a no-op."""
+    """`<ns>.worker.<pool>.<worker>.release`: by token or by request id. Idempotent; releasing an unknown lease does
+    nothing."""
 
     token: str | None = Field(default=None, min_length=1, max_length=MAX_TOKEN_CHARS)
     rid: str | None = Field(default=None, min_length=1, max_length=MAX_TOKEN_CHARS)
@@ -114,15 +115,15 @@ class ReleaseRequest(Request):
 
 class ReleaseReply(Reply):
     released: bool
-    """False: there was nothing (left) to release."""
+    """False: there was nothing to release."""
     load: LoadReply
 
 
 class DrainRequest(Request):
-    """`<ns>.worker.<pool>.<worker>.drain`: grant nothing new, finish, leave."""
+    """`<ns>.worker.<pool>.<worker>.drain`: grant nothing new, finish what is running, exit."""
 
     grace_s: float | None = Field(default=None, ge=0, le=MAX_DEADLINE_S)
-    """What still runs after so long is cancelled. None: the worker's own setting."""
+    """Tasks still running after this time are cancelled. None: the worker's own setting."""
 
 
 class DrainReply(Reply):
@@ -134,7 +135,7 @@ class ResizeRequest(Request):
     """`<ns>.worker.<pool>.<worker>.resize`: change the number of slots, live."""
 
     slots: int = Field(ge=0, le=MAX_SLOTS)
-    """Fewer than are in use: nothing new is granted until they fit. 0 pauses the worker."""
+    """If fewer than are in use, nothing new is granted until they fit. 0 pauses the worker."""
 
 
 class ResizeReply(Reply):
@@ -144,18 +145,18 @@ class ResizeReply(Reply):
 
 class LeaseInfo(Reply):
     token: str
-    """Its public id, which does not let anybody release it. Workers in other languages may tell the token itself."""
+    """Its public id, with which nobody can release it. Workers in other languages may send the token itself."""
     slots: int
     running: int
     single_use: bool
     owner: str
     expires_in_s: float
-    """Of a gang's seat: how long its gang is believed in without a word of the coordinator."""
+    """Of a gang's seat: how long the gang counts as alive without a message from the coordinator."""
     gang: str | None = None
-    """The gang that it is a seat of, or whose seat's slots it holds."""
+    """The gang that the seat belongs to, or whose seat the lease takes slots of."""
     seat: str | None = None
-    """Of slots of a gang's seat that somebody holds (a choice or a lease): the seat's public id. They are among the
-    seat's slots, and not in the ledger."""
+    """Of a lease or selection on slots of a gang's seat: the seat's public id. The slots are part of the seat's, and
+    not in the ledger."""
 
 
 class GangShare(Reply):
@@ -164,14 +165,14 @@ class GangShare(Reply):
     gang: str
     generation: int = 0
     state: Literal["kept", "held", "formed", "over", "stopping"]
-    """Slots set aside, or held for a commit; its members stand; their epoch ended; they were told to stop."""
+    """Slots are reserved, or held for a commit; its members run; their epoch ended; they are being stopped."""
     ranks: tuple[int, ...] = ()
     slots: int
-    """Reserved or running on its behalf."""
+    """Slots reserved or in use for it."""
 
 
 class StatsRequest(Request):
-    """`<ns>.worker.<pool>.<worker>.stats`: takes nothing."""
+    """`<ns>.worker.<pool>.<worker>.stats`: has no fields."""
 
 
 class StatsReply(Reply):
@@ -190,19 +191,19 @@ class StatsReply(Reply):
 
 
 class RouterQueues(BaseModel):
-    """On `<ns>.event.router.<router>`, once a second while requests wait in that router, and once when none does any
-    more."""
+    """Published on `<ns>.event.router.<router>` once a second while requests wait in that router, and once more when
+    none waits any longer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     v: int = WIRE_VERSION
     router: str
-    """Lives as long as its client, gateway or dispatcher."""
+    """Id of a client, gateway or dispatcher; new for each."""
     owner: str
-    """The client's name, for people."""
+    """The client's name, shown to people."""
     node: str
     waiting: dict[str, int]
-    """Requests that wait for a worker with room, by pool or standing set; 0: none any more."""
+    """Number of requests that wait for a worker with room, by pool or standing set; 0: none waits any longer."""
 
 
 R = TypeVar("R", bound=BaseModel)
@@ -212,7 +213,7 @@ def parse_request(model: type[R], value: Any) -> R:
     """Validate a decoded body; nothing counts as an empty object.
 
     Raises:
-        InvalidRequest: names each field that is wrong and why.
+        InvalidRequest: names each invalid field and says why.
     """
     if value is None:
         value = {}

@@ -1,8 +1,8 @@
-"""A durable task as its producer published it: what subject, headers and body say. Pure.
+"""A durable task as it was published: its subject, headers and body. Pure.
 
-Anything published to `<ns>.task.<endpoint>.<method>` is one; the body is its arguments, as of a call. The headers are
-those of schemas.wire.headers, each optional. A header that cannot be understood makes the task a dead letter at once,
-with a text that says what to write instead; it is never ignored.
+Every message on `<ns>.task.<endpoint>.<method>` is a durable task. Its body has the arguments, as in a call. Its
+headers are those of schemas.wire.headers, all optional. An invalid header is never ignored: the task becomes a dead
+letter at once, with an error that says what to write instead.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ _COMMON: Final = frozenset(
         headers.IDEMPOTENT,
     )
 )
-"""Headers that say the same whoever has them, and whenever; most tasks of one producer have the same of them."""
+"""Headers whose meaning depends on nothing else. Most tasks of one producer have the same ones."""
 _MOST_SHAPES: Final = 1024
 _SHAPE_CHARS: Final = 1024
-"""Longer ones are not remembered."""
+"""Longer headers are not cached."""
 _shapes: Final[dict[tuple[str, ...], Submission]] = {}
-"""What is known of subjects with such headers. Bounded."""
+"""Parsed headers by their text. Bounded."""
 LAST_MOMENT: Final = datetime(2262, 1, 1, tzinfo=UTC).timestamp()
-"""The server counts nanoseconds in 64 bits: what is put off for longer than these can say, it starts at once."""
+"""The server counts nanoseconds in 64 bits. It starts a task delayed beyond that at once."""
 
 
 class Submission(NamedTuple):
-    """What is asked for. None: as the endpoint's route says, or the default. A tuple, since there are many of them."""
+    """The fields of a submission. None: as the endpoint's route says, or the default. A tuple, since there are many
+    of them."""
 
     endpoint: str
     method: str
     job: str
-    """Its id, unique; see headers.JOB."""
+    """Its unique id; see headers.JOB."""
     published_at: float = 0.0
-    """Unix time, of the server's clock."""
+    """Unix time, by the server's clock."""
     fmt: Format = Format.JSON
     key: str | None = None
     model: str | None = None
@@ -62,25 +63,25 @@ class Submission(NamedTuple):
     priority: int = 0
     ordered: bool = False
     deadline_at: float | None = None
-    """Unix time until which it may run."""
+    """Unix time of its deadline."""
     not_before: float | None = None
-    """Unix time before which it must not run; only for the dispatcher, which gives it back to the server until then."""
+    """Unix time of its earliest start; only for the dispatcher, which gives it back to the server until then."""
     cron: str | None = None
-    """It is a schedule, to be given to the server."""
+    """It is a schedule, to be passed to the server."""
     timeout_s: float | None = None
-    """How long one try may run."""
+    """Time limit of one attempt."""
     max_attempts: int | None = None
     attempts: int = 0
-    """How often it had been started before it became a dead letter, of one that is submitted anew as the same job. Its
-    attempts are counted on from there, so that they go on growing; `max_attempts` are those to come."""
+    """Number of attempts before it became a dead letter, if it is submitted again as the same job. Its attempt
+    numbers continue from there, so that they keep growing; `max_attempts` counts only further ones."""
     backoff_s: float | None = None
     result_ttl_s: float | None = None
-    """0: the result is not kept."""
+    """0: the result is not stored."""
     events: bool = False
     trace: str | None = None
-    """`traceparent` of whoever published it."""
+    """`traceparent` of the producer."""
     idempotent: bool | None = None
-    """Whether running it twice does no harm. None: what the task declares."""
+    """Whether it is safe to run it twice. None: as the task declares."""
 
     @property
     def target(self) -> str:
@@ -93,11 +94,11 @@ class Submission(NamedTuple):
         """Read subject and headers.
 
         Args:
-            sequence: in the stream; the id of a task that has no other.
-            published_at: Unix time that the server stored it with.
+            sequence: sequence in the stream; the id of a task without a `Gangline-Job`.
+            published_at: Unix time at which the server stored it.
 
         Raises:
-            InvalidRequest: says which header (or that the subject) is wrong, and how to write it.
+            InvalidRequest: says which header (or that the subject) is invalid, and how to write it.
         """
         if not given:
             endpoint, method = names.parse_task(subject)
@@ -140,7 +141,7 @@ class Submission(NamedTuple):
         return cls(endpoint=endpoint, method=method, fmt=Format.of(given), published_at=published_at, **fields)
 
 
-# Each reads one header's text; the moment of publication is for those that count from it.
+# Each function parses the text of one header; some need the time of publication.
 
 
 def _text(text: str, _: float) -> str:
@@ -229,4 +230,4 @@ _HEADERS: Final[dict[str, tuple[str, str, Callable[[str, float], Any]]]] = {
         (headers.IDEMPOTENT, "idempotent", _flag),
     )
 }
-"""By name in small letters: which field it is, how it is rightly written, and how it is read."""
+"""By lower-case name: the field, the name in its usual spelling, and the parser."""

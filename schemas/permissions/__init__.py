@@ -1,1 +1,1 @@
-"""Who may do what, as a server is told. Imports only: names."""
+"""Permissions of each role, and the server configuration for them. Imports only names."""

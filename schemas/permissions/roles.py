@@ -1,15 +1,15 @@
-"""What each role needs to be allowed on the server: subjects to publish to and to subscribe.
+"""The permissions that each role needs on the server: subjects to publish to and to subscribe to.
 
-Roles add up: a program that calls tasks itself and submits others is ROUTER and PRODUCER. Inboxes are
-`_INBOX.<user>.>`: each user subscribes its own alone, so that nobody reads another's answers. Whoever answers requests
-may publish to all of them, since their names cannot be guessed. `allow_responses` would be tighter, but the server
-keeps it in a table with a time limit, answers may come hours after the question, and many go to one reply subject: it
-only suits dispatchers, who answer at once.
+Roles can be combined: a program that calls and submits tasks is ROUTER and PRODUCER. Inboxes are `_INBOX.<user>.>`:
+each user may subscribe only to its own, so nobody reads another's answers. Roles that answer requests may publish to
+all inboxes, since their names cannot be guessed. `allow_responses` would be stricter, but the server keeps a table of
+permitted responses with a time limit. Answers may come hours after a request, and many go to one reply subject, so
+only dispatchers use it: they answer at once.
 
-Whoever may ask on a subject may ask on its private one (Names.private), and whoever answers it hears both: nobody else,
-so that "no responders" there means that nobody answers.
+A role that may publish to a subject may also publish to its private one (Names.private), and a responder may subscribe
+to both. Nobody else may subscribe to private subjects, so "no responders" there means that nobody answers.
 
-Patterns of the subjects and keys that schemas.names builds; `roles_conf` writes them as a server's configuration.
+The patterns match subjects and keys that schemas.names builds; `nats_config` writes them as a server's configuration.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..names import PRIVATE, GangOperation, Names, Operation, QueueOperation, ch
 INBOXES: Final = "_INBOX"
 """First token of all inboxes."""
 _ANSWERS_S: Final = 60
-"""How long a dispatcher may take for an answer; cancelling waits for a task to stop."""
+"""Time limit for a dispatcher's answer, in seconds; cancelling waits until a task has stopped."""
 _FRAMES: Final = (Operation.FRAMES,)
 _LEASING: Final = (Operation.RESERVE, Operation.DISPATCH, Operation.RENEW, Operation.RELEASE)
-"""What other languages ask, who have no frames."""
+"""Operations that other languages use; they have no frames."""
 _GANG: Final = (
     Operation.HOLD,
     Operation.UNHOLD,
@@ -41,30 +41,30 @@ _READ: Final = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
 
 
 class Role(StrEnum):
-    """What a user of the server is."""
+    """Role of a user of the server."""
 
     PRODUCER = "producer"
     """Calls through gateways, submits tasks, reads results."""
     ROUTER = "router"
-    """Picks workers by itself, as Python clients do: calls, leases and gangs."""
+    """Chooses workers itself, as Python clients do: calls, leases and gangs."""
     GATEWAY = "gateway"
     WORKER = "worker"
     DISPATCHER = "dispatcher"
     COORDINATOR = "coordinator"
     """With or without shards."""
     OPERATOR = "operator"
-    """May all in its namespace, but for other users' inboxes."""
+    """May do everything in its namespace, except read other users' inboxes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """Subjects that a user may publish to, and subscribe; all others are refused."""
+    """Subjects that a user may publish and subscribe to; all others are refused."""
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
     """`<subject> <queue>`: only as a member of that queue group."""
     answers_s: int = 0
-    """`allow_responses`: a message with a reply subject may be answered there, once, within so many seconds. 0: not."""
+    """`allow_responses`: one answer to a message with a reply subject is allowed, within this many seconds. 0: none."""
 
     def __or__(self, other: Permissions) -> Permissions:
         return Permissions(
@@ -79,17 +79,17 @@ class User:
     """One user of the server.
 
     Raises:
-        InvalidName: the user, pool or worker cannot stand in a subject.
+        InvalidName: the user, pool or worker is not a valid subject token.
         InvalidRequest: no role.
     """
 
     name: str
     roles: tuple[Role, ...]
     pool: str = "*"
-    """Cuts what workers and routers may to one pool, and what producers may to one endpoint (they read the results of
-    all, and cannot delay tasks then). `*`: all."""
+    """Limits workers and routers to one pool, and producers to one endpoint. (Such a producer still reads the
+    results of all endpoints, and cannot delay tasks.) `*`: no limit."""
     worker: str = "*"
-    """Cuts what a worker may to one name within the pool."""
+    """Limits a worker to one name within the pool."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "user")
@@ -105,7 +105,7 @@ class User:
         return f"{INBOXES}.{self.name}"
 
     def permissions(self, names: Names) -> Permissions:
-        """All that its roles may, and its inbox."""
+        """The permissions of all its roles, and its inbox."""
         found = Permissions(subscribe=(f"{self.inbox}.>",))
         for role in self.roles:
             found |= permissions(role, names, pool=self.pool, worker=self.worker)
@@ -113,7 +113,7 @@ class User:
 
 
 def permissions(role: Role, names: Names, *, pool: str = "*", worker: str = "*") -> Permissions:
-    """What a role may, without its inbox.
+    """The permissions of a role, without its inbox.
 
     Args:
         pool, worker: see User.
@@ -145,11 +145,11 @@ def _producer(names: Names, endpoint: str) -> Permissions:
         publish=(
             *names.both(f"{ns}.call.{endpoint}.*"),
             f"{ns}.task.{endpoint}.*",
-            # A schedule may name any endpoint as its target: not for those who are cut to one.
+            # A schedule may have any endpoint as its target, so not for producers limited to one.
             *((f"{ns}.sched.*",) if endpoint == "*" else ()),
             *_both(names, *(f"{ns}.queue.{endpoint}.{operation}" for operation in QueueOperation)),
             *_api("INFO"),
-            # Results and where jobs stand. No purging, no deleting, no consumers of tasks.
+            # Results and the states of jobs. No purging, no deleting, no consumers of tasks.
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.LIST"),
             *_stream_api(f"KV_{results}", "STREAM.INFO", "STREAM.MSG.GET"),
             # `nats kv get`.
@@ -160,7 +160,7 @@ def _producer(names: Names, endpoint: str) -> Permissions:
             *_reader_api(jobs),
             f"$JS.FC.{jobs}.>",
         ),
-        # As they are told, to whoever listens just then.
+        # Also as they are published.
         subscribe=(f"$KV.{results}.result.*", f"{ns}.job.*.>"),
     )
 
@@ -178,7 +178,7 @@ def _routing(names: Names, pool: str) -> Permissions:
     return Permissions(
         publish=(
             *_workers(names, _FRAMES, pool),
-            # Whoever reads a route that cannot be followed says so.
+            # Every reader reports an invalid route.
             f"{names.namespace}.event.route.*",
             # And how many requests wait in it.
             f"{names.namespace}.event.router.*",
@@ -202,7 +202,7 @@ def _gateway(names: Names) -> Permissions:
         | _service("gangline-gateway")
         | _making(f"KV_{names.ledger_bucket}", f"KV_{names.routes_bucket}")
         | Permissions(
-            # Inboxes, and what the server makes of those of callers in other accounts.
+            # Inboxes, and the reply subjects that the server creates for callers in other accounts.
             publish=(f"{INBOXES}.>", "_R_.>"),
             subscribe=tuple(f"{subject} {names.gateway_queue}" for subject in names.both(names.calls)),
         )
@@ -222,7 +222,7 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
             f"$KV.{ledger}.lease.{pool}.{worker}.*",
             *_api("INFO"),
             *_bucket_reading(ledger),
-            # A ledger in memory is gone when its server starts again: whoever lives makes it anew.
+            # An in-memory ledger is gone after a server restart: every living process recreates it.
             *_stream_api(f"KV_{ledger}", "STREAM.CREATE"),
         ),
         subscribe=(
@@ -253,7 +253,7 @@ def _dispatcher(names: Names) -> Permissions:
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "CONSUMER.LIST"),
             *(f"$JS.API.CONSUMER.{operation}.{tasks}.*" for operation in queues),
             f"$JS.ACK.{tasks}.>",
-            # The same with a domain and an account, as servers may be told to write it.
+            # The same with a domain and an account, as servers may be configured to write it.
             f"$JS.ACK.*.*.{tasks}.>",
             *_stream_api(names.jobs_stream, "STREAM.INFO"),
             *_stream_api(names.dead_stream, "STREAM.INFO"),
@@ -312,13 +312,13 @@ def _operator(names: Names) -> Permissions:
         f"$O.{names.objects_store}.>",
     )
     return Permissions(
-        # Hearing what is asked privately is for those who answer: "no responders" must mean that nobody does.
+        # Only responders may subscribe to private subjects: "no responders" must mean that nobody answers.
         publish=(*names.both(f"{ns}.>"), *stored, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$SRV.>"),
         subscribe=(f"{ns}.>", *stored, "$JS.EVENT.>", "$SRV.>"),
     )
 
 
-# -- what they are made of ----------------------------------------------------------------------------------------
+# -- building blocks -----------------------------------------------------------------------------------------------
 
 
 def _workers(names: Names, operations: Iterable[Operation], pool: str) -> tuple[str, ...]:
@@ -335,7 +335,7 @@ def _both(names: Names, *subjects: str) -> tuple[str, ...]:
 
 
 def _service(name: str) -> Permissions:
-    """Be found by `nats service`, and look for oneself (`gangline health`)."""
+    """Answer `nats service`, and find other services (`gangline health`)."""
     return Permissions(
         publish=("$SRV.PING",),
         subscribe=("$SRV.PING", "$SRV.INFO", "$SRV.STATS", f"$SRV.*.{name}", f"$SRV.*.{name}.*"),
@@ -351,17 +351,17 @@ def _stream_api(stream: str, *operations: str) -> tuple[str, ...]:
 
 
 def _reader_api(stream: str) -> tuple[str, ...]:
-    """Short-lived consumers, of which each has its own name."""
+    """Short-lived consumers, each with a name of its own."""
     return _api(f"CONSUMER.CREATE.{stream}.*", f"CONSUMER.DELETE.{stream}.*")
 
 
 def _bucket_reading(bucket: str) -> tuple[str, ...]:
-    """Single keys, lists of keys, and the same by a consumer for more than a thousand of them."""
+    """Reading single keys and lists of keys, also by a consumer for more than a thousand of them."""
     return (*_stream_api(f"KV_{bucket}", *_READ), *_reader_api(f"KV_{bucket}"))
 
 
 def _making(*streams: str) -> Permissions:
-    """Make streams that are not there; and have a bucket that a cluster lost go on where it was."""
+    """Create missing streams; and let a bucket that a cluster lost continue where it was."""
     buckets = [stream for stream in streams if stream.startswith("KV_")]
     return Permissions(
         publish=_api(

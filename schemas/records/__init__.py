@@ -1,1 +1,1 @@
-"""What is stored, and read by others. Imports only: names, wire, errors."""
+"""Stored records. Imports only names, wire and errors."""

@@ -1,7 +1,7 @@
-"""What a gang is asked to be, and what the ledger says of it. Messages about it are in schemas.messages.gangs.
+"""The spec of a gang, and its records in the ledger. Messages are in schemas.messages.gangs.
 
-A gang has *ranks*; each rank is made of *parts*, slots of one worker each. Part 0 is the member itself: there its tasks
-run, and strategies speak of it alone. Further parts are held with it and wherever they are: licences, for example.
+A gang has *ranks*. Each rank has *parts*, each with slots of one worker. Part 0 is the member itself: its tasks run
+there, and placement strategies apply only to it. Further parts (licences, for example) are held with it on any worker.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..names import check_name
 from .workers import Record
 
 MAX_SEATS: Final = 900
-"""Most parts of one gang, over all ranks: its records must fit into one atomic batch (1000 messages)."""
+"""Maximum number of parts of one gang, over all ranks: its records must fit into one atomic batch (1000 messages)."""
 
 ENDED_TTL_S: Final = 60.0
-"""How long the record of an ended gang can still be seen."""
+"""How long the record of an ended gang remains readable."""
 
 
 def _pool_name(value: str) -> str:
@@ -35,36 +35,36 @@ PoolName = Annotated[str, Field(max_length=MAX_NAME_CHARS), AfterValidator(_pool
 
 
 class Strategy(StrEnum):
-    """Where the members of a gang go. A worker that does not say its node counts as a node of its own."""
+    """Placement of a gang's members. A worker without a node name counts as a node of its own."""
 
     PACK = "pack"
     """As few nodes as possible."""
     SPREAD = "spread"
     """Over as many nodes as possible, evenly."""
     STRICT_PACK = "strict_pack"
-    """One node, or nothing."""
+    """All on one node, or none."""
     STRICT_SPREAD = "strict_spread"
-    """Each member on a node of its own, or nothing."""
+    """Each on a node of its own, or none."""
 
 
 class RestartPolicy(StrEnum):
-    """What becomes of a gang when a member fails."""
+    """What happens to a gang when a member fails."""
 
     RESTART_GANG = "restart_gang"
     """All members stop, and the gang forms again as the next generation."""
     RESTART_MEMBER = "restart_member"
-    """The others go on; only what was lost is placed again. Not possible in time: as `restart_gang`."""
+    """The others continue; only lost members are placed again. If that takes too long: as `restart_gang`."""
     FAIL = "fail"
     """All members stop, and the gang ends."""
 
 
 class GangState(StrEnum):
-    """As the ledger has it; between the steps of forming, a gang is still `queued`."""
+    """As stored in the ledger; a gang that is being formed is still `queued`."""
 
     QUEUED = "queued"
     FORMED = "formed"
     RETIRING = "retiring"
-    """Serves what it has, is sent nothing new, and is torn down soon (a standing gang that was replaced)."""
+    """Continues what it runs, gets nothing new, and is torn down soon (a standing gang that is being replaced)."""
     TEARING_DOWN = "tearing_down"
     ENDED = "ended"
 
@@ -77,18 +77,18 @@ class Part(BaseModel):
     pool: PoolName
     slots: int = Field(default=1, ge=1, le=MAX_SLOTS)
     labels: dict[str, str] = Field(default_factory=dict)
-    """The worker must have all of these. `zone` stands for the worker's zone when it has no label of that name."""
+    """The worker must have all of these labels. `zone` matches the worker's zone if it has no label of that name."""
 
 
 class Bundle(Part):
-    """`count` members of one shape. What an object has beside `extras` and the counts is part 0.
+    """`count` members of one kind. The other fields of the object, except `extras` and the counts, describe part 0.
 
     Raises:
         ValueError: one of `min_count` and `max_count` without the other, or not `min_count <= count <= max_count`.
     """
 
     count: int = Field(default=1, ge=1, le=MAX_SEATS)
-    """With a range: of the living generation, or of the last; `min_count` before the first."""
+    """With a range: of the current generation, or of the last; `min_count` before the first."""
     min_count: int | None = Field(default=None, ge=1, le=MAX_SEATS)
     """With `max_count`: each generation has as many members as there is room for, within this range."""
     max_count: int | None = Field(default=None, ge=1, le=MAX_SEATS)
@@ -115,7 +115,7 @@ class Bundle(Part):
 
     @property
     def most(self) -> int:
-        """`count`, or the end of its range."""
+        """`count`, or the range of it."""
         return self.count if self.max_count is None else self.max_count
 
     @property
@@ -124,17 +124,17 @@ class Bundle(Part):
 
 
 class GangSpec(BaseModel):
-    """What was asked for. Either `bundles`, or `pool`, `size`, `slots` and `labels` for one bundle. `size` is a number,
-    or `[smallest, largest]` of a gang whose generations have as many members as there is room for.
+    """The requested gang. Either `bundles`, or `pool`, `size`, `slots` and `labels` for one bundle. `size` is a
+    number, or `[smallest, largest]` for a gang whose generations have as many members as there is room for.
 
     Raises:
-        ValueError: neither or both ways were used, more than MAX_SEATS parts, or a range of several bundles.
+        ValueError: neither or both forms were used, more than MAX_SEATS parts, or a range with several bundles.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     bundles: tuple[Bundle, ...] = ()
-    """Ranks are numbered through the bundles in this order."""
+    """Ranks are numbered across the bundles in this order."""
     strategy: Strategy = Strategy.PACK
     priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
     """Higher goes first."""
@@ -142,18 +142,19 @@ class GangSpec(BaseModel):
     """Gangs of lower priority may be torn down (and queued again) to make room."""
     restart: RestartPolicy = RestartPolicy.RESTART_GANG
     max_restarts: int | None = Field(default=3, ge=0)
-    """Failures of the gang, not of members, before it ends. None: no bound. Drains and preemptions do not count."""
+    """Number of failures of the gang (not of its members) before it ends. None: no limit. Drains and preemptions do
+    not count."""
     backoff_s: float = Field(default=0.5, ge=0.0, le=3600.0)
-    """Wait before the first restart; doubles with each further one, up to 30 s, with jitter."""
+    """Delay before the first restart; doubles with each further one, up to 30 s, with jitter."""
     grace_s: float = Field(default=5.0, ge=0.0, le=3600.0)
     """How long a member may take to stop at a teardown before it is killed."""
     start_timeout_s: float = Field(default=600.0, ge=0.1, le=MAX_TTL_S)
-    """How long the `gang_start` functions of a member may take, all together. They are cancelled then, and the member
-    has failed at its start. Long enough for the slowest load of a model that you know."""
+    """Time limit for all `gang_start` functions of a member together. After it they are cancelled, and the member
+    has failed to start. Set it longer than your slowest model takes to load."""
     ttl_s: float = Field(default=15.0, ge=MIN_TTL_S, le=MAX_TTL_S)
-    """The gang ends when its owner has not renewed for so long. Of no meaning for standing gangs."""
+    """The gang ends if its owner does not renew it for this time. Standing gangs ignore it."""
     owner: str = Field(default="", max_length=256)
-    """For people: who asked and why."""
+    """Who requested it and why; shown to people."""
     traceparent: str | None = Field(default=None, max_length=128)
 
     @model_validator(mode="before")
@@ -191,8 +192,8 @@ class GangSpec(BaseModel):
 
     @property
     def size(self) -> int:
-        """The number of members: the world size. With a range: of the living generation, or of the last; the smallest
-        before the first."""
+        """The number of members: the world size. With a range: of the current generation, else of the last; the
+        smallest before the first."""
         return sum(bundle.count for bundle in self.bundles)
 
     @property
@@ -207,14 +208,14 @@ class GangSpec(BaseModel):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The smallest and the largest."""
+        """The smallest and the largest size."""
         first = self.bundles[0]
         if first.min_count is None or first.max_count is None:
             return self.size, self.size
         return first.min_count, first.max_count
 
     def sized(self, size: int) -> Self:
-        """The same, of that size; itself if that is its only one."""
+        """A copy with that size; itself if it has only one size."""
         if not self.elastic or self.size == size:
             return self
         return self.model_copy(update={"bundles": (self.bundles[0].model_copy(update={"count": size}),)})
@@ -240,14 +241,14 @@ class StrictBundle(Bundle):
 
 
 class StrictGangSpec(GangSpec):
-    """As GangSpec, but what people typed: a misspelt field is refused."""
+    """A GangSpec as typed by people: a misspelt field is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     bundles: tuple[StrictBundle, ...] = ()
 
     def relaxed(self) -> GangSpec:
-        """The plain form, as records hold it and equality compares it."""
+        """The plain GangSpec, which records hold and equality compares."""
         return GangSpec.model_validate({name: getattr(self, name) for name in GangSpec.model_fields} | self._plain())
 
     def _plain(self) -> dict[str, Any]:
@@ -265,8 +266,8 @@ class Seat(BaseModel):
     worker: str
     slots: int = 1
     token: str
-    """Dispatch to the member with it: a multi-use lease of the worker, for `slots` slots. Others than the owner are
-    told its public id instead."""
+    """Send dispatches to the member with it: a multi-use lease of the worker, for `slots` slots. Others than the
+    owner get its public id instead."""
     epoch: int
     node: str = ""
     zone: str = ""
@@ -275,14 +276,14 @@ class Seat(BaseModel):
 
 
 class HostPort(NamedTuple):
-    """Where somebody can be met: `host, port = ...`, or `.host` and `.port`."""
+    """An address: `host, port = ...`, or `.host` and `.port`."""
 
     host: str
     port: int
 
 
 class Rendezvous(BaseModel):
-    """Where rank 0 can be met: its worker's host, and a port that was free there when the gang was held."""
+    """Address of rank 0: its worker's host, and a port that was free there when the gang was held."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -291,50 +292,50 @@ class Rendezvous(BaseModel):
 
     @property
     def plain(self) -> HostPort:
-        """As tasks and owners are given it."""
+        """As tasks and owners get it."""
         return HostPort(self.host, self.port)
 
 
 class GangRecord(Record):
-    """`gang.<id>`. Within its batch it is the last write when members are granted and the first when they are ended:
-    whoever reads in the order of revisions and comes to a record that says formed has just seen exactly its members,
-    and judges there; one that says tearing_down is followed by their end."""
+    """`gang.<id>`. Within its batch it is the last write when members are granted and the first when they are ended.
+    So a reader in the order of revisions that finds a record with `formed` has just read all of its members, and one
+    with `tearing_down` is followed by their deletion."""
 
     id: str
     state: GangState
     spec: GangSpec
     generation: int = 1
-    """Grows with each change of the membership; what carries an older one is void."""
+    """Grows with each change of the membership; messages with an older one are void."""
     seats: tuple[Seat, ...] = ()
-    """Of this generation; kept through the teardown, so that a new leader knows whom to stop."""
+    """Seats of this generation; kept during the teardown, so that a new leader knows which members to stop."""
     rendezvous: Rendezvous | None = None
     fence: int = 0
-    """Grows over the whole system. 0: this record's own revision; see `fence_at`."""
+    """Grows over the whole system. 0: the revision of this record; see `fence_at`."""
     owner_token: str = Field(default="", max_length=MAX_TOKEN_CHARS)
-    """Who shows it may renew and release."""
+    """Whoever has it may renew and release the gang."""
     restarts: int = 0
-    """How often it was formed again or repaired so far, for whatever reason: the generations before this one."""
+    """How often it was formed again or repaired, for whatever reason: the number of earlier generations."""
     failures: int | None = None
-    """How many failures count against `max_restarts`; drains and preemptions do not. None: written by an older
-    coordinator, whose `restarts` are these."""
+    """Number of failures that count against `max_restarts`; drains and preemptions do not count. None: written by an
+    older coordinator, whose `restarts` have that meaning."""
     reason: str = ""
-    """Why it was torn down, last."""
+    """Reason of the last teardown."""
     rank: int | None = None
-    """Whose failure that was."""
+    """Rank that failed."""
     ends: bool = False
-    """Tearing down for good; otherwise the next generation follows."""
+    """It is being torn down for good; otherwise the next generation follows."""
     gangset: str | None = None
     """The standing set that it belongs to."""
     created_at: float = 0.0
-    """Unix time of the request; with `spec.priority` the place in the queue."""
+    """Unix time of the request; with `spec.priority`, it determines the position in the queue."""
     formed_at: float = 0.0
     """Unix time."""
     ready: bool | None = None
-    """Of a formed gang of a standing set: whether all its members have started (their `gang_start` functions have
-    ended well), so that callers may be sent to it. None: of another gang, whose coordinator knows it, or written by an
-    older coordinator, to which formed was ready."""
+    """Of a formed gang of a standing set: whether the `gang_start` functions of all its members have succeeded, so
+    that callers may be sent to it. None: not a standing gang, or written by an older coordinator, for which formed
+    meant ready."""
     deadline_at: float | None = None
-    """Unix time until which a gang that never formed is queued."""
+    """Unix time until which it stays queued if it has never formed."""
 
     @property
     def counted(self) -> int:
@@ -356,7 +357,8 @@ class HeldSeat(BaseModel):
 
 
 class MemberRecord(Record):
-    """`member.<pool>.<worker>.<gang>`: what a gang holds of one worker. The grant itself: absent is not granted."""
+    """`member.<pool>.<worker>.<gang>`: the slots that a gang holds on one worker. This record is the grant: if it is
+    absent, nothing is granted."""
 
     gang: str
     generation: int
@@ -365,7 +367,7 @@ class MemberRecord(Record):
 
 
 class LeaderRecord(Record):
-    """`leader`: rewritten only by compare-and-set. Its revision fences everything that a coordinator writes."""
+    """`leader`: changed only by compare-and-set. Its revision fences everything that a coordinator writes."""
 
     term: int
     instance: str
@@ -374,48 +376,50 @@ class LeaderRecord(Record):
 
 
 class LeaderAlive(Record):
-    """`leader_alive`: renewed every half second, expires after two."""
+    """`leader_alive`: renewed every half second, expires after two seconds."""
 
     term: int
     instance: str
 
 
 class ShardMap(Record):
-    """`shards`: which shard of the coordinators keeps which pools. Changed only by compare-and-set."""
+    """`shards`: which coordinator shard owns which pools. Changed only by compare-and-set."""
 
     shards: dict[str, tuple[PoolName, ...]] = Field(default_factory=dict)
-    """Pools by shard; no pool is in two."""
+    """Pools by shard; each pool is in one shard."""
 
 
 class Route(StrEnum):
-    """Which members of a standing gang a call runs on."""
+    """The members of a standing gang that run a call."""
 
     RANK0 = "rank0"
     ALL = "all"
-    """On every rank; the answer is the list of results by rank."""
+    """All ranks; the answer is the list of results by rank."""
 
 
 class GangSetRecord(Record):
-    """`gangset.<name>`: gangs of one shape that are kept up. May be written by hand; a misspelt field is refused."""
+    """`gangset.<name>`: the declaration of a standing set. Operators may write it by hand; a misspelt field is
+    refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gangs: int = Field(ge=0, le=10_000)
     gang: StrictGangSpec
     surge: int = Field(default=1, ge=0, le=1)
-    """1: a replacement forms before the old gang goes, where there is room for both. 0: the old one goes first."""
+    """1: a replacement forms before the old gang is stopped, if there is room for both. 0: the old gang is stopped
+    first."""
     surge_wait_s: float = Field(default=3.0, ge=0.0, le=3600.0)
-    """Surge 1: how long a replacement waits for room beside the old gang. Then the old one goes first after all. Off a
-    draining worker: at most a fifth of its grace."""
+    """With surge 1: how long a replacement waits for room beside the old gang before the old gang is stopped after
+    all. On a draining worker: at most a fifth of its grace time."""
     route: Route = Route.RANK0
     retire_s: float = Field(default=1.0, ge=0.0, le=3600.0)
-    """How long a replaced gang still serves after callers were told to go elsewhere."""
+    """How long a replaced gang continues to serve after callers were sent elsewhere."""
     min_ready_s: float = Field(default=1.0, ge=0.0, le=3600.0)
-    """How long a replacement must have been ready before the gang that it replaces goes. Longer than what a member that
-    starts well and breaks soon after takes to break."""
+    """How long a replacement must have been ready before the old gang is stopped. Set it longer than it takes until
+    a member that starts well and then breaks has failed."""
     roll_failures: int = Field(default=3, ge=1, le=1000)
-    """How often gangs of a new shape may fail, with none of them ready for `min_ready_s`, until the roll stops and the
-    set is kept up in the shape that served before. Declare it again to try again."""
+    """After this many failures of gangs with a new spec, none of which was ready for `min_ready_s`, the roll stops
+    and the previous spec is used again. To try again, declare the set again."""
 
     @model_validator(mode="after")
     def _one_size(self) -> Self:
@@ -425,24 +429,24 @@ class GangSetRecord(Record):
 
     @property
     def template(self) -> GangSpec:
-        """What each gang is asked to be. Unbounded restarts unless a bound is written."""
+        """The spec of each gang. Restarts are unlimited unless a limit is given."""
         return template_of(self.gang)
 
 
 def template_of(gang: StrictGangSpec) -> GangSpec:
-    """What each gang of a set is asked to be, given what was declared."""
+    """The spec of each gang of a set, from its declaration."""
     spec = gang.relaxed()
     unbounded = "max_restarts" not in gang.model_fields_set
     return spec.model_copy(update={"max_restarts": None}) if unbounded else spec
 
 
 def write_gang(gang: StrictGangSpec) -> dict[str, Any]:
-    """As it was declared: only what was said of it."""
+    """As it was declared: only the fields that were set."""
     return gang.model_dump(mode="json", exclude_unset=True)
 
 
 def read_gang(written: dict[str, Any] | None) -> StrictGangSpec | None:
-    """The inverse; None also for what cannot be read."""
+    """The inverse; None also for an unreadable value."""
     try:
         return None if written is None else StrictGangSpec.model_validate(written)
     except ValidationError:
@@ -450,42 +454,42 @@ def read_gang(written: dict[str, Any] | None) -> StrictGangSpec | None:
 
 
 class SetState(StrEnum):
-    """How a standing set fares."""
+    """State of a standing set."""
 
     STEADY = "steady"
-    """As many gangs as declared are ready, all are of the declared shape, and some gang of that has been ready for
+    """As many gangs as declared are ready, all of them have the declared spec, and one of them has been ready for
     `min_ready_s`."""
     ROLLING = "rolling"
-    """On the way there."""
+    """Changing towards the declaration."""
     FAILING = "failing"
-    """Gangs of the declared shape failed too often, and none has been ready for `min_ready_s`."""
+    """Gangs with the declared spec failed too often, and none has been ready for `min_ready_s`."""
 
 
 class GangSetStatus(Record):
-    """`gangset_status.<name>`: how a standing set fares. Written by the leading coordinator alone."""
+    """`gangset_status.<name>`: the status of a standing set. Written only by the leading coordinator."""
 
     state: SetState
     reason: str = ""
-    """What it waits for, or why it fails. Empty when steady."""
+    """What it waits for, or why it fails. Empty if steady."""
     gangs: int
-    """So many are declared."""
+    """Number of declared gangs."""
     formed: int = 0
-    """Gangs of the declared shape that are formed, ..."""
+    """Number of formed gangs with the declared spec."""
     ready: int = 0
-    """... and of these, those that callers may be sent to."""
+    """Number of these that callers may be sent to."""
     old: int = 0
-    """Gangs that callers may be sent to and that are of another shape, or on draining workers."""
+    """Number of gangs that callers may be sent to and that have another spec or are on draining workers."""
     failures: int = 0
-    """Of gangs of the declared shape since it was declared, or since one was ready for `min_ready_s`."""
+    """Failures of gangs with the declared spec since it was declared, or since one was ready for `min_ready_s`."""
     last_failure: str = ""
-    """The last of these."""
+    """Reason of the last failure."""
     stopped: bool = False
-    """The roll was stopped: the set is kept up in the shape of before."""
+    """The roll was stopped, and the previous spec is used."""
     served: bool = False
-    """A gang of the declared shape has been ready for `min_ready_s`."""
+    """A gang with the declared spec has been ready for `min_ready_s`."""
     current: dict[str, Any] = Field(default_factory=dict)
-    """The `gang` of the declaration that this is about."""
+    """The `gang` of the declaration that this status is about."""
     previous: dict[str, Any] | None = None
-    """The `gang` that was declared before and has served: what a rollback declares."""
+    """The previously declared `gang` that has served: a rollback declares it again."""
     at: float = 0.0
     """Unix time."""

@@ -1,4 +1,4 @@
-"""What is known of durable tasks: records, and what passes about them between clients, dispatchers and workers."""
+"""Records of durable tasks, and messages about them between clients, dispatchers and workers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .workers import Record
 
 
 class JobState(StrEnum):
-    """Where a job stands. The last three are final, and only they stand in a ResultRecord."""
+    """State of a job. The last three are final, and only they occur in a ResultRecord."""
 
     SCHEDULED = "scheduled"
-    """The server keeps it until its time."""
+    """The server holds it until its time."""
     QUEUED = "queued"
     """In the stream; not started yet."""
     WAITING = "waiting"
-    """It failed, and waits for its next try."""
+    """It failed and waits for its next attempt."""
     RUNNING = "running"
     DONE = "done"
     DEAD = "dead"
@@ -35,7 +35,7 @@ class DeadReason(StrEnum):
     MALFORMED = "malformed"
     """Subject, headers or body cannot be understood."""
     UNKNOWN_ENDPOINT = "unknown_endpoint"
-    """No pool, standing set or route of that name appeared in the time allowed."""
+    """No pool, standing set or route of that name appeared in time."""
     UNKNOWN_METHOD = "unknown_method"
     INVALID_ARGUMENTS = "invalid_arguments"
     INVALID_RESULT = "invalid_result"
@@ -45,15 +45,15 @@ class DeadReason(StrEnum):
     FAILED = "failed"
     """It raised at its last attempt."""
     CRASHED = "crashed"
-    """Its process died, or its worker vanished, at its last attempt."""
+    """Its process died, or its worker was lost, at its last attempt."""
     TIMED_OUT = "timed_out"
-    """It ran into its time-out at its last attempt."""
+    """Its last attempt timed out."""
     IMPOSSIBLE = "impossible"
-    """It takes more slots than any worker has, or a schedule that the server refused."""
+    """It needs more slots than any worker has, or the server refused its schedule."""
 
 
 class JobFailure(Record):
-    """An error as records carry it."""
+    """An error, as stored in records."""
 
     code: str
     message: str
@@ -61,11 +61,11 @@ class JobFailure(Record):
 
 
 MOST_TRIES: Final = 10
-"""Failed tries that are kept of a job: the last ones."""
+"""Number of failed attempts that are kept per job: the last ones."""
 
 
 class FailedTry(BaseModel):
-    """One try of a job that failed."""
+    """One failed attempt of a job."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -73,15 +73,15 @@ class FailedTry(BaseModel):
     worker: str = ""
     """`<pool>.<worker>`."""
     started_at: float | None = None
-    """Unix time; None: not known, another dispatcher began it."""
+    """Unix time; None: unknown, because another dispatcher started it."""
     ended_at: float = 0.0
     """Unix time."""
     error: JobFailure | None = None
-    """Without a traceback, its message cut to 500 characters; of a task that raised, `details` has `type`."""
+    """Without a traceback, its message cut to 500 characters; if the task raised, `details` has `type`."""
 
 
 class ResultRecord(Record):
-    """`result.<job>`: how a job ended. Written once: the first writer wins."""
+    """`result.<job>`: the outcome of a job. Written once: the first writer wins."""
 
     job: str
     endpoint: str
@@ -89,54 +89,57 @@ class ResultRecord(Record):
     state: Literal[JobState.DONE, JobState.DEAD, JobState.CANCELLED]
     result: Any = None
     encoding: Literal["json", "msgpack"] = "json"
-    """`msgpack`: `result` is base64 of msgpack, since the job was submitted so, and its bytes have no form in JSON."""
+    """`msgpack`: `result` is base64 of msgpack, because the job was submitted in msgpack and its bytes cannot be
+    written as JSON."""
     object: str | None = None
-    """The result is too large for a key: the body stands in the object store under this name, in `encoding`."""
+    """If the result is too large for a key: the name of the object in the object store that has the body, in
+    `encoding`."""
     items: int | None = None
-    """Of a task that yields: how many items stand in the job's feed."""
+    """Of a task that yields: the number of items in the job's feed."""
     reason: DeadReason | None = None
     error: JobFailure | None = None
     attempts: int = 0
     worker: str = ""
     """`<pool>.<worker>` that ran it last."""
     fence: int = 0
-    """What the last attempt was given as its fence; 0: it was another dispatcher that started it."""
+    """Fence of the last attempt; 0: another dispatcher started it."""
     submitted_at: float = 0.0
-    """Unix time, likewise below."""
+    """Unix time; so are those below."""
     started_at: float | None = None
-    """Of the last attempt."""
+    """Start of the last attempt."""
     finished_at: float = 0.0
     trace: str | None = None
     tries: tuple[FailedTry, ...] = ()
-    """That failed: the last ten, oldest first."""
+    """The last ten failed attempts, oldest first."""
 
 
 class TryRecord(Record):
-    """`try.<endpoint>.<job>`: a job that was started and did not succeed, so far. Written before the next try waits,
-    and when one is cancelled that cannot be ended at once."""
+    """`try.<endpoint>.<job>`: a job whose attempts have failed so far. Written before it waits for the next attempt,
+    and when a job is cancelled that cannot end at once."""
 
     job: str
     sequence: int
     attempts: int
     not_before: float
-    """Unix time of the next."""
+    """Unix time of the next attempt."""
     error: JobFailure | None = None
     cancelled: bool = False
-    """Somebody was told that it is cancelled: there shall be no next, and what runs is being stopped."""
+    """It was cancelled, and the cancellation confirmed: there must be no further attempt, and a running one is being
+    stopped."""
     tries: tuple[FailedTry, ...] = ()
-    """That failed: the last ten, oldest first."""
+    """The last ten failed attempts, oldest first."""
 
 
 class TurnRecord(Record):
-    """`turn.<endpoint>`: which dispatcher took the endpoint's queue last. Written before it starts anything: fences of
-    durable tasks are the revision of this plus the attempt."""
+    """`turn.<endpoint>`: the dispatcher that took the endpoint's queue last. Written before it starts anything: the
+    fence of a durable task is the revision of this record plus the attempt."""
 
     dispatcher: str
     at: float
 
 
 class JobEvent(Record):
-    """`<ns>.job.<job>.state`: told when the job asked for it (`Gangline-Events`), and of those that yield."""
+    """`<ns>.job.<job>.state`: published if the job asked for it (`Gangline-Events`), and for jobs that yield."""
 
     job: str
     state: JobState
@@ -148,7 +151,7 @@ class JobEvent(Record):
 
 
 class JobProgress(Record):
-    """`<ns>.job.<job>.progress`: what a task said with `current_task().progress(...)`."""
+    """`<ns>.job.<job>.progress`: a report by the task with `current_task().progress(...)`."""
 
     job: str
     attempt: int
@@ -159,8 +162,8 @@ class JobProgress(Record):
 
 
 class JobItem(Record):
-    """`<ns>.job.<job>.item`: one item that the task yielded. A retry yields from the beginning: items of an older
-    attempt do not count."""
+    """`<ns>.job.<job>.item`: one item that the task yielded. A retry yields from the beginning, so items of older
+    attempts do not count."""
 
     job: str
     attempt: int
@@ -183,11 +186,11 @@ class DispatcherEvent(Record):
 
     dispatcher: str
     event: Literal["joined", "here", "handed_over", "left"]
-    """`here` comes every second."""
+    """`here` is sent every second."""
     queues: tuple[str, ...] = ()
-    """Of `handed_over`: endpoints whose queues are free now."""
+    """With `handed_over`: endpoints whose queues are free now."""
     has: int = 0
-    """How many queues it has."""
+    """Number of queues it owns."""
     at: float
 
 
@@ -201,6 +204,6 @@ class TaskDeadEvent(Record):
     attempts: int
     error: JobFailure | None = None
     sequence: int | None = None
-    """In the stream of tasks, where it is no longer."""
+    """Sequence that it had in the task stream, from which it is removed."""
     at: float
     trace: str | None = None

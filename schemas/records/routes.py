@@ -1,7 +1,7 @@
-"""Routes: which pools an endpoint's traffic goes to, and how much of it.
+"""Routes: how an endpoint's traffic is distributed over pools.
 
-A route is JSON in the bucket of routes under the endpoint's name, so that `nats kv put` changes it. Without a route, an
-endpoint is the pool of its name. Pure.
+A route is JSON in the route bucket under the endpoint's name, so `nats kv put` can change it. An endpoint without a
+route is the pool of that name. Pure.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
-    """A misspelt field must not be ignored in silence."""
+    """Unknown fields are refused, so that a misspelt one is not ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class QueueRules(_Part):
-    """How the endpoint's durable tasks are run. All are kept over all dispatchers together."""
+    """Rules for the endpoint's durable tasks. Limits apply over all dispatchers together."""
 
     max_running: int | None = Field(default=None, ge=1, le=MAX_SLOTS)
-    """Most tasks of the endpoint that run at once."""
+    """Maximum number of tasks of the endpoint that run at once."""
     per_key: int | None = Field(default=None, ge=1, le=MAX_SLOTS)
-    """Most tasks of one `Gangline-Key` that run at once."""
+    """Maximum number of tasks of one `Gangline-Key` that run at once."""
     ordered: bool = False
-    """Tasks of one key one at a time, in the order of their publication, a failing one's retries included."""
+    """Tasks of one key run one at a time, in order of publication, including the retries of a failed one."""
     rate_per_s: float | None = Field(default=None, gt=0, le=1_000_000, allow_inf_nan=False)
-    """Most starts a second, in the long run."""
+    """Maximum number of starts per second, on average."""
     burst: int = Field(default=1, ge=1, le=1_000_000)
-    """... and at once, after a pause."""
+    """Maximum number of starts at once, after a pause."""
     max_attempts: int | None = Field(default=None, ge=1, le=MAX_ATTEMPTS)
-    """How often a task is started, whether it is declared idempotent or not. Unsaid: once, if it is not."""
+    """Maximum number of attempts, whether or not the task is idempotent. Unset: 1 for a task that is not idempotent."""
     backoff_s: float | None = Field(default=None, ge=0, le=MAX_BACKOFF_S)
     backoff_max_s: float | None = Field(default=None, ge=0, le=MAX_BACKOFF_S)
     timeout_s: float | None = Field(default=None, gt=0)
-    """How long one try may run."""
+    """Time limit of one attempt."""
     result_ttl_s: float | None = Field(default=None, ge=0, le=MAX_RESULT_TTL_S)
     paused: bool = False
-    """Nothing is started; what is submitted waits."""
+    """Nothing is started; submitted tasks wait."""
 
 
 class RouteRecord(_Part):
@@ -58,15 +58,16 @@ class RouteRecord(_Part):
 
     v: int = WIRE_VERSION
     to: dict[PoolName, Weight] = Field(default_factory=dict, max_length=MAX_POOLS)
-    """Pools and their weights, which need not add up to anything. Empty: the pool of the endpoint's name."""
+    """Weights of pools; any scale. Empty: the pool of the endpoint's name."""
     shadow: dict[PoolName, Percent] = Field(default_factory=dict, max_length=MAX_POOLS)
-    """Pools that get a copy of so many percent of the requests, each with a draw of its own. What becomes of a copy
-    is ignored."""
+    """Pools that get copies of this percentage of the requests, each chosen independently. The outcome of a copy is
+    ignored."""
     by_key: bool = True
-    """Requests with a `Gangline-Key` are not drawn at random: the same key stays with its pool while the weights do."""
+    """Requests with a `Gangline-Key` do not choose a pool at random: a key stays with its pool while the weights do
+    not change."""
     limits: dict[PoolName, Annotated[int, Field(ge=1, le=MAX_SLOTS)]] = Field(default_factory=dict)
-    """Most requests that one router has running in a pool at once; above, another pool of the route takes them, and if
-    none has room they wait."""
+    """Maximum number of requests that one router runs in a pool at once. Beyond it, requests go to other pools of
+    the route, or wait if none has room."""
     queue: QueueRules = QueueRules()
 
     @field_validator("v")
@@ -91,29 +92,29 @@ class RouteRecord(_Part):
 
 
 class RouteEvent(BaseModel):
-    """On `<ns>.event.route.<endpoint>`: somebody put a value into the bucket of routes that cannot be followed. Told
-    once by each router for each revision, so listeners take the first of a revision."""
+    """Published on `<ns>.event.route.<endpoint>` when an invalid value is written to the route bucket. Every router
+    publishes it once per revision, so listeners should use the first message per revision."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     v: int = WIRE_VERSION
     endpoint: str
-    """The key, which may not even be a name."""
+    """The key, which may not be a valid name."""
     kind: Literal["invalid"] = "invalid"
     revision: int
     error: str
-    """What is wrong with it."""
+    """What is wrong with the value."""
     kept: bool
-    """Whether an earlier route of that endpoint stays in force; otherwise the endpoint is the pool of its name."""
+    """Whether an earlier route of that endpoint stays in force; if not, the endpoint is the pool of that name."""
     by: str
-    """The connection that tells."""
+    """Name of the connection that published this."""
 
 
 def parse_route(endpoint: str, value: bytes) -> RouteRecord:
-    """Read a route as somebody put it into the bucket.
+    """Read a route from its value in the bucket.
 
     Raises:
-        InvalidRoute: which field, and why.
+        InvalidRoute: names the invalid field and says why.
     """
     try:
         body: Any = codec.from_json(value)

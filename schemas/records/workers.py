@@ -11,7 +11,7 @@ from ..names import is_name
 
 
 class Record(BaseModel):
-    """Readers ignore fields they do not know, so that a newer writer does not break an older reader."""
+    """Readers ignore unknown fields, so that a newer writer does not break an older reader."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -19,43 +19,43 @@ class Record(BaseModel):
 
 
 class MethodInfo(BaseModel):
-    """What a router needs to know of one task."""
+    """What a router needs to know about a task."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     slots: int = 1
-    """Slot cost of one execution."""
+    """Slots that one execution takes."""
     idempotent: bool = False
-    """Whether running it twice does no harm, so that it may be sent again when a try's outcome is unknown."""
+    """Whether it is safe to run it twice, so that it may be sent again when the outcome of an attempt is unknown."""
     streams: bool = False
     """Whether it yields items."""
     description: str = ""
 
 
 class Registration(Record):
-    """`reg.<pool>.<worker>`: who serves, since when, with what. Written at start, epoch change, drain and resize."""
+    """`reg.<pool>.<worker>`: a worker and what it serves. Written at start, epoch change, drain and resize."""
 
     pool: str
     worker: str
     epoch: int
     instance: str
-    """Random for each process; tells two processes that claim one id apart."""
+    """Random for each process; distinguishes two processes with one id."""
     channel: str = ""
-    """Names the private subjects of this process (Names.worker), where routers, coordinators and dispatchers reach it.
-    Empty: it has none, and is reached on its public ones, like workers of earlier versions and of other languages."""
+    """Part of the private subjects of this process (Names.worker), where routers, coordinators and dispatchers reach
+    it. Empty: it has none and uses its public subjects, like workers of earlier versions and in other languages."""
     state: Literal["serving", "draining"] = "serving"
     drain_grace_s: float | None = None
-    """While it drains: within how many seconds of the beginning it leaves, whatever still runs."""
+    """While it drains: seconds from the beginning of the drain until it exits, whatever is still running."""
     slots: int
     methods: dict[str, MethodInfo] = Field(default_factory=dict)
     models: tuple[str, ...] = ()
-    """Model ids loaded now (multiplexing)."""
+    """Ids of loaded models (multiplexing)."""
     max_models: int = 0
-    """Most models loaded at once; 0: the pool is not multiplexed."""
+    """Maximum number of loaded models; 0: the pool is not multiplexed."""
     node: str = ""
-    """Machine; the nearest locality tier."""
+    """Machine: the first locality tier."""
     zone: str = ""
-    """Failure domain; the second tier."""
+    """Failure domain: the second locality tier."""
     address: str = ""
     """Where other members of a gang can reach this process; host or host:port."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -65,16 +65,16 @@ class Registration(Record):
     started_at: float = 0.0
     """Unix time."""
     acks: bool = False
-    """It keeps the ends of durable tasks until it is told, by ACK frames, that they are stored."""
+    """It keeps the outcomes of durable tasks until ACK frames confirm that they are stored."""
 
     @field_validator("channel", mode="after")
     @classmethod
     def _one_token(cls, value: str) -> str:
-        return value if is_name(value) else ""  # it becomes part of a subject, whoever wrote it
+        return value if is_name(value) else ""  # It becomes part of a subject, whoever wrote it.
 
 
 class Heartbeat(Record):
-    """`alive.<pool>.<worker>`: rewritten every second, expires after three. Carries the load (queue length)."""
+    """`alive.<pool>.<worker>`: rewritten every second, expires after three. Has the load (queue length)."""
 
     epoch: int
     instance: str
@@ -96,8 +96,8 @@ class LeaseRecord(Record):
     fence: int
     single_use: bool
     owner: str = ""
-    """Who asked: the router's name, or what an operator wrote into the request."""
+    """Who requested it: the router's name, or the `owner` of an operator's request."""
     granted_at: float
-    """Unix time of the worker's clock, for people; the worker's monotonic clock decides expiry."""
+    """Unix time of the worker's clock, shown to people; the worker's monotonic clock decides expiry."""
     expires_at: float
-    """Likewise; moves with every renewal."""
+    """Likewise; changes with every renewal."""

@@ -1,1 +1,1 @@
-"""Bytes on the wire: frames, headers, codecs. Imports only: errors."""
+"""Bytes on the wire: frames, headers, codecs. Imports only errors."""

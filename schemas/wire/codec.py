@@ -1,7 +1,7 @@
 """Bodies on the wire: JSON by default, msgpack by `Content-Type: application/msgpack`.
 
-Values are what both formats have in common (null, booleans, numbers, text, lists, maps) plus bytes, which msgpack
-carries as they are and JSON as base64. Pydantic models, dataclasses, enums, dates, UUIDs, decimals, paths and sets are
+Values are those that both formats share (null, booleans, numbers, text, lists, maps) plus bytes, which are native in
+msgpack and base64 in JSON. Pydantic models, dataclasses, enums, dates, UUIDs, decimals, paths and sets are
 converted on the way out; the receiving side converts back from its own annotations.
 """
 
@@ -24,14 +24,14 @@ CONTENT_TYPE = "Content-Type"
 
 
 class Format(StrEnum):
-    """How a body is written. The answer to a request uses the request's format."""
+    """Format of a body. The answer to a request uses the request's format."""
 
     JSON = "application/json"
     MSGPACK = "application/msgpack"
 
     @classmethod
     def of(cls, headers: Mapping[str, str] | None) -> Format:
-        """The format that the headers name; JSON without one.
+        """The format that the headers name; JSON without a header.
 
         Raises:
             MalformedMessage: a content type that is neither.
@@ -48,9 +48,9 @@ class Format(StrEnum):
 
 
 def _plain(value: Any) -> Any:
-    """msgpack's hook for what it cannot write itself."""
+    """msgpack's hook for types that it cannot write itself."""
     if isinstance(value, BaseModel):
-        # By alias, without excluded fields, through its own serializers: the same as in JSON, but bytes stay bytes.
+        # By alias, without excluded fields, with its own serializers: as in JSON, but bytes stay bytes.
         return value.model_dump(by_alias=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -58,12 +58,12 @@ def _plain(value: Any) -> Any:
         return list(value)
     if isinstance(value, Enum):
         return value.value
-    # Dates, UUIDs, decimals, paths, URLs: the text form that pydantic reads back.
+    # Dates, UUIDs, decimals, paths, URLs: the text that pydantic reads back.
     return pydantic_core.to_jsonable_python(value, fallback=_fallback)
 
 
 def _fallback(value: Any) -> Any:
-    """pydantic's hook for what it cannot write itself."""
+    """pydantic's hook for types that it cannot write itself."""
     if isinstance(value, memoryview):
         return bytes(value)
     if isinstance(value, PurePath):
@@ -85,8 +85,8 @@ def pack(value: Any) -> bytes:
     """
     try:
         return _pack(value)  # type: ignore[no-any-return]
-    except Exception as error:  # also what a model's own serializer or a property raises
-        # A Packer that raised half-way keeps what it had written; msgpack offers no reset but a new one.
+    except Exception as error:  # Also errors of a model's own serializer or property.
+        # A Packer that raised keeps the bytes it had written; msgpack offers no reset, so create a new one.
         _renew_packer()
         raise InvalidRequest(f"cannot be written as msgpack: {error}") from error
 
@@ -106,7 +106,7 @@ def unpack(data: bytes) -> Any:
         return msgpack.unpackb(
             data, raw=False, strict_map_key=False, use_list=True, timestamp=3, ext_hook=_refuse_extension
         )
-    except Exception as error:  # msgpack raises ValueError, its own classes, and more on hostile input
+    except Exception as error:  # msgpack raises ValueError, its own classes, and others on hostile input.
         raise MalformedMessage(f"not msgpack: {error or type(error).__name__}") from error
 
 
@@ -122,7 +122,7 @@ def to_json(value: Any) -> bytes:
     """
     try:
         return pydantic_core.to_json(_dumped(value), bytes_mode="base64", inf_nan_mode="null", fallback=_fallback)
-    except Exception as error:  # also what a model's own serializer or a property raises
+    except Exception as error:  # Also errors of a model's own serializer or property.
         raise InvalidRequest(f"cannot be written as JSON: {error}") from error
 
 
@@ -130,7 +130,7 @@ _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
 
 
 def _dumped(value: Any) -> Any:
-    """Models and dataclasses as maps: inside one, pydantic would follow its settings for bytes, not ours."""
+    """Models and dataclasses as maps: nested in one, pydantic would follow its settings for bytes, not ours."""
     if isinstance(value, (BaseModel, Enum)) or dataclasses.is_dataclass(value):
         return _dumped(_plain(value))
     if isinstance(value, dict):
@@ -158,7 +158,8 @@ def encode(value: Any, fmt: Format) -> bytes:
 
 
 def encode_model(model: BaseModel, fmt: Format) -> bytes:
-    """Write one of our own messages: as `encode` of what it dumps to as JSON, in one go where that is the format."""
+    """Write one of our own messages: the same bytes as `encode` of its JSON dump, but in one step if the format is
+    JSON."""
     if fmt is Format.JSON:
         return model.model_dump_json().encode()
     return pack(model.model_dump(mode="json"))
@@ -177,13 +178,14 @@ def decode(data: bytes, fmt: Format) -> Any:
     else:
         value = from_json(data)
         if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
-            return value  # so few open that they cannot be deeper: no need to walk through it
+            return value  # Too few brackets to be nested deeper: no need to walk through it.
     check_depth(value)
     return value
 
 
 def check_depth(value: Any, limit: int = MAX_DEPTH) -> None:
-    """Refuse values nested so deep that code that walks them would overflow the stack. `[[]]` is two levels deep.
+    """Refuse values nested so deeply that code walking through them would overflow the stack. `[[]]` is two levels
+    deep.
 
     Raises:
         MalformedMessage: deeper than `limit`.

@@ -1,35 +1,35 @@
-"""Frames: what SDK and worker say to each other, many to a message.
+"""Frames: the messages between routers and workers, many in one envelope.
 
 Calls made in one turn of the event loop to one worker share a message, and so do answers to one caller. A message is
-one msgpack array, an *envelope*; a frame is an array with fixed places, its operation first. There is no pydantic in
-here: every frame from outside is checked by `decode_request` / `decode_answer`, which look at each place once.
+one msgpack array, an *envelope*. A frame is an array with fixed positions; the first is its operation. This module does
+not use pydantic: `decode_request` and `decode_answer` check every position of every received frame once.
 
 Request envelope `[version, epoch, sender, frames]`, published to `<ns>.worker.<pool>.<worker>.frames` with a reply
-subject that tells the sender which worker answered. `epoch` is the worker's epoch as the sender knows it; a worker of
+subject that tells the sender which worker answered. `epoch` is the worker's epoch as the sender knows it. A worker in
 another epoch starts and grants nothing from that envelope and answers REJECTED "stale" (RELEASE, CANCEL, CHECK, ACK
-and a TASK that only attaches are safe in any epoch and are honoured). `sender` is unguessable and unique for each
-router; with it, ids are unique.
+and a TASK that only attaches are safe in any epoch and are accepted). `sender` is unguessable and unique for each
+router; ids are unique together with it.
 
 =========  ==============================================================================================
 TASK       `[1, id, method, args, kwargs, deadline_ms, token, trace, flags, meta]`
 RESERVE    `[2, id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta]`
 RENEW      `[3, id, token, ttl_ms]`
-RELEASE    `[4, reserve_id | nil, token | nil]`, never answered; unknown ones are a no-op
-CANCEL     `[5, id]`, answered by the task's own answer
+RELEASE    `[4, reserve_id | nil, token | nil]`, never answered; does nothing if unknown
+CANCEL     `[5, id]`, the task's own answer is the reply
 CHECK      `[6, id, [task ids]]`
-CREDIT     `[7, id, items]`, room for so many more items of a stream
-BEGIN      `[8, id]`, a task that was to be held begins now
-ACK        `[9, endpoint, job, sequence, rank, attempt]`, never answered: that end of a durable task is stored
+CREDIT     `[7, id, items]`, the worker may send this many more items of a stream
+BEGIN      `[8, id]`, starts a task that was sent with `hold`
+ACK        `[9, endpoint, job, sequence, rank, attempt]`, never answered: the outcome of that attempt is stored
 =========  ==============================================================================================
 
-AnswerOp envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending. One
-without frames is an invitation: there is room now for a sender that was refused (REJECTED "full") a moment ago.
+AnswerOp envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]` when it was sent. An
+envelope without frames is an invitation: there is room now for a sender that was just refused (REJECTED "full").
 
 =========  ==============================================================================================
 OK         `[1, id, result]`
 ERROR      `[2, id, code, message, details | nil, may_have_started]`
 GRANTED    `[3, id, token, fence, ttl_ms]`
-REJECTED   `[4, id, reason]`, nothing started, nothing is held; see Reason
+REJECTED   `[4, id, reason]`, nothing was started or reserved; see Reason
 RENEWED    `[5, id, ttl_ms]`
 CHECKED    `[6, id, [states]]`, in the order asked; see TaskState
 ITEM       `[7, id, sequence, value]`, from 0
@@ -37,34 +37,33 @@ END        `[8, id, count]`, the stream is complete
 HELD       `[9, id]`, the task has its slots and waits for BEGIN
 =========  ==============================================================================================
 
-`deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
-nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, `shadow` (true: a copy of a request that another pool
-answers), and for a stream `window`: how many items may come ahead of the CREDIT for them (unsaid: as the worker is
-set).
+`deadline_ms` is the caller's remaining time when the envelope was sent (the clocks of two machines need not agree);
+nil: no deadline. `meta` of a TASK may have `attempt`, `key`, `model`, `shadow` (true: a copy of a request that another
+pool answers), and for a stream `window`: how many items may be sent ahead of the CREDIT for them (default: the worker's
+setting).
 
-`meta` of a RESERVE may have `owner`, for people, and `seat`: the token of a gang's seat. What is granted then are
-slots that the seat has idle, and no others (REJECTED "full" if it has not so many): a lease like any other, but that
-its tasks run as the gang's member, and that it ends with the seat at the latest.
+`meta` of a RESERVE may have `owner`, shown to people, and `seat`, the token of a gang's seat. With `seat`, only idle
+slots of that seat are granted (REJECTED "full" if it has too few). It is a lease like any other, except that its tasks
+run as the gang's member, and that it ends with the seat at the latest.
 
-A task on a gang's seat, or on such a lease, may name its `run`, and its `generation`: it waits until the worker was
-told of that. With `hold` it takes its slots and waits for BEGIN, so that a call on all ranks starts on all or on none;
-without BEGIN for two seconds it ends without having started (ERROR task_cancelled).
+A task on a gang's seat, or on such a lease, may have a `run`, and a `generation`: it waits until the worker knows that
+generation. With `hold` it takes its slots and waits for BEGIN, so that a call on all ranks starts on all or on none;
+without BEGIN within two seconds it ends unstarted (ERROR task_cancelled).
 
-An attempt of a durable task has `job`, `endpoint` and `attempt`, and may have `sequence`, which tells the job from an
-earlier one of that id, and `pool`, the standing set that it was sent to. On all ranks of a gang it has `rank` and
-`ranks`: on each it is an execution of its own. While it runs on a worker, and after its end for as long as the answer
-is kept, a further TASK of it attaches (unless it is a later attempt than the one that failed): nothing starts, it takes
-no slot and no token, and gets the same answer under its own id. One with STREAM gets the items from number `items` of
-its meta on (unsaid: from the first one on), as far as they were not credited before; from then on only its CREDIT
-counts.
+An attempt of a durable task has `job`, `endpoint` and `attempt`. It may have `sequence`, which tells the job from an
+earlier one with that id, and `pool`, the standing set that it was sent to. On all ranks of a gang it has `rank` and
+`ranks`, and is an execution of its own on each rank. While the job runs on a worker, and afterwards for as long as the
+answer is kept, a further TASK for it attaches (unless it is a later attempt than a failed one): nothing starts, it
+takes no slot and no token, and gets the same answer under its own id. With STREAM it gets the items from index `items`
+of its meta (default: from the first one), except those that were credited before; from then on only its CREDIT counts.
 
-With `acks` in its meta (true) the sender promises an ACK for the job's end, once that is stored. Until then, within
-bounds, the worker keeps the answer for whoever asks, and waits for the ACK before it leaves. ACK is for workers whose
-registration has `acks` (true): to others it is an unknown operation. It names the job as `meta` does, 0 for a sequence
-or a rank that is not said there; one of an earlier attempt than the last, or of what is not known, is a no-op.
+With `acks` (true) in its meta the sender promises an ACK once the job's outcome is stored. Until then, within limits,
+the worker keeps the answer for whoever asks, and waits for the ACK before it exits. ACK is only for workers whose
+registration has `acks` (true): for others it is an unknown operation. It names the job as `meta` does, with 0 for a
+missing sequence or rank. An ACK for an earlier attempt than the last, or for an unknown job, does nothing.
 
-Ids are integers that a sender never uses twice, each greater than those it used before: a worker keeps answers for a
-while only, and takes an id up to the newest forgotten one for seen (ERROR result_lost).
+Ids are integers. A sender never uses one twice, and each is greater than those before: a worker keeps answers only for
+a while, and treats every id up to the newest forgotten one as seen (ERROR result_lost).
 """
 
 from __future__ import annotations
@@ -79,11 +78,11 @@ from ..limits import MAX_CHECKED, MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
 from . import codec
 
 Frame = list[Any] | tuple[Any, ...]
-"""One frame; the first place is its operation."""
+"""One frame; its operation is the first element."""
 
 
 class RequestOp(IntEnum):
-    """Operations of frames from SDK to worker."""
+    """Operations of frames from router to worker."""
 
     TASK = 1
     RESERVE = 2
@@ -97,7 +96,7 @@ class RequestOp(IntEnum):
 
 
 class AnswerOp(IntEnum):
-    """Operations of frames from worker to SDK."""
+    """Operations of frames from worker to router."""
 
     OK = 1
     ERROR = 2
@@ -114,11 +113,11 @@ class TaskFlag(IntFlag):
     """`flags` of TASK."""
 
     STREAM = 1
-    """The caller reads items; without it a streaming task answers with the list of its items."""
+    """The caller reads items one by one; without this flag, the answer of a streaming task is the list of its items."""
     JSON = 2
-    """The arguments came as JSON: text given for a bytes parameter is base64."""
+    """The arguments were sent as JSON: text given for a bytes parameter is base64."""
     ATTACH = 4
-    """Only to be told how the job in `meta` ends, or ended: if it is not known here, nothing starts, and the answer is
+    """Only report the outcome of the job in `meta`. If the job is not known here, nothing starts, and the answer is
     REJECTED "unknown_job"."""
 
 
@@ -126,13 +125,13 @@ class ReserveFlag(IntFlag):
     """`flags` of RESERVE."""
 
     SINGLE_USE = 1
-    """The token admits one task and dies with it; else as many at once as it has slots."""
+    """The token admits one task and ends with it; without this flag, it admits as many at once as it has slots."""
     SYNC = 2
     """Write the ledger before answering; the fence is then the ledger's revision."""
 
 
 class LoadFlag(IntFlag):
-    """Last place of a load."""
+    """Last element of a load."""
 
     DRAINING = 1
 
@@ -143,31 +142,31 @@ class Reason(StrEnum):
     FULL = "full"
     DRAINING = "draining"
     STALE = "stale"
-    """The envelope names another epoch."""
+    """The envelope is for another epoch."""
     EXPIRED = "expired"
     """The deadline had passed on arrival, or the request had been released before it arrived."""
     UNKNOWN_JOB = "unknown_job"
-    """Asked to attach to a job that is not known here."""
+    """An ATTACH for a job that is not known here."""
 
 
 class TaskState(IntEnum):
-    """What a worker knows of a task id that CHECK asks for."""
+    """What a worker knows about a task id in a CHECK."""
 
     UNKNOWN = 0
-    """Never seen, and from now on refused: safe to send elsewhere."""
+    """Never seen, and refused from now on: it is safe to send the task elsewhere."""
     RUNNING = 1
     ANSWERED = 2
-    """Finished; the answer was sent again with this one."""
+    """Finished; the answer is sent again with this one."""
     FORGOTTEN = 3
     """Finished or seen, but the answer is no longer kept: ResultLost."""
 
 
 _DRAINING: Final = int(LoadFlag.DRAINING)
-"""A flag of an enumeration costs more to look at than all the rest of a load."""
+"""A plain integer: reading a flag of an enum costs more than reading the rest of a load."""
 
 
 class Load(NamedTuple):
-    """A worker's slots at one instant. `running + reserved` is what drains and routing look at."""
+    """A worker's slots at one instant. Drains and routing use `running + reserved`."""
 
     running: int
     reserved: int
@@ -208,7 +207,7 @@ def encode_answer(epoch: int, load: Load, frames: list[Frame]) -> bytes:
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Write one frame, to be joined to others later by `join_answer`. What it costs on the wire is then known.
+    """Encode one frame, to be joined with others by `join_answer` later. This shows its size on the wire early.
 
     Raises:
         InvalidRequest: something in it cannot be serialized.
@@ -217,18 +216,18 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 def join_answer(epoch: int, load: Load, frames: Sequence[bytes]) -> bytes:
-    """The answer envelope of frames that were written by `encode_frame`; the same bytes as `encode_answer`."""
-    # Written as a pair, less the pair's own first byte.
+    """The answer envelope of frames encoded by `encode_frame`; the same bytes as `encode_answer`."""
+    # Encoded as a pair, less the pair's own first byte.
     return b"".join((_HEAD, codec.pack((epoch, load))[1:], _array_header(len(frames)), *frames))
 
 
 def join_request(epoch: int, sender: str, frames: Sequence[bytes]) -> bytes:
-    """The request envelope of frames that were written by `encode_frame`; the same bytes as `encode_request`."""
+    """The request envelope of frames encoded by `encode_frame`; the same bytes as `encode_request`."""
     return b"".join((_HEAD, codec.pack((epoch, sender))[1:], _array_header(len(frames)), *frames))
 
 
 _HEAD: Final = b"\x94" + codec.pack(WIRE_VERSION)
-"""An array of four, and its first place."""
+"""An array of four, and its first element."""
 
 
 def _array_header(count: int) -> bytes:
@@ -240,16 +239,16 @@ def _array_header(count: int) -> bytes:
 
 
 REQUEST_ENVELOPE_BYTES: Final = 128
-"""Most that `join_request` adds to its frames."""
+"""Maximum number of bytes that `join_request` adds to its frames."""
 ENVELOPE_BYTES: Final = 64
-"""Most that `join_answer` adds to its frames."""
+"""Maximum number of bytes that `join_answer` adds to its frames."""
 
 
 def decode_request(data: bytes) -> RequestEnvelope:
     """Read and check a request envelope.
 
     Raises:
-        MalformedMessage: names the first place that is wrong. Nothing of the envelope may be acted on then.
+        MalformedMessage: names the first invalid position. The whole envelope must then be ignored.
     """
     version, epoch, sender, frames = _envelope(data)
     if not isinstance(sender, str) or not 0 < len(sender) <= MAX_TOKEN_CHARS:
@@ -270,13 +269,13 @@ def decode_answer(data: bytes) -> AnswerEnvelope:
     """Read and check an answer envelope.
 
     Raises:
-        MalformedMessage: names the first place that is wrong.
+        MalformedMessage: names the first invalid position.
     """
     version, epoch, load, frames = _envelope(data)
     if not (isinstance(load, list) and len(load) == 4 and all(type(x) is int and x >= 0 for x in load)):
         raise MalformedMessage("load must be [running, reserved, total, flags]")
     for frame in frames:
-        # OK frames, which most of them are, at one look.
+        # The fast path for OK frames, which are the most common.
         if (
             type(frame) is not list
             or len(frame) != 3
@@ -303,7 +302,7 @@ def _envelope(data: bytes) -> list[Any]:
     return value
 
 
-# What may stand in each place after the operation. A tuple of types, or a function that says yes or no.
+# What is valid at each position after the operation: a tuple of types, or a predicate.
 
 
 def _id(x: Any) -> bool:
@@ -418,7 +417,7 @@ _ANSWER_PLACES: dict[int, _Places] = {
 
 
 def _is_plain_task(frame: Any) -> bool:
-    """Whether it is a TASK frame as they commonly are; a quick yes for those, by the rules of `_REQUEST_PLACES`."""
+    """Whether it is a TASK frame of the common form; a fast yes for those, by the rules of `_REQUEST_PLACES`."""
     if type(frame) is not list or len(frame) != _TASK_PLACES or frame[0] is not _TASK:
         return False
     _, id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
@@ -438,7 +437,7 @@ def _is_plain_task(frame: Any) -> bool:
 
 
 def _is_plain_reserve(frame: Any) -> bool:
-    """Likewise for RESERVE."""
+    """The same for RESERVE."""
     if type(frame) is not list or len(frame) != _RESERVE_PLACES or frame[0] is not _RESERVE:
         return False
     _, id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta = frame
@@ -459,7 +458,7 @@ def _is_plain_reserve(frame: Any) -> bool:
 
 
 def _is_plain_grant(frame: Any) -> bool:
-    """Likewise for GRANTED."""
+    """The same for GRANTED."""
     if type(frame) is not list or len(frame) != 5 or frame[0] is not _GRANTED:
         return False
     _, id, token, fence, ttl_ms = frame
@@ -475,7 +474,8 @@ def _is_plain_grant(frame: Any) -> bool:
     )
 
 
-# Small numbers are one object each in CPython; should they not be, the quick look says no and the other one decides.
+# Small integers are singletons in CPython. If they were not, this fast check would say no and the full one would
+# decide.
 _TASK: Final = int(RequestOp.TASK)
 _TASK_PLACES: Final = len(_REQUEST_PLACES[RequestOp.TASK]) + 1
 _RESERVE: Final = int(RequestOp.RESERVE)
@@ -504,5 +504,5 @@ _BRIEF.maxlevel = 2
 
 
 def _shown(value: Any) -> str:
-    """A short picture of what came from outside; `repr` itself would walk all of it, however large or deep."""
+    """A short representation of a value from outside; `repr` would walk all of it, however large or deep."""
     return _BRIEF.repr(value)[:60]

@@ -1,4 +1,4 @@
-"""Plain wire values of whatever a task gives: the copying half of results, and of all else that a task says."""
+"""Converts values that a task returns, yields or reports into plain wire values, always as a copy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..errors.base import InvalidResult
 from ..limits import MAX_DEPTH
 
 SCALARS = frozenset({type(None), bool, float, bytes})
-"""Types whose values are wire values as they are. (Whole numbers may be too large, and text no Unicode.)"""
+"""Types whose values are already wire values. (But integers may be too large, and text may not be valid Unicode.)"""
 _PLAIN_BASES: tuple[Any, ...] = (str, int, float, bytes, dict)
 _SMALLEST, _GREATEST = -(1 << 63), (1 << 64) - 1
 
 
 def to_wire(value: Any, where: str, place: str = "result") -> Any:
-    """Plain wire values of `value`: models and dataclasses as maps, tuples and sets as lists, dates, UUIDs and decimals
-    as text. Always a copy, since the task may go on changing what it returned or yielded.
+    """The plain wire values of `value`: models and dataclasses as maps, tuples and sets as lists, dates, UUIDs and
+    decimals as text. Always a copy, since the task may change the value after it returned or yielded it.
 
     Raises:
-        InvalidResult: names the type and the place of what cannot be serialized.
+        InvalidResult: names the type and position of the value that cannot be serialized.
     """
     try:
         return _copy(value, 0)
@@ -35,11 +35,11 @@ def to_wire(value: Any, where: str, place: str = "result") -> Any:
 
 
 class _Unusual(Exception):
-    """A value that needs the thorough way, which converts and keeps account of places."""
+    """Raised for a value that needs the slow path, which converts and keeps track of positions."""
 
 
 def _copy(value: Any, depth: int) -> Any:
-    """The quick way, for what most results are made of."""
+    """The fast path, sufficient for most results."""
     kind = type(value)
     if kind is str:
         if value.isascii():
@@ -87,7 +87,7 @@ def _wire(value: Any, place: str, depth: int, where: str) -> Any:
 
 
 def _plain(value: Any, place: str, where: str) -> Any:
-    """One step towards wire values, for everything that is not one itself."""
+    """One step of conversion, for a value that is not yet a wire value."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, BaseModel):
@@ -99,7 +99,7 @@ def _plain(value: Any, place: str, where: str) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     for base in _PLAIN_BASES:
         if isinstance(value, base):
-            return base(value)  # subclasses: their plain form
+            return base(value)  # Subclasses: their plain form.
     if isinstance(value, (set, frozenset, tuple, list, collections.abc.ValuesView, collections.abc.KeysView)):
         return list(value)
     if isinstance(value, (bytearray, memoryview)):
@@ -140,7 +140,7 @@ def _text(value: str, place: str, where: str) -> str:
 
 
 def close_awaitable(value: Any) -> None:
-    """Spare the log the warning that a coroutine was never awaited: the error already says so."""
+    """Suppress the warning that a coroutine was never awaited: the error already says so."""
     close = getattr(value, "close", None)
     if close is not None:
         close()

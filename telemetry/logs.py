@@ -20,17 +20,18 @@ ROOT: Final = "gangline"
 """Parent of all loggers of this package."""
 
 RECORD_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""Names that a log record uses itself: an `extra` of such a name would raise, and an error path would lose its log."""
+"""Attribute names of log records: an `extra` with such a name would raise, and the log line of an error would be
+lost."""
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """A logger that adds bound ids to each line; a line's own `extra` wins."""
+    """A logger that adds bound ids to each line; the `extra` of a line overrides them."""
 
     def __init__(self, logger: logging.Logger, ids: Mapping[str, object] | None = None) -> None:
         super().__init__(logger, dict(ids or {}))
 
     def bind(self, **ids: object) -> Log:
-        """The same logger with further ids."""
+        """A copy of the logger with more ids."""
         return Log(self.logger, {**(self.extra or {}), **ids})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
@@ -40,7 +41,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
 
 
 def logger_for(part: str, **ids: object) -> Log:
-    """The logger of one part of the package, `gangline.<part>`, with ids for each of its lines."""
+    """The logger of one part of the package, `gangline.<part>`, which adds these ids to each line."""
     name = part if part == ROOT or part.startswith(f"{ROOT}.") else f"{ROOT}.{part}"
     return Log(logging.getLogger(name), ids)
 

@@ -3,19 +3,19 @@
 ==================================  ==============================================================================
 variable                            meaning
 ==================================  ==============================================================================
-OTEL_SDK_DISABLED                   `true`: nothing at all
-OTEL_TRACES_EXPORTER                `otlp`, `console`, `none`; several with commas
-OTEL_METRICS_EXPORTER               `otlp`, `prometheus`, `console`, `none`; several with commas
-OTEL_EXPORTER_OTLP_ENDPOINT, ...    where to, headers, compression, time-outs: read by the exporters themselves
+OTEL_SDK_DISABLED                   `true`: export nothing
+OTEL_TRACES_EXPORTER                `otlp`, `console`, `none`; a comma-separated list
+OTEL_METRICS_EXPORTER               `otlp`, `prometheus`, `console`, `none`; a comma-separated list
+OTEL_EXPORTER_OTLP_ENDPOINT, ...    address, headers, compression, timeouts: read by the exporters themselves
 OTEL_EXPORTER_OTLP_PROTOCOL         `http/protobuf` (default) or `grpc`; also `..._TRACES_...`, `..._METRICS_...`
-OTEL_EXPORTER_PROMETHEUS_HOST       where Prometheus may scrape; default localhost
+OTEL_EXPORTER_PROMETHEUS_HOST       address for Prometheus to scrape; default localhost
 OTEL_EXPORTER_PROMETHEUS_PORT       default 9464
-OTEL_SERVICE_NAME                   default: the command's own (`gangline-worker`, `gangline-gateway`)
-OTEL_RESOURCE_ATTRIBUTES            further attributes of the process
+OTEL_SERVICE_NAME                   default: depends on the command (`gangline-worker`, `gangline-gateway`)
+OTEL_RESOURCE_ATTRIBUTES            additional attributes of the process
 ==================================  ==============================================================================
 
-One thing differs from the standard: the default exporter is `none`, unless OTEL_EXPORTER_OTLP_ENDPOINT says where a
-collector is; then it is `otlp`. The SDK is imported only when there is something to export.
+One default differs from the standard: the exporter is `none`, or `otlp` if OTEL_EXPORTER_OTLP_ENDPOINT is set. The SDK
+is imported only if something is to be exported.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ _METRICS: Final = ("otlp", "prometheus", "console", "none")
 
 
 def configure(service: str, *, environ: Mapping[str, str] | None = None) -> Callable[[], None]:
-    """Set the global providers as the environment asks; do nothing when it asks for nothing.
+    """Set the global providers as configured in the environment; do nothing if it configures none.
 
     Args:
-        service: the service name where the environment gives none.
-        environ: instead of the process's own. (The exporters read the process's.)
+        service: the service name if the environment has none.
+        environ: used instead of the process's environment. (The exporters still read the latter.)
 
     Returns:
-        What to call at the end: sends what is still buffered (it may block for some seconds) and stops the exporters.
+        A function to call at the end: it sends buffered data (which may block for some seconds) and stops the
+        exporters.
 
     Raises:
         InvalidSettings: an unknown exporter, an exporter whose package is not installed (the text names the package),
-            or a Prometheus port that cannot be had.
+            or a Prometheus port that is in use.
     """
     env = os.environ if environ is None else environ
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -178,7 +179,7 @@ def _otlp(part: str, asked_by: str, own_protocol: str, env: Mapping[str, str]) -
 
 
 def _module(name: str, package: str, asked_by: str) -> Any:
-    """Import, or say which package brings it."""
+    """Import the module, or raise an error that names the missing package."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Spans, in one trace from client over router to worker.
+"""Spans, in one trace from client through router to worker.
 
-`tracer` is the only object others need. Without a real provider every method returns at once with a span that does
-nothing; `tracer.enabled` lets a hot path skip even the making of attributes.
+Other modules need only `tracer`. Without a real provider every method returns at once with a span that does nothing; a
+hot path can check `tracer.enabled` to avoid even building attributes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _TRACEPARENT: Final = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{
 
 
 class Span:
-    """One span, or nothing at all when tracing is off. `end` must be called once; later calls do nothing."""
+    """One span, or nothing if tracing is off. `end` must be called once; later calls do nothing."""
 
     __slots__ = ("_span",)
 
@@ -92,22 +92,22 @@ class Span:
 
     @property
     def recording(self) -> bool:
-        """False when tracing is off, when the sampler said no, and after `end`."""
+        """False if tracing is off, if the span is not sampled, and after `end`."""
         return self._span is not None and self._span.is_recording()
 
     def set(self, **attributes: AttributeValue) -> None:
-        """Add attributes; `__` in a name stands for a dot (`gangline__worker`)."""
+        """Add attributes; `__` in a name becomes a dot (`gangline__worker`)."""
         if self._span is not None:
             for name, value in attributes.items():
                 self._span.set_attribute(name.replace("__", "."), value)
 
     def event(self, name: str, attributes: Attributes | None = None) -> None:
-        """Note something that happened at this moment, for example one refused attempt."""
+        """Record an event at this moment, for example a refused attempt."""
         if self._span is not None:
             self._span.add_event(name, attributes)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Finish. An error marks the span as failed, with the error's stable code as `error.type`."""
+        """End the span. An error marks it as failed, with the error code as `error.type`."""
         span, self._span = self._span, None
         if span is None:
             return
@@ -120,16 +120,16 @@ class Span:
         span.end()
 
     def traceparent(self) -> str | None:
-        """This span's place in its trace, for the wire; None when tracing is off or the span has ended."""
+        """`traceparent` of this span, for the wire; None if tracing is off or the span has ended."""
         return None if self._span is None else _format(self._span.get_span_context())
 
     def context(self) -> _context.Context | None:
-        """Where spans under this one are started; None when tracing is off or it has ended."""
+        """The context for child spans; None if tracing is off or the span has ended."""
         return None if self._span is None else _trace.set_span_in_context(self._span)
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make this the parent of the spans that are started inside, without ending it."""
+        """Make this span the parent of spans started inside the block, without ending it."""
         if self._span is None:
             yield
             return
@@ -144,22 +144,22 @@ class Span:
 
 
 NO_SPAN: Final = Span(None)
-"""What `tracer.start` returns while tracing is off; shared, since it holds nothing."""
+"""Returned by `tracer.start` while tracing is off; shared, since it has no state."""
 
 
 class Tracer:
-    """Starts spans with the process's tracer provider, whenever that is set."""
+    """Starts spans with the process's tracer provider, which may be set at any time."""
 
     def __init__(self) -> None:
         self._probe = ProviderProbe(_trace, "_TRACER_PROVIDER", _trace.get_tracer_provider, _trace.NoOpTracerProvider)
         self.on = self._probe.real
-        """What `enabled` asks; for hot paths."""
+        """The function behind `enabled`, for hot paths."""
         self._tracer: _trace.Tracer | None = None
         self._provider: object = None
 
     @property
     def enabled(self) -> bool:
-        """Whether a real provider is set. Cheap (60 ns); asked anew every time."""
+        """Whether a real provider is set. Cheap (60 ns), and checked again each time."""
         return self._probe()
 
     def start(
@@ -173,9 +173,9 @@ class Tracer:
         """Start a span; it must be ended.
 
         Args:
-            name: low in cardinality: `gangline.call images.thumbnail`, never with an id in it.
+            name: with low cardinality, such as `gangline.call images.thumbnail`; never with an id in it.
             parent: a span of this process that has not ended, or a `traceparent` from the wire. None: the current span
-                of this context. One that is malformed starts a new trace, as the standard asks.
+                of this context. A malformed one starts a new trace, as the standard requires.
         """
         if not self._probe():
             return NO_SPAN
@@ -191,7 +191,8 @@ class Tracer:
         attributes: Attributes | None = None,
         parent: str | None = None,
     ) -> AbstractContextManager[Span]:
-        """`start` as a context manager: current inside, ended with whatever error leaves the block."""
+        """`start` as a context manager: the span is current inside the block, and ends with any error that leaves
+        it."""
         if not self._probe():
             return nullcontext(NO_SPAN)
         return self._span(name, kind, attributes, parent)
@@ -208,7 +209,7 @@ class Tracer:
         span.end()
 
     def traceparent(self, span: Span | None = None) -> str | None:
-        """`traceparent` of `span`, or of the current one; None when tracing is off or there is no span."""
+        """`traceparent` of `span`, or of the current span; None if tracing is off or there is no span."""
         if not self._probe():
             return None
         if span is not None:
@@ -236,7 +237,7 @@ def _context_under(parent: str | Span | None) -> _context.Context | None:
 
 
 def _remote_context(traceparent: str) -> _context.Context:
-    """A context whose current span is the remote one; an empty context when it cannot be read."""
+    """A context whose current span is the remote one; an empty context if it cannot be parsed."""
     found = _TRACEPARENT.fullmatch(traceparent)
     root = _context.Context()
     if found is None or (found[1] == "00" and len(traceparent) != 55):

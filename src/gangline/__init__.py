@@ -113,7 +113,7 @@ _PUBLIC = {
     "run_dispatcher": "dispatcher.durable.service",
 }
 
-# Public under another name before: the old name works for one more release, and warns.
+# Public names that have changed: the old name works for one more release, with a warning.
 _RENAMED = {
     "Ambient": "Environment",
     "Demand": "Requirements",

@@ -1,4 +1,4 @@
-"""Names that changed: the old one works for one more release, and warns."""
+"""Names that have changed: the old one works for one more release, with a warning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def renamed(module: str, old: str, value: Any) -> Any:
-    """The value, after a warning that its name `old` in `module` goes with the next release."""
+    """Return the value, after a warning that its name `old` in `module` will be removed in the next release."""
     warnings.warn(
         f"{module}.{old} is now {value.__name__}; the old name goes with the next release", DeprecationWarning, 3
     )

@@ -1,4 +1,4 @@
-"""Every error of this package: `from gangline.errors import TaskFailed`. What each means: see schemas.errors."""
+"""Every error of this package: `from gangline.errors import TaskFailed`. For their meanings see schemas.errors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is counted, and its instruments. Imports only: the rest of telemetry."""
+"""Metrics and their instruments. Imports only the rest of telemetry."""

@@ -1,19 +1,19 @@
-"""The metrics of a coordinator, kept by the one that leads. All have the attribute `namespace`.
+"""The metrics of a coordinator, recorded by the leader. All have the attribute `namespace`.
 
 ===================================  ==============  ==============================================================
 metric                               attributes      meaning
 ===================================  ==============  ==============================================================
 gangline.gang.queue_length                           gangs that wait for room now
 gangline.gang.queue_oldest                           seconds that the oldest of them has waited
-gangline.gang.formed                                 gangs that have their members now
-gangline.gang.commits                what            atomic batches that were committed: form, close, ...
-gangline.gang.commits_refused        what, outcome   batches that the server refused, or did not answer (unknown)
+gangline.gang.formed                                 formed gangs
+gangline.gang.commits                what            atomic batches committed: form, close, ...
+gangline.gang.commits_refused        what, outcome   batches that were refused or not answered (unknown)
 gangline.gang.restarts               reason, kind    restarts of whole gangs, and repairs, by cause
 gangline.gang.ended                  reason          gangs that ended for good, by cause
 gangline.gang.form_time                              seconds from request or restart until formed (histogram)
 gangline.gang.teardown_time                          seconds from the decision to end a generation until all slots
-                                                     are back, or were waited for long enough (histogram)
-gangline.coordinator.terms                           leaderships that this process has won
+                                                     are free or have timed out (histogram)
+gangline.coordinator.terms                           elections that this process has won
 ===================================  ==============  ==============================================================
 """
 
@@ -35,9 +35,9 @@ _refused = counter(
 )
 _restarts = counter("gangline.gang.restarts", "{restart}", "Restarts and repairs", (*_NAMESPACE, "reason", "kind"))
 _ended = counter("gangline.gang.ended", "{gang}", "Gangs that ended for good", (*_NAMESPACE, "reason"))
-_terms = counter("gangline.coordinator.terms", "{term}", "Leaderships that were won", _NAMESPACE)
+_terms = counter("gangline.coordinator.terms", "{term}", "Elections won", _NAMESPACE)
 _form_time = histogram("gangline.gang.form_time", "s", "From request or restart until formed", SECONDS)
-_teardown_time = histogram("gangline.gang.teardown_time", "s", "From the decision until all slots are back", SECONDS)
+_teardown_time = histogram("gangline.gang.teardown_time", "s", "From the decision until all slots are free", SECONDS)
 
 _leaders: weakref.WeakSet[CoordinatorMetrics] = weakref.WeakSet()
 
@@ -48,7 +48,7 @@ def _levels(name: str) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
         for metrics in list(_leaders):
             try:
                 found.append(((metrics.namespace,), metrics.levels()[name]))
-            except Exception:  # one that is half closed must not hide the others
+            except Exception:  # A leadership that is being closed must not hide the others.
                 _log.exception("a coordinator cannot be read", extra={"action": "metrics.coordinator"})
         return found
 
@@ -57,17 +57,17 @@ def _levels(name: str) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
 
 gauge("gangline.gang.queue_length", "{gang}", "Gangs that wait for room", _NAMESPACE, _levels("queued"))
 gauge("gangline.gang.queue_oldest", "s", "How long the oldest of them has waited", _NAMESPACE, _levels("oldest_s"))
-gauge("gangline.gang.formed", "{gang}", "Gangs that have their members", _NAMESPACE, _levels("formed"))
+gauge("gangline.gang.formed", "{gang}", "Formed gangs", _NAMESPACE, _levels("formed"))
 
 
 class CoordinatorMetrics:
-    """One leadership's numbers. Called from its event loop only."""
+    """The metrics of one leadership. Called only from its event loop."""
 
     def __init__(self, namespace: str, levels: Callable[[], Mapping[str, float]]) -> None:
         """
         Args:
-            levels: `queued`, `oldest_s` and `formed` at this instant; called from an exporter's thread, so it only
-                reads.
+            levels: returns the current `queued`, `oldest_s` and `formed`; called from an exporter's thread, so it must
+                only read.
         """
         self.namespace = namespace
         self.levels = levels
@@ -87,16 +87,16 @@ class CoordinatorMetrics:
         self._refused[self.namespace, what, outcome] += 1
 
     def formed(self, seconds: float) -> None:
-        """A gang was formed, so long after it was asked for (or restarted)."""
+        """A gang was formed, this long after it was requested (or restarted)."""
         if metrics_enabled():
             _form_time.record(seconds, {"namespace": self.namespace})
 
     def restarted(self, reason: str, kind: str) -> None:
-        """A failure was answered by a `restart` of the gang, or by the `repair` of members."""
+        """A failure led to a `restart` of the gang, or to the `repair` of members."""
         self._restarts[self.namespace, reason, kind] += 1
 
     def torn_down(self, seconds: float) -> None:
-        """A generation ended, so long after that was decided."""
+        """A generation ended, this long after the decision."""
         if metrics_enabled():
             _teardown_time.record(seconds, {"namespace": self.namespace})
 
@@ -105,7 +105,7 @@ class CoordinatorMetrics:
         self._ended[self.namespace, reason] += 1
 
     def close(self) -> None:
-        """The leadership is over: its gauges disappear. Idempotent."""
+        """The leadership has ended: remove its gauges. Idempotent."""
         _leaders.discard(self)
 
     def statistics(self) -> dict[str, int]:

@@ -1,19 +1,18 @@
-"""Numbers of durable tasks, as a dispatcher counts them.
+"""The metrics of durable tasks, recorded by a dispatcher.
 
 ===================================  =======================  =====================================================
 name                                 attributes               meaning
 ===================================  =======================  =====================================================
-gangline.queue.depth                 endpoint                 tasks in the stream, running ones included
-gangline.queue.running               endpoint                 tasks that workers have
-gangline.queue.waiting               endpoint                 tasks that failed and wait for their next try
-gangline.queue.oldest                endpoint                 seconds since the oldest was published that has not
-                                                              started
-gangline.queue.started               endpoint, pool           tries sent to workers
+gangline.queue.depth                 endpoint                 tasks in the stream, including running ones
+gangline.queue.running               endpoint                 tasks that run on workers
+gangline.queue.waiting               endpoint                 tasks that failed and wait for their next attempt
+gangline.queue.oldest                endpoint                 age of the oldest task that has not started, in seconds
+gangline.queue.started               endpoint, pool           attempts sent to workers
 gangline.queue.done                  endpoint                 tasks that succeeded
 gangline.queue.cancelled             endpoint
 gangline.queue.dead                  endpoint, reason         tasks that became dead letters
-gangline.queue.retried               endpoint, code           tries that failed and are followed by another
-gangline.queue.takeovers             endpoint                 times that this process took the queue
+gangline.queue.retried               endpoint, code           failed attempts that are followed by another
+gangline.queue.takeovers             endpoint                 times that this process took the queue over
 gangline.queue.wait_time             endpoint                 seconds from publication to the first start (histogram)
 gangline.queue.recovery_time         endpoint                 seconds from a takeover until tasks start (histogram)
 ===================================  =======================  =====================================================
@@ -29,12 +28,14 @@ from .instruments import SECONDS, counter, gauge, histogram, metrics_enabled
 
 _ENDPOINT: Final = ("endpoint",)
 
-_started = counter("gangline.queue.started", "{task}", "Tries sent to workers", ("endpoint", "pool"))
+_started = counter("gangline.queue.started", "{task}", "Attempts sent to workers", ("endpoint", "pool"))
 _done = counter("gangline.queue.done", "{task}", "Tasks that succeeded", _ENDPOINT)
 _cancelled = counter("gangline.queue.cancelled", "{task}", "Tasks that were cancelled", _ENDPOINT)
 _dead = counter("gangline.queue.dead", "{task}", "Tasks that became dead letters", ("endpoint", "reason"))
-_retried = counter("gangline.queue.retried", "{task}", "Tries that are followed by another", ("endpoint", "code"))
-_takeovers = counter("gangline.queue.takeovers", "{queue}", "Times that the queue was taken", _ENDPOINT)
+_retried = counter(
+    "gangline.queue.retried", "{task}", "Failed attempts that are followed by another", ("endpoint", "code")
+)
+_takeovers = counter("gangline.queue.takeovers", "{queue}", "Takeovers of the queue", _ENDPOINT)
 _wait_time = histogram("gangline.queue.wait_time", "s", "From publication to the first start", SECONDS)
 _recovery_time = histogram("gangline.queue.recovery_time", "s", "From a takeover to the first possible start", SECONDS)
 
@@ -53,11 +54,11 @@ _owners: weakref.WeakSet[DurableMetrics] = weakref.WeakSet()
 
 
 class DurableMetrics:
-    """One dispatcher's numbers. Called from its event loop only."""
+    """The metrics of one dispatcher. Called only from its event loop."""
 
     def __init__(self) -> None:
         self.levels: tuple[QueueLevels, ...] = ()
-        """Of the queues that it has; replaced as a whole now and then, since exporters read it from their threads."""
+        """The levels of its queues; replaced as a whole, because exporters read it from their threads."""
         self._started = _started.of(self)
         self._done = _done.of(self)
         self._cancelled = _cancelled.of(self)
@@ -67,7 +68,7 @@ class DurableMetrics:
         _owners.add(self)
 
     def started(self, endpoint: str, pool: str, waited_s: float | None) -> None:
-        """A try was sent; `waited_s` since its publication, of a first one."""
+        """An attempt was sent; `waited_s` is the time since publication, given for a first attempt."""
         self._started[endpoint, pool] += 1
         if waited_s is not None and metrics_enabled():
             _wait_time.record(waited_s, {"endpoint": endpoint})
@@ -85,15 +86,15 @@ class DurableMetrics:
         self._dead[endpoint, reason] += 1
 
     def retried(self, endpoint: str, code: str) -> None:
-        """A try failed with that code, and there is another."""
+        """An attempt failed with that code, and there will be another."""
         self._retried[endpoint, code] += 1
 
     def taken(self, endpoint: str) -> None:
-        """The queue was taken."""
+        """The queue was taken over."""
         self._takeovers[endpoint,] += 1
 
     def recovered(self, endpoint: str, seconds: float) -> None:
-        """... and tasks start from now on."""
+        """After a takeover, tasks start from now on."""
         if metrics_enabled():
             _recovery_time.record(seconds, {"endpoint": endpoint})
 
@@ -125,6 +126,18 @@ def _read(level: Callable[[QueueLevels], float | None]) -> Callable[[], Iterable
 
 
 gauge("gangline.queue.depth", "{task}", "Tasks in the stream", _ENDPOINT, _read(lambda levels: levels.depth))
-gauge("gangline.queue.running", "{task}", "Tasks that workers have", _ENDPOINT, _read(lambda levels: levels.running))
-gauge("gangline.queue.waiting", "{task}", "Wait for their next try", _ENDPOINT, _read(lambda levels: levels.waiting))
-gauge("gangline.queue.oldest", "s", "Age of the oldest not started", _ENDPOINT, _read(lambda levels: levels.oldest_s))
+gauge("gangline.queue.running", "{task}", "Tasks that run on workers", _ENDPOINT, _read(lambda levels: levels.running))
+gauge(
+    "gangline.queue.waiting",
+    "{task}",
+    "Tasks that wait for their next attempt",
+    _ENDPOINT,
+    _read(lambda levels: levels.waiting),
+)
+gauge(
+    "gangline.queue.oldest",
+    "s",
+    "Age of the oldest task that has not started",
+    _ENDPOINT,
+    _read(lambda levels: levels.oldest_s),
+)

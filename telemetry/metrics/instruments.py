@@ -1,10 +1,9 @@
-"""Metric instruments, made once for the process on first use and found by every owner of numbers, and the numbers.
+"""Metric instruments, created once per process on first use and shared by all owners of numbers, and those numbers.
 
-Made through the API's proxies, they start to export when a meter provider is set, whether before or after. The numbers
-are plain ones, kept always and read only when somebody collects them. Counting in a dictionary costs 0.1 us, with or
-without an exporter, and is right no matter when a provider is set (an OpenTelemetry up-down counter that missed the
-`+1` would go negative). The numbers of an owner that was collected as garbage are folded into a total, so that counters
-never fall.
+They are created through the API's proxies, so they start to export when a meter provider is set, before or after. The
+numbers are plain ones, always kept and read only when somebody collects them. Counting in a dictionary costs 0.1 us, with
+or without an exporter, and is right no matter when a provider is set (an OpenTelemetry up-down counter that missed the
+`+1` would go negative). The numbers of an owner that was garbage-collected are added to a total, so counters never fall.
 """
 
 from __future__ import annotations
@@ -125,10 +124,11 @@ class Counts:
 metrics_enabled: Final = ProviderProbe(
     getattr(_metrics, "_internal", _metrics), "_METER_PROVIDER", _metrics.get_meter_provider, _metrics.NoOpMeterProvider
 )
-"""Whether a real meter provider is set. Only histograms ask: everything else is counted always and read on demand."""
+"""Whether a real meter provider is set. Only histograms need to know: all other numbers are always counted and read
+on demand."""
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-"""Bucket bounds for durations: from a local round trip to a long task."""
+"""Bucket bounds for durations, from a local round trip to a long task."""
 ATTEMPTS: Final = (1, 2, 3, 4, 5, 7, 10, 15, 20)
 
 _meter: Final = _metrics.get_meter(SCOPE)
@@ -167,7 +167,7 @@ def gauge(
     labels: tuple[str, ...],
     read: Callable[[], Iterable[tuple[tuple[str, ...], float]]],
 ) -> None:
-    """A number read from its owners at each collection."""
+    """A value that is read from its owners at each collection."""
     _meter.create_observable_gauge(name, [observe(labels, read)], unit, description)
 
 

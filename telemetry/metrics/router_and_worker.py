@@ -3,21 +3,21 @@
 ===================================  =======================  =====================================================
 metric                               attributes               meaning
 ===================================  =======================  =====================================================
-gangline.router.requests             endpoint, pool           requests taken (where a route chooses the pool: ended)
-gangline.router.errors               endpoint, pool, code     requests that ended in an error, by its stable code
-gangline.router.queue_size           pool                     requests that wait for a worker now
-gangline.router.reserved_slots       pool                     slots that this router holds by selections and leases
+gangline.router.requests             endpoint, pool           requests accepted (with a route: ended)
+gangline.router.errors               endpoint, pool, code     requests that ended in an error, by error code
+gangline.router.queue_size           pool                     requests that wait for a worker
+gangline.router.reserved_slots       pool                     slots that this router holds in selections and leases
 gangline.router.backoffs             pool                     waits after a refusal
-gangline.router.attempts             endpoint, pool           tries per request (histogram)
+gangline.router.attempts             endpoint, pool           attempts per request (histogram)
 gangline.router.fulfilment_time      endpoint, pool           seconds from request to answer (histogram)
-gangline.router.held_back            endpoint                 requests that wait for the limits of a route now
+gangline.router.held_back            endpoint                 requests that wait because of a route's limits
 gangline.router.shadows              endpoint, pool, outcome  copies for shadow pools: sent, then ok, failed, refused,
                                                               late or lost; or dropped (dispatcher.traffic.shadowing)
 gangline.worker.slots.running        pool, worker             slots in use by tasks
-gangline.worker.slots.reserved       pool, worker             slots held by leases and not in use
-gangline.worker.slots.total          pool, worker             slots the worker has
+gangline.worker.slots.reserved       pool, worker             slots held by leases but not in use
+gangline.worker.slots.total          pool, worker             slots of the worker
 gangline.worker.tasks.started        pool, worker, method
-gangline.worker.tasks.finished       pool, worker, method,    outcome: ok, or the error's stable code
+gangline.worker.tasks.finished       pool, worker, method,    outcome: ok, or the error code
                                      outcome
 gangline.worker.task_time            pool, worker, method     seconds of execution (histogram)
 gangline.worker.leases               pool, worker, event      granted, expired, released
@@ -28,8 +28,8 @@ gangline.worker.gang_members         pool, worker             members of formed 
 gangline.worker.gang_teardown_time   pool, worker             seconds from a teardown to its last end (histogram)
 ===================================  =======================  =====================================================
 
-The names of endpoints and pools that nobody serves come from callers: when a router has seen more than a thousand
-names, those not in use any more are counted as `_other`, and so are the times of requests that were never tried.
+Callers can use names of endpoints and pools that nobody serves. When a router has seen more than a thousand names,
+those no longer in use are counted as `_other`, and so are the times of requests that were never sent to a worker.
 
 Prometheus shows them with underscores: `gangline_router_reserved_slots`.
 """
@@ -56,15 +56,15 @@ _queue_size = level("gangline.router.queue_size", "{request}", "Requests that wa
 _reserved = level("gangline.router.reserved_slots", "{slot}", "Slots held by selections and leases", _POOL)
 _backoffs = counter("gangline.router.backoffs", "{wait}", "Waits after a refusal", _POOL)
 _held_back = level(
-    "gangline.router.held_back", "{request}", "Requests that wait for the limits of a route", ("endpoint",)
+    "gangline.router.held_back", "{request}", "Requests that wait because of a route's limits", ("endpoint",)
 )
 _shadows = counter("gangline.router.shadows", "{request}", "Copies for shadow pools", (*_ENDPOINT, "outcome"))
-_attempts = histogram("gangline.router.attempts", "{attempt}", "Tries per request", ATTEMPTS)
+_attempts = histogram("gangline.router.attempts", "{attempt}", "Attempts per request", ATTEMPTS)
 _fulfilment = histogram("gangline.router.fulfilment_time", "s", "From request to answer", SECONDS)
 
 
 class RouterMetrics:
-    """One router's numbers. Called from its event loop only."""
+    """The metrics of one router. Called only from its event loop."""
 
     def __init__(self) -> None:
         self._requests = _requests.of(self)
@@ -75,18 +75,18 @@ class RouterMetrics:
         self._held_back = _held_back.of(self)
         self._shadows = _shadows.of(self)
         self._served: set[str] = set()
-        """Endpoints that were tried on a worker at least once: real ones, so they are few."""
+        """Endpoints for which at least one attempt was sent to a worker: they exist, so there are few."""
 
     def request(self, endpoint: str, pool: str) -> None:
-        """A request was taken."""
+        """A request was accepted."""
         self._requests[endpoint, pool] += 1
 
     def taken(self, endpoint: str, pool: str) -> Tally:
-        """For whoever takes many: each one counted there is a `request`."""
+        """A counter for callers with many requests: each count is one `request`."""
         return self._requests.tally((endpoint, pool))
 
     def finished(self, endpoint: str, pool: str, seconds: float, attempts: int, error_code: str | None) -> None:
-        """A request ended, after so many seconds and tries. `error_code` None: it succeeded."""
+        """A request ended after this many seconds and attempts. `error_code` None: it succeeded."""
         if error_code is not None:
             self._errors[endpoint, pool, error_code] += 1
         if metrics_enabled():
@@ -99,15 +99,15 @@ class RouterMetrics:
             _attempts.record(attempts, attributes)
 
     def queued(self, pool: str, change: int) -> None:
-        """A request began (+1) or ceased (-1) to wait for a worker."""
+        """A request started (+1) or stopped (-1) waiting for a worker."""
         self._queue_size[pool,] += change
 
     def held(self, pool: str) -> Tally:
-        """For whoever reserves often: the slots that are held, as `reserved` counts them."""
+        """A counter for callers that reserve often: the number of held slots, as in `reserved`."""
         return self._reserved.tally((pool,))
 
     def reserved(self, pool: str, change: int) -> None:
-        """So many slots were reserved (+n) or are no longer held (-n)."""
+        """This many slots were reserved (+n) or are no longer held (-n)."""
         self._reserved[pool,] += change
 
     def backoff(self, pool: str) -> None:
@@ -115,15 +115,15 @@ class RouterMetrics:
         self._backoffs[pool,] += 1
 
     def held_back(self, endpoint: str, change: int) -> None:
-        """A request began (+1) or ceased (-1) to wait for the limits of its route."""
+        """A request started (+1) or stopped (-1) waiting because of its route's limits."""
         self._held_back[endpoint,] += change
 
     def shadow(self, endpoint: str, pool: str, outcome: str) -> None:
-        """What became of a copy for a shadow pool."""
+        """The outcome of a copy for a shadow pool."""
         self._shadows[endpoint, pool, outcome] += 1
 
     def forget(self, pools: Set[str]) -> None:
-        """Nobody asks for these pools and nobody serves them: see Numbers.forget."""
+        """Nobody requests or serves these pools any more: see Numbers.forget."""
         for counted in (self._requests, self._errors, self._backoffs, self._shadows):
             counted.forget(pools, keep=True)
         for level_ in (self._queue_size, self._reserved, self._held_back):
@@ -152,7 +152,7 @@ def _loads(place: int) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
         for metrics in list(_workers):
             try:
                 found.append(((metrics.pool, metrics.worker), metrics.load()[place]))
-            except Exception:  # one worker half closed must not hide the others
+            except Exception:  # A worker that is being closed must not hide the others.
                 _log.exception("load cannot be read", extra={"action": "metrics.load", "worker": metrics.worker})
         return found
 
@@ -160,22 +160,22 @@ def _loads(place: int) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
 
 
 gauge("gangline.worker.slots.running", "{slot}", "Slots in use by tasks", _WORKER, _loads(0))
-gauge("gangline.worker.slots.reserved", "{slot}", "Slots held by leases and not in use", _WORKER, _loads(1))
-gauge("gangline.worker.slots.total", "{slot}", "Slots the worker has", _WORKER, _loads(2))
+gauge("gangline.worker.slots.reserved", "{slot}", "Slots held by leases but not in use", _WORKER, _loads(1))
+gauge("gangline.worker.slots.total", "{slot}", "Slots of the worker", _WORKER, _loads(2))
 _started = counter("gangline.worker.tasks.started", "{task}", "Tasks started", (*_WORKER, "method"))
 _finished = counter("gangline.worker.tasks.finished", "{task}", "Tasks ended", (*_WORKER, "method", "outcome"))
-_leases = counter("gangline.worker.leases", "{lease}", "What became of leases", (*_WORKER, "event"))
-_rejections = counter("gangline.worker.rejections", "{request}", "Refused requests", (*_WORKER, "reason"))
+_leases = counter("gangline.worker.leases", "{lease}", "Events of leases", (*_WORKER, "event"))
+_rejections = counter("gangline.worker.rejections", "{request}", "Rejected requests", (*_WORKER, "reason"))
 _task_time = histogram("gangline.worker.task_time", "s", "Execution time", SECONDS)
 
 
 class WorkerMetrics:
-    """One worker's numbers. Called from its event loop only."""
+    """The metrics of one worker. Called only from its event loop."""
 
     def __init__(self, pool: str, worker: str, load: Callable[[], Load]) -> None:
         """
         Args:
-            load: the worker's slots at this instant; called from an exporter's thread, so it only reads.
+            load: returns the worker's current slots; called from an exporter's thread, so it must only read.
         """
         self.pool = pool
         self.worker = worker
@@ -185,23 +185,23 @@ class WorkerMetrics:
         self._leases = _leases.of(self)
         self._rejections = _rejections.of(self)
         self._keys: dict[str, tuple[tuple[str, str, str], tuple[str, str, str, str]]] = {}
-        """By method: what a start and a success are counted under."""
+        """By method: the keys under which a start and a success are counted."""
         _workers.add(self)
 
     def started(self, method: str, count: int = 1) -> None:
-        """So many executions of a task began."""
+        """This many executions of a task started."""
         keys = self._keys.get(method)
         if keys is None:
             keys = self._keys[method] = (self.pool, self.worker, method), (self.pool, self.worker, method, "ok")
         self._started[keys[0]] += count
 
     def succeeded(self, method: str, count: int) -> None:
-        """So many executions began and ended well; their times are not known."""
+        """This many executions started and succeeded; their durations are not known."""
         self._started[self.pool, self.worker, method] += count
         self._finished[self.pool, self.worker, method, "ok"] += count
 
     def finished(self, method: str, seconds: float, outcome: str) -> None:
-        """A task's code ended. `outcome`: `ok`, or the error's stable code."""
+        """A task's code ended. `outcome`: `ok`, or the error code."""
         if outcome == "ok" and method in self._keys:
             self._finished[self._keys[method][1]] += 1
         else:
@@ -210,7 +210,7 @@ class WorkerMetrics:
             _task_time.record(seconds, {"pool": self.pool, "worker": self.worker, "method": method})
 
     def leases(self, granted: int, expired: int, released: int) -> None:
-        """So many were granted, and so many ended: by their time, or otherwise."""
+        """This many leases were granted, expired, or ended otherwise."""
         if granted:
             self._leases[self.pool, self.worker, "granted"] += granted
         if expired:
@@ -219,11 +219,11 @@ class WorkerMetrics:
             self._leases[self.pool, self.worker, "released"] += released
 
     def rejected(self, reason: str) -> None:
-        """Nothing started and nothing is held, because of `reason`."""
+        """A request was rejected because of `reason`; nothing was started or reserved."""
         self._rejections[self.pool, self.worker, reason] += 1
 
     def close(self) -> None:
-        """The worker left: its gauges disappear. Idempotent."""
+        """The worker has left: remove its gauges. Idempotent."""
         _workers.discard(self)
 
     def statistics(self) -> dict[str, int]:

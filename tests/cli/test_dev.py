@@ -76,15 +76,15 @@ def test_a_change_is_taken_over_without_a_gap_and_a_broken_one_is_not(commands, 
     source = commands.folder / "words.py"
     good = source.read_text()
     source.write_text(good.replace("text.upper()", "text.upper() + '!'"))
-    dev.await_output(r"the new version serves")
+    dev.await_output(r"the new worker is serving")
     assert commands.run("call", "words.shout", '["a"]').stdout == "A!\n"
     dev.await_output(r"worker\.left .* worker=dev-1")
     source.write_text(good + "\ndef f(:\n")
-    dev.await_output(r"the last good version goes on")
+    dev.await_output(r"the previous version keeps serving")
     assert "SyntaxError" in dev.output
     assert commands.run("call", "words.shout", '["a"]').stdout == "A!\n"
     source.write_text(good)
-    dev.await_output(r"the new version serves", times=2)
+    dev.await_output(r"the new worker is serving", times=2)
     assert commands.run("call", "words.shout", '["a"]').stdout == "A\n"
 
 
@@ -113,7 +113,7 @@ def test_dev_on_a_pool_that_does_not_load_waits_for_a_change(commands):
     source.write_text(good + "\nimport not_installed\n")
     running = commands.start("dev", "words:pool", "--port", "0")
     running.await_output(r"words imports 'not_installed', which is not installed here")
-    running.await_output(r"the next change starts another")
+    running.await_output(r"waiting for the next file change")
     running.await_output(r"^watching")
     source.write_text(good)
     running.await_output(r"worker\.started")
@@ -146,7 +146,7 @@ async def loads():
     assert commands.run("call", "words.shout", '["a"]').stdout == "A\n"
     (commands.folder / "fail").write_text("fail")
     (commands.folder / "fail").rename(commands.folder / "go")  # at once: it is read as soon as it is there
-    dev.await_output(r"the last good version goes on")
+    dev.await_output(r"the previous version keeps serving")
     assert commands.run("call", "words.shout", '["a"]').stdout == "A\n"
 
 
@@ -155,7 +155,7 @@ def test_dev_on_a_port_that_is_taken_says_so_in_one_line(commands, dev):
     port = dev.url.rpartition(":")[2]
     done = commands.run("dev", "words:pool", "--port", port)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith(f"gangline: port {port} is taken: give another, or 0 for a free one")
+    assert done.stderr.startswith(f"gangline: port {port} is in use: give another, or 0 for a free one")
 
 
 def test_dev_keeps_its_data_in_a_folder_when_asked(commands):
@@ -173,7 +173,7 @@ def test_a_server_that_ends_is_started_again_and_serves_as_before(commands, dev)
     port = dev.url.rpartition(":")[2]
     listening = subprocess.run(["pgrep", "-P", str(dev.process.pid), "nats-server"], capture_output=True, text=True)
     os.kill(int(listening.stdout), signal.SIGKILL)
-    dev.await_output(rf"^server +has ended: starting it again on port {port}$")
+    dev.await_output(rf"^server +has exited: starting it again on port {port}$")
     dev.await_output(r"bus\.reconnected", times=2)
     assert commands.run("call", "words.shout", '{"text": "a"}').stdout == "A\n"
 
@@ -181,7 +181,7 @@ def test_a_server_that_ends_is_started_again_and_serves_as_before(commands, dev)
 def test_a_worker_that_ends_by_itself_is_told_of_and_the_next_change_starts_another(commands, dev):
     dev.await_output(r"worker\.started")
     os.kill(commands.json("workers")[0]["pid"], signal.SIGKILL)
-    dev.await_output(r"^worker +has ended with code -9: the next change starts another$")
+    dev.await_output(r"^worker +has exited with code -9: waiting for the next file change$")
     source = commands.folder / "words.py"
     source.write_text(source.read_text() + "\n")
     dev.await_output(r"worker\.started", times=2)

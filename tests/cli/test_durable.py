@@ -95,8 +95,8 @@ def test_schedules_are_shown_and_cancelled(commands):
         (("why", "nothing"), 3, "there is no submitted task 'nothing' either"),
         (("queue", "show", "words"), 3, "has neither tasks nor a dispatcher"),
         (("dead", "show", "nothing"), 1, "there is no dead letter of job 'nothing'"),
-        (("dead", "replay"), 2, "name the jobs, or give --all"),
-        (("dead", "drop", "j1", "--endpoint", "words"), 2, "--endpoint goes with --all"),
+        (("dead", "replay"), 2, "give job ids, or --all"),
+        (("dead", "drop", "j1", "--endpoint", "words"), 2, "--endpoint needs --all"),
     ],
 )
 def test_mistakes_are_told_in_one_line(commands, arguments, code, text):
@@ -133,8 +133,8 @@ def test_what_does_not_stop_when_it_is_cancelled_is_said_to_run(commands, runnin
     job = commands.run("submit", "words.shrug").stdout.strip()
     commands.await_file("began")
     told = commands.run("cancel", job).stdout
-    assert (
-        told == f"{job} is told to stop, and still runs on words.w1: 'gangline status {job}' tells when it has ended\n"
+    assert told == (
+        f"{job} was asked to stop and is still running on words.w1: 'gangline status {job}' shows when it has ended\n"
     )
     commands.await_file("told")
     assert commands.json("cancel", job) == {"job": job, "cancelled": True, "running": True}
@@ -160,7 +160,7 @@ def test_watching_a_task_without_events_says_that_its_states_are_not_told(comman
     job = commands.run("submit", "words.hold").stdout.strip()
     commands.await_file("began")
     watch = commands.start("status", job, "--watch")
-    watch.await_output("it is running; its changes of state are told only if it was submitted with --events")
+    watch.await_output("it is running; its states are published only if it was submitted with --events")
     commands.run("cancel", job)
     watch.await_output("cancelled")
     assert watch.wait() == 1

@@ -121,4 +121,4 @@ def test_a_pool_of_many_tasks_gets_lines_for_a_few(capsys):
     _print_hints(many, ConnectionOptions(server="nats://127.0.0.1:4222"))
     out = capsys.readouterr().out
     assert out.count("try ") == HINTS
-    assert out.splitlines()[-1].strip() == "... and 3 more tasks: 'gangline workers' names them"
+    assert out.splitlines()[-1].strip() == "... and 3 more tasks: 'gangline workers' lists them"

@@ -42,7 +42,7 @@ def running(commands):
 
 def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
     events = commands.start("gang", "events")
-    events.await_output("listens to")
+    events.await_output("listening to")
     gang = commands.json("gang", "acquire", "words", "4", "--strategy", "spread", "--ttl", "60", "--owner", "me")
     assert (gang["state"], gang["size"], gang["owner"]) == ("formed", 4, "me")
     assert {seat["worker"] for seat in gang["seats"]} == {"w1", "w2"}
@@ -233,7 +233,7 @@ def test_without_a_coordinator_it_says_what_to_start(commands):
         assert done.stderr.count("\n") == 1
     (commands.folder / "set.yaml").write_text(SET)
     done = commands.run("gangset", "apply", "set.yaml")
-    assert done.returncode == 0 and "nobody leads" in done.stderr
+    assert done.returncode == 0 and "no coordinator leads" in done.stderr
 
 
 def test_bad_requests_are_one_line_and_a_code(commands, running):

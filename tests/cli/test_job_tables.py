@@ -50,7 +50,9 @@ def test_why_says_what_stands_in_the_way() -> None:
     obstacle = JobObstacle(kind="key", text="3 of key 'u' run, and 3 may", jobs=("j2", "j3"))
     lines = list(why_lines(JobWhyReply(job=info(JobState.QUEUED), position=0, obstacles=(obstacle,))))
     assert lines == ["j1 (words.count) is queued", "it is next", "- 3 of key 'u' run, and 3 may (j2, j3)"]
-    assert list(why_lines(JobWhyReply(job=info(JobState.QUEUED), position=7)))[1] == "7 of its queue go before it"
+    assert (
+        list(why_lines(JobWhyReply(job=info(JobState.QUEUED), position=7)))[1] == "7 jobs in its queue are ahead of it"
+    )
     sentence = JobObstacle(kind="no_workers", text="Pool 'words' has no worker.", until=time.time() + 3600)
     assert (
         "- Pool 'words' has no worker, until "

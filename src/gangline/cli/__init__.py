@@ -13,11 +13,11 @@ import sys
 def main() -> None:
     """Entry point of the console script."""
     try:
-        # Nothing heavy may be imported on the way to `--help`: see app.py.
+        # Do not import anything heavy on the way to `--help`: see app.py.
         from .app import gangline
 
         gangline(prog_name="gangline")
     except KeyboardInterrupt:
-        # Pressed before there was a command to end.
+        # Ctrl-C before a command has started.
         print("gangline: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

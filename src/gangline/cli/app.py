@@ -1,7 +1,7 @@
-"""The command group. Command modules are imported when their command runs, so that `--help` is quick.
+"""The command group. Command modules are imported only when their command runs, so that `--help` is fast.
 
-Command modules in turn import only click and this folder's light modules at their top; whatever pulls in the bus,
-pydantic or rich is imported inside their functions. A test holds them to it.
+At their top, command modules import only click and the light modules of this folder. Modules that import the bus,
+pydantic or rich are imported inside functions. A test enforces this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "workers": "List workers: what they serve and how busy they are.",
     "leases": "List leases: who holds which slots.",
     "stats": "Show one worker's slots, leases and counters.",
-    "drain": "Drain a worker: it finishes its work and leaves.",
+    "drain": "Drain a worker: it finishes its work and exits.",
     "resize": "Change a worker's number of slots while it runs.",
     "queue": "Show queues of submitted tasks: depth, oldest, running, idle slots.",
     "route": "Split, mirror, limit or pause an endpoint's traffic.",
@@ -40,7 +40,8 @@ COMMANDS: Final = {
     "demo": "Run a real workload with faults, and check it. Takes under a minute.",
     "bench": "Measure speed on this machine, against raw NATS. Takes under a minute.",
 }
-"""Name and one line of help, in the order of `gangline --help`. Each is a module below `commands` with a `command`."""
+"""Name and help line of each command, in the order of `gangline --help`. Each is a module below `commands` with a
+`command`."""
 
 _ROOMS: Final = {
     "tasks": ("call", "submit", "status", "result", "cancel"),
@@ -55,7 +56,7 @@ _MODULES: Final = {name: f".commands.{room}.{name}" for room, names in _ROOMS.it
 
 
 class OneLine(click.ClickException):
-    """An error of click's, told in one line: what was wrong, and what to do next."""
+    """A usage error in one line: what is wrong, and what to do next."""
 
     def __init__(self, error: click.ClickException) -> None:
         message = error.format_message().rstrip(".")
@@ -68,7 +69,7 @@ class OneLine(click.ClickException):
 
 
 class OneLineUsage(OneLine):
-    """The same for what is wrong with the request itself."""
+    """The same for an error in the request itself."""
 
     exit_code = 2
 
@@ -82,7 +83,7 @@ def one_line_errors() -> Iterator[None]:
     except click.exceptions.NoArgsIsHelpError:
         raise
     except KeyboardInterrupt:
-        # While a command was being imported. click would say "Aborted!", and exit with 1.
+        # Ctrl-C while a command is imported. click would print "Aborted!" and exit with 1.
         click.echo("gangline: interrupted", err=True)
         raise SystemExit(130) from None
     except click.ClickException as error:
@@ -90,7 +91,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 class LazyGroup(click.Group):
-    """Finds commands by name in `COMMANDS` and imports the one that is asked for."""
+    """Finds commands by name in `COMMANDS` and imports only the requested one."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -133,7 +134,7 @@ class LazyGroup(click.Group):
 _EPILOG: Final = """\b
 Exit codes: 0 done, 1 failed, 2 wrong usage or arguments, 3 unavailable (nothing started),
 4 outcome unknown (the task may have run), 130 interrupted.
-Connections are found as the nats CLI finds them: --server or NATS_URL, --context or NATS_CONTEXT, ...
+Connections are configured like those of the nats CLI: --server or NATS_URL, --context or NATS_CONTEXT, ...
 """
 
 

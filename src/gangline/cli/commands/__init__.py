@@ -1,1 +1,1 @@
-"""One module for each command. At their top they import only what is light; see `app`."""
+"""One module per command. They import only light modules at their top; see `app`."""

@@ -1,1 +1,1 @@
-"""What each command needs: options, output, a session."""
+"""Shared by all commands: options, output, a session."""

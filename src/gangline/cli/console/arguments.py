@@ -1,4 +1,4 @@
-"""Arguments and options that commands take, and how what people type is read."""
+"""Arguments and options of commands, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ size_argument = click.argument("size", callback=_size)
 """`SIZE` of a gang: a number, or a range as a list of two."""
 
 SLOTS_CONTEXT = {"ignore_unknown_options": True}
-"""Context settings without which click would take -1 for an option, and say that there is none of that name."""
+"""Context settings that stop click from reading -1 as an option, and complaining that it does not exist."""
 
 
 def parse_arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
-    """A task's arguments as somebody typed them: positional and named ones. `-` reads them from stdin."""
+    """A task's arguments as typed: positional and keyword ones. `-` reads them from stdin."""
     if text == "-":
         text = sys.stdin.read()
     if text is None or not text.strip():
@@ -92,7 +92,7 @@ def duration_option(*names: str, text: str, default: str | None = None) -> Calla
 
 
 def moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
-    """Callback of an option whose value is a moment with its time zone."""
+    """Callback of an option whose value is a timestamp with a time zone."""
     if value is None:
         return None
     try:
@@ -115,15 +115,15 @@ def _job(ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
 
 
 job_argument = click.argument("job", metavar="JOB", callback=_job)
-"""A job's id, as `gangline submit` prints it; of a task that was published without SDK, its sequence in the stream."""
+"""A job's id, as `gangline submit` prints it; for a task published without the SDK, its sequence in the stream."""
 
-endpoint_option = click.option("--endpoint", metavar="NAME", help="Endpoint of the task; finds it faster.")
+endpoint_option = click.option("--endpoint", metavar="NAME", help="Endpoint of the task; makes the lookup faster.")
 
 
-# -- of routes: `POOL=NUMBER`, `100/s`, `5m`, and `none` for what is to be taken back ----------------------------------
+# -- of routes: `POOL=NUMBER`, `100/s`, `5m`, and `none` to reset a field ----------------------------------------------
 
 NONE: Final = "none"
-"""Takes a field back to its default. (In a change: None is "not given".)"""
+"""Resets a field to its default. (In a change, None means "not given".)"""
 _PER_S: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 Callback = Callable[[click.Context, click.Parameter, str | None], Any]
 
@@ -152,7 +152,7 @@ def pools(
 
 
 def _or_none(read: Callable[[str], float], complaint: str) -> Callback:
-    """Reads a value that may be taken back."""
+    """Parses a value, or `none`, which resets the setting."""
 
     def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | str | None:
         if text is None or text == NONE:
@@ -180,6 +180,6 @@ def _seconds(text: str) -> float:
 
 whole = _or_none(int, "{text!r} is not an integer")
 rate = _or_none(_rate, "{text!r} is not a rate: write 100/s, 30/m or 5/h")
-"""`100/s`, `30/m`, `5/h`, or a number of starts a second."""
+"""`100/s`, `30/m`, `5/h`, or a number of starts per second."""
 seconds = _or_none(_seconds, "{error}")
 """`90`, `500ms`, `5m`."""

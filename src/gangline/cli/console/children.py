@@ -1,4 +1,4 @@
-"""Processes that are started by the `gangline` command itself: the same command, in the same interpreter."""
+"""Child processes that run the `gangline` command itself in the same interpreter."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import IO, Final
 
 TIED: Final = "GANGLINE_TIED"
-"""Set for a child that has to end when its parent is gone: the parent's end of its stdin closes then."""
+"""Set for a child that must exit when its parent is gone: its stdin, whose other end the parent holds, is then
+closed."""
 LAST_S: Final = 10.0
-"""What an orphan gets to end in order."""
+"""How long an orphan may take to shut down."""
 
 
 async def spawn(
@@ -21,11 +22,11 @@ async def spawn(
 ) -> asyncio.subprocess.Process:
     """Start `gangline <arguments>`.
 
-    It gets a session of its own: Ctrl-C in the terminal goes to the parent alone, which ends its children in order.
-    Should the parent be killed, it ends by itself.
+    It gets a session of its own, so Ctrl-C in the terminal goes only to the parent, which shuts its children down. If
+    the parent is killed, the child exits by itself.
 
     Args:
-        output: where stdout and stderr go; None: where the parent's go.
+        output: file for stdout and stderr; None: those of the parent.
     """
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -41,7 +42,7 @@ async def spawn(
 
 
 async def ended(process: asyncio.subprocess.Process, timeout_s: float) -> int | None:
-    """Its exit code; None if it still runs after so long."""
+    """Its exit code; None if it is still running after the timeout."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             return await process.wait()
@@ -49,7 +50,7 @@ async def ended(process: asyncio.subprocess.Process, timeout_s: float) -> int | 
 
 
 async def end(process: asyncio.subprocess.Process, patience_s: float) -> None:
-    """SIGTERM; SIGKILL if it does not heed that, or if we are cancelled. Returns when it has ended."""
+    """Send SIGTERM, then SIGKILL if it does not exit in time or if we are cancelled. Returns when it has exited."""
     try:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -68,7 +69,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 @contextmanager
 def tied_to_parent(stop: Callable[[], object]) -> Iterator[None]:
-    """In a child made by `spawn`: call `stop` when the parent is gone, and end for sure a little later."""
+    """In a child started by `spawn`: call `stop` when the parent is gone, and exit a little later in any case."""
     if not os.environ.pop(TIED, ""):
         yield
         return

@@ -1,4 +1,4 @@
-"""Ready-to-paste lines that call a pool's tasks, with arguments made up from the annotations."""
+"""Example commands that call a pool's tasks, ready to paste, with arguments derived from the annotations."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _BY_FORMAT: Final[Mapping[str, str]] = {
 
 
 def example_arguments(task: DeclaredTask) -> dict[str, Any] | list[Any]:
-    """Arguments that the task would accept, or nearly: those without a default only.
+    """Arguments that the task would (nearly always) accept; only those without a default.
 
-    An object, as it is sent; an array when some can be given by place only.
+    An object, or an array if some arguments are positional-only.
     """
     try:
         hints = typing.get_type_hints(task.function, include_extras=True)
@@ -52,7 +52,7 @@ def example_arguments(task: DeclaredTask) -> dict[str, Any] | list[Any]:
 def _example(annotation: Any, name: str) -> Any:
     try:
         schema = TypeAdapter(annotation).json_schema()
-    except Exception:  # no schema, no example: the line is only a hint
+    except Exception:  # Without a schema there is no example; the line is only a hint.
         return name
     return _from_schema(schema, schema.get("$defs", {}), name, _DEEPEST)
 
@@ -91,7 +91,7 @@ def _from_schema(schema: Mapping[str, Any], defs: Mapping[str, Any], name: str, 
 
 
 def example_lines(pool: Pool, names: Names, url: str | None) -> list[tuple[str, str]]:
-    """For each task its `gangline call` and its `nats req` line. `url` None: the default server."""
+    """The `gangline call` and the `nats req` line of each task. `url` None: the default server."""
     server = f" -s {url}" if url else ""
     space = f" --namespace {names.namespace}" if names.namespace != "gangline" else ""
     lines = []

@@ -23,15 +23,15 @@ from ...schemas.errors.tasks import JobDead, JobError
 
 
 class Exit(IntEnum):
-    """What the exit code of every command means."""
+    """Meaning of the exit codes of all commands."""
 
     OK = 0
     FAILED = 1
     """The task raised, crashed or was cancelled; or the operation was refused."""
     USAGE = 2
-    """The request itself is wrong; the same again cannot succeed."""
+    """The request itself is wrong; repeating it does not help."""
     UNAVAILABLE = 3
-    """Nothing started; the same again may succeed later."""
+    """Nothing started; repeating it may succeed later."""
     UNKNOWN = 4
     """No answer; the task may have run."""
     INTERRUPTED = 130
@@ -54,7 +54,7 @@ def exit_code_of(error: BaseException) -> Exit:
 
 
 def next_step(error: BaseException) -> str:
-    """What to do next, where the error's own text cannot know it."""
+    """What to do next, if the error's own text does not say it."""
     match error:
         case ServerUnreachable():
             return "'gangline dev MODULE:POOL' starts one, --server and --context name yours"
@@ -69,7 +69,7 @@ def next_step(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The error as one line: what was wrong, and what to do next."""
+    """The error as one line: what is wrong, and what to do next."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"

@@ -1,4 +1,4 @@
-"""`MODULE:POOL` from the command line to a Pool."""
+"""Loads the Pool for `MODULE:POOL` from the command line."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class PoolNotFound(click.ClickException):
-    """MODULE:POOL names nothing that can be served."""
+    """MODULE:POOL does not name a pool."""
 
     exit_code = 2
 
 
 def split(target: str) -> tuple[str, str]:
-    """`"images:pool"` -> `("images", "pool")`. A path to a file is understood as its module.
+    """`"images:pool"` -> `("images", "pool")`. The path of a file stands for its module.
 
     Raises:
-        PoolNotFound: not of that form.
+        PoolNotFound: it has another form.
     """
     module, colon, attribute = target.rpartition(":")
     if not colon or not module or not attribute:
@@ -36,10 +36,10 @@ def split(target: str) -> tuple[str, str]:
 
 
 def check_module(target: str) -> None:
-    """Whether the module is there to be imported; its code is not run.
+    """Check that the module exists, without running its code.
 
     Raises:
-        PoolNotFound: there is none of that name.
+        PoolNotFound: there is no such module.
     """
     module_name, _ = split(target)
     here = _look_here()
@@ -49,7 +49,7 @@ def check_module(target: str) -> None:
 
 
 def _look_here() -> str:
-    """Have modules be looked for in the current folder first."""
+    """Put the current folder first on the module search path."""
     here = str(Path.cwd())
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)
@@ -94,7 +94,7 @@ def _no_module(module_name: str, here: str) -> str:
 
 def _place(error: Exception) -> str:
     if isinstance(error, SyntaxError):
-        return ""  # its text names the file and line
+        return ""  # Its text names the file and line.
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

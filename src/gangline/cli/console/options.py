@@ -1,4 +1,4 @@
-"""Options that many commands share: how to connect, how to print, how to log."""
+"""Options that many commands share: connection, output, logging."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _VARIABLES: Final = {
     "tlsca": "NATS_CA",
     "inbox_prefix": "GANGLINE_INBOX_PREFIX",
 }
-"""Options and the variables that mean the same; nearly all are those of the `nats` CLI."""
+"""Options and their environment variables; nearly all are those of the `nats` CLI."""
 
 _IDENTITY: Final = ("creds", "nkey", "user", "password", "token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """The connection options as they were given; the environment and the `nats` CLI's contexts fill in the rest."""
+    """The connection options as given; the environment and the contexts of the `nats` CLI supply the rest."""
 
     server: str | None = None
     context: str | None = None
@@ -56,9 +56,9 @@ class ConnectionOptions:
     debug: bool = False
 
     def environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment with the options put in: for a child process, whose arguments everybody may read.
+        """The environment with these options added: for a child process, whose arguments everybody can read.
 
-        An identity given as an option replaces those of the environment, whatever their kind.
+        Credentials given as an option replace those of the environment, of whatever kind.
         """
         merged = dict(os.environ if environ is None else environ)
         given = {name: value for name in _VARIABLES if (value := getattr(self, name))}
@@ -72,10 +72,10 @@ class ConnectionOptions:
         return merged
 
     def settings(self) -> ConnectionSettings:
-        """What the bus needs.
+        """The connection settings for the bus.
 
         Raises:
-            InvalidSettings: no such context, unreadable files, options that exclude each other.
+            InvalidSettings: no such context, unreadable files, or conflicting options.
         """
         from ...bus.settings.connection import ConnectionSettings
 
@@ -83,7 +83,7 @@ class ConnectionOptions:
         return ConnectionSettings.from_environment(self.environment(), **first)
 
     def only(self, url: str) -> ConnectionOptions:
-        """A connection to that server and nothing else: of the options, the namespace and `debug` stay."""
+        """A connection to that server only; it keeps just the namespace and `debug` of these options."""
         return ConnectionOptions(server=url, namespace=self.namespace, debug=self.debug)
 
     @property
@@ -94,7 +94,7 @@ class ConnectionOptions:
 
 
 def plain_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without anything that says how to connect: for children of our own embedded server."""
+    """The environment without any connection settings: for children that use our own embedded server."""
     unwanted = {*_VARIABLES.values(), "GANGLINE_TLSFIRST"}
     return {name: value for name, value in (environ or os.environ).items() if name not in unwanted}
 
@@ -104,7 +104,7 @@ def _option(*names: str, metavar: str, text: str) -> Callable[[Command], Command
 
 
 _CONNECTION: Final[tuple[Callable[[Command], Command], ...]] = (
-    _option("-s", "--server", metavar="URL", text="Server, or several with commas (NATS_URL)."),
+    _option("-s", "--server", metavar="URL", text="Server, or a comma-separated list (NATS_URL)."),
     _option("--context", metavar="NAME", text="Context of the nats CLI (NATS_CONTEXT)."),
     _option("--creds", metavar="FILE", text="User credentials (NATS_CREDS)."),
     _option("--nkey", metavar="FILE", text="User NKEY (NATS_NKEY)."),
@@ -136,7 +136,7 @@ _CONNECTION: Final[tuple[Callable[[Command], Command], ...]] = (
 def connection_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add the connection options; the command gets them as one `connection: Connection`.
 
-    Errors that leave the command are reported in one line, and become exit codes.
+    An error that leaves the command is printed as one line and becomes an exit code.
     """
     names = [field.name for field in fields(ConnectionOptions)]
 
@@ -145,7 +145,7 @@ def connection_options(command: Callable[..., object]) -> Callable[..., object]:
         connection = ConnectionOptions(**{name: kwargs.pop(name) for name in names})
 
         def checked() -> object:
-            _ = connection.names  # a bad namespace is told before anything is done
+            _ = connection.names  # Report an invalid namespace before anything is done.
             return command(*args, connection=connection, **kwargs)
 
         return reporting(checked, connection.debug)()
@@ -157,7 +157,7 @@ def connection_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def reporting(command: Command, debug: bool) -> Command:
-    """Run a command; whatever it raises ends as one line on stderr and an exit code."""
+    """Run a command; any error is printed as one line on stderr and becomes an exit code."""
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> object:
@@ -182,12 +182,12 @@ def reporting(command: Command, debug: bool) -> Command:
 
 
 def json_option(command: C) -> C:
-    """`--json`: as `as_json: bool`."""
+    """`--json`: passed as `as_json: bool`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
 
 
 def logging_options(command: C) -> C:
-    """`--log-level` and `--log-format`, for commands that stay."""
+    """`--log-level` and `--log-format`, for commands that keep running."""
     level = click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),

@@ -1,4 +1,4 @@
-"""Tables for people, JSON for machines."""
+"""Tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 def print_json(value: object, *, lines: bool = False) -> None:
-    """One JSON document: indented on a terminal, else on one line (always, with `lines`)."""
+    """Print one JSON document: indented on a terminal, else on one line (always on one line with `lines`)."""
     indent = 2 if sys.stdout.isatty() and not lines else None
     click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=str))
 
 
 def print_value(value: object, as_json: bool) -> None:
-    """A task's result: text as it is, all else as JSON; on one line for machines."""
+    """Print a task's result: text as it is, all else as JSON; JSON on one line if `as_json`."""
     if isinstance(value, str) and not as_json:
         click.echo(value)
     else:
@@ -32,7 +32,7 @@ def print_value(value: object, as_json: bool) -> None:
 
 
 def print_lines(value: object, lines: Iterable[str], as_json: bool) -> None:
-    """One thing: in lines for people, as this value for machines."""
+    """Print one thing: lines for people, or this value as JSON."""
     if as_json:
         print_json(value)
         return
@@ -48,7 +48,7 @@ def print_rows(
     empty: str,
     to_json: Callable[[Any], object] = lambda row: row.model_dump(mode="json"),
 ) -> None:
-    """Many things: as a table, or as JSON. `empty` is for people, if there are none."""
+    """Print a list: as a table, or as JSON. `empty` is printed for people if the list is empty."""
     if as_json:
         print_json([to_json(row) for row in rows])
     elif rows:
@@ -58,7 +58,7 @@ def print_rows(
 
 
 def console() -> Console:
-    """Writes to stdout; plain and wide when that is not a terminal, so that a pipe gets whole lines."""
+    """Writes to stdout; plain and wide if that is not a terminal, so that a pipe gets whole lines."""
     from rich.console import Console
 
     return Console(soft_wrap=False, highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -67,12 +67,12 @@ def console() -> Console:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), whole: Sequence[str] = ()
 ) -> Table:
-    """A table without lines. Columns named in `right` are aligned right; they, and those in `whole`, are not folded
-    where others can be."""
+    """A table without lines. Columns in `right` are right-aligned; they and those in `whole` are not wrapped while
+    others can be."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))  # most fit in 80 columns
+    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))  # Most fit in 80 columns.
     for name in columns:
         number = name in right
         made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number or name in whole)
@@ -82,7 +82,7 @@ def table(
 
 
 def slots_bar(running: int, reserved: int, total: int, *, width: int = 12) -> str:
-    """`■■□····· 2+1/8`: running, reserved, free. Scaled when there are more slots than characters."""
+    """`■■□····· 2+1/8`: running, reserved, free. Scaled if there are more slots than characters."""
     if total <= 0:
         return f"{'':{width}} {running}+{reserved}/{total}"
     scale = min(1.0, width / total)
@@ -93,7 +93,7 @@ def slots_bar(running: int, reserved: int, total: int, *, width: int = 12) -> st
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `3 min 20 s`, `2 days, 1:00:00`: short first."""
+    """`4.2 s`, `3 min 20 s`, `2 days, 1:00:00`."""
     if seconds < 60:
         return f"{max(0.0, seconds):.1f} s"
     if seconds < 3600:

@@ -1,4 +1,4 @@
-"""Running a command's coroutine, with a bus to the server that its options name."""
+"""Runs a command's coroutine, with a bus connected to the server given by its options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[object, object, T]) -> T:
-    """Run to the end on a new loop: uvloop where there is one. Ctrl-C cancels it and raises KeyboardInterrupt."""
+    """Run the coroutine on a new loop (uvloop if available). Ctrl-C cancels it and raises KeyboardInterrupt."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(coroutine)
 
@@ -68,7 +68,7 @@ async def open_client(connection: ConnectionOptions, name: str) -> AsyncIterator
 
 
 def with_client(connection: ConnectionOptions, name: str, work: Callable[[Client], Coroutine[object, object, T]]) -> T:
-    """What `work` returns; it gets a client that is closed at its end. Raises as `open_client`."""
+    """Run `work` with a client that is closed afterwards, and return its result. Raises as `open_client`."""
 
     async def working() -> T:
         async with open_client(connection, name) as client:
@@ -78,15 +78,15 @@ def with_client(connection: ConnectionOptions, name: str, work: Callable[[Client
 
 
 class _Echo(logging.Handler):
-    """Writes to what stderr is at that moment: a table that follows puts lines above itself."""
+    """Writes to the current stderr, so that log lines appear above a live table."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)
 
 
 def _log_for_people(debug: bool) -> None:
-    """A command that ends by itself tells of the connection that it waits for, and all else in its last line, unless
-    `debug`. Commands that stay have set up their logs before."""
+    """A command that ends by itself logs only that it is waiting for a connection, and everything if `debug`; its
+    last line says the rest. Commands that keep running have configured their logs before."""
     root = logging.getLogger()
     if root.handlers:
         return
@@ -101,7 +101,7 @@ def _log_for_people(debug: bool) -> None:
 
 
 async def open_ledger(bus: Bus, connection: ConnectionOptions) -> KeyValue:
-    """The ledger of the namespace; made, as the environment says, when it does not exist yet."""
+    """The ledger of the namespace; created, as configured in the environment, if it does not exist yet."""
     from ...bus.port.bus import BucketSettings
 
     return await bus.bucket(connection.names.ledger_bucket, BucketSettings.from_environment())
@@ -109,12 +109,12 @@ async def open_ledger(bus: Bus, connection: ConnectionOptions) -> KeyValue:
 
 @asynccontextmanager
 async def telemetry(service: str) -> AsyncIterator[None]:
-    """Exporters as the environment asks, flushed at the end."""
+    """Set exporters as configured in the environment, and flush them at the end."""
     from ...telemetry.setup import configure
 
     end = configure(service)
     try:
         yield
     finally:
-        # Exporters block while they send what is left; nothing else is to be done by now.
+        # Exporters block while they send the rest; nothing else is left to do by now.
         await asyncio.to_thread(end)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first asks to finish, the second to stop at once."""
+"""SIGTERM and SIGINT: the first one asks to finish, the second one to stop at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...bus.lifecycle.process import on_signals
 
 @contextmanager
 def until_signal() -> Iterator[asyncio.Event]:
-    """An event that the first signal sets; a second one ends the process at once, with exit code 130."""
+    """An event that the first signal sets; a second signal ends the process at once, with exit code 130."""
     stop = asyncio.Event()
 
     def give_up() -> None:

@@ -1,1 +1,1 @@
-"""`gangline demo`: real work through leased slots on a real nats-server, with faults, every claim checked."""
+"""`gangline demo`: a real workload on leased slots and a real nats-server, with faults; every claim is checked."""

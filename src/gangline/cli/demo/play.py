@@ -30,10 +30,10 @@ from .report import (
 
 
 async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -> bool:
-    """Run the whole demo; True if every check held.
+    """Run the whole demo; returns True if every check passed.
 
     Args:
-        limit: use only so many files, spread over the library. None: all.
+        limit: use only this many files, spread over the library. None: all.
     """
     began = time.monotonic()
     files = _spread(library_files(), limit)
@@ -43,12 +43,12 @@ async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -
             f"The work: compress and hash {len(files)} Python files of the standard library, {size / 1e6:.1f} MB,"
         )
         screen.say("each of them by call, by dispatch and by lease, every fourth also by a plain NATS request;")
-        screen.say("count their words with gangs of workers, and do it all once more as durable tasks.")
+        screen.say("count their words with gangs of workers, and repeat the first task for all files as durable tasks.")
         paths = [str(file) for file in files]
         show, expected, rest = await _calls(stage, files, paths)
         gangs, gang_rest = await _gangs(stage, paths)
         tasks, task_rest = await _tasks(stage, paths)
-        screen.title("9. Was it all true?")
+        screen.title("9. Checks")
         results = [
             *verdicts(show, expected, rest),
             *gang_verdicts(gangs, gang_rest),
@@ -107,7 +107,7 @@ def _judge(screen: Screen, show: Show, told: str, results: Sequence[Verdict], be
 
 
 def _spread(files: list[Path], limit: int | None) -> list[Path]:
-    """At most `limit` files, evenly over the list."""
+    """At most `limit` files, spread evenly over the list."""
     if limit is None or limit >= len(files):
         return files
     return list(itertools.islice(files, 0, None, max(1, len(files) // limit)))[:limit]

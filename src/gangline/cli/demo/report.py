@@ -1,4 +1,4 @@
-"""What the demo prints at its end: verdicts, counts and latencies."""
+"""The output at the end of the demo: verdicts, counts and latencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .fixtures.screen import Screen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One claim and what speaks against it."""
+    """One claim and its violations."""
 
     claim: str
     findings: Sequence[str]
@@ -34,11 +34,11 @@ class Verdict:
             return self.claim
         shown = "; ".join(self.findings[:MAX_SHOWN])
         more = len(self.findings) - MAX_SHOWN
-        return f"{self.claim}: NOT SO. {shown}{f'; and {more} more' if more > 0 else ''}"
+        return f"{self.claim}: FALSE. {shown}{f'; and {more} more' if more > 0 else ''}"
 
 
 def verdicts(show: Show, expected: dict[str, Expected], rest: AtRest) -> list[Verdict]:
-    """Hold every claim against the facts."""
+    """Check every claim against the facts."""
     drive, crew = show.drive, show.crew
     journals = crew.journals()
     killed = frozenset({show.killed}) - {""}
@@ -55,15 +55,15 @@ def verdicts(show: Show, expected: dict[str, Expected], rest: AtRest) -> list[Ve
             findings=[*checks.never_over_capacity(journals, SLOTS), *checks.journals_add_up(journals)],
         ),
         Verdict(
-            claim="the tasks themselves counted no more than that either",
+            claim="the tasks themselves never counted more either",
             findings=checks.bodies_agree(drive.done, SLOTS),
         ),
         Verdict(
-            claim=f"what began ended once (L2); kill -9 cut short {again} task{'s'[: again != 1]}, run again elsewhere",
+            claim=f"every task ended once (L2); kill -9 interrupted {again} task{'s'[: again != 1]}, rerun elsewhere",
             findings=[*checks.balanced(journals, killed), *([] if killed else ["no worker was killed"])],
         ),
         Verdict(
-            claim="the drained worker granted nothing more, finished, and left with exit code 0 (L11)",
+            claim="the drained worker granted nothing more, finished its tasks, and exited with code 0 (L11)",
             findings=checks.drained_well(drained.name, journals[drained.name], drained.exit_code)
             if drained
             else ["no worker was drained"],
@@ -80,7 +80,7 @@ def verdicts(show: Show, expected: dict[str, Expected], rest: AtRest) -> list[Ve
 
 
 def gang_verdicts(show: GangShow, rest: AtRest) -> list[Verdict]:
-    """Hold every claim against the facts."""
+    """Check every claim against the facts."""
     log = show.log
     events = [heard.event for heard in log.heard]
     journals = show.crew.journals()
@@ -91,15 +91,15 @@ def gang_verdicts(show: GangShow, rest: AtRest) -> list[Verdict]:
     words = show.expected.get(ALL, 0)
     return [
         Verdict(
-            claim=f"the gang counted {words} words, as this process did by itself; so did the pair together",
+            claim=f"the gang counted {words} words, the same as this process; so did the two gangs together",
             findings=[
                 *gang_checks.counts_are_right(show.expected, show.first, wanted=PARTS, size=SIZE),
                 *gang_checks.counts_are_right(show.expected, show.pairs, wanted=PAIR, size=PAIR),
             ],
         ),
         Verdict(
-            claim=f"kill -9 cut short {again} task{'s'[: again != 1]} of a gang; {after_s * 1000:.0f} ms later it was "
-            "torn down, and generation 2 finished",
+            claim=f"kill -9 interrupted {again} task{'s'[: again != 1]} of a gang; {after_s * 1000:.0f} ms later "
+            "it was torn down, and generation 2 finished",
             findings=[
                 *gang_checks.noticed(
                     torn[0].event if torn else None, generation=1, ranks=show.killed_ranks, after_s=after_s
@@ -108,22 +108,22 @@ def gang_verdicts(show: GangShow, rest: AtRest) -> list[Verdict]:
             ],
         ),
         Verdict(
-            claim=f"members were only ever granted all together (L7), in {len(log.revisions)} revisions of the ledger",
+            claim=f"members were only granted all together (L7), in {len(log.revisions)} revisions of the ledger",
             findings=[*gang_checks.atomic(log.revisions), *gang_checks.within_slots(log.revisions)],
         ),
         Verdict(
-            claim="each generation came once and went once, and nothing started in one that had gone (L8)",
+            claim="each generation was formed and torn down once, and nothing started after its teardown (L8)",
             findings=[*gang_checks.fated(log.revisions, events), *gang_checks.dead_stay_dead(journals)],
         ),
         Verdict(
-            claim="of two gangs on three slots one ran and one waited, and then had its turn",
+            claim="of two gangs on three slots, one ran first and the other one after it",
             findings=[
                 *show.problems,
                 *(gang_checks.in_turn(log.revisions, *show.turns) if len(show.turns) == PAIR else ["not two formed"]),
             ],
         ),
         Verdict(
-            claim="gangs never had more slots than there are (L1), and what began ended once (L2)",
+            claim="gangs never had more slots than there are (L1), and every task ended once (L2)",
             findings=checks.slots_kept(journals, killed),
         ),
         Verdict(
@@ -134,7 +134,7 @@ def gang_verdicts(show: GangShow, rest: AtRest) -> list[Verdict]:
 
 
 def task_verdicts(show: TaskShow, expected: dict[str, Expected], rest: AtRest) -> list[Verdict]:
-    """Hold every claim against the facts."""
+    """Check every claim against the facts."""
     journals = show.crew.journals()
     killed = frozenset({show.worker_killed}) - {""}
     again = sum(checks.interrupted(journals[name]) for name in killed)
@@ -142,7 +142,7 @@ def task_verdicts(show: TaskShow, expected: dict[str, Expected], rest: AtRest) -
     left = show.left.messages if show.left is not None else -1
     return [
         Verdict(
-            claim=f"every task that was acknowledged was done: {len(show.done)} right results (L10)",
+            claim=f"every acknowledged task was done: {len(show.done)} correct results (L10)",
             findings=[
                 *show.failures,
                 *checks.results_are_right(expected, show.done, {"submit": len(show.given)}),
@@ -150,7 +150,7 @@ def task_verdicts(show: TaskShow, expected: dict[str, Expected], rest: AtRest) -
             ],
         ),
         Verdict(
-            claim=f"none was started twice, but the {again} that kill -9 cut short",
+            claim=f"none was started twice, except the {again} that kill -9 interrupted",
             findings=task_checks.started_once(show.given, journals, killed, show.answered),
         ),
         Verdict(
@@ -158,21 +158,21 @@ def task_verdicts(show: TaskShow, expected: dict[str, Expected], rest: AtRest) -
             findings=[] if show.pause_s else ["no result came after that"],
         ),
         Verdict(
-            claim="the two that could not be done are dead letters, each with its reason, and nothing is left behind",
+            claim="the two tasks that must fail are dead letters, each with its reason, and nothing is left behind",
             findings=[
                 *task_checks.buried(show.poisoned, letters),
                 *([f"{left} messages are left in the stream"] if left else []),
             ],
         ),
         Verdict(
-            claim="no worker was over its slots (L1), what began ended once (L2), and all is zero again (L12)",
+            claim="no worker exceeded its slots (L1), every task ended once (L2), and all is zero again (L12)",
             findings=[*checks.slots_kept(journals, killed), *checks.all_zero(rest)],
         ),
     ]
 
 
 def print_work(screen: Screen, done: Sequence[Done], crew: Crew) -> None:
-    """Who did how much, by which way."""
+    """Tasks by worker and way."""
     screen.title("Who did what")
     ways = list(dict.fromkeys(one.way for one in done))
     rows = []
@@ -186,8 +186,8 @@ def print_work(screen: Screen, done: Sequence[Done], crew: Crew) -> None:
 
 
 def print_latencies(screen: Screen, drive: Drive) -> None:
-    """From asking to the answer, waiting for a slot included."""
-    screen.title("How long each took, in ms, waiting for a slot included")
+    """Latencies from the request to the answer, including the wait for a slot."""
+    screen.title("Latency in ms, including the wait for a slot")
     rows = []
     for way, seconds in drive.latencies():
         shares = [checks.percentile(seconds, share) * 1000 for share in (0.5, 0.9, 0.99, 1.0)]
@@ -197,7 +197,7 @@ def print_latencies(screen: Screen, drive: Drive) -> None:
 
 
 def figures(show: Show, gangs: GangShow, tasks: TaskShow) -> str:
-    """For the last line."""
+    """Figures for the last line."""
     done = show.drive.done
     megabytes = sum(one.size for one in done) / 1e6
     formed = gangs.log.of(GangEventKind.FORMED)

@@ -1,1 +1,1 @@
-"""Processes that the command line runs."""
+"""Services that the command line runs."""

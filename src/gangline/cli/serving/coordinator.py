@@ -1,4 +1,4 @@
-"""The process that stays and grants gangs."""
+"""Runs a coordinator."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..console.session import open_bus, telemetry
 async def serve_coordinator(
     connection: ConnectionOptions, settings: CoordinatorSettings, shell: ServiceSettings, shard: Shard = WHOLE
 ) -> None:
-    """Lead or stand by until a signal; a leader then gives way at once.
+    """Lead or stand by until a signal; a leader then hands over at once.
 
     Raises:
         Disconnected: the server closed the connection for good.
         Unavailable: no server, no storage.
-        ShardConflict: other coordinators keep some of the shard's pools.
+        ShardConflict: another shard owns some of the pools.
     """
     async with telemetry("gangline-coordinator"), open_bus(connection, "gangline coordinator") as bus:
         coordinator = Coordinator(
@@ -36,5 +36,5 @@ async def serve_coordinator(
 
 
 def open_coordinator(bus: Bus, connection: ConnectionOptions) -> Coordinator:
-    """A coordinator on a bus that is open already; for `async with`."""
+    """A coordinator on an open bus; for `async with`."""
     return Coordinator(bus=bus, names=connection.names, shell=ServiceSettings(bucket=BucketSettings.from_environment()))

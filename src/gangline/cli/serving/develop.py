@@ -1,4 +1,4 @@
-"""`gangline dev`: a server, all that serves, and one worker process that is replaced when the code changes."""
+"""`gangline dev`: a server, all services, and one worker process that is replaced when the code changes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT: Final = 4222
 READY_S: Final = 600.0
-"""What a new worker gets to load what it needs."""
+"""How long a new worker may take to start."""
 ENDING_S: Final = 2.0
-"""A server whose connections broke, and that still runs after so long, was not ended."""
+"""If the server is still running this long after its connections broke, it did not exit."""
 PATIENCE_S: Final = 10.0
-"""What an old worker gets to finish its tasks after a change."""
+"""How long an old worker may take to finish its tasks after a change."""
 
 
 async def develop(
@@ -40,10 +40,10 @@ async def develop(
     """Run until a signal.
 
     Args:
-        connection: if it names a server or a context, that is used and no server is started.
+        connection: if it has a server or a context, that is used and no server is started.
         data: folder of the embedded server; None: a temporary one.
-        port: of the embedded server; None: 4222, or a free one if that is taken.
-        options: further options of `gangline worker`.
+        port: port of the embedded server; None: 4222, or a free one if that is taken.
+        options: more options for `gangline worker`.
     """
     async with AsyncExitStack() as stack:
         server: EmbeddedServer | None = None
@@ -68,11 +68,11 @@ async def develop(
         for task in tasks:
             stack.push_async_callback(_cancelled, task)
         await _first(stop, tasks)
-        click.echo("stopping: what runs may finish; once more to stop at once", err=True)
+        click.echo("stopping: running tasks may finish; Ctrl-C again stops at once", err=True)
 
 
 async def _first(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for `stop`; what goes wrong with a task is raised."""
+    """Wait for `stop`; an error of any task is raised."""
     waiting = asyncio.create_task(stop.wait())
     try:
         running = {waiting, *tasks}
@@ -92,15 +92,15 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 async def _start_server(stack: AsyncExitStack, data: Path | None, port: int | None) -> EmbeddedServer:
     wanted = DEFAULT_PORT if port is None else port
     if port is None and _taken(DEFAULT_PORT):
-        click.secho(f"port {DEFAULT_PORT} is taken, so a free one is used; --port chooses", fg="yellow", err=True)
+        click.secho(f"port {DEFAULT_PORT} is in use, so another one is used; --port sets it", fg="yellow", err=True)
         wanted = 0
     elif port and _taken(port):
-        raise click.UsageError(f"port {port} is taken: give another, or 0 for a free one")
+        raise click.UsageError(f"port {port} is in use: give another, or 0 for a free one")
     return await stack.enter_async_context(EmbeddedServer(data=data, port=wanted))
 
 
 async def _revive(server: EmbeddedServer, bus: Bus) -> None:
-    """Start the server again when it has ended: nobody else would."""
+    """Restart the server if it exits; nothing else would."""
     lost = asyncio.Event()
     forget = bus.on_connection(lambda event: lost.set() if event is ConnectionEvent.DISCONNECTED else None)
     try:
@@ -109,7 +109,7 @@ async def _revive(server: EmbeddedServer, bus: Bus) -> None:
             lost.clear()
             if not await asyncio.to_thread(server.await_end, ENDING_S):
                 continue
-            click.secho(f"server    has ended: starting it again on port {server.port}", fg="yellow", err=True)
+            click.secho(f"server    has exited: starting it again on port {server.port}", fg="yellow", err=True)
             await server.astart()
     finally:
         forget()
@@ -126,7 +126,7 @@ def _taken(port: int) -> bool:
 
 
 class CurrentWorker:
-    """The place of the one worker. A new one takes it when it serves; only then the old one has to finish."""
+    """Holds the one worker. A new worker replaces it when the new one serves; only then the old one has to finish."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class CurrentWorker:
         reload: bool,
     ) -> None:
         self._target = target
-        self._next = "the next change starts another" if reload else "start gangline dev again for another"
+        self._next = "waiting for the next file change" if reload else "start gangline dev again for another"
         self._environment = environment
         self._ledger = ledger
         self._names = connection.names
@@ -150,7 +150,7 @@ class CurrentWorker:
         self._left = False
 
     async def replace(self) -> bool:
-        """Start a worker with the code as it is now. False: it does not come up, and the old one, if any, goes on."""
+        """Start a worker with the current code. False: it failed to start, and the old one, if any, keeps serving."""
         name = f"dev-{next(self._numbers)}"
         hints = [] if self._taken_by else ["--hints"]
         process = await spawn(
@@ -163,7 +163,7 @@ class CurrentWorker:
             raise
         if not serves:
             await end(process, PATIENCE_S)
-            rest = "the last good version goes on" if self._alive else self._next
+            rest = "the previous version keeps serving" if self._alive else self._next
             click.secho(f"worker    {self._target} failed to start: {rest}", fg="red", err=True)
             return False
         old, self._taken_by = self._taken_by, process
@@ -178,17 +178,17 @@ class CurrentWorker:
         task.add_done_callback(self._tasks.discard)
 
     async def _tell_end(self, process: asyncio.subprocess.Process) -> None:
-        """Say so when a worker ends that nobody here told to."""
+        """Report a worker that exits without having been stopped here."""
         code = await process.wait()
         if self._taken_by is process and not self._left:
-            click.secho(f"worker    has ended with code {code}: {self._next}", fg="red", err=True)
+            click.secho(f"worker    has exited with code {code}: {self._next}", fg="red", err=True)
 
     @property
     def _alive(self) -> bool:
         return self._taken_by is not None and self._taken_by.returncode is None
 
     async def _serves(self, name: str, process: asyncio.subprocess.Process) -> bool:
-        """Wait until it is registered, which it is when its lifespans have begun, or it ends."""
+        """Wait until it has registered, which it does when its lifespans have started, or has exited."""
         seen = asyncio.Event()
 
         def on_entry(entry: KvEntry) -> None:
@@ -206,7 +206,7 @@ class CurrentWorker:
         return seen.is_set()
 
     async def leave(self) -> None:
-        """End every worker, the last included."""
+        """Stop every worker, including the current one."""
         self._left = True
         if self._taken_by is not None:
             await end(self._taken_by, PATIENCE_S)
@@ -214,27 +214,27 @@ class CurrentWorker:
 
 
 async def _follow(seat: CurrentWorker, reload: bool) -> None:
-    """Seat the first worker, then replace it at each change of a Python file in the current folder."""
+    """Start the first worker, then replace it at each change of a Python file in the current folder."""
     changes = _changes(Path.cwd()) if reload else None
-    # The first change is waited for before the code is read: none that comes after that is missed.
+    # Start watching before the code is loaded, so that no later change is missed.
     change = None if changes is None else asyncio.ensure_future(anext(changes))
     await asyncio.sleep(0)
     await seat.replace()
     if changes is None or change is None:
         return
-    click.secho(f"watching  {Path.cwd()} for changes; ctrl-c ends", fg="cyan")
+    click.secho(f"watching  {Path.cwd()} for changes; Ctrl-C stops", fg="cyan")
     try:
         while True:
             click.secho(f"reload    {', '.join(sorted(await change))} changed", fg="cyan")
             change = asyncio.ensure_future(anext(changes))
             if await seat.replace():
-                click.secho("reload    the new version serves; the old one finishes", fg="cyan")
+                click.secho("reload    the new worker is serving; the old one finishes its tasks", fg="cyan")
     finally:
         change.cancel()
 
 
 async def _changes(folder: Path) -> AsyncIterator[set[str]]:
-    """Names of changed Python files, in batches; nothing, for ever, without watchfiles."""
+    """Names of changed Python files, in batches; yields nothing without watchfiles."""
     try:
         from watchfiles import PythonFilter, awatch
     except ImportError:

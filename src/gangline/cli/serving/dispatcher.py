@@ -1,4 +1,4 @@
-"""The process that stays and runs durable tasks."""
+"""Runs a dispatcher of durable tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..console.session import open_bus, telemetry
 
 
 async def serve_dispatcher(connection: ConnectionOptions, settings: DispatcherSettings) -> None:
-    """Run tasks until a signal; the queues are then handed over.
+    """Run tasks until a signal; then hand the queues over.
 
     Raises:
         Disconnected: the server closed the connection for good.
@@ -24,7 +24,7 @@ async def serve_dispatcher(connection: ConnectionOptions, settings: DispatcherSe
 
 
 def open_dispatcher(bus: Bus, connection: ConnectionOptions) -> Dispatcher:
-    """A dispatcher on a bus that is open already; for `async with`."""
+    """A dispatcher on an open bus; for `async with`."""
     return _dispatcher(bus, connection, DispatcherSettings())
 
 

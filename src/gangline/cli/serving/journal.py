@@ -1,4 +1,4 @@
-"""`--journal FILE`: what happens to a worker's slots, one JSON object a line."""
+"""`--journal FILE`: every change of a worker's slots, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...schemas.errors.base import InvalidSettings
 
 @contextmanager
 def journal_file(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A sink that appends to the file, or None without one.
+    """A sink that appends to the file, or None without a file.
 
-    Each line goes to the operating system before the event takes effect outside, so that a killed process leaves
-    whole lines; it is not forced to disk.
+    Each line is written to the operating system before the event takes effect elsewhere, so a killed process leaves
+    whole lines. It is not forced to disk.
 
     Raises:
         InvalidSettings: the file cannot be written.

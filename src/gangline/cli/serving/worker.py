@@ -1,4 +1,4 @@
-"""The processes that stay: a worker, a gateway."""
+"""Runs a worker or a gateway."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def serve_worker(
 async def serve_gateway(
     connection: ConnectionOptions, settings: GatewaySettings, router_settings: RouterSettings
 ) -> None:
-    """Answer calls until a signal. The first one lets what is under way finish, a second one ends it.
+    """Answer calls until a signal. The first one lets running calls finish, a second one stops them.
 
     Raises:
         Disconnected: the server closed the connection for good.
@@ -50,7 +50,7 @@ async def serve_gateway(
         gateway = _gateway(bus, connection, settings, router_settings)
 
         async def open_storage() -> None:
-            # Storage that does not answer just now will; a server without JetStream never does.
+            # Storage that does not answer yet will answer later; a server without JetStream never will.
             with contextlib.suppress(StorageUnavailable):
                 await open_ledger(bus, connection)
 
@@ -58,7 +58,7 @@ async def serve_gateway(
 
 
 def open_gateway(bus: Bus, connection: ConnectionOptions) -> Gateway:
-    """A gateway on a bus that is open already; for `async with`."""
+    """A gateway on an open bus; for `async with`."""
     return _gateway(bus, connection, GatewaySettings(), RouterSettings())
 
 

@@ -1,1 +1,1 @@
-"""What commands read and change of workers, gangs, tasks and routes, and how it is shown."""
+"""Reads, changes and displays workers, gangs, tasks and routes for the commands."""

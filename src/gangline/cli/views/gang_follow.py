@@ -1,4 +1,4 @@
-"""Asking for gangs and about them, events as they come, and a gang that is kept until interrupted."""
+"""Requests gangs, follows their events, and renews a gang until interrupted."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from ..console.session import open_bus
 
 M = TypeVar("M", bound=BaseModel)
 ANSWER_S: Final = 10.0
-"""Patience with what is answered at once."""
+"""Timeout of requests that are answered at once."""
 SHORTEST: Final = 3
-"""So many characters at least begin an id that is not given in full."""
+"""Minimum length of an abbreviated id."""
 
 
 async def list_gangs(client: Client, gangset: str | None = None) -> GangListReply:
@@ -52,10 +52,10 @@ async def ask_of(
     request: EndRequest | GangQuery | OwnedRequest,
     timeout_s: float = ANSWER_S,
 ) -> M:
-    """Ask about the gang that the request names: by its id, or by the beginning of it, if that is of one only.
+    """Send a request about the gang with this id, or with the only id that begins with it.
 
     Raises:
-        UnknownGang: there is none, or there are several; says which.
+        UnknownGang: there is none, or there are several; the text lists them.
         GanglineError: as CoordinatorClient.ask_for.
     """
     coordinator_client = client.router.gangs.coordinator_client
@@ -78,10 +78,10 @@ async def ask_of(
 
 
 async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> GangReply:
-    """Ask for a gang and wait for it.
+    """Request a gang and wait for it.
 
     Raises:
-        KeyboardInterrupt: `stop` came first; the request was withdrawn.
+        KeyboardInterrupt: `stop` was set first; the request was withdrawn.
         GanglineError: see Client.gang.
     """
     token = Environment().token
@@ -110,11 +110,11 @@ async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> 
 
 
 async def follow_events(connection: ConnectionOptions, gang: str | None, as_json: bool) -> None:
-    """Print events until interrupted; those of one gang until it has ended.
+    """Print events until interrupted; events of one gang until it has ended.
 
     Raises:
         Disconnected: the connection was closed for good.
-        BrokenPipeError: nobody reads what is printed any more.
+        BrokenPipeError: the reader of stdout is gone.
     """
     async with open_bus(connection, "gangline gang events") as bus:
         await print_events(bus, connection.names, gang, as_json)
@@ -128,11 +128,11 @@ async def print_events(bus: Bus, names: Names, gang: str | None, as_json: bool) 
         try:
             event = GangEvent.model_validate_json(message.data)
         except ValidationError:
-            return  # not one of ours
+            return  # Not an event of ours.
         try:
             click.echo(message.data.decode() if as_json else event_line(event))
             sys.stdout.flush()
-        except BrokenPipeError as error:  # nobody reads it any more
+        except BrokenPipeError as error:  # The reader of stdout is gone.
             if not over.done():
                 over.set_exception(error)
         if gang is not None and event.kind == "ended" and not over.done():
@@ -146,7 +146,7 @@ async def print_events(bus: Bus, names: Names, gang: str | None, as_json: bool) 
     await bus.subscribe(names.gang_events if gang is None else names.gang_event(gang), take)
     await bus.flush()
     if not as_json:
-        click.echo(f"listens to {names.gang_events if gang is None else gang}; ctrl-c ends", err=True)
+        click.echo(f"listening to {names.gang_events if gang is None else gang}; Ctrl-C stops", err=True)
     if not await over:
         raise Disconnected("the connection was closed")
 
@@ -170,7 +170,7 @@ async def keep(coordinator_client: CoordinatorClient, gang: GangReply, stop: asy
     """Renew until `stop` is set, then release.
 
     Raises:
-        GangEnded: it ended by itself.
+        GangEnded: it ended without being released here.
     """
     assert gang.owner_token is not None, "it is ours"
     owned = OwnedRequest(id=gang.id, owner_token=gang.owner_token)

@@ -1,4 +1,4 @@
-"""Gangs, sets and obstacles for people."""
+"""Displays gangs, gang sets and what a gang waits for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gangs_table(gangs: Sequence[GangReply]) -> Table:
     ]
     columns = ["GANG", "STATE", "SIZE", "GEN", "RESTARTS", "PRIO", "WORKERS", "OWNER", "AGE", "REASON"]
     if not any(gang.reason for gang in gangs):
-        columns.pop()  # room for the others: few gangs have restarted or ended
+        columns.pop()  # Leave room for the others: few gangs have been restarted or have ended.
     return table(
         columns,
         [line[: len(columns)] for line in lines],
@@ -117,14 +117,14 @@ def sets_table(sets: Sequence[SetRow]) -> Table:
 
 
 def status_lines(name: str, record: GangSetRecord, status: GangSetStatus | None) -> list[str]:
-    """How a set fares, in sentences."""
+    """The status of a set, in sentences."""
     if status is None:
-        return [f"{name} is declared, and no coordinator has said how it fares"]
+        return [f"{name} is declared, but no coordinator has reported its status"]
     lines = [f"{name} is {status.state.value}" + (f": {status.reason}" if status.reason else "")]
     wanted = f"{count_of(record.gangs, 'gang')} wanted"
     lines.append(f"{wanted}, {status.formed} formed, {status.ready} ready, {status.old} old")
     if status.stopped:
-        lines.append(f"'gangline gangset rollback {name}' declares what serves; applying it again tries again")
+        lines.append(f"'gangline gangset rollback {name}' declares the serving gang; apply the new one again to retry")
     return lines
 
 
@@ -153,7 +153,7 @@ def _state(gang: GangReply) -> str:
 
 
 def _word(gang: GangReply) -> str:
-    """Its step; of a formed one also whether its members have started, where the coordinator says so."""
+    """Its step; for a formed gang also whether its members have started, if the coordinator says so."""
     if gang.step != GangState.FORMED.value or gang.ready is None:
         return gang.step
     return f"{gang.step}, {'ready' if gang.ready else 'starting'}"

@@ -33,10 +33,10 @@ def parse_sets(text: str, source: str) -> dict[str, GangSetRecord]:
     """Declarations by name.
 
     Args:
-        source: the file's name, for errors.
+        source: the file's name, for error texts.
 
     Raises:
-        InvalidRequest: names the file, the set, and each field that is wrong.
+        InvalidRequest: names the file, the set, and each invalid field.
     """
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
@@ -72,7 +72,7 @@ def _parse(document: Any, where: str) -> tuple[str, GangSetRecord]:
 
 def _complaint(item: Any) -> str:
     place = ".".join(str(part) for part in item["loc"])
-    # What was typed is the short form of one bundle.
+    # The short form of one bundle was used.
     place = place.replace("gang.bundles.0.count", "gang.size").replace("gang.bundles.0.", "gang.")
     return f"{place}: {item['msg']}" if place else str(item["msg"])
 
@@ -87,7 +87,8 @@ def _where(error: yaml.YAMLError) -> str:
 
 
 async def declare(ledger: KeyValue, sets: dict[str, GangSetRecord]) -> tuple[dict[str, str], bool]:
-    """Declare them; what changed by name (`created`, `changed`, `unchanged`), and whether anybody leads."""
+    """Write the declarations. Returns the outcome by name (`created`, `changed`, `unchanged`), and whether a
+    coordinator leads."""
     changes = {name: await _declare(ledger, name, record) for name, record in sets.items()}
     led = await ledger.entries(Names.leader_alive_key, f"{Names.leader_alive_key}.*")
     return changes, bool(led)
@@ -105,19 +106,19 @@ async def _declare(ledger: KeyValue, name: str, record: GangSetRecord) -> str:
 async def _redeclare(
     ledger: KeyValue, name: str, change: Callable[[GangSetRecord, GangSetStatus | None], GangSetRecord]
 ) -> tuple[GangSetRecord, GangSetRecord]:
-    """Declare what `change` makes of a set and of how it fares; the declaration before and now."""
+    """Replace the declaration by what `change` makes of it and its status; returns the previous and the new one."""
     while True:
         entry, record, status = await read_set(ledger, name)
         wanted = change(record, status)
         try:
             await ledger.put(entry.key, wanted.model_dump_json(exclude_unset=True).encode(), revision=entry.revision)
         except Conflict:
-            continue  # somebody else changed it just now
+            continue  # Another client changed it meanwhile.
         return record, wanted
 
 
 async def scale(ledger: KeyValue, name: str, gangs: int) -> int:
-    """The number of gangs before.
+    """Change the number of gangs; returns the previous number.
 
     Raises:
         UnknownGang: no such set.
@@ -127,19 +128,19 @@ async def scale(ledger: KeyValue, name: str, gangs: int) -> int:
 
 
 async def roll_back(ledger: KeyValue, name: str) -> GangSetRecord:
-    """Declare the `gang` again that served before the present one. Returns what stands now.
+    """Declare again the `gang` that served before the current one. Returns the new declaration.
 
     Raises:
         UnknownGang: no such set.
-        InvalidRequest: there is nothing to go back to.
+        InvalidRequest: there is no previous gang.
     """
 
     def back(record: GangSetRecord, status: GangSetStatus | None) -> GangSetRecord:
         if status is None or status.previous is None:
-            raise InvalidRequest(f"set {name!r} has nothing to go back to: no other gang of it has served")
+            raise InvalidRequest(f"set {name!r} has nothing to go back to: no other gang has served")
         wanted = record.model_copy(update={"gang": StrictGangSpec.model_validate(status.previous)})
         if wanted.template == record.template:
-            raise InvalidRequest(f"set {name!r} has gone back already: what it declares is what served before")
+            raise InvalidRequest(f"set {name!r} is already rolled back: it declares the gang that served before")
         return wanted
 
     _, record = await _redeclare(ledger, name, back)
@@ -163,10 +164,10 @@ def _unknown(name: str) -> GanglineError:
 
 
 async def read_set(ledger: KeyValue, name: str) -> tuple[KvEntry, GangSetRecord, GangSetStatus | None]:
-    """A declaration, and how it fares, if a coordinator has said so since.
+    """A declaration, and its status, if a coordinator has reported it since.
 
     Raises:
-        UnknownGang: no such set, or one that cannot be read.
+        UnknownGang: there is no such set, or it cannot be parsed.
     """
     entry = await _entry(ledger, name)
     record = read_record(GangSetRecord, entry)
@@ -177,10 +178,10 @@ async def read_set(ledger: KeyValue, name: str) -> tuple[KvEntry, GangSetRecord,
     current = None if status is None else read_gang(status.current)
     about = current is not None and template_of(current) == record.template
     if status is not None and not about:
-        # What was declared just now is not in it yet.
+        # The status does not include the latest declaration yet.
         news = {
             "state": SetState.ROLLING,
-            "reason": "no coordinator has looked at what is declared",
+            "reason": "no coordinator has read the declaration yet",
             "previous": status.current if status.served else status.previous,
             "current": write_gang(record.gang),
         }
@@ -189,7 +190,7 @@ async def read_set(ledger: KeyValue, name: str) -> tuple[KvEntry, GangSetRecord,
 
 
 async def read_sets(client: Client) -> list[SetRow]:
-    """All declarations that can be read, by name, with their gangs."""
+    """All valid declarations by name, with their gangs."""
     entries = await (await client.router.ledger()).entries(Names.gangset_key())
     gangs = None
     with contextlib.suppress(Unavailable):

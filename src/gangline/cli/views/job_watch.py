@@ -1,5 +1,4 @@
-"""Staying with a submitted task: following what happens to it in its order, or waiting for its result and saying what
-it waits for when that takes long."""
+"""Follows a submitted task: shows its events in order, or waits for its result and, if that takes long, says why."""
 
 from __future__ import annotations
 
@@ -20,12 +19,13 @@ if TYPE_CHECKING:
 
 Told = JobEvent | JobProgress
 WAIT_S: Final = 1.0
-"""Dispatchers tell of states, workers of progress, and neither waits for the other: progress that came before the start
-of its attempt is held back for so long. After so long without any state, the present one is looked up."""
+"""States come from dispatchers and progress from workers, without any order between them: progress that arrives
+before the start of its attempt is held back for this long. If no state arrives for this long, the current state is
+looked up."""
 
 
 async def watch(job: Job, show: Callable[[Told], None]) -> Exit:
-    """Show what happens until the end; the exit code says how it ended."""
+    """Show the events until the job ends; returns the exit code for its outcome."""
     events, state = job.events(), None
     async with contextlib.aclosing(events):
         async for event in in_order(events, lambda: _tell_state(job)):
@@ -38,10 +38,11 @@ async def watch(job: Job, show: Callable[[Told], None]) -> Exit:
 async def in_order(
     events: AsyncGenerator[Told, None], stateless: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[Told, None]:
-    """The same, with the progress of an attempt after its start. `stateless`: called once if no state is told."""
+    """The events, with the progress of an attempt after its start. `stateless`: called once if no states are
+    published."""
     held: list[JobProgress] = []
     started = 0
-    """The newest attempt whose progress is held back no longer."""
+    """The newest attempt whose progress is no longer held back."""
     stated = quiet = False
     following: asyncio.Future[Told] = asyncio.ensure_future(anext(events))
     try:
@@ -88,21 +89,21 @@ async def _tell_state(job: Job) -> None:
     with contextlib.suppress(GanglineError):
         info = await job.status()
         click.echo(
-            f"it is {info.state.value}; its changes of state are told only if it was submitted with --events", err=True
+            f"it is {info.state.value}; its states are published only if it was submitted with --events", err=True
         )
 
 
 # -- its result --------------------------------------------------------------------------------------------------------
 
 LONG_S: Final = 2.0
-"""Whoever has waited so long is told why, once, unless the task runs."""
+"""After waiting for this long, the reason is shown once, unless the task is running."""
 
 
 async def result_of(job: Job, timeout_s: float | None = None) -> Any:
-    """See Job.result. What a task waits for that does not run is told on stderr.
+    """Wait as Job.result. If the task is not running, the reason is printed on stderr.
 
     Raises:
-        DeadlineExceeded: not in time; says what it waits for.
+        DeadlineExceeded: no result in time; says what the task waits for.
     """
     telling = asyncio.ensure_future(_tell(job))
     try:
@@ -126,7 +127,7 @@ async def _tell(job: Job) -> None:
 
 
 async def _waits_for(job: Job) -> str:
-    """What a task that does not run waits for; empty if it runs or that is not known."""
+    """What a task waits for; empty if it is running or if that is not known."""
     with contextlib.suppress(GanglineError):
         why = await job.why()
         if why.job.state is not JobState.RUNNING:

@@ -1,4 +1,4 @@
-"""Submitted tasks, queues and dead letters, for people."""
+"""Displays submitted tasks, queues and dead letters."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LINE: Final = 100
-"""Longest error in a table."""
+"""Maximum length of an error in a table."""
 _SHORT: Final = 8
-"""So much of a dispatcher's id tells it from others in a table; `queue show` and --json have all of it."""
+"""This part of a dispatcher's id distinguishes it in a table; `queue show` and --json show all of it."""
 _NOBODY: Final = "nobody: start 'gangline dispatcher'"
 
 
 def _fields(fields: Sequence[tuple[str, str | None]]) -> Iterator[str]:
-    """Names and values, one to a line; those without a value are left out."""
+    """Names and values, one per line; those without a value are left out."""
     for name, value in fields:
         if value:
             yield f"{name:<11}{value}"
 
 
 def job_lines(info: JobInfo) -> Iterator[str]:
-    """What is known of a job."""
+    """The state of a job."""
     attempts = f", attempt {info.attempts}" if info.attempts and info.state is JobState.RUNNING else ""
     tried = f", {_times(info.attempts)} so far" if info.attempts and info.state is JobState.WAITING else ""
     ended = f" after {_times(info.attempts)}" if info.state is JobState.DEAD else ""
@@ -57,7 +57,7 @@ def job_lines(info: JobInfo) -> Iterator[str]:
 
 
 def _tries(tries: Sequence[FailedTry]) -> Iterator[str]:
-    """Those that failed, each on a line."""
+    """Failed attempts, one per line."""
     for each in tries:
         took = "" if each.started_at is None else f" after {duration(max(0.0, each.ended_at - each.started_at))}"
         where = f" on {each.worker}" if each.worker else ""
@@ -66,7 +66,7 @@ def _tries(tries: Sequence[FailedTry]) -> Iterator[str]:
 
 
 def event_line(event: JobEvent | JobProgress) -> str:
-    """One thing that happened to a job."""
+    """One event of a job."""
     at = f"{datetime.fromtimestamp(event.at, UTC):%H:%M:%S.%f}"[:-3]
     if isinstance(event, JobProgress):
         return f"{at}  progress   {json.dumps(event.value, ensure_ascii=False, default=str)}"
@@ -81,7 +81,7 @@ def why_lines(why: JobWhyReply) -> Iterator[str]:
     where = f" on {info.worker}" if info.worker and info.state is JobState.RUNNING else ""
     yield f"{info.job} ({info.endpoint}.{info.method}) is {info.state.value}{where}"
     if why.position is not None:
-        yield "it is next" if why.position == 0 else f"{why.position} of its queue go before it"
+        yield "it is next" if why.position == 0 else f"{why.position} jobs in its queue are ahead of it"
     for obstacle in why.obstacles:
         until = f", until {_until(obstacle.until)}" if obstacle.until is not None else ""
         who = f" ({', '.join(obstacle.jobs)})" if obstacle.jobs else ""
@@ -151,7 +151,7 @@ def letters_table(letters: Sequence[DeadLetter]) -> Table:
 
 
 def letter_lines(letter: DeadLetter) -> Iterator[str]:
-    """One dead letter, its traceback last."""
+    """One dead letter; the traceback comes last."""
     error = letter.error
     yield from _fields(
         (

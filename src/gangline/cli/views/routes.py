@@ -1,4 +1,4 @@
-"""Routes for people: as they stand, and what is to be changed of them."""
+"""Displays routes, and changes them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _RULE_FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteChange:
-    """Fields to be set, or (NONE) to be taken back."""
+    """Fields to set, or (NONE) to reset."""
 
     route: Mapping[str, Any]
     queue: Mapping[str, Any]
     replace: bool = False
-    """Whether what is not named is taken back, too."""
+    """Whether fields that are not given are reset, too."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, replace: bool) -> RouteChange:
@@ -57,10 +57,10 @@ class RouteChange:
         )
 
     def apply(self, endpoint: str, before: RouteRecord | None) -> RouteRecord:
-        """The route as it is to be.
+        """The changed route.
 
         Raises:
-            InvalidRoute: it could not be followed; which field, and why.
+            InvalidRoute: the result is invalid; names the field and says why.
         """
         old = {} if before is None or self.replace else before.model_dump(mode="json", exclude_defaults=True)
         new = _changed(old, self.route)
@@ -84,7 +84,7 @@ class RouteRow:
     endpoint: str
     revision: int
     record: RouteRecord | None
-    """None: it cannot be followed."""
+    """None: it is invalid."""
     error: str = ""
 
     def to_json(self) -> dict[str, object]:
@@ -97,10 +97,10 @@ class RouteRow:
 async def change_route(
     client: Client, endpoint: str, change: RouteChange
 ) -> tuple[RouteRecord | None, RouteRecord, list[str]]:
-    """The route before and now, and pools of it that nobody serves.
+    """Write the route. Returns the previous and the new one, and its pools that nobody serves.
 
     Raises:
-        InvalidRoute: the route that is there, or the one that was asked for, cannot be followed; nothing was written.
+        InvalidRoute: the existing or the new route is invalid; nothing was written.
     """
     bucket = await TaskStreams(client.router.bus, client.router.names).routes()
     while True:
@@ -111,14 +111,14 @@ async def change_route(
                 before = parse_route(endpoint, entry.value)
             except InvalidRoute as error:
                 raise InvalidRoute(
-                    f"what stands there cannot be changed ({error.message}): --replace writes it anew"
+                    f"the existing route cannot be changed ({error.message}): use --replace to overwrite it"
                 ) from error
         record = change.apply(endpoint, before)
         value = record.model_dump_json(exclude_defaults=True).encode()
         try:
             await bucket.put(endpoint, value, revision=0 if entry is None else entry.revision)
         except Conflict:
-            continue  # somebody else changed it just now
+            continue  # Another client changed it meanwhile.
         served = await _served(client)
         wanted = [*record.pools(endpoint), *record.shadow] if record.to or record.shadow else []
         return before, record, [pool for pool in wanted if pool not in served]
@@ -128,7 +128,7 @@ async def read_routes(client: Client, endpoint: str | None = None) -> list[Route
     """All routes by endpoint, or the one of `endpoint`.
 
     Raises:
-        InvalidRoute: there is none of that endpoint.
+        InvalidRoute: the endpoint has none.
     """
     bucket = await _bucket(client)
     entries = await bucket.entries(">" if endpoint is None else check_name(endpoint, "endpoint"))
@@ -146,7 +146,7 @@ async def read_routes(client: Client, endpoint: str | None = None) -> list[Route
 
 
 async def delete_route(client: Client, endpoint: str) -> None:
-    """Raises InvalidRoute: there is none of that endpoint."""
+    """Raises InvalidRoute: the endpoint has none."""
     bucket = await _bucket(client)
     if await bucket.get(endpoint) is None:
         raise _unknown(endpoint)
@@ -154,7 +154,7 @@ async def delete_route(client: Client, endpoint: str) -> None:
 
 
 async def _bucket(client: Client) -> KeyValue:
-    """As it is; nothing is made by looking."""
+    """The bucket as it is; reading does not create it."""
     storage = TaskStorage.from_environment().bucket
     return await client.router.bus.bucket(client.router.names.routes_bucket, storage, make=False)
 
@@ -188,7 +188,7 @@ def routes_table(rows: Sequence[RouteRow]) -> Table:
 
 
 def route_lines(endpoint: str, record: RouteRecord, change: str) -> Iterator[str]:
-    """`resize changed: resize-v1 90%, resize-v2 10%`, and one line for each other thing."""
+    """`resize changed: resize-v1 90%, resize-v2 10%`, and one line for each other change."""
     to, shadow, limits, queue = _parts(endpoint, record)
     yield f"{endpoint} {change}: to {', '.join(to)}"
     for name, part in (("copies to", shadow), ("limits", limits), ("queue", queue)):

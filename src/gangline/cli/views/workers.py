@@ -1,4 +1,4 @@
-"""Workers and leases for people: tables, and leases that are followed as they come and go."""
+"""Displays workers and leases as tables, and follows leases as they are granted and end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WorkerRow:
 
     registration: Registration
     heartbeat: Heartbeat | None
-    """None: registered, but not heard of for three seconds."""
+    """None: registered, but silent for three seconds."""
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ def leases_table(leases: Sequence[LeaseRecord]) -> Table:
 
 
 def lease_json(lease: LeaseRecord) -> dict[str, object]:
-    """For people and scripts that look on: without the token, which would let them release it."""
+    """For people and scripts: without the token, which would let them release it."""
     told = lease.model_dump(mode="json", exclude={"v"})
     return {**told, "token": public_id(lease.token), "expires_in_s": round(lease.expires_at - time.time(), 3)}
 
@@ -116,7 +116,7 @@ async def watch_leases(connection: ConnectionOptions, pool: str, as_json: bool) 
 
     Raises:
         Disconnected: the connection was closed for good.
-        BrokenPipeError: nobody reads what is printed any more.
+        BrokenPipeError: the reader of stdout is gone.
     """
     async with open_bus(connection, "gangline leases") as bus:
         ledger = await open_ledger(bus, connection)
@@ -135,13 +135,13 @@ async def watch_leases(connection: ConnectionOptions, pool: str, as_json: bool) 
 
 
 class Board:
-    """The leases that are known now."""
+    """The current leases."""
 
     def __init__(self, *, print_lines: bool, as_json: bool, on_end: Callable[[], None] = lambda: None) -> None:
-        """`on_end` is called when nobody reads the lines any more."""
+        """`on_end` is called when the reader of the lines is gone."""
         self.prints_lines = print_lines
         self.broken: BrokenPipeError | None = None
-        """What printing ended with."""
+        """The error that ended printing."""
         self._as_json = as_json
         self._on_end = on_end
         self.leases: dict[str, LeaseRecord] = {}
@@ -183,5 +183,5 @@ async def _draw(board: Board, closed: asyncio.Event) -> None:
     with Live(console=console(), refresh_per_second=1 / REDRAW_S, transient=True) as live:
         while not closed.is_set():
             leases = list(board.leases.values())
-            live.update(leases_table(leases) if leases else "no leases (ctrl-c ends)")
+            live.update(leases_table(leases) if leases else "no leases (Ctrl-C stops)")
             await asyncio.sleep(REDRAW_S)

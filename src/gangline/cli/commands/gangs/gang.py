@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ....schemas.messages.gangs import GangReply
 
 RELEASE_S: Final = 3600.0
-"""Patience with members that take their time to stop."""
+"""How long to wait for members that stop slowly."""
 
 
 @click.group(short_help="List, acquire, release and follow gangs.")
@@ -104,7 +104,7 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
 @click.option("--owner", metavar="TEXT", help="Who requests it and why; shown to people.")
 @click.option("--wait-for-workers", is_flag=True, help="Wait even if too few workers are registered to hold it.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as it is queued.")
-@click.option("--keep", is_flag=True, help="Stay, renew it, and release it on ctrl-c.")
+@click.option("--keep", is_flag=True, help="Stay, renew it, and release it on Ctrl-C.")
 @json_option
 @connection_options
 def acquire(
@@ -161,7 +161,7 @@ def release(
     from ...views.gang_follow import ask_of
 
     if force == (owner_token is not None):
-        raise click.UsageError("give --owner-token, or --force to end the gang of another")
+        raise click.UsageError("give --owner-token, or --force to end another owner's gang")
     asked: EndRequest | OwnedRequest
     if force:
         operation, asked = GangOperation.END, parse_request(EndRequest, {"id": gang, "reason": reason})

@@ -46,7 +46,7 @@ def apply(connection: ConnectionOptions, file: IO[str], as_json: bool) -> None:
     sets = parse_sets(file.read(), file.name)
     changes, led = _on_ledger(connection, lambda ledger: declare(ledger, sets))
     if not led:
-        click.echo("nobody leads: 'gangline coordinator' forms the gangs", err=True)
+        click.echo("no coordinator leads: start 'gangline coordinator' to form the gangs", err=True)
     told = [{"name": name, "change": change} for name, change in changes.items()]
     print_lines(told, (f"{name} {change}: {_shape(sets[name])}" for name, change in changes.items()), as_json)
 

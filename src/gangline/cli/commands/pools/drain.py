@@ -8,13 +8,13 @@ from ...console.arguments import duration_option, worker_argument
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 
-@click.command(short_help="Drain a worker: it finishes its work and leaves.")
+@click.command(short_help="Drain a worker: it finishes its work and exits.")
 @worker_argument
 @duration_option("--grace", text="Cancel tasks still running after this. [the worker's own setting]")
 @json_option
 @connection_options
 def command(connection: ConnectionOptions, worker: str, grace: float | None, as_json: bool) -> None:
-    """Drain a worker: it finishes its work and leaves.
+    """Drain a worker: it finishes its work and exits.
 
     The worker takes no new work, honours the leases it has granted, finishes its tasks, and exits. This command returns
     as soon as the drain has begun.

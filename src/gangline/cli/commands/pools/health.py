@@ -14,12 +14,12 @@ from ...console.options import ConnectionOptions, connection_options
 @duration_option("--timeout", "timeout_s", text="How long to wait for an answer.", default="2s")
 @connection_options
 def command(connection: ConnectionOptions, node: str | None, worker: str | None, timeout_s: float) -> None:
-    """Check over the server that a worker, gateway, dispatcher or coordinator on this machine answers. Exit code: 0
-    if so, else 3.
+    """Check, over the server, that a worker, gateway, dispatcher or coordinator on this machine answers. Exit code: 0
+    if one does, else 3.
 
-    For containers, which have a host name of their own: HEALTHCHECK CMD gangline health. Where several processes
-    share a node name, any of them satisfies the check; name the worker instead: gangline health --worker
-    POOL.WORKER
+    For containers, which have a host name of their own: HEALTHCHECK CMD gangline health. If several processes
+    share a node name, an answer from any of them is enough; use gangline health --worker POOL.WORKER to check one
+    worker.
     """
     import socket
 
@@ -41,7 +41,7 @@ def command(connection: ConnectionOptions, node: str | None, worker: str | None,
 
 
 async def _ask(connection: ConnectionOptions, wanted: dict[str, str], timeout_s: float) -> str | None:
-    """The name of the first such service that answers, as `nats service ls` would ask them all."""
+    """The name of the first such service that answers a ping of `nats service`."""
     import asyncio
 
     from ....bus.port.bus import Message
@@ -57,13 +57,13 @@ async def _ask(connection: ConnectionOptions, wanted: dict[str, str], timeout_s:
         try:
             ping = from_json(message.data)
             name, metadata = ping["name"], ping["metadata"]
-            # A worker of an earlier version does not tell its namespace.
+            # A worker of an earlier version does not send its namespace.
             told = {"namespace": connection.names.namespace, **metadata}
             right = all(told.get(key) == value for key, value in wanted.items())
             if name.startswith("gangline-") and right and not found.done():
                 found.set_result(" ".join([name, *filter(None, (metadata.get("pool"), metadata.get("worker")))]))
         except (MalformedMessage, TypeError, KeyError, AttributeError):
-            return  # some other service's answer
+            return  # The answer of some other service.
 
     async with open_bus(connection, "gangline health") as bus:
         reply = f"{bus.inbox}.health"

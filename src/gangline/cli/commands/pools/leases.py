@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def command(connection: ConnectionOptions, pool: str | None, watch: bool, gangs: bool, as_json: bool) -> None:
     """List the leases in the ledger, or those of POOL: who holds which slots.
 
-    With --gangs, each worker is also asked for leases and choices on the members of its gangs.
+    With --gangs, each worker is also asked for leases and selections on the members of its gangs.
 
     With --watch on a terminal, the table is kept up to date; otherwise each change is one line. With --json
     --watch, one JSON object per line: {"event": "granted", "renewed" or "gone", "lease": {...}}.
@@ -48,7 +48,8 @@ async def _read(client: Client, pool: str | None, gangs: bool) -> list[LeaseReco
 
 
 async def _on_seats(client: Client, pool: str | None) -> list[LeaseRecord]:
-    """What is held of the seats of gangs, as the workers say. One that does not answer has nothing, with a word."""
+    """Leases on the seats of gangs, as the workers report them. A worker that does not answer counts as having none,
+    with a note."""
     import asyncio
     import time
 
@@ -60,7 +61,7 @@ async def _on_seats(client: Client, pool: str | None) -> list[LeaseRecord]:
     now, found = time.time(), list[LeaseRecord]()
     for worker, stats in zip(workers, answers, strict=True):
         if isinstance(stats, GanglineError):
-            click.echo(f"{worker.name} did not say what is held there: {stats.message}", err=True)
+            click.echo(f"{worker.name} did not report its leases: {stats.message}", err=True)
             continue
         if isinstance(stats, BaseException):
             raise stats

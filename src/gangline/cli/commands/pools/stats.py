@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @json_option
 @connection_options
 def command(connection: ConnectionOptions, worker: str, as_json: bool) -> None:
-    """One worker's slots, leases and counts, asked from the worker itself."""
+    """Show one worker's slots, leases and counters, as the worker itself reports them."""
     from ...console.output import print_json
     from ...console.session import with_client
 

@@ -46,7 +46,7 @@ def _lines(why: gang_messages.GangWhyReply | jobs.JobWhyReply) -> Iterable[str]:
 
 
 async def _ask(client: Client, id: str) -> gang_messages.GangWhyReply | jobs.JobWhyReply:
-    """The coordinator knows gangs, dispatchers know tasks; ids of both are told apart by who knows them."""
+    """Ask the coordinator for a gang, then dispatchers for a task: an id alone does not say which it is."""
     from ....schemas.errors.base import Unavailable
     from ....schemas.errors.gangs import UnknownGang
     from ....schemas.errors.tasks import UnknownJob

@@ -60,9 +60,9 @@ def show(connection: ConnectionOptions, job: str, as_json: bool) -> None:
 
 def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint: str | None) -> None:
     if bool(jobs) == everything:
-        raise click.UsageError("name the jobs, or give --all", ctx)
+        raise click.UsageError("give job ids, or --all", ctx)
     if endpoint is not None and not everything:
-        raise click.UsageError("--endpoint goes with --all", ctx)
+        raise click.UsageError("--endpoint needs --all", ctx)
 
 
 @command.command(short_help="Requeue dead letters.")
@@ -117,7 +117,7 @@ async def _chosen(client: Client, jobs: tuple[str, ...], endpoint: str | None) -
 
 
 async def _each(which: Sequence[str | DeadLetter], do: Callable[[str | DeadLetter], Awaitable[None]]) -> None:
-    """One that cannot be done stops no other; each is said, the last by what is raised."""
+    """A failure does not stop the others. Each is printed; the last one is raised."""
     failed: GanglineError | None = None
     for one in which:
         try:

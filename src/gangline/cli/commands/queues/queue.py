@@ -27,9 +27,9 @@ def command() -> None:
 def ls(connection: ConnectionOptions, as_json: bool) -> None:
     """List queues that have tasks or a dispatcher.
 
-    DEPTH counts all tasks, including running ones (RUN); WAIT those that failed and wait for their next attempt;
-    BLOCKED those held back by a limit or by the order of their key; CREDIT the idle slots of all that are leased
-    for the queue. OLDEST is the age of the oldest task that has not started, BY the dispatcher that runs the queue.
+    DEPTH is the number of tasks, including running ones (RUN). WAIT counts tasks that failed and wait for their next
+    attempt, BLOCKED those that wait because of a limit or the order of their key. CREDIT shows idle and all slots
+    leased for the queue. OLDEST is the age of the oldest task that has not started, BY the dispatcher that runs it.
     """
     from ...console.output import print_rows
     from ...views.jobs import queues_table

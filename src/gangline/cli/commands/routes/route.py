@@ -13,10 +13,10 @@ from ...console.options import Command, ConnectionOptions, connection_options, j
 
 @click.group(short_help="Split, mirror, limit or pause an endpoint's traffic.")
 def command() -> None:
-    """Routes: which pools an endpoint's traffic goes to, which get copies, and the rules of its queue.
+    """Routes: how an endpoint's traffic is split over pools, which pools get copies, and the rules of its queue.
 
-    Without a route an endpoint is the pool of its name. Routes are JSON in the bucket GANGLINE_ROUTES, so that
-    'nats kv put' changes them, too; every client, gateway and dispatcher follows within a second.
+    An endpoint without a route is the pool of its name. Routes are JSON in the bucket GANGLINE_ROUTES, so 'nats kv
+    put' can change them, too. Every client, gateway and dispatcher applies a change within a second.
     """
 
 
@@ -86,7 +86,7 @@ def set_(connection: ConnectionOptions, endpoint: str, replace: bool, as_json: b
     told = {"endpoint": endpoint, "route": record.model_dump(mode="json", exclude_defaults=True)}
     print_lines(told, route_lines(endpoint, record, "created" if before is None else "changed"), as_json)
     for pool in idle:
-        click.echo(f"no worker serves {pool} now: others take its share, if there are any", err=True)
+        click.echo(f"no worker serves {pool} now: its share goes to the other pools, if any", err=True)
 
 
 @command.command(short_help="List all routes, or show one.")
@@ -109,7 +109,7 @@ def ls(connection: ConnectionOptions, endpoint: str | None, as_json: bool) -> No
 @json_option
 @connection_options
 def rm(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
-    """Remove a route. Its endpoint is the pool of its name again, and requests that wait go there."""
+    """Remove a route. Its endpoint is the pool of its name again, and waiting requests move there."""
     from ....schemas.names import check_name
     from ...console.output import print_lines
     from ...console.session import with_client

@@ -34,8 +34,8 @@ def command(
 ) -> None:
     """Grant gangs: slots over many workers, all or nothing, that live, fail and restart together.
 
-    Run two or more: one leads, the others stand by, and gangs run on while leadership changes. The first SIGTERM or
-    Ctrl-C gives leadership away at once.
+    Run two or more: one leads, the others stand by, and gangs keep running while the leader changes. On the first
+    SIGTERM or Ctrl-C it hands over leadership and exits.
 
     If one leader is overloaded, give each set of pools its own coordinators: start all those of one shard with the same
     --shard and --pools. Callers do not need to know.

@@ -27,9 +27,9 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
 def command(connection: ConnectionOptions, log_level: str, log_format: Any, **options: Any) -> None:
     """Run durable tasks: those submitted, or published to gangline.task.ENDPOINT.METHOD from any language.
 
-    No task is lost, and none is started twice while it runs; tasks that fail are retried, and end as dead letters that
-    say why. Run two or more: they share the endpoints, and take over from one that dies within three seconds. On the
-    first SIGTERM or Ctrl-C it hands its queues over and exits; running tasks continue.
+    No task is lost, and none is started twice while it runs. Failed tasks are retried, and finally become dead letters
+    with the reason. Run two or more: they share the endpoints, and take over from one that dies within three seconds.
+    On the first SIGTERM or Ctrl-C a dispatcher hands its queues over and exits; running tasks continue.
 
         nats pub -J gangline.task.words.count '{"text": "a b c"}'
 

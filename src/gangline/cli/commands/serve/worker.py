@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 HINTS = 6
-"""Lines to paste are printed for so many tasks: a screen is not filled with them."""
+"""Example calls are printed for this many tasks at most, so that they do not fill the screen."""
 
 
 @click.command(short_help="Serve a pool's tasks with this process's slots.")
@@ -51,8 +51,8 @@ def command(
 
     MODULE:POOL is a module in the current folder (or an installed one) and the name of a gangline.Pool in it.
 
-    The first SIGTERM or Ctrl-C drains: nothing new is granted, what runs finishes, then the process ends with exit
-    code 0. A second one stops at once.
+    The first SIGTERM or Ctrl-C drains: nothing new is granted, running tasks finish, and the process exits with code
+    0. A second one stops it at once.
 
     If the ledger does not exist, it is created with GANGLINE_STORAGE (memory, file) and GANGLINE_REPLICAS. Metrics and
     traces are configured by OpenTelemetry's variables (OTEL_METRICS_EXPORTER=prometheus, OTEL_EXPORTER_OTLP_ENDPOINT,
@@ -73,7 +73,7 @@ def command(
 
 
 def _print_hints(pool: Pool, connection: ConnectionOptions) -> None:
-    """For `gangline dev`."""
+    """Run a worker, also for `gangline dev`."""
     from ....bus.settings.connection import DEFAULT_URL
     from ...console.examples import example_lines
 
@@ -83,7 +83,7 @@ def _print_hints(pool: Pool, connection: ConnectionOptions) -> None:
         click.secho(f"try       {call}", fg="green")
         click.secho(f"          {request}", fg="green", dim=True)
     if len(lines) > HINTS:
-        click.secho(f"          ... and {len(lines) - HINTS} more tasks: 'gangline workers' names them", fg="green")
+        click.secho(f"          ... and {len(lines) - HINTS} more tasks: 'gangline workers' lists them", fg="green")
 
 
 def _settings(
@@ -98,7 +98,7 @@ def _settings(
     freeze_after: float | None,
     no_tracebacks: bool,
 ) -> WorkerSettings:
-    """What was given; the rest is left to the settings' own defaults."""
+    """Options that were given; the settings' own defaults apply to the rest."""
     from ....bus.port.bus import BucketSettings
     from ....worker.ledger.settings import WorkerSettings
 

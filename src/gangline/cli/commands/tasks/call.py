@@ -34,9 +34,9 @@ def command(
 ) -> None:
     """Run one task and print its result.
 
-    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; the default is none.
-    A result that is text is printed bare; with --json everything is printed as JSON, on one line.
-    TIME is 90, 500ms, 5m, 2h or 1d, here and elsewhere.
+    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; default: no
+    arguments. A text result is printed without quotes; with --json every result is printed as JSON, on one line. TIME
+    is 90, 500ms, 5m, 2h or 1d, here and elsewhere.
     """
     from ....schemas.names import split_target
     from ...console.session import run

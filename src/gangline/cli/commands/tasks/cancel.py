@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ....schemas.messages.jobs import JobInfo
 
 STOP_S = 1.0
-"""How long code that runs is given to stop before it is said that it still runs."""
+"""How long to wait for running code to stop before reporting that it is still running."""
 POLL_S = 0.05
 
 
@@ -38,7 +38,9 @@ def command(connection: ConnectionOptions, job: str, endpoint: str | None, as_js
         print_json({"job": job, "cancelled": cancelled, "running": running is not None})
     elif running is not None:
         where = f" on {running.worker}" if running.worker else ""
-        click.echo(f"{job} is told to stop, and still runs{where}: 'gangline status {job}' tells when it has ended")
+        click.echo(
+            f"{job} was asked to stop and is still running{where}: 'gangline status {job}' shows when it has ended"
+        )
     elif cancelled:
         click.echo(f"{job} is cancelled")
     if not cancelled:
@@ -46,12 +48,12 @@ def command(connection: ConnectionOptions, job: str, endpoint: str | None, as_js
 
 
 async def _cancel(job: Job) -> tuple[bool, JobInfo | None]:
-    """Whether it could be cancelled, and what is known of it if it runs all the same."""
+    """Whether it was cancelled, and its state if it is still running."""
     return (True, await _running(job)) if await job.cancel() else (False, None)
 
 
 async def _running(job: Job) -> JobInfo | None:
-    """What is known of it while its code runs; None as soon as that has stopped."""
+    """Its state while its code is running; None as soon as it has stopped."""
     import asyncio
 
     from ....schemas.errors.base import GanglineError
@@ -62,7 +64,7 @@ async def _running(job: Job) -> JobInfo | None:
         try:
             info = await job.status()
         except GanglineError:
-            return None  # a cron, of which nothing is left
+            return None  # A cron schedule, of which nothing remains.
         if info.state is not JobState.RUNNING:
             return None
         if asyncio.get_running_loop().time() > give_up_at:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show the state of a submitted task.")
 @job_argument
-@click.option("-w", "--watch", is_flag=True, help="Print what happened so far and follow the job until it ends.")
+@click.option("-w", "--watch", is_flag=True, help="Print past events and follow the job until it ends.")
 @endpoint_option
 @json_option
 @connection_options

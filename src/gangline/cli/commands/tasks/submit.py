@@ -49,9 +49,9 @@ def command(
 ) -> None:
     """Submit a durable task: it runs now or later, even if this process exits. Prints the job's id once it is stored.
 
-    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; the default is none.
-    It is retried when it fails, and ends as done, as a dead letter, or cancelled. It needs a running 'gangline
-    dispatcher', and workers. TIME is 90, 500ms, 5m, 2h or 1d.
+    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; default: no
+    arguments. A failed task may be retried. It ends as done, as a dead letter, or cancelled. It needs a running
+    'gangline dispatcher', and workers. TIME is 90, 500ms, 5m, 2h or 1d.
 
     \b
         job=$(gangline submit words.count '{"text": "a b c"}')

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Measure speed on this machine, against raw NATS.")
-@click.option("--quick", is_flag=True, help="Shorter runs: rougher figures in half the time.")
+@click.option("--quick", is_flag=True, help="Shorter runs: less precise figures in half the time.")
 @json_option
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
 def command(quick: bool, as_json: bool, debug: bool) -> None:
     """Measure speed on this machine, against raw NATS.
 
-    Starts an embedded nats-server; the baseline is nats-py's request and reply between two processes, compared with
-    Gangline's clients, workers and coordinator, all with default settings and messages of 100 bytes. Both sides take
-    turns, five times; each figure is the median of the ratios. Takes under 45 s on an otherwise idle machine.
+    Starts an embedded nats-server. The baseline is nats-py's request and reply between two processes; it is compared
+    with Gangline's clients, workers and coordinator, all with default settings and messages of 100 bytes. The two run
+    alternately, five times; each figure is the median of the ratios. Takes under 45 s on an otherwise idle machine.
 
     Needs nothing but this package with its `server` extra.
     """

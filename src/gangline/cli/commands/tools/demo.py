@@ -32,7 +32,7 @@ def command(files: int | None, debug: bool) -> None:
     from ...demo.fixtures.screen import Screen
     from ...demo.play import perform
 
-    # Warnings of the router (a worker is lost, say) are what the demo is about: it tells them in its own words.
+    # Warnings of the router (a lost worker, for example) belong to the demo, which reports them itself.
     configure_logging(level="warning" if debug else "error")
 
     def play() -> bool:

@@ -31,7 +31,7 @@ def command(
     """Run a NATS server, gateway, coordinator, dispatcher and your worker in one terminal; reload on code changes.
 
     When a Python file in the current folder changes, a new worker process takes over as soon as its lifespans have
-    begun, and the old one finishes what it runs; if the new code fails to start, the old one keeps serving.
+    started, and the old one finishes its tasks. If the new code fails to start, the old worker keeps serving.
     With --server or --context, it uses that server instead of starting one. Ctrl-C stops everything.
     """
     from ....telemetry.logs import configure_logging

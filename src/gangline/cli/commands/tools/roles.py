@@ -20,11 +20,12 @@ from ...console.options import reporting
 )
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
 def command(users: tuple[str, ...], account: str, namespace: str, debug: bool) -> None:
-    """Print nats-server configuration for the users that you name, each limited to what its roles need. Write it to a
-    file and include that in the server's configuration; no server is contacted.
+    """Print nats-server configuration for the given users, each limited to what its roles need. Write it to a file and
+    include the file in the server's configuration; no server is contacted.
 
     A USER is NAME=ROLE[+ROLE...][:POOL[.WORKER]], or a role alone. Roles are producer (submits, and calls through
-    gateways), router (a Python client), gateway, worker, dispatcher, coordinator and operator. Without USER: one each.
+    gateways), router (a Python client), gateway, worker, dispatcher, coordinator and operator. Without USER: one user
+    per role.
 
     \b
     gangline roles > roles.conf

@@ -1,4 +1,4 @@
-"""The demo's first part: the same work by four ways, while one worker is killed and one drained."""
+"""The demo's first part: the same work in four ways, while one worker is killed and one is drained."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ....schemas.names import Names
 
 AT_ONCE: Final = 32
-"""Calls in flight together: more than there are slots, so that full workers refuse and the router has to look on."""
+"""Calls in flight at once: more than there are slots, so that full workers reject some and the router has to retry."""
 GATEWAY_SHARE: Final = 4
-"""Every so-manieth file also goes by the gateway."""
+"""Every n-th file is also sent through the gateway."""
 POOL: Final = "squeeze"
 METHOD: Final = "file"
 TARGET: Final = f"{POOL}.{METHOD}"
@@ -37,11 +37,11 @@ TIMEOUT_S: Final = 60.0
 
 One = Callable[[str], Awaitable[Any]]
 Milestone = tuple[float, Callable[[], Awaitable[None]]]
-"""A share of the files, and what to do when so many are done."""
+"""A share of the files, and what to do when it is done."""
 
 
 class Show:
-    """The first part: what happens, and what is recorded of it."""
+    """The first part: what it does, and what it records."""
 
     def __init__(self, stage: Stage, crew: Crew) -> None:
         self.stage = stage
@@ -53,7 +53,7 @@ class Show:
         self.drained: str = ""
         self.problems: list[str] = []
 
-    # -- the cast -------------------------------------------------------------------------------------------------
+    # -- processes ------------------------------------------------------------------------------------------------
 
     async def cast(self) -> None:
         """One gateway, three workers."""
@@ -63,13 +63,13 @@ class Show:
         rows = await self.stage.ready(self.crew, POOL, "w1", "w2", "w3")
         self.screen.show(workers_table(rows))
 
-    # -- the acts -------------------------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------------------
 
     async def act_calls(self, files: Sequence[str]) -> None:
-        """All files by `call`; half-way one worker is killed."""
+        """All files by `call`; halfway through, one worker is killed."""
         self.screen.title("1. call: one round trip, no token")
         self.screen.say(
-            f"{AT_ONCE} calls at once on {3 * SLOTS} slots. A full worker says no and the call goes elsewhere."
+            f"{AT_ONCE} calls at once on {3 * SLOTS} slots. A full worker rejects a call, which then goes elsewhere."
         )
 
         async def kill() -> None:
@@ -77,48 +77,48 @@ class Show:
             await self.crew.members["w2"].until_busy()
             self.crew.kill("w2")
             self.screen.event(
-                "kill -9 w2, in the middle of its work. Its tasks are idempotent: they run again elsewhere."
+                "kill -9 w2, in the middle of its work. Its tasks are idempotent, so they run again elsewhere."
             )
             await self.crew.worker("w4")
-            self.screen.event("w4 starts in its place and gets work as soon as it has registered.")
+            self.screen.event("w4 replaces it and gets work as soon as it has registered.")
 
         with self.screen.progress("call", len(files)) as tick:
             await self.drive.feed("call", [self.drive.call] * AT_ONCE, files, tick=tick, milestones=[(0.5, kill)])
         await self.stage.ready(self.crew, POOL, "w1", "w3", "w4")
         again = checks.interrupted(self.crew.members[self.killed].journal())
         slowest = max((one.seconds for one in self.drive.done), default=0.0)
-        begun = f"{again} task{'s'[: again != 1]} had begun on w2"
+        begun = f"{again} task{'s'[: again != 1]} had started on w2"
         self.screen.say(f"{begun}. After 3 s of silence a worker counts as dead and its calls run elsewhere:")
         self.screen.say(f"the slowest call took {slowest:.1f} s, and none failed.")
 
     async def act_dispatches(self, files: Sequence[str]) -> None:
-        """All files by `choose_worker` and `dispatch`; half-way one worker drains."""
+        """All files by `choose_worker` and `dispatch`; halfway through, one worker drains."""
         self.screen.title("2. choose_worker, then dispatch: reserve first, then send")
         self.screen.say(
-            "The reservation holds a slot, so the dispatch cannot be refused. Leaving unused gives it back."
+            "The reservation holds a slot, so the dispatch cannot be rejected. Leaving it unused releases it."
         )
 
         async def drain() -> None:
             self.drained = "w1"
             await self.client.drain(f"{POOL}.w1")
-            self.screen.event("drain w1: it grants nothing new, honours what it granted, finishes and leaves.")
+            self.screen.event("drain w1: it grants nothing new, honours what it granted, finishes its tasks and exits.")
 
         with self.screen.progress("dispatch", len(files)) as tick:
             await self.drive.feed(
                 "dispatch", [self.drive.dispatch] * AT_ONCE, files, tick=tick, milestones=[(0.5, drain)]
             )
         code = await self.crew.ended("w1", READY_S)
-        self.screen.say(f"w1 has left with exit code {code}." if code is not None else "w1 is still there!")
+        self.screen.say(f"w1 has exited with code {code}." if code is not None else "w1 is still there!")
 
     async def act_leases(self, files: Sequence[str]) -> None:
-        """All files on two held leases that together are every slot there is."""
+        """All files on two leases that together hold every slot."""
         self.screen.title("3. lease: reserve once, dispatch many")
         async with (
             self.client.lease(POOL, slots=SLOTS, ttl_s=15) as one,
             self.client.lease(POOL, slots=SLOTS, ttl_s=15) as two,
         ):
             held = 2 * SLOTS
-            self.screen.say(f"Two leases of {SLOTS} slots: every slot of w3 and w4 is ours. This is the ledger:")
+            self.screen.say(f"Two leases of {SLOTS} slots hold every slot of w3 and w4. This is the ledger:")
             await self._show_ledger(held)
             await self._refused_while_held()
             runners = [self.drive.lease(one)] * SLOTS + [self.drive.lease(two)] * SLOTS
@@ -126,7 +126,7 @@ class Show:
                 await self.drive.feed("lease", runners, files, tick=tick)
 
     async def _show_ledger(self, held: int) -> None:
-        """The ledger, the limiters and this router's gauge must tell the same."""
+        """The ledger, the limiters and this router's gauge must agree."""
         await asyncio.sleep(0.05)  # L6: a token is visible within 50 ms of its grant
         leases = await self.client.leases(POOL)
         self.screen.show(leases_table(leases))
@@ -153,7 +153,7 @@ class Show:
             self.screen.bad(self.problems[-1])
 
     async def act_gateway(self, files: Sequence[str]) -> None:
-        """Some files by plain NATS requests, as any language would send them."""
+        """Some files by plain NATS requests, as other languages send them."""
         self.screen.title("4. gateway: plain NATS requests, no SDK")
         self.screen.say(f"The same as:  nats req {self.stage.names.call(POOL, METHOD)} '{{\"path\": ...}}'")
         with self.screen.progress("gateway", len(files)) as tick:
@@ -161,7 +161,7 @@ class Show:
 
 
 class Drive:
-    """Sends files and collects what comes back."""
+    """Sends files and collects the answers."""
 
     def __init__(self, client: Client, bus: Bus, names: Names, name_of: Callable[[int], str]) -> None:
         self._client = client.options(timeout_s=TIMEOUT_S)
@@ -171,26 +171,26 @@ class Drive:
         self.done: list[Done] = []
         self.failures: list[str] = []
         self.given: dict[str, int] = {}
-        """How many files each way was given."""
+        """Number of files sent in each way."""
 
     async def call(self, path: str) -> Any:
-        """One round trip, no token: the worker is picked and sent the task at once."""
+        """One round trip, no token: a worker is chosen and the task is sent at once."""
         return await self._client.call(TARGET, path=path)
 
     async def dispatch(self, path: str) -> Any:
-        """Two round trips: a slot is reserved first, and the dispatch to it cannot be refused."""
+        """Two round trips: a slot is reserved first, so the dispatch cannot be rejected."""
         async with self._client.choose_worker(POOL) as selection:
             return await self._client.dispatch(selection, METHOD, path=path)
 
     async def gateway(self, path: str) -> Any:
-        """What `nats req gangline.call.squeeze.file '{"path": ...}'` does, from any language."""
+        """The same as `nats req gangline.call.squeeze.file '{"path": ...}'`, from any language."""
         body = codec.to_json({"path": path})
         answer = await self._bus.request(self._names.call(POOL, METHOD), body, timeout_s=TIMEOUT_S)
         raise_if_error(answer)
         return codec.decode(answer.data, codec.Format.of(answer.headers))
 
     def lease(self, lease: Lease) -> One:
-        """One round trip on slots that are ours already."""
+        """One round trip, on slots that are already held."""
 
         async def one(path: str) -> Any:
             return await lease.call(METHOD, path=path)
@@ -206,7 +206,8 @@ class Drive:
         tick: Tick,
         milestones: Sequence[Milestone] = (),
     ) -> None:
-        """Send all paths, as many at once as there are `ones`, and run what is due at each milestone meanwhile."""
+        """Send all paths, with as many in flight as there are `ones`, and run each milestone's action when it is
+        reached."""
         self.given[way] = self.given.get(way, 0) + len(paths)
         due = sorted(((round(share * len(paths)), act) for share, act in milestones), key=lambda pair: pair[0])
         left = iter(paths)
@@ -231,7 +232,7 @@ class Drive:
         before = clock()
         try:
             value = await one(path)
-        except Exception as error:  # counted: a demo that loses something has failed, but tells all of it
+        except Exception as error:  # Counted, not raised: a demo with a lost task has failed, but reports all of it.
             self.failures.append(f"{path} by {way}: {type(error).__name__}: {error}")
             return
         self.done.append(
@@ -239,7 +240,7 @@ class Drive:
         )
 
     def latencies(self) -> Iterator[tuple[str, list[float]]]:
-        """Sorted seconds by way."""
+        """Sorted durations in seconds, by way."""
         for way in self.given:
             yield way, sorted(one.seconds for one in self.done if one.way == way)
 

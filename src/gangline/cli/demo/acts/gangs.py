@@ -1,4 +1,4 @@
-"""The demo's second part: gangs of real processes, one of which is killed, and two that want the same slots."""
+"""The demo's second part: gangs of real processes, one of which is killed, and two that compete for slots."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ WORKERS: Final = ("g1", "g2", "g3")
 SIZE: Final = 4
 """Members of the first gang."""
 PARTS: Final = 6
-"""Runs that it makes."""
+"""Number of runs it makes."""
 KILL_AT: Final = 2
-"""The part in which a member is killed, from 0."""
+"""The part during which a member is killed, from 0."""
 PAIR: Final = 2
-"""Members of each of the two that want the same slots."""
+"""Members of each of the two gangs that compete for slots."""
 PATIENCE_S: Final = 60.0
-"""For what should take a second or two."""
+"""For steps that should take a second or two."""
 
 
 class GangShow:
-    """What happens, and what is recorded of it."""
+    """What it does, and what it records."""
 
     def __init__(self, stage: Stage, crew: Crew) -> None:
         self.pool = POOL
@@ -52,20 +52,20 @@ class GangShow:
         self.log = LedgerLog()
         self.expected: Tally = {}
         self.first: list[CountedPart] = []
-        """Of the gang that lost a member."""
+        """Parts counted by the gang that lost a member."""
         self.pairs: list[CountedPart] = []
-        """Of the two that had to take turns."""
+        """Parts counted by the two gangs that took turns."""
         self.gang = ""
         """The gang that lost a member."""
         self.turns: dict[str, float] = {}
-        """The two that had to take turns, in that order, and how long each waited, in seconds."""
+        """The two gangs that took turns, in that order, and how long each waited, in seconds."""
         self.killed = ""
         self.killed_at = 0.0
-        """Seconds of this process's loop."""
+        """Seconds on this process's loop clock."""
         self.killed_ranks: frozenset[int] = frozenset()
         self.problems: list[str] = []
 
-    # -- the cast -------------------------------------------------------------------------------------------------
+    # -- processes ------------------------------------------------------------------------------------------------
 
     async def cast(self, files: Sequence[str]) -> None:
         """A coordinator, three workers, and this process's own count."""
@@ -82,8 +82,8 @@ class GangShow:
         """Wait until the coordinator leads.
 
         Raises:
-            ProcessFailed: it ended.
-            NoCoordinator: it does not lead after PATIENCE_S.
+            ProcessFailed: it exited.
+            NoCoordinator: it does not lead within PATIENCE_S.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_S
@@ -98,13 +98,13 @@ class GangShow:
             else:
                 return
 
-    # -- the acts -------------------------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------------------
 
     async def act_restart(self, files: Sequence[str]) -> None:
-        """One gang counts all files in parts; in the middle, one of its workers is killed."""
+        """One gang counts all files in parts; one of its workers is killed during one of them."""
         screen = self.screen
         screen.title(f"5. gang: {SIZE} members over {len(WORKERS)} workers, all or nothing")
-        screen.say("Each member counts the words of its share; all_gather gives every member the counts of all.")
+        screen.say("Each member counts the words of its share; all_gather gives every member all counts.")
         clock = asyncio.get_running_loop().time
         asked_at = clock()
         async with self.client.gang(
@@ -117,23 +117,23 @@ class GangShow:
                 for number in range(PARTS):
                     self.first.append(await self._counted(gang, number, files[number::PARTS], kill=number == KILL_AT))
                     tick(1)
-            screen.say(f"Generation {gang.generation} has finished what generation 1 had begun:")
+            screen.say(f"Generation {gang.generation} has finished the work of generation 1:")
             screen.show(_members(gang))
 
     async def _counted(self, gang: Gang, number: int, paths: Sequence[str], *, kill: bool = False) -> CountedPart:
-        """One part on all ranks; made again if the gang was torn down under it."""
+        """Run one part on all ranks; repeat it if the gang was torn down meanwhile."""
         run = asyncio.ensure_future(gang.run(METHOD, list(paths)))
         if kill:
             await self._kill(gang, run)
         try:
             results = await run
         except GangRestarted as error:
-            self.screen.say(f"The run under way was told: {error}")
+            self.screen.say(f"The interrupted run got: {error}")
             results = await gang.run(METHOD, list(paths))
         return CountedPart(number=number, gang=gang.id, ranks=[Counted(**one) for one in results])
 
     async def _kill(self, gang: Gang, run: asyncio.Future[list[Any]]) -> None:
-        """SIGKILL the worker of the last rank while the run is under way."""
+        """SIGKILL the worker of the last rank during the run."""
         name = gang.members[-1].worker.partition(".")[2]
         self.killed_ranks = frozenset(member.rank for member in gang.members if member.worker.endswith(f".{name}"))
         busy = asyncio.ensure_future(self.crew.members[name].until_busy())
@@ -146,15 +146,15 @@ class GangShow:
         self.screen.event(f"kill -9 {name}, which is {ranks}, in the middle of part {KILL_AT + 1} of {PARTS}.")
         torn = await self._heard(GangEventKind.TORN_DOWN, gang.id)
         self.screen.event(
-            f"{(torn.at - self.killed_at) * 1000:.0f} ms later generation {torn.event.generation} is torn down, "
-            f"all of it. Reason: {torn.event.reason}."
+            f"{(torn.at - self.killed_at) * 1000:.0f} ms later all of generation {torn.event.generation} is torn down. "
+            f"Reason: {torn.event.reason}."
         )
 
     async def act_turns(self, files: Sequence[str]) -> None:
         """Two gangs of two on three slots."""
         screen = self.screen
         left = [name for name in WORKERS if name != self.killed]
-        screen.title("6. Two gangs of two, asked for at once, on three free slots")
+        screen.title("6. Two gangs of two, requested at once, on three free slots")
         await self.client.resize(f"{POOL}.{left[0]}", SLOTS - 1)
         screen.say(f"{left[0]} is resized to one slot, {left[1]} has two. Neither gang holds anything while it waits,")
         screen.say("so they cannot deadlock:")
@@ -166,9 +166,9 @@ class GangShow:
             waiting = (await self.log.wait(GangEventKind.QUEUED, but=(self.gang, running))).event.gang
             await self._why(waiting)
             looked.set()
-        screen.say("The first has left, the second had its turn:")
+        screen.say("The first was released, then the second was formed:")
         for number, (gang, waited_s) in enumerate(self.turns.items(), 1):
-            screen.say(f"  {number}. gang {gang} was formed {waited_s * 1000:.0f} ms after it was asked for")
+            screen.say(f"  {number}. gang {gang} was formed {waited_s * 1000:.0f} ms after it was requested")
 
     async def _turn(self, number: int, paths: Sequence[str], looked: asyncio.Event) -> None:
         clock = asyncio.get_running_loop().time
@@ -179,13 +179,13 @@ class GangShow:
             self.pairs.append(await self._counted(gang, number, paths))
 
     async def _why(self, gang: str) -> None:
-        """Show what the waiting gang waits for; it must say so itself."""
+        """Show what the waiting gang waits for, as the coordinator explains it."""
         coordinator_client = self.client.router.gangs.coordinator_client
         while True:
             why = await coordinator_client.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), PATIENCE_S)
             if why.lacks or why.step == "formed":
                 break
-            await asyncio.sleep(0.02)  # it is being tried
+            await asyncio.sleep(0.02)  # It is being placed.
         gangs = await list_gangs(self.client)
         self.screen.show(_gangs(gangs.gangs))
         self.screen.say(f"$ gangline why {gang}")
@@ -193,9 +193,9 @@ class GangShow:
             self.screen.say(f"  {line}")
         states = sorted(one.state.value for one in gangs.gangs)
         if states != ["formed", "queued"]:
-            self.problems.append(f"of two gangs on three slots one must run and one wait, they are {states}")
+            self.problems.append(f"of two gangs on three slots one must run and one must wait, but they are {states}")
         if why.place != 0 or not why.obstacles:
-            self.problems.append(f"gang {gang} does not say who stands in its way")
+            self.problems.append(f"gang {gang} does not say what it waits for")
 
     async def _heard(self, kind: GangEventKind, gang: str) -> Heard:
         async with asyncio.timeout(PATIENCE_S):

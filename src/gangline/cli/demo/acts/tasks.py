@@ -1,4 +1,4 @@
-"""The demo's third part: durable tasks, while the dispatcher that has their queue and a worker are killed."""
+"""The demo's third part: durable tasks, while the dispatcher that owns their queue and a worker are killed."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 WORKERS: Final = ("t1", "t2", "t3")
 DISPATCHERS: Final = ("dispatcher1", "dispatcher2")
 DISPATCHER_DIES_AT: Final = 0.02
-"""Share of the files that are done then."""
+"""Share of the files that are done at that time."""
 WORKER_DIES_AT: Final = 0.6
 SETTLED_S: Final = 0.5
-"""So long after the other dispatcher has the queue it has stored what workers had kept for it. The worker must not die
-before: what it had answered to the first dispatcher, and nobody had stored, would be lost with it and rightly done
-again. (Results that come to us say nothing of it: they may have been stored long before.)"""
+"""By this time after its takeover, the other dispatcher has stored the outcomes that workers kept for it. The worker
+must not die earlier: outcomes that nobody had stored would be lost with it, and their tasks would rightly run again.
+(Results that reach us prove nothing: they may have been stored long before.)"""
 PATIENCE_S: Final = 60.0
 POISON: Final = "/no/such/file"
-"""A task with this path raises wherever it runs."""
+"""A task with this path raises on any worker."""
 POISON_ATTEMPTS: Final = 2
 GARBAGE: Final = b'{"path": '
-"""A body that is no JSON."""
+"""A body that is not JSON."""
 
 
 class TaskShow:
-    """What happens, and what is recorded of it."""
+    """What it does, and what it records."""
 
     def __init__(self, stage: Stage, crew: Crew) -> None:
         self.stage = stage
@@ -51,25 +51,25 @@ class TaskShow:
         """Path by job."""
         self.done: list[Done] = []
         self.answered: dict[str, str] = {}
-        """Which worker's answer became the result, by job."""
+        """By job, the worker whose answer became the result."""
         self.failures: list[str] = []
         self.letters: list[DeadLetter] = []
         self.poisoned: dict[str, str] = {}
-        """What must become a dead letter, by job, and its reason."""
+        """By job, the expected dead letters and their reasons."""
         self.worker_killed = ""
         self.dispatcher_killed = ""
         self.pause_s = 0.0
-        """The longest time without a result from the dispatcher's death on."""
+        """The longest time without a result after the dispatcher's death."""
         self._holder = ""
-        """The dispatcher that had the queue at first."""
+        """The dispatcher that owned the queue first."""
         self._dispatcher_died_at = 0.0
         self._takes_before = 0
         self._ended = asyncio.Event()
-        """All results have come."""
+        """All results have arrived."""
         self.left: StreamState | None = None
-        """What is in the stream of tasks in the end."""
+        """Number of messages in the task stream at the end."""
 
-    # -- the cast -------------------------------------------------------------------------------------------------
+    # -- processes ------------------------------------------------------------------------------------------------
 
     async def cast(self) -> None:
         """Two dispatchers, three workers."""
@@ -80,10 +80,10 @@ class TaskShow:
         await self.stage.ready(self.crew, POOL, *WORKERS)
         self._holder = await self._find_holder()
 
-    # -- the acts -------------------------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------------------
 
     async def act_submit(self, paths: Sequence[str]) -> None:
-        """All files as durable tasks; a worker and a dispatcher are killed on the way."""
+        """All files as durable tasks; a worker and a dispatcher are killed meanwhile."""
         screen = self.screen
         screen.title("7. submit: tasks that outlive their producer")
         clock = asyncio.get_running_loop().time
@@ -115,10 +115,10 @@ class TaskShow:
             self._ended.set()
         after = [self._dispatcher_died_at, *(at for at in ends if at > self._dispatcher_died_at)]
         self.pause_s = max(map(float.__sub__, after[1:], after), default=0.0)
-        screen.say(f"The other dispatcher went on: for {self.pause_s:.1f} s there was no result.")
+        screen.say(f"The other dispatcher took over: for {self.pause_s:.1f} s there was no result.")
 
     async def _poison(self) -> None:
-        """One task that raises whenever it runs, and one that cannot even be read, both by plain publishing."""
+        """One task that always raises, and one that cannot be parsed, both by plain publishing."""
         stream = await self.streams.tasks()
         subject = self.stage.names.task(POOL, METHOD)
         raises = {headers.MAX_ATTEMPTS: str(POISON_ATTEMPTS), headers.BACKOFF: "100ms"}
@@ -130,7 +130,9 @@ class TaskShow:
     async def _result(self, job: Job) -> None:
         try:
             value = await job.result(timeout_s=PATIENCE_S)
-        except GanglineError as error:  # counted: a demo that loses something has failed, but tells all of it
+        except (
+            GanglineError
+        ) as error:  # Counted, not raised: a demo with a lost task has failed, but reports all of it.
             self.failures.append(f"{self.given[job.id]} by submit: {type(error).__name__}: {error}")
             return
         self.answered[job.id] = self.crew.name_of(value["pid"])
@@ -152,19 +154,19 @@ class TaskShow:
         self.crew.kill(name)
         self._dispatcher_died_at = asyncio.get_running_loop().time()
         self.dispatcher_killed = name
-        self.screen.event(f"kill -9 {name}, which has the queue. What runs goes on, and is not started again.")
+        self.screen.event(f"kill -9 {name}, which owns the queue. Running tasks continue, and are not started again.")
 
     def _takes(self) -> int:
-        """How often the other dispatcher has taken the queue of our pool so far."""
+        """How often the other dispatcher has taken over the queue of our pool so far."""
         (other,) = set(DISPATCHERS) - {self._holder}
         lines = self.crew.members[other].log_text().splitlines()
         return sum("queue.taken" in line and f'"{POOL}"' in line for line in lines)
 
     async def _find_holder(self) -> str:
-        """The dispatcher that has the queue of our pool; it takes it as soon as there are workers.
+        """The dispatcher that owns the queue of our pool; one takes it as soon as there are workers.
 
         Raises:
-            ProcessFailed: none of ours has.
+            ProcessFailed: none of ours owns it.
         """
         deadline = asyncio.get_running_loop().time() + READY_S
         while asyncio.get_running_loop().time() < deadline:
@@ -174,12 +176,12 @@ class TaskShow:
                     if queue.endpoint == POOL and queue.dispatcher and queue.dispatcher in log:
                         return name
             await asyncio.sleep(0.05)
-        raise ProcessFailed(f"no dispatcher has the queue of {POOL}")
+        raise ProcessFailed(f"no dispatcher owns the queue of {POOL}")
 
     async def act_dead(self) -> None:
-        """Two that cannot be done. They come when nobody is killed any more: a task whose last attempt is cut short by
-        that is a dead letter for another reason."""
-        self.screen.title("8. dead letters: what could not be done, and why")
+        """Two tasks that must fail. They run after the last kill: a task whose last attempt is interrupted by a kill
+        becomes a dead letter for another reason."""
+        self.screen.title("8. dead letters: tasks that failed, and why")
         await self._poison()
         deadline = asyncio.get_running_loop().time() + READY_S
         while len(self.letters) < len(self.poisoned) and asyncio.get_running_loop().time() < deadline:
@@ -191,7 +193,7 @@ class TaskShow:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def emptied(self) -> None:
-        """Wait a little for the last acknowledgements, and note what is left in the stream."""
+        """Wait briefly for the last acknowledgements, and record what is left in the stream."""
         stream = await self.streams.tasks()
         for _ in range(100):
             self.left = await stream.state()

@@ -1,1 +1,1 @@
-"""What the demo proves at its end."""
+"""The checks that the demo makes at its end."""

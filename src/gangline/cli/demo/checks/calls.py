@@ -1,6 +1,7 @@
-"""What the demo claims, as functions of recorded facts. Each returns its violations; none means that the claim holds.
+"""The demo's claims, as functions of recorded facts. Each returns its violations; if there are none, the claim
+holds.
 
-Nothing in here talks to a server: the tests plant each kind of violation and look whether it is found.
+Nothing here talks to a server. Tests plant each kind of violation and check that it is found.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Record = Mapping[str, Any]
 """One line of a worker's journal."""
 
 MAX_SHOWN: Final = 5
-"""So many violations of one kind are told in full."""
+"""How many violations of one kind are shown in full."""
 
 _GIVEN_BACK: Final = frozenset({"use", "release", "expire", "drop"})
 """Events that end a lease."""
@@ -24,14 +25,14 @@ _GIVEN_BACK: Final = frozenset({"use", "release", "expire", "drop"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """One task that came back to the demo."""
+    """One finished task of the demo."""
 
     path: str
     """The file."""
     way: str
-    """How it was asked for: call, dispatch, lease, gateway."""
+    """How it was sent: call, dispatch, lease, gateway."""
     worker: str
-    """Process that ran it, by its process id's worker name."""
+    """The worker that ran it, found by its process id."""
     seconds: float
     size: int
     packed: int
@@ -40,30 +41,30 @@ class Done:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any], *, path: str, way: str, worker: str, seconds: float = 0.0) -> Done:
-        """From what a task answered: see fixtures.pool.Squeezed."""
+        """Reported by the task: see fixtures.pool.Squeezed."""
         said = {name: answer[name] for name in ("size", "packed", "sha256", "together")}
         return cls(path=path, way=way, worker=worker, seconds=seconds, **said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRest:
-    """What is left when all work is done; everything must be zero."""
+    """What is still held when all work is done; everything must be zero."""
 
     limiters: Mapping[str, tuple[int, int]]
-    """Running and reserved of each living worker, from the worker itself."""
+    """Running and reserved slots of each living worker, from the worker itself."""
     heartbeats: Mapping[str, tuple[int, int]]
-    """The same as each worker publishes it."""
+    """The same, from each worker's heartbeat."""
     ledger: Sequence[str]
-    """Tokens that are still in the ledger."""
+    """Tokens that remain in the ledger."""
     gauges: Mapping[str, float]
-    """This process's own metrics, as an exporter would read them: reserved slots, queue size."""
+    """This process's own metrics as an exporter reads them: reserved slots, queue size."""
 
 
 def results_are_right(expected: Mapping[str, Expected], done: Iterable[Done], ways: Mapping[str, int]) -> list[str]:
-    """Every file came back exactly once by every way, and equals what was computed here.
+    """Every file has exactly one answer for each way, equal to what was computed here.
 
     Args:
-        ways: how many files each way was given.
+        ways: number of files sent in each way.
     """
     found: list[str] = []
     seen: Counter[tuple[str, str]] = Counter()
@@ -87,7 +88,7 @@ def never_over_capacity(journals: Mapping[str, Sequence[Record]], slots: int | N
     """L1: running + reserved never exceed the total, in any worker's own records.
 
     Args:
-        slots: what the total must be; None: it may change.
+        slots: the expected total; None: it may change.
     """
     found: list[str] = []
     for worker, records in journals.items():
@@ -103,7 +104,7 @@ def never_over_capacity(journals: Mapping[str, Sequence[Record]], slots: int | N
 
 
 def journals_add_up(journals: Mapping[str, Sequence[Record]]) -> list[str]:
-    """The journal's own count of running tasks is what its events make it, wherever a task starts or ends.
+    """The journal's own number of running tasks agrees with its events, wherever a task starts or ends.
 
     A single-use token counts as running from its `use` on, which comes just before its task's `start`.
     """
@@ -129,7 +130,7 @@ def journals_add_up(journals: Mapping[str, Sequence[Record]]) -> list[str]:
 
 
 def bodies_agree(done: Iterable[Done], slots: int) -> list[str]:
-    """The tasks themselves never counted more than `slots` of their kind in one process."""
+    """The tasks themselves never counted more than `slots` running tasks of their kind in one process."""
     return [
         f"{one.path}: {one.together} tasks at once on {one.worker}" for one in done if not 1 <= one.together <= slots
     ]
@@ -193,7 +194,7 @@ def all_zero(rest: AtRest) -> list[str]:
 
 
 def interrupted(records: Sequence[Record]) -> int:
-    """How many tasks a killed worker had begun and not ended."""
+    """How many tasks a killed worker had started and not finished."""
     started = {_task(record) for record in records if record["event"] == "start"}
     return len(started - {_task(record) for record in records if record["event"] == "end"})
 
@@ -215,5 +216,5 @@ def per_worker(done: Iterable[Done]) -> dict[str, dict[str, int]]:
 
 
 def _task(record: Record) -> str:
-    """Sender and id together name a task."""
+    """Sender and id together identify a task."""
     return f"{record.get('sender', '')}/{record['id']}"

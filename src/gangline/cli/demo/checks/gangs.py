@@ -1,6 +1,6 @@
-"""What the demo claims of gangs, as functions of recorded facts. Each returns its violations, as in `checks`.
+"""The demo's claims about gangs, as functions of recorded facts. Each returns its violations, as in `checks`.
 
-The ledger's revisions are taken as they came from one watch, in the order of the stream.
+The ledger's revisions come from one watch, in the order of the stream.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class CountedPart:
     number: int
     gang: str
     ranks: Sequence[Counted]
-    """What each rank answered."""
+    """The answer of each rank."""
 
 
 def counts_are_right(expected: Tally, parts: Sequence[CountedPart], *, wanted: int, size: int) -> list[str]:
-    """Every part was counted once, all ranks of it say the same, and all together it is what was counted here."""
+    """Every part was counted once, all its ranks agree, and the total equals what was counted here."""
     found: list[str] = []
     times = Counter(part.number for part in parts)
     found += [f"part {n} was counted {times[n]} times" for n in range(wanted) if times[n] != 1]
@@ -67,10 +67,10 @@ class Ledger:
     """By gang and `pool.worker`."""
     gangs: dict[str, GangRecord] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
-    """Of each registered worker."""
+    """Slots of each registered worker."""
 
     def take(self, entry: KvEntry) -> tuple[str, str]:
-        """Apply the next revision; its folder, and its gang if it is of one."""
+        """Apply the next revision; returns the kind of its key, and its gang, if any."""
         folder, *rest = entry.key.split(".")
         gone = entry.operation is KvOperation.DELETE
         if folder == "member":
@@ -88,12 +88,12 @@ class Ledger:
 
 
 def atomic(revisions: Iterable[KvEntry]) -> list[str]:
-    """L7: members are granted by one batch and ended by one batch, so nothing else of any gang lies between their
-    revisions. (The server may put what others write, heartbeats for example, between those of a batch.)"""
+    """L7: members are granted by one batch and ended by one batch, so no other change of a gang lies between their
+    revisions. (Writes of others, such as heartbeats, may lie between those of a batch.)"""
     found: list[str] = []
     ledger = Ledger()
     batch = ""
-    """The gang whose members are being granted, or ended, at this revision."""
+    """The gang whose members are being granted or ended at this revision."""
     ending = ""
     for entry in revisions:
         if not entry.key.startswith(("member.", "gang.")):
@@ -138,7 +138,8 @@ def _left(ledger: Ledger, gang: str) -> list[str]:
 
 
 def fated(revisions: Iterable[KvEntry], events: Sequence[GangEvent]) -> list[str]:
-    """L8: the generations of a gang come one after the other, each is formed once and torn down once, and is told."""
+    """L8: the generations of a gang follow one another, each is formed once and torn down once, and both are
+    announced."""
     found: list[str] = []
     formed: Counter[tuple[str, int]] = Counter()
     ended: Counter[tuple[str, int]] = Counter()
@@ -177,7 +178,7 @@ def fated(revisions: Iterable[KvEntry], events: Sequence[GangEvent]) -> list[str
 
 
 def within_slots(revisions: Iterable[KvEntry]) -> list[str]:
-    """At no revision do the gangs hold more slots of a worker than it is registered with."""
+    """At no revision do gangs hold more slots of a worker than it has registered."""
     found: list[str] = []
     ledger = Ledger()
     for entry in revisions:
@@ -197,7 +198,7 @@ def within_slots(revisions: Iterable[KvEntry]) -> list[str]:
 
 
 def in_turn(revisions: Iterable[KvEntry], first: str, second: str) -> list[str]:
-    """`second` was formed, and not before `first` had been formed and torn down."""
+    """`second` was formed, but only after `first` had been formed and torn down."""
     order = [(record.id, record.state) for record in _records(revisions)]
     steps = [(first, GangState.FORMED), (first, GangState.TEARING_DOWN), (second, GangState.FORMED)]
     missing = [f"gang {gang} was never {state.value}" for gang, state in steps if (gang, state) not in order]
@@ -217,7 +218,7 @@ def _records(revisions: Iterable[KvEntry]) -> Iterator[GangRecord]:
 
 
 def dead_stay_dead(journals: Mapping[str, Sequence[Record]]) -> list[str]:
-    """L8: after the teardown of a generation nothing starts on its tokens, and nothing of it is formed again."""
+    """L8: after the teardown of a generation nothing starts on its tokens, and it is never formed again."""
     found: list[str] = []
     for worker, records in journals.items():
         seats: defaultdict[str, set[str]] = defaultdict(set)
@@ -238,7 +239,7 @@ def dead_stay_dead(journals: Mapping[str, Sequence[Record]]) -> list[str]:
 
 
 def noticed(torn: GangEvent | None, *, generation: int, ranks: frozenset[int], after_s: float) -> list[str]:
-    """A member's process was killed: its generation was torn down after that, and because of it."""
+    """A member's process was killed: its generation was torn down after that, for that reason."""
     if torn is None:
         return ["no teardown was told"]
     found = []
@@ -252,7 +253,7 @@ def noticed(torn: GangEvent | None, *, generation: int, ranks: frozenset[int], a
 
 
 def restarted(parts: Sequence[CountedPart], *, generations: int) -> list[str]:
-    """The parts were counted by these generations, one after the other."""
+    """The parts were counted by these generations, in this order."""
     order = [part.ranks[0].generation for part in parts if part.ranks]
     if order != sorted(order) or set(order) != set(range(1, generations + 1)):
         return [f"the parts were counted by the generations {order}"]

@@ -1,4 +1,4 @@
-"""Whether everything is zero when nothing is held: asked from each worker, read from the ledger and from the gauges."""
+"""Checks that everything is zero when nothing is held: each worker is asked, the ledger and the gauges are read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..fixtures.stage import Stage
 from .calls import AtRest
 
 REST_S: Final = 30.0
-"""Heartbeats tell the load once a second, so rest shows a little later than it begins; a killed worker's expires after
-three. On a busy machine all of it takes longer."""
+"""Heartbeats report the load once a second, so rest becomes visible with a delay; the heartbeat of a killed worker
+expires after three seconds. All of this takes longer on a busy machine."""
 
 
 async def limiters(client: Client, pool: str) -> dict[str, tuple[int, int]]:
-    """Running and reserved slots of every living worker, asked from each. One that was killed is listed for three
-    seconds more, and has none to ask."""
+    """Running and reserved slots of every living worker, as it reports them. A killed worker stays listed for three
+    seconds, but has no slots."""
     found = {}
     for info in await client.workers(pool):
         with contextlib.suppress(NoWorkers):
@@ -29,7 +29,7 @@ async def limiters(client: Client, pool: str) -> dict[str, tuple[int, int]]:
 
 
 async def at_rest(stage: Stage, pool: str) -> AtRest:
-    """Wait a little for everything to be zero, and tell how it is then."""
+    """Wait briefly for everything to be zero, and return the final state."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + REST_S
     while True:

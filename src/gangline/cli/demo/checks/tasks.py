@@ -1,4 +1,4 @@
-"""What the demo claims of durable tasks, as functions of recorded facts; see checks."""
+"""The demo's claims about durable tasks, as functions of recorded facts; see checks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .calls import Record
 def started_once(
     jobs: Iterable[str], journals: Mapping[str, Sequence[Record]], killed: frozenset[str], answered: Mapping[str, str]
 ) -> list[str]:
-    """L10: a job was started again only where its start before, or the answer to that, was cut short by a kill.
+    """L10: a job was started again only if its previous start, or the answer to it, was interrupted by a kill.
 
-    An answer that became the result was not cut short. Of another one by a worker that was killed, nobody can say
-    whether it was stored anywhere before the worker died.
+    An answer that became the result was not interrupted. For another answer of a killed worker, nobody can say whether
+    it was stored anywhere before the worker died.
 
     Args:
-        answered: which worker's answer became the result, by job.
+        answered: by job, the worker whose answer became the result.
     """
     starts: defaultdict[str, list[str]] = defaultdict(list)
     for worker, records in journals.items():
@@ -36,7 +36,7 @@ def started_once(
 
 
 def buried(wanted: Mapping[str, str], letters: Mapping[str, str]) -> list[str]:
-    """Exactly these are dead letters, each for that reason."""
+    """Exactly these are dead letters, each for its expected reason."""
     found = [f"job {job} is no dead letter" for job in wanted if job not in letters]
     found += [f"job {job} is a dead letter: {reason}" for job, reason in letters.items() if job not in wanted]
     found += [

@@ -1,1 +1,1 @@
-"""Measurements and proofs on real processes. Not part of the package; run from the project's folder."""
+"""Benchmarks and fault tests on real processes. Not part of the package; run from the project's folder."""

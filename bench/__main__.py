@@ -1,6 +1,6 @@
-"""`python -m bench`: measure everything, peers included; results go to bench/results/.
+"""`python -m bench`: measure everything, including peers; results go to bench/results/.
 
-One JSON object has all named figures: `bench/results/all.json`; with `--json` it is printed, too.
+All named figures are in one JSON object, `bench/results/all.json`; `--json` prints it as well.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter loads")
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
-    parser.add_argument("--no-peers", action="store_true", help="only what needs none")
-    parser.add_argument("--docs", action="store_true", help="write the page and the chart for the docs as well")
+    parser.add_argument("--no-peers", action="store_true", help="only figures that need no peers")
+    parser.add_argument("--docs", action="store_true", help="also write the page and the chart for the docs")
     given = parser.parse_args()
     say: Callable[[str], None] = (lambda _: None) if given.json else (lambda line: print(line, flush=True))
     ours = run_loop(run(FULL if given.quick else LONG, report=say))

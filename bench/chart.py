@@ -1,4 +1,4 @@
-"""A chart of the named figures as SVG: how far each is from what it is held to, and the durable systems by rate."""
+"""A chart of the named figures as SVG: how each compares with its target, and the rates of the durable systems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BAR: Final = 14
 _PLOT: Final = _WIDTH - _LEFT - 130
 _MET, _MISSED, _OTHER, _OURS = "#2f7d4f", "#b5482f", "#8a94a6", "#2b5d9b"
 _SPAN: Final = math.log10(64)
-"""The scale goes from 1/8 to 8 of the target, by logarithm."""
+"""The scale goes from 1/8 to 8 times the target, logarithmically."""
 
 
 def chart(figures: Sequence[tuple[str, float, str]], systems: Sequence[tuple[str, float]], caption: str) -> str:
@@ -22,7 +22,7 @@ def chart(figures: Sequence[tuple[str, float, str]], systems: Sequence[tuple[str
 
     Args:
         figures: name, how much better than its target (1: just met, 2: twice as good), and the text beside the bar.
-        systems: of durable tasks: name and rate per second; ours first.
+        systems: name and rate per second of each system with durable tasks; ours first.
     """
     lines: list[str] = []
     y = _title(lines, 26, "Named figures, as multiples of their targets (logarithmic; right of the line: met)")

@@ -1,9 +1,9 @@
-"""`python -m bench.flows`: how many files a call, a gang and a submitted task go through.
+"""`python -m bench.flows`: counts the files that a call, a gang and a submitted task go through.
 
-Each flow runs on the in-memory cluster with a virtual clock, and runs once before it is traced, so that one-off work
-is not counted. Only the product's own files count. `bus` has a column of its own, and the transports are left out: they
-differ between the memory server and NATS. A move is a change of file in the order of calls; a re-entry is a move into a
-file that was entered before. `--list` prints the rooms in order.
+Each flow runs on the in-memory cluster with a virtual clock, and once before it is traced, so that one-off work is not
+counted. Only the product's own files count. `bus` has its own column, without the transports, which differ between the
+memory server and NATS. A move is a change of file in the order of calls; a re-entry is a move into a file that was
+entered before. `--list` prints the packages in order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROOMS: Final = ("bus", "coordinator", "dispatcher", "runtime", "schemas", "tele
 _BELOW: Final = ("bus/memory/", "bus/nats_client/", "bus/nats_bus.py")
 """The transports themselves."""
 _GENERATED: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>")
-"""Parts of the function they stand in."""
+"""Names of functions that are parts of the function around them."""
 _SUSPENDS: Final = 0x20 | 0x80 | 0x200
 """Flags of generators, coroutines and async generators: they are entered again after each wait."""
 
@@ -86,7 +86,7 @@ class Trace:
         if place is None:
             return
         if code.co_flags & _SUSPENDS and frame.f_lasti > self._first.setdefault(code, frame.f_lasti):
-            return  # goes on after a wait
+            return  # continues after a wait
         self.entered.append(place)
 
     def figures(self) -> Figures:
@@ -105,7 +105,7 @@ class Trace:
         )
 
     def rooms(self) -> list[str]:
-        """The files outside `bus`, in order, each once for each stay."""
+        """The files outside `bus`, in order, once per visit."""
         order: list[str] = []
         for file, _ in self.entered:
             if not file.startswith("bus/") and (not order or order[-1] != file):
@@ -114,7 +114,7 @@ class Trace:
 
 
 def _place(code: CodeType) -> tuple[str, str] | None:
-    """File and name of a function of the product; None for everything else."""
+    """File and name of a function of the product; None for any other function."""
     if code.co_name in _GENERATED or code.co_filename.startswith("<"):
         return None
     path = Path(code.co_filename).resolve()
@@ -158,7 +158,7 @@ def _ambient() -> Environment:
 
 
 async def plain_call(trace: Trace) -> None:
-    """A call with a time-out, with nothing special about it."""
+    """A plain call with a timeout."""
     async with _opened() as (_, client):
         bound = client.options(timeout_s=5)
         await bound.call("flows.echo", "once before")
@@ -178,7 +178,7 @@ async def keyed_call(trace: Trace) -> None:
 
 
 async def gang_with_a_death(trace: Trace) -> None:
-    """A gang is asked for and granted; the worker of a member dies, and the gang starts again."""
+    """A gang is requested and granted; the worker of a member dies, and the gang is restarted."""
     async with _opened(workers=3, coordinator=True) as (system, client):
         async with client.gang(pool="flows", size=2, slots=4, deadline_s=30):
             pass
@@ -194,7 +194,7 @@ async def gang_with_a_death(trace: Trace) -> None:
 
 
 async def submitted_task(trace: Trace) -> None:
-    """A submitted task fails once, is tried again, and its result is read."""
+    """A submitted task fails once, is retried, and its result is read."""
     async with _opened(dispatcher=True) as (_, client):
         bound = client.options(max_attempts=3, backoff_s=0.1)
         for counted in (False, True):
@@ -217,14 +217,14 @@ FLOWS: Final[dict[str, Flow]] = {
 
 
 def _kill(system: Cluster, worker: str) -> None:
-    """The worker's process is gone, and the server says nothing of it."""
+    """The worker's process is gone, and the server does not report it."""
     name = worker if "." in worker else f"flows.{worker}"
     [bus] = [bus for bus in system.hub.connections if bus.name == f"worker-{name.replace('.', '-')}"]
     system.hub.kill(bus)
 
 
 async def _at_rest() -> None:
-    """What the call leaves to be done at once has been done; no timer has gone off."""
+    """Run what the call scheduled immediately; no timer fires."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -238,7 +238,7 @@ def traced(name: str) -> Trace:
 
 
 def all_traced() -> dict[str, Trace]:
-    """Each flow; the one with metrics comes last, since a meter provider is there for good."""
+    """Each flow; the one with metrics comes last, since a meter provider cannot be removed."""
     traces = {name: traced(name) for name in FLOWS if "metrics" not in name}
     metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False))
     traces |= {name: traced(name) for name in FLOWS if "metrics" in name}
@@ -249,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.flows", description="Count the files that a flow goes through."
     )
-    parser.add_argument("--list", action="store_true", help="print the rooms of each flow, in order")
+    parser.add_argument("--list", action="store_true", help="print the packages of each flow, in order")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     logging.getLogger("gangline").setLevel(logging.CRITICAL)  # one death is expected

@@ -1,8 +1,8 @@
-"""`python -m bench.memory`: is memory flat? Before and after a million calls, and a hundred thousand leases.
+"""`python -m bench.memory`: checks that memory does not grow, before and after a million calls and 100,000 leases.
 
-Measured: resident memory of a client, a worker and the server, each in its own process, and what the ledger's stream
-keeps. The first 70 s of each load are not counted: a worker keeps its answers for a minute, in case that somebody asks
-again, and the ledger keeps the marks of what was deleted.
+It measures the resident memory of a client, a worker and the server, each in its own process, and the size of the
+ledger's stream. The first 70 s of each load are not counted: a worker keeps its answers for a minute, in case they are
+requested again, and the ledger keeps deletion markers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ CALLS: Final = 1_000_000
 LEASES: Final = 100_000
 _CONCURRENCY: Final = 64
 _SECONDS: Final = 5.0
-"""Of each part, so that no request of the bench waits long."""
+"""Requests per part, so that no request of the bench waits long."""
 _WARM_S: Final = 70.0
 _LEDGER: Final = "KV_GANGLINE_LEDGER"
 _SETTLE_S: Final = 15.0
-"""Before each look. Longer than marks of what was deleted are kept in the ledger."""
+"""Pause before each measurement. Longer than deletion markers are kept in the ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class Course:
 
     what: str
     count: int
-    """Done between the two."""
+    """Number of repetitions between the two measurements."""
     before: Footprint
     after: Footprint
     seconds: float
 
 
 async def course(site: Site, what: str, count: int, report: Callable[[str], None]) -> Course:
-    """Do it so often, and for a while beforehand."""
+    """Run the load this often, and for a while beforehand."""
     pool = f"memory-{what}"
     worker = await site.worker(pool, 512)
     client = await site.client(pool)

@@ -1,7 +1,7 @@
-"""`python -m bench.report`: the page and the chart for the docs, from what bench/results/ has.
+"""`python -m bench.report`: writes the page and the chart for the docs from bench/results/.
 
-What was not measured is said, not left out. The numbers themselves go beside the page, in one JSON file, so that it can
-be written again from them.
+Figures that were not measured are listed as such. The numbers are stored beside the page in one JSON file, from which
+the page can be written again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PARTS: Final = ("latest", "peers", "memory", "scaling")
 
 
 def together() -> dict[str, Any]:
-    """All results: `figures` by name (null: not measured), and the parts that they come from."""
+    """All results: `figures` by name (null: not measured), and the parts they come from."""
     parts = {name: load(name) or {} for name in _PARTS}
     figures = {each.name: None for each in FIGURES}
     spread: dict[str, Any] = {}
@@ -74,15 +74,15 @@ def _caption(found: dict[str, Any]) -> str:
 
 _HEAD: Final = """# Benchmarks
 
-Written by `python -m bench.report`; do not edit. All figures are ratios between systems that run side by side in one
-run on one machine: medians over rounds in which the systems take turns (A B A B), with worst and best.
+Written by `python -m bench.report`; do not edit. All figures are ratios between systems measured in the same run on
+the same machine: medians over rounds in which the systems alternate (A B A B), with worst and best.
 
 To reproduce: in a clone, `make bench` measures everything and `make bench ARGS=--docs` writes this page as well;
-`ARGS=--quick` takes half of the time. It needs Python 3.11 or later and nothing else: nats-server comes as a wheel, and
-each peer is installed by pip into an environment of its own in the user's cache folder (`GANGLINE_BENCH_CACHE` names
-another one). Peers on Redis need a `redis-server` or `valkey-server` on the PATH (`apt-get install redis-server`);
-without it they are named as missing. `gangline bench` measures what needs no peers, in under 45 s; `python -m
-bench.memory` and `python -m bench.scaling` measure what their parts below show.
+`ARGS=--quick` takes half of the time. It needs only Python 3.11 or later: nats-server comes as a wheel, and pip
+installs each peer into its own environment in the user's cache folder (or in `GANGLINE_BENCH_CACHE`). Peers on Redis
+need a `redis-server` or `valkey-server` on the PATH (`apt-get install redis-server`); without it they are listed as
+missing. `gangline bench` measures the figures that need no peers, in under 45 s; `python -m bench.memory` and `python
+-m bench.scaling` measure the figures in their sections below.
 
 ![the figures as a chart](benchmarks.svg)"""
 
@@ -94,7 +94,7 @@ def _machine(found: dict[str, Any]) -> str:
     told = [f"{name} {value}" for name, value in about.items() if name not in ("machine", "load_1min")]
     load_ = about.get("load_1min")
     state = (
-        f"Load average at the start: {load_}. Other work ran on the machine: take the ratios, not the rates."
+        f"Load average at the start: {load_}. Other work ran on the machine: use the ratios, not the rates."
         if load_ is not None and load_ > 1
         else f"Load average at the start: {load_}."
     )
@@ -128,7 +128,7 @@ def _missed(found: dict[str, Any]) -> list[str]:
         if value is not None and not figure.meets(value) and figure.name in NOTES:
             missed.setdefault(NOTES[figure.name], []).append(f"`{figure.name}`")
     told = [f"- {', '.join(names)}: {note}" for note, names in missed.items()]
-    return ["\n".join(["## What is not met, and why", "", *told])] if told else []
+    return ["\n".join(["## Targets that are not met, and why", "", *told])] if told else []
 
 
 def _durable(found: dict[str, Any]) -> list[str]:
@@ -137,16 +137,16 @@ def _durable(found: dict[str, Any]) -> list[str]:
     if not rows:
         return []
     lines = [
-        "## Durable tasks beside other systems",
+        "## Durable tasks compared with other systems",
         "",
         "No-op tasks from one submitting process (64 submissions at once) to one worker process; results off "
-        "everywhere. *Done*: from the first submission to the last task, by the tasks' own notes. *Start*: from "
-        f"submission to start, at {peers['about']['rate']:g} tasks per second. Each system runs alone in its turn, on "
-        f"a server that was started for it. Ours has a dispatcher process besides the worker. "
+        "everywhere. *Done*: from the first submission to the last task, as recorded by the tasks. *Start*: from "
+        f"submission to start, at {peers['about']['rate']:g} tasks per second. The systems run one at a time, each on "
+        f"a server of its own. Gangline has a dispatcher process in addition to the worker. "
         f"{_best(peers)} {_state(peers['about'])}",
         "",
-        "| system | done per s | submitted per s | start p50, p99 (ms) | CPU per task (us) | tasks are kept in "
-        "| acknowledged | how it was run |",
+        "| system | done per s | submitted per s | start p50, p99 (ms) | CPU per task (us) | tasks are stored in "
+        "| acknowledged | configuration |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [_durable_row(name, row) for name, row in rows.items()]
@@ -166,7 +166,7 @@ def _state(about: dict[str, Any]) -> str:
 def _best(peers: dict[str, Any]) -> str:
     if peers.get("best") is None:
         return ""
-    return f"The fastest durable peer is {peers['best']}, the soonest to start {peers['soonest']}."
+    return f"The fastest durable peer is {peers['best']}; {peers['soonest']} starts tasks soonest."
 
 
 def _durable_row(name: str, row: dict[str, Any]) -> str:
@@ -182,11 +182,11 @@ def _ray(found: dict[str, Any]) -> list[str]:
     if not rates:
         return []
     lines = [
-        "## Calls beside Ray Serve",
+        "## Calls compared with Ray Serve",
         "",
-        "One replica and one worker, 64 calls at once, 100 bytes there and back; *choose* is `choose_replica` and "
-        "`dispatch` there, `choose_worker` and `dispatch` here. Neither keeps calls or results. Ratios are against the "
-        "better of its two runs.",
+        "One replica and one worker, 64 calls at once, 100 bytes in each direction; *choose* is `choose_replica` and "
+        "`dispatch` in Ray Serve, `choose_worker` and `dispatch` in Gangline. Neither stores calls or results. Ratios "
+        "are against the better of Ray Serve's two runs.",
         "",
         "| | per s |",
         "|---|---|",
@@ -205,7 +205,7 @@ def _memory(found: dict[str, Any]) -> list[str]:
         "## Memory over a long run",
         "",
         "Resident memory (MB) and the ledger's stream, before and after; the first 70 s of each load are not counted, "
-        "in which a worker fills what it keeps of its answers for a minute.",
+        "in which a worker fills its cache of answers, kept for a minute.",
         "",
         "| load | client | worker | nats-server | ledger: messages | ledger: bytes |",
         "|---|---|---|---|---|---|",

@@ -1,8 +1,8 @@
-"""`python -m bench.scaling`: what each thing costs a server, for the page on scaling.
+"""`python -m bench.scaling`: measures what each operation costs, for the page on scaling.
 
-For each load: CPU time of the server, of the client, of the worker and of the coordinator, messages and bytes through
-the server, and writes to the ledger, all for one of what is done; and the same for one worker at rest in one second,
-with and without routers that watch it.
+For each load: CPU time of the server, the client, the worker and the coordinator, messages and bytes through the
+server, and writes to the ledger, all per operation. Also the same for one second of an idle worker, with and without
+routers that watch it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEDGER: Final = "KV_GANGLINE_LEDGER"
 _LOADS: Final = ("call", "reserve", "lease_cycle")
 _SLOTS: Final = 512
 _RESTING: Final = 60
-"""Workers at rest, in one process, each with a connection of its own."""
+"""Idle workers, in one process, each with its own connection."""
 _GANG: Final = 8
 
 Report = Callable[[str], None]
@@ -43,15 +43,15 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one of what is done."""
+    """Costs of one operation."""
 
     per_s: float
     cpu_us: Mapping[str, float]
     """By process."""
     in_messages: float
-    """That the server got."""
+    """Messages received by the server."""
     out_messages: float
-    """That it sent on."""
+    """Messages sent by the server."""
     bytes: float
     """Both ways."""
     ledger_writes: float
@@ -59,7 +59,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """The counters of one moment."""
+    """The counters at one moment."""
 
     at: float
     cpu_s: Mapping[str, float]
@@ -69,7 +69,7 @@ class _Look:
     ledger: int
 
     def since(self, before: _Look, count: float) -> Cost:
-        """For each of `count` that were done since `before`."""
+        """Per operation, for `count` operations since `before`."""
         return Cost(
             per_s=round(count / (self.at - before.at), 1),
             cpu_us={name: round((used - before.cpu_s[name]) / count * 1e6, 2) for name, used in self.cpu_s.items()},
@@ -127,13 +127,13 @@ async def gangs(site: Site, times: int) -> Cost:
 
 
 async def resting(site: Site, seconds: float, *, routers: int) -> Cost:
-    """Workers at rest, seen by so many routers; for one worker in one second."""
+    """Idle workers watched by this many routers; costs per worker and second."""
     pool = f"cost-rest-{routers}"
     workers = await site.worker(pool, 4, workers=_RESTING)
     watching: list[Child] = []
     for _ in range(routers):
         client = await site.client(pool)
-        await client.ask("closed", what="call", concurrency=1, seconds=0.05)  # a router looks at what it is asked for
+        await client.ask("closed", what="call", concurrency=1, seconds=0.05)  # a router watches only pools in use
         watching.append(client)
     processes = {"server": site.server_pid, "worker": workers.pid}
     processes |= {f"router {number}": client.pid for number, client in enumerate(watching)}
@@ -145,8 +145,8 @@ async def resting(site: Site, seconds: float, *, routers: int) -> Cost:
 
 
 async def ledger_writes(servers: int, seconds: float) -> dict[str, float]:
-    """Single writes to a bucket such as the ledger, 64 at once, kept by so many servers: writes per second, and the CPU
-    time of all servers for one of them."""
+    """Single writes to a bucket like the ledger, 64 at once, with this many replicas: writes per second, and CPU
+    time of all servers per write."""
     async with AsyncExitStack() as stack:
         if servers == 1:
             server = await stack.enter_async_context(EmbeddedServer())

@@ -23,7 +23,7 @@ class ProviderProbe:
             get: the public function that returns the provider.
             noop: the API's own provider that does nothing.
         """
-        get()  # Creates the provider named by OTEL_PYTHON_*_PROVIDER, if any.
+        get()  # creates the provider named by OTEL_PYTHON_*_PROVIDER, if any
         self._variables = vars(module)
         self._variable = variable
         self._get = get

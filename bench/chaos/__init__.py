@@ -1,1 +1,1 @@
-"""Chaos: the whole system in real processes, faults drawn from a seed, and a judge of what everybody wrote down."""
+"""Chaos: the whole system in real processes, faults drawn from a seed, and a judge of all records."""

@@ -1,15 +1,15 @@
-"""Faults on the whole system in real processes, drawn from a seed, judged by what every process wrote down.
+"""Faults on the whole system in real processes, drawn from a seed, judged by what every process recorded.
 
-    make chaos                              ten minutes of faults, of a seed that is drawn and told
+    make chaos                              ten minutes of faults, with a random seed that is printed
     python -m bench.chaos --seed 7 --minutes 2
     python -m bench.chaos --seed 7 --only twins,"kill server" --keep /tmp/records
     python -m bench.chaos --seeds 1-20 --minutes 3
-                                            one after the other, and one table of them all at the end
+                                            one after the other, with one table of all at the end
 
 A cluster of three nats-servers with a proxy on every link, two coordinators, two dispatchers, four workers of four
-slots, and three clients that ask for all there is. Processes are killed, frozen, doubled, restarted and cut off;
-servers are killed, frozen, cut off and lose their disks. Everything is on 127.0.0.1 and ends with this command. The
-same seed plays the same faults; their exact moments depend on the machine. Exit code 1: a law was broken.
+slots, and three clients that use all features. Processes are killed, frozen, duplicated, restarted and cut off; servers
+are killed, frozen, cut off and lose their disks. Everything runs on 127.0.0.1 and ends with this command. The same seed
+produces the same faults; their exact moments depend on the machine. Exit code 1: a law was broken.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ def _folder(given: argparse.Namespace, seed: int) -> Path | None:
 
 
 async def _play_all(given: argparse.Namespace, only: tuple[str, ...]) -> int:
-    """Exit code 1: a law was broken, or a run came to no end."""
+    """Exit code 1: a law was broken, or a run did not finish."""
     me = asyncio.current_task()
     assert me is not None
-    for number in (signal.SIGINT, signal.SIGTERM):  # however often: the end is not to be cut short
+    for number in (signal.SIGINT, signal.SIGTERM):  # ignore repeated signals: the cleanup must not be interrupted
         asyncio.get_running_loop().add_signal_handler(number, me.cancel)
     done: list[Seed] = []
     try:
         for seed in given.seeds:
             try:
                 done.append(await _play(given, seed, only))
-            except Exception as error:  # of this run: the others are played all the same
+            except Exception as error:  # an error of this run; the others still run
                 text = f"NO VERDICT: {type(error).__name__}: {error}"
                 _say(f"seed {seed}: {text}\n{traceback.format_exc()}")
                 failed = Seed(seed=seed, minutes=given.minutes, played=(), outcomes={}, verdicts={}, failed=text)
                 done.append(failed)
     finally:
-        if len(given.seeds) > 1 and done:  # also of those that were played when it is broken off
+        if len(given.seeds) > 1 and done:  # also for the runs done so far if it is interrupted
             _say(f"\n{summary(done)}")
     return 0 if all(seed.held for seed in done) else 1
 
@@ -85,9 +85,9 @@ def _seeds(text: str) -> list[int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, help="what faults, on whom, in which order; drawn if not given")
+    parser.add_argument("--seed", type=int, help="determines the faults, their targets and order; random if not given")
     parser.add_argument("--seeds", type=_seeds, help="several, one after the other: 1-20, or 3,5,9-12")
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults go on, for each seed (10)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults continue, per seed (10)")
     parser.add_argument("--only", default="", help=f"kinds of faults: {', '.join(FAULTS)}")
     parser.add_argument("--keep", type=Path, help="leave all records and logs in this folder")
     given = parser.parse_args()
@@ -97,7 +97,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--minutes must not be negative")
     if given.seed is not None and given.seeds is not None:
         parser.error("give --seed or --seeds")
-    logging.getLogger("gangline").setLevel(logging.ERROR)  # that our own connection comes and goes is no news
+    logging.getLogger("gangline").setLevel(logging.ERROR)  # do not log that our own connection is lost and restored
     given.seeds = given.seeds or [random.randrange(1_000_000) if given.seed is None else given.seed]
     try:
         return run(_play_all(given, only))

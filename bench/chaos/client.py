@@ -1,7 +1,7 @@
-"""One client of a run, `python -m bench.chaos.client NAME SEED`: asks for everything there is to ask for, all the time.
+"""One client of a run, `python -m bench.chaos.client NAME SEED`: sends requests of all kinds, all the time.
 
-Each request is noted before it is made, and again with what the caller was told. SIGTERM: no new requests; ends when
-those under way have been answered.
+It records each request before it sends it, and again with the answer. On SIGTERM it sends no new requests, and exits
+when the pending ones have been answered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gangline.schemas.errors.base import GanglineError
 
 POOL: Final = "chaos"
 JOBS: Final = "jobs"
-"""An endpoint with a route of its own; see JOBS_ROUTE."""
+"""An endpoint with its own route; see JOBS_ROUTE."""
 PER_KEY: Final = 2
 JOBS_ROUTE: Final[dict[str, Any]] = {
     "to": {POOL: 1},
@@ -39,7 +39,7 @@ KINDS: Final = ("call", "once", "stream", "lease", "selection", "job", "gang", "
 """All of these must succeed again after a fault, at each client."""
 
 _TTL_S: Final = 5.0
-"""Of leases and gangs."""
+"""Time to live of leases and gangs."""
 _TIMEOUT_S: Final = 8.0
 _FORM_S: Final = 12.0
 _LEAVE_S: Final = 40.0
@@ -47,11 +47,11 @@ _SUBMIT_S: Final = 30.0
 """Promised by Client.submit."""
 _JOB_S: Final = 120.0
 _HANG_S: Final = 15.0
-"""A request that is so late has no answer."""
+"""A request this late counts as unanswered."""
 
 
 class Told:
-    """Where a request's answer is put."""
+    """Holds a request's answer."""
 
     value: Any = None
     job: str | None = None
@@ -69,7 +69,7 @@ class _Client:
 
     @asynccontextmanager
     async def asking(self, kind: str, within_s: float, id: str = "", **facts: Any) -> AsyncIterator[Told]:
-        """Note a request and what becomes of it. Errors are noted and not passed on, save those that are no answer."""
+        """Record a request and its outcome. Errors are recorded and not raised, unless they are not an answer."""
         id = id or self.new_id()
         self.book.note("ask", id=id, kind=kind, due=time.monotonic() + within_s, **facts)
         told = Told()
@@ -81,7 +81,7 @@ class _Client:
             self.book.note("told", id=id, text=f"{type(error).__name__}: {error}"[:300], **facts)
         except TimeoutError:
             self.book.note("hung", id=id)
-        except Exception as error:  # a bug, for the judge to see
+        except Exception as error:  # a bug; the judge must see it
             text = f"{type(error).__name__}: {error}"[:300]
             self.book.note("told", id=id, ok=False, code="not_ours", may_have_started=True, text=text)
         else:
@@ -89,7 +89,7 @@ class _Client:
 
     @contextmanager
     def holding(self, name: str, asked: float, held: gangline.Lease | None = None, **facts: Any) -> Iterator[None]:
-        """Note that it is held, and that it has been given back."""
+        """Record that it is held, and that it was released."""
         self.book.note("held", name=name, asked=asked, **facts)
         try:
             yield
@@ -127,7 +127,7 @@ class _Client:
         await self._lease(slots=2, calls=4)
 
     async def idle_lease(self) -> None:
-        """Held for a while before it is used, now and then for longer than its time to live."""
+        """Held for a while before it is used, sometimes for longer than its time to live."""
         await self._lease(slots=1, calls=1, idle_s=self.draw.uniform(0.5, 1.5) * _TTL_S)
 
     async def _lease(self, *, slots: int, calls: int, idle_s: float = 0.0) -> None:
@@ -171,7 +171,7 @@ class _Client:
         await self._submit(id, options)
 
     async def ordered(self) -> None:
-        """One after the other is submitted, and so they must run."""
+        """Submitted one after the other; they must run in that order."""
         line = f"line-{self.name}"
         await self._submit(self.new_id(), {"key": line, "ordered": True}, line)
 
@@ -183,7 +183,7 @@ class _Client:
         facts: dict[str, Any] = {"not_before": time.monotonic() + delay_s} if delay_s else {}
         if line is not None:
             facts["line"] = line
-        # A few run for longer than any fault lasts: they must not be started again meanwhile.
+        # A few run longer than any fault lasts: they must not be started again meanwhile.
         short = line is not None or self.draw.random() > 0.02
         seconds = self._seconds() * self.draw.choice((1, 1, 1, 10)) if short else 8.0
         jobs: list[Job] = []

@@ -1,4 +1,4 @@
-"""The kinds of faults. Each is drawn from the seed, has an effect for some seconds, and is over when it returns."""
+"""The kinds of faults. Each is drawn from the seed, takes effect for some seconds, and is over when it returns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bench.faults.crew import holds_within
 
 Act = Callable[[], Awaitable[None]]
 Fault = Callable[[System, Random], tuple[str, Act]]
-"""Draws what exactly is to be done; says it in a few words."""
+"""Draws the details of a fault and describes it in a few words."""
 
 _SERVE_S: Final = 40.0
 _LEAVE_S: Final = 20.0
 
 
 def _nothing(system: System, draw: Random) -> tuple[str, Act]:
-    """What recovery is measured against: each kind of request takes its time when nothing is wrong, too."""
+    """The baseline for recovery times: even without a fault, each kind of request takes some time."""
 
     async def act() -> None:
         return
@@ -100,7 +100,7 @@ def _twins(system: System, draw: Random) -> tuple[str, Act]:
 
 
 async def _serves(system: System, pid: int) -> None:
-    """Until that process has run something."""
+    """Wait until that process has run a task."""
     if not await holds_within(_SERVE_S, (system.folder / f"task-{pid}.jsonl").exists, pause_s=0.1):
         system.exits.append(f"the second process of a frozen worker's id ran nothing in {_SERVE_S:g} s")
 
@@ -215,7 +215,8 @@ def _kill_server(system: System, draw: Random) -> tuple[str, Act]:
 
 
 def _restart_servers(system: System, draw: Random) -> tuple[str, Act]:
-    """Cleanly. All killed at once would be a power cut: a server acknowledges before the disk has it."""
+    """A clean shutdown. Killing all at once would be a power failure: a server acknowledges before the data is on
+    disk."""
     at_once = draw.random() < 0.4
     names = list(SERVERS)
     draw.shuffle(names)
@@ -247,7 +248,7 @@ def _freeze_server(system: System, draw: Random) -> tuple[str, Act]:
 
 
 def _two(system: System, draw: Random) -> tuple[str, Act]:
-    """At most one of them is a server's."""
+    """At most one of the two is a server fault."""
     kinds = draw.sample(_TOGETHER, 2)
     (one, act_one), (other, act_other) = (FAULTS[kind](system, draw) for kind in kinds)
 
@@ -290,12 +291,12 @@ _TOGETHER: Final = tuple(f"{what} {role}" for what in ("kill", "freeze", "partit
     "freeze server",
 )
 SERVER_FAULTS: Final = frozenset({"partition server", "kill server", "freeze server", "restart servers", "two at once"})
-"""Before one of these, and before the next fault after it, all copies of all streams must be up to date: two servers
-that lack the newest entries are more than any replication bears."""
+"""Before one of these, and before the next fault after it, all replicas of all streams must be up to date:
+replication does not survive two servers without the newest entries."""
 
 
 def order(seed: int, only: tuple[str, ...] = ()) -> list[str]:
-    """Kinds in the order in which a seed plays them, again and again: all of them once before any comes twice."""
+    """The kinds in the order in which a seed uses them: each occurs once before any occurs twice."""
     kinds = list(only or FAULTS)
     Random(f"order {seed}").shuffle(kinds)
     return kinds

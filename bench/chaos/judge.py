@@ -1,14 +1,14 @@
-"""Holds what was written down to the laws. It knows nothing of servers or processes: a history in, verdicts out.
+"""Checks a recorded history against the laws. It knows nothing of servers or processes: a history in, verdicts out.
 
-What excuses a breach is what docs/explanation/what-is-not-promised.md says, and nothing else:
+A breach is excused only by what docs/explanation/what-is-not-promised.md says:
 
-- what already ran on a process when that was frozen or cut off may go on beside its successor, and a process that is
-  cut off from storage serves on;
+- tasks that were running on a process when it was frozen or cut off may continue beside its successor, and a process
+  that is cut off from storage keeps serving;
 - a durable task may start elsewhere when the process that runs it is killed, frozen or cut off;
-- the members of a worker that is killed, frozen or cut off are not waited for;
-- the requests of a client that was killed have no answer, and a frozen one reads its clock when it wakes;
-- deadlines travel as the time that is left, so what a link kept may start late by as long as it was kept;
-- the ledger follows while storage takes writes.
+- nobody waits for members on a worker that is killed, frozen or cut off;
+- requests of a killed client have no answer, and a frozen client reads its clock when it wakes;
+- deadlines are sent as remaining time, so a message that a link delayed may start a task late by that delay;
+- the ledger is only up to date while storage accepts writes.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 SLACK_S: Final = 3.0
-"""How late an answer may be on a machine that is busy."""
+"""How late an answer may be on a busy machine."""
 SLOTS: Final = 4
 PER_KEY: Final = 2
 DRAIN_GRACE_S: Final = 10.0
-"""What runs on a draining worker may run on for so long."""
+"""How long a task may keep running on a draining worker."""
 _TURN_S: Final = 0.5
-"""From a worker's decision until the task itself takes note."""
+"""From a worker's decision until the task itself records it."""
 _ROUNDED_S: Final = 2.0
 """The server expires keys in whole seconds, and the writer rounds up."""
 _SETTLES_S: Final = 10.0
-"""For so long after storage, or its reader, was away writes and news may be late: a time-out of 5 s, and tries."""
+"""After storage or its reader was away, writes and reads may be late for this long: a timeout of 5 s, and retries."""
 _REACHES_STORAGE_S: Final = 5.0
-"""For so long after it was cut off a process may not have reached storage again: a dial that hangs, and a pause."""
+"""After it was cut off, a process may need this long to reach storage again: a hanging connection attempt, and a
+pause."""
 
 
 class Judge:
-    """One history, with what is looked up in it again and again."""
+    """One history, with indexes for frequent lookups."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -52,7 +53,7 @@ class Judge:
         self.requests = {request.id: request for request in history.requests}
 
     def ended(self, run: Run) -> float:
-        """When it was over: by its own word, or because its process was."""
+        """When it was over: as recorded, or because its process ended."""
         return min(run.ended, self._life_end(run.pid))
 
     def _life_end(self, pid: int) -> float:
@@ -60,7 +61,7 @@ class Judge:
         return NEVER if life is None else life.ended
 
     def lost(self, pid: int, since: float, until: float) -> bool:
-        """Whether that process was killed, frozen or cut off in that time."""
+        """Whether that process was killed, frozen or cut off in that interval."""
         life = self.lives.get(pid)
         if life is not None and life.killed and since <= life.ended <= until:
             return True
@@ -72,7 +73,7 @@ class Judge:
     # -- L1, L3 ---------------------------------------------------------------------------------------------------
 
     def capacity(self) -> Iterable[str]:
-        """L1: no more runs at once than there are slots, in a process and over all processes of a worker's id."""
+        """L1: no more tasks run at once than there are slots, in a process and over all processes of a worker's id."""
         for pid, runs in _by(self.runs, lambda run: run.pid).items():
             for run, slots in self._at_each_start(runs, lambda _, __: True):
                 if slots > SLOTS:
@@ -86,10 +87,10 @@ class Judge:
                     yield f"{slots} slots of {worker} (all its processes) were in use when {run.id} began"
 
     def _counts_beside(self, run: Run, began: Run) -> bool:
-        """Whether `run` counts when `began` begins.
+        """Whether `run` counts as using slots when `began` begins.
 
-        Not if it has been running on since its process was lost. And a process that is cut off keeps to its own slots,
-        but serves on until it reaches storage again, which tells it of the other one.
+        Not if its process was lost while it ran. And a process that is cut off keeps to its own slots, but keeps
+        serving until it reaches storage again and learns of the other process.
         """
         if run.pid == began.pid:
             return True
@@ -102,7 +103,7 @@ class Judge:
         return True
 
     def _at_each_start(self, runs: Sequence[Run], counts: Callable[[Run, Run], bool]) -> Iterable[tuple[Run, int]]:
-        """Each run with the slots in use at its beginning, its own included."""
+        """Each run with the slots in use at its start, including its own."""
         living: list[Run] = []
         for run in runs:
             living = [other for other in living if self.ended(other) > run.began]
@@ -110,7 +111,7 @@ class Judge:
             yield run, sum(other.slots for other in living if counts(other, run))
 
     def single_use(self) -> Iterable[str]:
-        """L3 and "without `idempotent` a task starts at most once": no excuse."""
+        """L3 and "without `idempotent` a task starts at most once": no exceptions."""
         for request in self.history.requests:
             if not request.once:
                 continue
@@ -122,14 +123,14 @@ class Judge:
     # -- answers --------------------------------------------------------------------------------------------------
 
     def honest(self) -> Iterable[str]:
-        """Who was told that nothing started was told the truth."""
+        """If a caller was told that nothing started, nothing started."""
         for request in self.history.requests:
             runs = self.runs_of[request.id]
             if request.answers and not request.ok and not request.may_have_started and runs:
                 yield f"{request.kind} {request.id} was told {request.code}, nothing started; it ran {_where(runs[0])}"
 
     def right(self) -> Iterable[str]:
-        """An answer is that of the task that was asked for, and it ran to its end."""
+        """An answer belongs to the requested task, and that task ran to its end."""
         for request in self.history.requests:
             if request.code == "not_ours":
                 yield f"{request.kind} {request.id} raised an error that is none of ours: {request.text}"
@@ -170,8 +171,8 @@ class Judge:
     # -- L5: leases -------------------------------------------------------------------------------------------------
 
     def expired(self) -> Iterable[str]:
-        """L5: a token is good in one epoch of one process; nothing starts on what was given back, or what a holder
-        that is dead or stood still cannot have renewed; nothing starts after its caller's deadline."""
+        """L5: a token is valid in one epoch of one process; nothing starts on a released lease, or on one that its
+        dead or frozen holder cannot have renewed; nothing starts after its caller's deadline."""
         on: dict[str, list[Run]] = defaultdict(list)
         for run in self.runs:
             for name in {run.token, run.gang} - {None}:
@@ -193,7 +194,7 @@ class Judge:
                 yield f"{request.kind} {run.id} began {_where(run)}, {late_s:.1f} s after its deadline"
 
     def _ends(self, holding: Holding) -> Iterable[tuple[str, float]]:
-        """Why a holding was over, and when at the latest."""
+        """Why a lease was over, and when at the latest."""
         yield "was given back", holding.left
         if holding.ttl_s is None:
             return
@@ -206,7 +207,7 @@ class Judge:
                 yield "could not be renewed", trouble.since + holding.ttl_s
 
     def _kept_s(self, caller: int, worker: int, since: float, until: float) -> float:
-        """How long a message between them may have been kept on its way: while either was cut off."""
+        """How long a message between the two may have been delayed: while either was cut off."""
         return sum(
             max(0.0, min(until, _over_at(trouble)) - max(since, trouble.since))
             for trouble in self.history.troubles
@@ -216,8 +217,8 @@ class Judge:
     # -- L6: the ledger ---------------------------------------------------------------------------------------------
 
     def ledger(self) -> Iterable[str]:
-        """L6, as far as a reader on a busy machine can tell: leases are shown when granted, and no longer when given
-        back; what a worker held when it was killed does not outlive its time to live."""
+        """L6, as far as a reader on a busy machine can tell: leases are shown when granted, and removed when
+        released; the leases of a killed worker do not outlive their time to live."""
         shown = {each.token: each for each in self.history.shown}
         ran_on = {run.token: run.pid for run in self.runs if run.token is not None}
         for holding in self.history.holdings:
@@ -240,14 +241,14 @@ class Judge:
                 yield f"token {entry.token} of {entry.worker} outlived its worker's end by {_seconds(entry, life)}"
 
     def _life_that_held(self, entry: Shown) -> Life | None:
-        """Of the process that was the worker when its token was shown first."""
+        """The end of the process that was the worker when its token was first shown."""
         lives = [life for life in self.history.lives if life.worker == entry.worker and life.began < entry.seen]
         ended_before = [life for life in lives if life.ended < entry.seen - SLACK_S]
         living = [life for life in lives if life not in ended_before]
         return living[0] if len(living) == 1 else None
 
     def _clear(self, pids: Sequence[int], since: float, until: float) -> bool:
-        """Whether storage, its reader and these processes were there all that time, and for a while before."""
+        """Whether storage, its reader and these processes were available all that time, and for a while before."""
         if any(begun <= until and over >= since - _SETTLES_S for begun, over in self.history.blind):
             return False
         return not any(self.lost(pid, since - _SETTLES_S, until) for pid in pids)
@@ -255,8 +256,8 @@ class Judge:
     # -- L9: one coordinator ----------------------------------------------------------------------------------------
 
     def coordinators(self) -> Iterable[str]:
-        """L9: what the reader of the ledger saw; and what members were told of their gang agrees over all ranks, and
-        only grows."""
+        """L9: as the reader of the ledger saw it; and what members know about their gang agrees over all ranks, and
+        its generation and fence only grow."""
         yield from self.history.deposed
         for gang, members in _by(self.history.members, lambda member: member.gang).items():
             fences: dict[int, int] = {}
@@ -275,7 +276,7 @@ class Judge:
     # -- L11: drains ------------------------------------------------------------------------------------------------
 
     def drains(self) -> Iterable[str]:
-        """L11: who drains takes nothing new, finishes what it runs within the grace time, and leaves after that."""
+        """L11: a draining worker accepts nothing new, finishes its tasks within the grace time, and then exits."""
         granted = {holding.name: holding.asked for holding in self.history.holdings if holding.slots is not None}
         runs_of = _by(self.runs, lambda run: run.pid)
         for life in self.history.lives:
@@ -295,7 +296,7 @@ class Judge:
                     yield f"{life.name} left while {run.id} ran ({_where(run)})"
 
     def _cut_short(self, run: Run, life: Life) -> bool:
-        """Whether only the drain can have stopped it, before its time was over."""
+        """Whether only the drain can have stopped it, and did so before the grace time was over."""
         request = self.requests.get(run.id)
         if not run.cancelled or run.gang is not None or request is None or request.kind == "submit":
             return False
@@ -306,7 +307,7 @@ class Judge:
     # -- streams ----------------------------------------------------------------------------------------------------
 
     def streams(self) -> Iterable[str]:
-        """All items once and in order; or an error, after the first of them."""
+        """All items once and in order; or an error, after some of them."""
         for request in self.history.requests:
             if request.kind != "stream" or not request.answers:
                 continue
@@ -328,7 +329,8 @@ class Judge:
     # -- durable tasks ----------------------------------------------------------------------------------------------
 
     def durable(self) -> Iterable[str]:
-        """L10: what was acknowledged ended once, and rightly; attempts' fences grow; what runs is not started again."""
+        """L10: every acknowledged job ended once, and correctly; fences grow with the attempts; a running job is not
+        started again."""
         told = {
             request.id.removesuffix("/result"): request for request in self.history.requests if request.kind == "job"
         }
@@ -364,7 +366,7 @@ class Judge:
                 yield f"{both} ended well, on a process that is still there, and started again"
 
     def keys(self) -> Iterable[str]:
-        """No more of a key run at once than its limit says; what a lost process runs does not count."""
+        """At most as many tasks of a key run at once as its limit allows; those of a lost process do not count."""
         for key, runs in _by((run for run in self.runs if run.job and run.key), lambda run: run.key).items():
 
             def counts(run: Run, began: Run) -> bool:
@@ -375,8 +377,8 @@ class Judge:
                     yield f"{running} tasks of {key} ran at once when {run.id} began, its limit is {PER_KEY}"
 
     def order(self) -> Iterable[str]:
-        """Of an ordered key, what was acknowledged before the next was asked for has ended before the next begins. What
-        a lost process ran may be repeated whenever."""
+        """With an ordered key, a job acknowledged before the next one was submitted has ended before that one
+        starts. Jobs of a lost process may be repeated at any time."""
         lines = _by((r for r in self.history.requests if r.line and r.ok), lambda request: request.line)
         for line, requests in lines.items():
             began: list[tuple[Request, list[Run]]] = [
@@ -396,7 +398,7 @@ class Judge:
     # -- gangs ------------------------------------------------------------------------------------------------------
 
     def gangs(self) -> Iterable[str]:
-        """L7 and L8: granted whole, and one generation after the other."""
+        """L7 and L8: granted as a whole, and one generation after the other."""
         yield from self.history.ledger
         for id, runs in self.runs_of.items():
             generations = {(run.gang, run.generation) for run in runs if run.gang is not None}
@@ -417,7 +419,7 @@ class Judge:
     # -- at rest ------------------------------------------------------------------------------------------------------
 
     def rest(self) -> Iterable[str]:
-        """L2, L4, L12: nothing is held when nobody wants anything."""
+        """L2, L4, L12: nothing is held when there are no requests."""
         yield from self.history.leaks
         for run in self.runs:
             if self.ended(run) == NEVER:
@@ -449,7 +451,7 @@ LAWS: Final[dict[str, Callable[[Judge], Iterable[str]]]] = {
 
 
 def judge(history: History) -> dict[str, list[str]]:
-    """Breaches by law; every law is there."""
+    """Breaches by law; every law is a key."""
     it = Judge(history)
     return {law: list(check(it)) for law, check in LAWS.items()}
 

@@ -1,9 +1,9 @@
-"""A reader of the ledger that holds it to laws L7 and L9 while servers are lost, and notes which tokens it shows (L6).
+"""A reader of the ledger that checks laws L7 and L9 while servers are lost, and records the tokens it shows (L6).
 
-What it may not have seen whole it leaves out.
+It leaves out what it may not have seen completely.
 
-It watches the bucket as it is. A bucket that keeps a history would show every revision, but is another one: when the
-marker of a deleted key expires, the value before it would be the newest again.
+It watches the normal bucket. A bucket with history would show every revision, but behaves differently: when the marker
+of a deleted key expires, the value before it would be the newest again.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from gangline.schemas.records.workers import LeaseRecord
 
 _OVER: Final = (GangState.TEARING_DOWN, GangState.ENDED)
 _BATCH: Final = 50
-"""A batch that was under way at a gap has been written whole after so many revisions more."""
+"""A batch that was in progress at a gap has been written completely after this many more revisions."""
 
 
 class LossyAudit(Audit):
-    """Judges only gangs that it has seen whole, from their first record on."""
+    """Judges only gangs that it has seen completely, from their first record on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gaps = 0
         """Places where revisions were overwritten, or had expired, before they were delivered."""
         self.judged = 0
-        """Records of granted gangs, and those that were left out."""
+        """Number of granted gangs, and of those left out."""
         self.left_out = 0
         self.shown: dict[str, Shown] = {}
         """By token."""
         self.blind: list[tuple[float, float]] = []
-        """Times before whose end revisions were not delivered."""
+        """Times until which revisions may not have been delivered."""
         self.deposed: list[str] = []
         """Breaches of L9."""
         self._heard_at = time.monotonic()
         self._terms: dict[int, str] = {}
-        """The coordinator that led in each term that was seen."""
+        """The leading coordinator of each term."""
         self._over: dict[str, int] = {}
-        """By gang, the newest generation that was seen to end."""
+        """By gang, the newest generation that has ended."""
         self._newest = 0
         self._gap_at = -_BATCH
         self._unknown: set[str] = set()
@@ -84,7 +84,7 @@ class LossyAudit(Audit):
         self.shown.setdefault(token, shown).due = due
 
     def _judge_leaders(self, entry: KvEntry) -> None:
-        """L9: one coordinator for each term, in order, and no word on a generation after its end."""
+        """L9: one coordinator per term, in order, and no change of a generation after its end."""
         if entry.operation is not KvOperation.PUT:
             return
         if entry.key == "leader":

@@ -1,8 +1,8 @@
-"""A TCP proxy whose links can be slow, silent, silent one way, or cut; all of them in one event loop.
+"""A TCP proxy whose links can be slow, silent, silent in one direction, or cut; all of them in one event loop.
 
-A link stands for the cable between two parties, a process and a server or two servers. As with a real one, what was
-sent while the link was silent is not lost: TCP delivers it afterwards, if both ends still want it. A party that dials
-over a silent link is left waiting; one that dials over a cut link is refused.
+A link stands for the cable between a process and a server, or between two servers. As with a real cable, data sent
+while the link is silent is not lost: TCP delivers it later, if both ends are still connected. Connecting over a silent
+link hangs; connecting over a cut link is refused.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, cast
 
 _MOST_KEPT_BYTES: Final = 4_000_000
-"""In one direction of one connection; then its sender has to wait, as it would for a full window."""
+"""Buffered bytes in one direction of one connection; beyond that its sender has to wait, as with a full TCP window."""
 
 
 class Link:
-    """Between `a`, which dials, and `b`. What happens to it happens to all its connections, new ones included.
+    """A link between `a`, which connects, and `b`. Its state applies to all its connections, including new ones.
 
-    `backwards`: of which `b` dials, through a listener of its own; the same cable.
+    `backwards`: the same cable for connections that `b` makes, through a listener of their own.
     """
 
     def __init__(self, a: str, b: str) -> None:
@@ -28,7 +28,7 @@ class Link:
         self.b = b
         self.cut = False
         self.silent = {a: False, b: False}
-        """By who speaks: whether nothing of what it says arrives."""
+        """By sender: whether its data is held back."""
         self.delay_s = 0.0
         self.connections: set[_Connection] = set()
 
@@ -36,12 +36,12 @@ class Link:
         return f"<Link {self.a}-{self.b} cut={self.cut} silent={self.silent} delay={self.delay_s}>"
 
     def silence(self, *speakers: str) -> None:
-        """Let nothing through of what these say; of both if none are named."""
+        """Hold back all data of these senders; of both if none are given."""
         for speaker in speakers or (self.a, self.b):
             self.silent[speaker] = True
 
     def slow(self, delay_s: float) -> None:
-        """Deliver everything so much later, in both directions."""
+        """Delay all data by this time, in both directions."""
         self.delay_s = delay_s
 
     def sever(self) -> None:
@@ -51,7 +51,7 @@ class Link:
             connection.abort()
 
     def heal(self) -> None:
-        """As at first; what was kept is delivered now."""
+        """Restore the link; data held back is delivered now."""
         self.cut = False
         self.delay_s = 0.0
         self.silent = dict.fromkeys(self.silent, False)
@@ -68,7 +68,7 @@ class _End(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.other: _End
         self.kept: deque[tuple[float, bytes]] = deque()
-        """What was read here and has not been delivered: with the time when it may be."""
+        """Data read here and not delivered yet, with the time when it is due."""
         self.kept_bytes = 0
         self.ended = False
         self.paused = False
@@ -93,7 +93,7 @@ class _End(asyncio.Protocol):
         self.deliver()
 
     def deliver(self) -> None:
-        """Pass on what may be passed on by now."""
+        """Deliver all data that is due."""
         link, out = self.connection.link, self.other.transport
         if out is None or link.silent[self.speaker]:
             return
@@ -140,7 +140,7 @@ class _Connection:
             self.wake()
 
     def wake(self) -> None:
-        """The link may be another one than before."""
+        """The state of the link may have changed."""
         if self.far.transport is None and not self._dialling and not self.near.ended:
             if not any(self.link.silent.values()):
                 self._dialling = True
@@ -175,7 +175,7 @@ class _Connection:
 
 
 class Proxy:
-    """All links, and the ports at which they are dialled."""
+    """All links, and the ports to connect to."""
 
     def __init__(self) -> None:
         self.links: dict[frozenset[str], Link] = {}
@@ -186,7 +186,7 @@ class Proxy:
         """Open a port at which `dialler` reaches `listener`.
 
         Args:
-            port: where `listener` is in truth; asked at each connection.
+            port: returns the real port of `listener`; called for each connection.
         """
         link = self.links.setdefault(frozenset((dialler, listener)), Link(dialler, listener))
 
@@ -212,7 +212,7 @@ class Proxy:
         return self.links[frozenset((a, b))]
 
     def of(self, party: str) -> list[Link]:
-        """All links with that party at an end."""
+        """All links with that party at one end."""
         return [link for ends, link in self.links.items() if party in ends]
 
     def heal(self, links: Iterable[Link] | None = None) -> None:

@@ -1,7 +1,7 @@
-"""What is written down during a run, and how it is read back.
+"""The records of a run: how they are written and read.
 
-Tasks, clients and the harness each append lines of JSON to a file of their own process. All times are CLOCK_MONOTONIC,
-which is one for the machine. A line that a killed process did not finish is no line.
+Tasks, clients and the harness append lines of JSON, each process to its own file. All times are CLOCK_MONOTONIC, which
+all processes of the machine share. An incomplete last line of a killed process is ignored.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 
 FOLDER: Final = "GANGLINE_CHAOS_FOLDER"
-"""The variable that says where the files are."""
+"""Environment variable with the folder of the files."""
 NEVER: Final = float("inf")
 
 
 class Notebook:
-    """Appends lines, each in one write, so that they are whole whatever happens to the process."""
+    """Appends lines, each in one write, so that they are complete whatever happens to the process."""
 
     def __init__(self, folder: Path, name: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         self._file = os.open(folder / f"{name}-{os.getpid()}.jsonl", flags, 0o600)
 
     def note(self, event: str, **facts: Any) -> float:
-        """The time that was noted."""
+        """The recorded time."""
         at = time.monotonic()
         line = {"e": event, "at": at, "pid": os.getpid(), **facts}
         os.write(self._file, json.dumps(line).encode() + b"\n")
@@ -39,16 +39,16 @@ class Notebook:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One execution of a task, as it noted it itself."""
+    """One execution of a task, as the task recorded it."""
 
     id: str
-    """Of the request that it is for."""
+    """Id of its request."""
     pid: int
     worker: str
     slots: int = 1
     epoch: int = 0
     token: str | None = None
-    """Of the lease, the selection or the seat that it ran on; None: a call without one."""
+    """Token of the lease, selection or seat that it ran on; None: a call without one."""
     job: str | None = None
     attempt: int = 1
     fence: int = 0
@@ -59,14 +59,14 @@ class Run:
     began: float
     ended: float = NEVER
     done: bool = False
-    """It came to its end, rather than having been cancelled or having raised."""
+    """It ran to its end, and was neither cancelled nor raised."""
     cancelled: bool = False
-    """It was stopped from outside."""
+    """It was cancelled."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One member of one generation of a gang, from its start hook to its stop hook."""
+    """One member of one generation of a gang, from its start function to its stop function."""
 
     gang: str
     generation: int
@@ -79,7 +79,7 @@ class Member:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """What a client asked, and what it was told."""
+    """A client's request and its answer."""
 
     id: str
     kind: str
@@ -88,7 +88,7 @@ class Request:
     due: float
     """Its deadline."""
     once: bool = False
-    """Not idempotent: it may start at most once (of a gang's run: once on each rank)."""
+    """Not idempotent: it may start at most once (for a run on a gang: once on each rank)."""
     expected: Any = None
     not_before: float = 0.0
     line: str | None = None
@@ -101,12 +101,12 @@ class Request:
     text: str = ""
     value: Any = None
     job: str | None = None
-    """Of a submission that was acknowledged."""
+    """Job id of an acknowledged submission."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Holding:
-    """A lease, a selection or a gang that a client held, as it noted it itself."""
+    """A lease, selection or gang held by a client, as the client recorded it."""
 
     name: str
     """The token, or the gang's id."""
@@ -115,15 +115,15 @@ class Holding:
     asked: float
     told: float
     slots: int | None = None
-    """Of a lease; None: of nothing that the ledger shows by this name."""
+    """Worker of a lease; None: the ledger does not show it under this name."""
     ttl_s: float | None = None
     """Its time to live; None: it is not renewed."""
     sync: bool = False
-    """Written into the ledger before it was granted."""
+    """It was written into the ledger before it was granted."""
     left: float = NEVER
-    """When the client had given it back."""
+    """When the client had released it."""
     lost: bool = False
-    """The client knew by then that it had lost it."""
+    """When the client knew that it had lost it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Shown:
     epoch: int
     seen: float
     due: float
-    """When it expires there, by the last word on it."""
+    """When it expires there, by its latest revision."""
     gone: float = NEVER
 
 
@@ -152,25 +152,25 @@ class Life:
     worker: str = ""
     """The worker's id, if it is one."""
     drains: float = NEVER
-    """When a worker began to drain, as it noted it itself."""
+    """When a worker began to drain, as it recorded it."""
     overdue: bool = False
-    """It was told to end, did not in time, and was killed."""
+    """It was told to stop, did not in time, and was killed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Trouble:
-    """A time in which one process was frozen or cut off."""
+    """An interval in which one process was frozen or cut off."""
 
     pid: int
     how: str
-    """`frozen`: it did not run. `cut off`: it ran, and its connection did not work as it should."""
+    """`frozen`: it did not run. `cut off`: it ran, and its connection was impaired."""
     since: float
     until: float = NEVER
 
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """All that is known of one run."""
+    """Everything recorded about one run."""
 
     runs: list[Run] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
@@ -178,25 +178,26 @@ class History:
     lives: list[Life] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     results: dict[str, tuple[str, Any]] = field(default_factory=dict)
-    """How each acknowledged job ended, asked at the very end: its state, and its result or why not."""
+    """The outcome of each acknowledged job, read at the end: its state, and its result or error."""
     holdings: list[Holding] = field(default_factory=list)
     shown: list[Shown] = field(default_factory=list)
     blind: list[tuple[float, float]] = field(default_factory=list)
-    """Times in which storage, or the ledger's reader, may have been away: nobody knows what the ledger showed."""
+    """Intervals in which storage, or the ledger's reader, may have been unavailable, so the state of the ledger is
+    unknown."""
     drains: dict[int, float] = field(default_factory=dict)
-    """When each worker process noted that it drains."""
+    """When each worker process recorded the start of its drain."""
     deposed: list[str] = field(default_factory=list)
-    """What the reader of the ledger found of two coordinators at once."""
+    """Cases of two coordinators at once, found by the ledger's reader."""
     ledger: list[str] = field(default_factory=list)
-    """What the reader of every revision of the ledger found wrong."""
+    """Other breaches found by the reader of every revision of the ledger."""
     leaks: list[str] = field(default_factory=list)
-    """What was still held when all had had time to come to rest."""
+    """What was still held after everything had had time to come to rest."""
     unrecovered: list[str] = field(default_factory=list)
     """Kinds of requests that did not succeed again after a fault."""
 
 
 def save(history: History, path: Path) -> None:
-    """What the harness knows, for people who look into a verdict: one line for each process, trouble and result."""
+    """What the harness recorded, for people who investigate a verdict: one line per process, fault and result."""
     with path.open("w") as file:
         for what, items in (
             ("life", history.lives),
@@ -212,7 +213,7 @@ def save(history: History, path: Path) -> None:
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of one file."""
+    """The complete lines of one file."""
     for line in path.read_bytes().split(b"\n"):
         try:
             found = json.loads(line)
@@ -223,7 +224,7 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read(folder: Path) -> History:
-    """What tasks and clients wrote. What the harness knows is added by it."""
+    """The records of tasks and clients; the harness adds its own."""
     history = History()
     for path in sorted(folder.glob("task-*.jsonl")):
         _read_tasks(history, lines_of(path))
@@ -294,7 +295,7 @@ def _holdings_of(lines: Iterator[dict[str, Any]]) -> list[Holding]:
 
 
 def _held(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """What a client that has had all its answers still counts."""
+    """What a client still counts after it got all its answers."""
     for name in ("holds", "gangs", "in_flight"):
         if statistics[name]:
             yield f"{name} {statistics[name]}"
@@ -306,7 +307,7 @@ def _held(statistics: Mapping[str, Any]) -> Iterator[str]:
 
 
 def requests_of(lines: Iterator[dict[str, Any]]) -> dict[str, Request]:
-    """Those of one client's file, by id."""
+    """The requests in one client's file, by id."""
     found: dict[str, Request] = {}
     for line in lines:
         add(found, line)
@@ -317,7 +318,7 @@ _TOLD: Final = ("ok", "code", "may_have_started", "text", "value", "job")
 
 
 def add(requests: dict[str, Request], line: Mapping[str, Any]) -> Request | None:
-    """Take one line of a client; the request that it is about, if it is about one."""
+    """Process one line of a client; returns the request it is about, if any."""
     if line["e"] == "ask":
         given = {name: line[name] for name in ("once", "expected", "not_before", "line") if name in line}
         requests[line["id"]] = made = Request(
@@ -336,7 +337,7 @@ def add(requests: dict[str, Request], line: Mapping[str, Any]) -> Request | None
 
 
 class Follower:
-    """Reads on in the files of clients while they are written."""
+    """Follows the files of clients while they are written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -344,7 +345,7 @@ class Follower:
         self._requests: dict[str, Request] = {}
 
     def news(self) -> Sequence[Request]:
-        """The requests that have been answered since it was asked last."""
+        """The requests answered since the last call."""
         found = []
         for path in self._folder.glob("client-*.jsonl"):
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What a run prints: a line for each fault, and tables at the end."""
+"""The output of a run: a line per fault, and tables at the end."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One fault that was played."""
+    """One fault."""
 
     kind: str
     text: str
     at_s: float
-    """Since the beginning of the run."""
+    """Seconds since the start of the run."""
     took_s: float
     recovery_s: float | None
-    """From its end until every kind of request had succeeded again at every client; None: not in the time allowed."""
+    """From its end until every kind of request had succeeded again at every client; None: not in time."""
     slowest: str = ""
-    """Which kind that was."""
+    """The kind that took longest."""
 
     def line(self) -> str:
         took = "NOT RECOVERED" if self.recovery_s is None else f"recovered in {self.recovery_s:5.1f} s"
@@ -38,16 +38,16 @@ def tables(played: Sequence[Played], history: History, verdicts: Mapping[str, Se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
-    """What is kept of one run, when there are many."""
+    """The summary of one run, if there are many."""
 
     seed: int
     minutes: float
     played: Sequence[Played]
     outcomes: Mapping[str, Counter[str]]
-    """By kind of request, how often each."""
+    """Number of outcomes by kind of request."""
     verdicts: Mapping[str, Sequence[str]]
     failed: str = ""
-    """Why it came to no end."""
+    """Why the run did not finish."""
 
     @classmethod
     def of(
@@ -80,7 +80,7 @@ class Seed:
 
 
 def summary(seeds: Sequence[Seed]) -> str:
-    """Of many runs: a line for each, faults and their recovery by kind, requests, and laws, over all of them."""
+    """Summary of many runs: a line for each, and over all of them faults and recovery by kind, requests, and laws."""
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
     verdicts: dict[str, list[str]] = {}
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""One run: the load begins, fault follows fault, all comes to rest, and the judge reads what was written."""
+"""One run: start the load, inject one fault after another, let everything come to rest, and judge the records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gangline.schemas.errors.tasks import JobError
 from gangline.schemas.records.gangs import GangRecord, GangState
 
 _RECOVERS_S: Final = 60.0
-"""What does not succeed again within so long after a fault has not recovered."""
+"""A kind of request that does not succeed within this time after a fault has not recovered."""
 _STEADY_S: Final = 1.0
 _WHOLE_S: Final = 60.0
 _RESTS_S: Final = 40.0
@@ -40,7 +40,7 @@ class Outcome:
     history: History
     verdicts: dict[str, list[str]]
     notes: list[str]
-    """What is worth a look and breaks no law: processes that ended by themselves."""
+    """Events worth a look that break no law: processes that exited by themselves."""
 
     @property
     def broken(self) -> bool:
@@ -61,7 +61,7 @@ class _Play:
         """Wait until each kind of request that was made after `since` has succeeded at each client.
 
         Returns:
-            How long after `since` the last of them did; None if some did not in time. And which that was.
+            How long after `since` the last of them succeeded (None if some did not in time), and which one it was.
         """
         missing = {(name, kind) for name in ROLES["client"] for kind in KINDS}
         last, which = since, ""
@@ -116,7 +116,7 @@ class _Play:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     async def end_clients(self) -> list[str]:
-        """Let every client come to its end; those that do not."""
+        """Stop all clients; returns those that did not exit in time."""
         hung = []
         for name in ROLES["client"]:
             self.system.unwanted(name)
@@ -134,7 +134,7 @@ class _Play:
         return hung
 
     async def results(self, history: History) -> None:
-        """How each acknowledged job ended."""
+        """The outcome of each acknowledged job."""
         jobs = [request.job for request in history.requests if request.kind == "submit" and request.job]
         limit = asyncio.Semaphore(16)
 
@@ -150,7 +150,7 @@ class _Play:
         await asyncio.gather(*map(ask, jobs))
 
     async def leaks(self) -> list[str]:
-        """What is still held, when nobody has wanted anything for a while."""
+        """What is still held when there have been no requests for a while."""
         found: list[str] = ["nobody could be asked"]
 
         async def rest() -> bool:
@@ -202,7 +202,7 @@ class _Play:
         history = read(self.system.folder)
         await self.results(history)
         leaks, results = await self.leaks(), history.results
-        history = read(self.system.folder)  # by now every task has noted its end
+        history = read(self.system.folder)  # by now every task has recorded its end
         history.results = results
         history.lives, history.troubles = self.system.lives, self.system.troubles
         for life in history.lives:
@@ -223,13 +223,13 @@ async def chaos(
     only: tuple[str, ...] = (),
     keep: Path | None = None,
 ) -> Outcome:
-    """Play one seed.
+    """Run one seed.
 
     Args:
-        minutes: how long faults go on; the beginning and the end come on top, a minute or so.
-        say: takes each line of progress.
-        only: these kinds of faults; all of them if none are named.
-        keep: where all records and logs are left.
+        minutes: how long faults continue; start and end add about a minute.
+        say: called with each line of progress.
+        only: kinds of faults; all if empty.
+        keep: folder in which all records and logs are kept.
     """
     folder = Path(tempfile.mkdtemp(prefix="gangline-chaos-"))
     try:

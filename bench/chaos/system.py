@@ -1,5 +1,5 @@
-"""The system of a run: three nats-servers with a proxy on every link, and all processes, which are started again when
-they end."""
+"""The system of a run: three nats-servers with a proxy on every link, and all processes, which are restarted when
+they exit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _STANDING: Final = {
 }  # fmt: skip
 _START_S: Final = 60.0
 _DRAIN_S: Final = 40.0
-"""A process that was told to end in order and has not within so long is killed, as a supervisor does."""
+"""A process that was told to stop and has not exited within this time is killed, as a supervisor does."""
 
 
 @dataclass(slots=True)
@@ -59,18 +59,18 @@ class Child:
 
     name: str
     party: str
-    """Whose links it uses."""
+    """Name of the process whose links it uses."""
     process: subprocess.Popen[bytes]
     life: Life
     tie: int
     log: Path
     log_begins: int
-    """Where its part of the log begins."""
+    """Offset at which its part of the log begins."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class System:
-    """Made by `running`. All that it started is gone when that ends."""
+    """Created by `running`. Everything it started is stopped when that ends."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -79,20 +79,20 @@ class System:
         self.names = Names(NAMESPACE)
         self.servers: dict[str, EmbeddedServer] = {}
         self.children: dict[str, Child] = {}
-        """The living ones. A second process of a worker's id is there as `w1'`, until it is the only one."""
+        """The running processes. A second process of a worker's id is listed as `w1'`, until it is the only one."""
         self.lives: list[Life] = []
         self.troubles: list[Trouble] = []
         self.exits: list[str] = []
-        """Processes that ended by themselves."""
+        """Processes that exited by themselves."""
         self.blind: list[tuple[float, float]] = []
-        """Times in which storage, or our own way to it, may have been away."""
+        """Intervals in which storage, or our own connection to it, may have been unavailable."""
         self.audit = LossyAudit()
         self.bus: NatsBus
         self.observer: Client
         self._urls: dict[str, str] = {}
         self._watching: set[asyncio.Task[None]] = set()
         self._wanted: set[str] = set()
-        """Processes that are started again when they end."""
+        """Processes that are restarted when they exit."""
 
     # -- servers --------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class System:
         for name in SERVERS:
             others = [other for other in SERVERS if other != name]
             ports = [await self.proxy.listen(name, other, lambda other=other: routes[other]) for other in others]  # type: ignore[misc]
-            # What servers tell each other about themselves must not lead round the proxy.
+            # Addresses that servers advertise to each other must not bypass the proxy.
             config = (
                 f"cluster {{ name: chaos, listen: 127.0.0.1:{routes[name]}, advertise: 127.0.0.1:{nowhere},"
                 f" no_advertise: true, routes: [{', '.join(f'nats://127.0.0.1:{port}' for port in ports)}] }}"
@@ -124,11 +124,11 @@ class System:
         await asyncio.gather(*(asyncio.to_thread(server.stop) for server in self.servers.values()))
 
     async def wipe(self, name: str) -> None:
-        """Throw away all that a killed server has stored."""
+        """Delete everything that a killed server has stored."""
         await asyncio.to_thread(shutil.rmtree, self.folder / "data" / name, ignore_errors=True)
 
     async def lagging(self) -> list[str]:
-        """What of storage has no leader, or copies that are behind. Nothing to say means that any one server can go."""
+        """Streams without a leader or with replicas that are behind. If there are none, any one server may fail."""
         found: list[str] = []
         offset = 0
         while True:
@@ -163,7 +163,7 @@ class System:
         return False
 
     async def storage_is_whole(self, within_s: float) -> list[str]:
-        """Wait until every copy of every stream is up to date; what still is not."""
+        """Wait until every replica of every stream is up to date; returns those that are not."""
         found: list[str] = ["nothing was heard of it"]
         whole = 0
 
@@ -196,7 +196,7 @@ class System:
                 return ["-m", "gangline.cli", role, "--node", plain, "--log-format", "json"]
 
     async def _wire(self, party: str) -> str:
-        """Links of its own to all servers."""
+        """Its own links to all servers."""
         if party not in self._urls:
             ports = [
                 await self.proxy.listen(party, server, lambda server=server: self.servers[server].port)  # type: ignore[misc]
@@ -206,7 +206,7 @@ class System:
         return self._urls[party]
 
     async def start(self, name: str, *, wanted: bool = True) -> Child:
-        """Start a process. `wanted`: and again whenever it ends, until `unwanted`."""
+        """Start a process. `wanted`: restart it whenever it exits, until `unwanted`."""
         plain = name.rstrip("'")
         used = {child.party for child in self.children.values()}
         party = next(each for each in (name, plain, f"{plain}'") if each not in used)
@@ -238,9 +238,9 @@ class System:
         return child
 
     async def _watch(self, child: Child) -> None:
-        """Note its end; start it again."""
+        """Record its exit; restart it."""
         while (code := child.process.poll()) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)  # other processes wake nobody
+            await asyncio.sleep(0.05)  # exits of other processes wake nobody
         child.life.ended = min(child.life.ended, time.monotonic())
         os.close(child.tie)
         child.ended.set()
@@ -255,14 +255,14 @@ class System:
                 await self.start(name)
 
     def succeeds(self, name: str) -> None:
-        """The second process of a worker's id is the only one now."""
+        """The second process of a worker's id is now the only one."""
         child = self.children.pop(f"{name}'", None)
         if child is not None:
             child.name = name
             self.children[name] = child
 
     def want(self, name: str) -> None:
-        """Start it again whenever it ends."""
+        """Restart it whenever it exits."""
         self._wanted.add(name)
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -277,7 +277,7 @@ class System:
         self._wanted.discard(name)
 
     async def ended(self, name: str) -> None:
-        """Until a process that was told to end has; it is killed when that takes too long."""
+        """Wait until a process that was told to stop has exited; kill it if that takes too long."""
         child = self.children.get(name)
         if child is None:
             return
@@ -290,7 +290,7 @@ class System:
             await child.ended.wait()
 
     async def restarted(self, name: str) -> None:
-        """Have a process end in order, and wait until the next one has started, as whoever deploys does."""
+        """Shut a process down and wait until the next one has started, as a deployment does."""
         before = self.children.get(name)
         self.signal(name, signal.SIGTERM)
         await self.ended(name)
@@ -305,11 +305,11 @@ class System:
         if not await holds_within(_START_S, started, pause_s=0.1):
             self.exits.append(f"{name} did not start again within {_START_S:g} s")
 
-    # -- what is done to it -----------------------------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def troubled(self, how: str, names: Iterable[str]) -> Iterator[None]:
-        """Note that these are frozen or cut off meanwhile."""
+        """Record that these are frozen or cut off meanwhile."""
         made = []
         for name in names:
             child = self.children.get(name)
@@ -327,11 +327,11 @@ class System:
         return self.proxy.of(child.party if child is not None else name)
 
     def connected(self, server: str) -> list[str]:
-        """Processes whose connection leads to that server."""
+        """Processes that are connected to that server."""
         return [name for name, child in self.children.items() if self.proxy.between(child.party, server).connections]
 
     async def leading_coordinator(self) -> str:
-        """The one that leads, as the ledger says; the first one if that cannot be read."""
+        """The leader according to the ledger; the first coordinator if that cannot be read."""
         with contextlib.suppress(GanglineError):
             entry = await (await self.observer.router.ledger()).get(self.names.leader_key)
             if entry is not None:
@@ -342,7 +342,7 @@ class System:
                         return name
         return ROLES["coordinator"][0]
 
-    # -- life -------------------------------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------------------------------
 
     async def start_all(self) -> None:
         await self.start_servers()
@@ -377,7 +377,7 @@ class System:
             await self.start(name)
 
     async def _served(self) -> None:
-        """Until all workers live."""
+        """Wait until all workers are alive."""
 
         async def all_live() -> None:
             living = {info.registration.worker for info in await self.observer.workers(POOL)}
@@ -387,7 +387,7 @@ class System:
         await _patiently(all_live)
 
     async def close(self) -> None:
-        """Nothing of it is left, whatever goes wrong at the end."""
+        """Stop everything, whatever fails meanwhile."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.stop_servers)
             stack.push_async_callback(self.proxy.close)
@@ -414,14 +414,14 @@ class System:
 
 @asynccontextmanager
 async def running(folder: Path, seed: int) -> AsyncIterator[System]:
-    """A system that has been started, and is ended whatever happens."""
+    """A running system, which is stopped whatever happens."""
     system = System(folder, seed)
     try:
         await system.start_all()
         yield system
     finally:
         closing = asyncio.ensure_future(system.close())
-        while not closing.done():  # Ctrl-C once more must not leave anything behind
+        while not closing.done():  # a second Ctrl-C must not leave anything running
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(closing)
         closing.result()

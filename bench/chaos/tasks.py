@@ -1,4 +1,4 @@
-"""The tasks of a run, `gangline worker bench.chaos.tasks:pool`. Each notes its own start and end."""
+"""The tasks of a run, `gangline worker bench.chaos.tasks:pool`. Each records its own start and end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _noted(id: str, slots: int = 1, gang: GangContext | None = None) -> Iterator
 
 
 class _Drains(logging.Handler):
-    """Notes when the process begins to drain: it is the only one to know."""
+    """Records when the process begins to drain, which only the process itself knows."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "action", "") == "worker.drain":
@@ -75,7 +75,7 @@ async def wide(id: str, seconds: float) -> str:
 
 @pool.task
 async def items(id: str, count: int, seconds: float) -> AsyncIterator[str]:
-    """Tells each item with its number."""
+    """Yields each item with its number."""
     with _noted(id):
         for number in range(count):
             await asyncio.sleep(seconds)
@@ -94,7 +94,7 @@ async def job(id: str, seconds: float, failures: int) -> str:
 
 @pool.task
 async def member(id: str, seconds: float) -> str:
-    """On all ranks of a gang, which meet in the middle."""
+    """Runs on all ranks of a gang, which meet at a barrier halfway."""
     gang = current_task().gang
     with _noted(id, gang=gang):
         await asyncio.sleep(seconds / 2)
@@ -105,7 +105,7 @@ async def member(id: str, seconds: float) -> str:
 
 @pool.task
 async def serve(id: str, seconds: float) -> str:
-    """On rank 0 of a standing gang."""
+    """Runs on rank 0 of a standing gang."""
     with _noted(id, gang=current_task().gang):
         await asyncio.sleep(seconds)
     return id

@@ -1,4 +1,4 @@
-"""A reader of every revision of the ledger, which holds it to law L7."""
+"""A reader of every revision of the ledger that checks law L7."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangRecord, GangState, MemberRecord
 
 SLACK: Final = 3
-"""Revisions of others that may lie within one batch ..."""
+"""Maximum number of revisions of other writers within one batch."""
 SLACK_S: Final = 1.0
-"""... and the time in which it is delivered. A batch is only called incomplete when both are over: the watch itself may
-stall when a server dies, and the server may put many writes into one batch's time."""
+"""Maximum time in which a batch is delivered. A batch counts as incomplete only when both limits are exceeded: the
+watch itself may stall when a server dies, and the server may put many writes between those of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What has begun must be complete after that revision and that time."""
+    """A batch in progress must be complete after this revision and this time."""
 
     revision: int
     at: float
 
 
 class Audit:
-    """Judges at each gang's record, in the order of revisions:
+    """Checks each gang's record, in the order of revisions:
 
-    - one that says formed or retiring comes after the records of exactly its members, all of its generation;
-    - a member's record is followed by such a one, as of the same batch;
-    - one that says tearing_down is followed by the end of all of them, likewise;
-    - one that says queued or ended has no members.
+    - one with `formed` or `retiring` follows the records of exactly its members, all of its generation;
+    - a member's record is followed by such a record, as part of the same batch;
+    - one with `tearing_down` is followed by the deletion of all its members, in the same way;
+    - one with `queued` or `ended` has no members.
 
-    The server keeps the order of a batch, but may put other writers' messages between its own.
+    The server keeps the order of a batch, but may put other writers' messages between its messages.
     """
 
     def __init__(self) -> None:
         self.broken: list[str] = []
         self.formed: dict[str, set[int]] = {}
-        """Generations seen formed, by gang."""
+        """Formed generations, by gang."""
         self.members: dict[str, dict[str, MemberRecord]] = {}
-        """Living member records, by gang and worker."""
+        """Existing member records, by gang and worker."""
         self.states: dict[str, GangState] = {}
         self.revisions = 0
-        """How many were read."""
+        """Number of revisions read."""
         self.missed = 0
-        """How many were not delivered, by the gaps between those that were: overwritten before their turn, which
-        happens while a watch comes back after a lost server."""
+        """Number of revisions not delivered, from the gaps between those that were: they were overwritten first,
+        which happens while a watch is restored after the loss of a server."""
         self._last = 0
         self._ending: dict[str, Due] = {}
-        """Gangs being torn down, all of whose members must end."""
+        """Gangs being torn down, whose members must all end."""
         self._granting: dict[str, Due] = {}
-        """Gangs with new members, whose own record must come."""
+        """Gangs with new members, whose own record must follow."""
         self._subscription: Subscription | None = None
         self._tail: asyncio.Task[None] | None = None
 
     async def start(self, ledger: KeyValue) -> None:
-        """Follow by a watch."""
+        """Follow with a watch."""
         self._subscription = await ledger.watch(">", self._see)
 
     def start_tail(self, history: History) -> None:
-        """Follow by reading one revision after the other, from a bucket that keeps many of each key: a watch that
-        loses its server would miss what is overwritten meanwhile. Only what expires can be missed so: heartbeats."""
+        """Follow by reading one revision after the other from a bucket with history: a watch that loses its server
+        would miss values that are overwritten meanwhile. Only expired values can be missed, that is, heartbeats."""
         self._tail = asyncio.ensure_future(self._follow(history))
 
     async def _follow(self, history: History) -> None:
@@ -90,7 +90,7 @@ class Audit:
 
     @property
     def revision(self) -> int:
-        """The last one that was read."""
+        """The last revision that was read."""
         return self._last
 
     def left(self) -> list[str]:
@@ -99,7 +99,7 @@ class Audit:
 
     def _see(self, entry: KvEntry) -> None:
         if entry.revision <= self._last:
-            self._again(entry)  # the watch came back, and tells anew
+            self._again(entry)  # the watch was restored and delivers values again
             return
         self.revisions += 1
         whole = not self._last or entry.revision == self._last + 1
@@ -160,7 +160,7 @@ def _soon(revision: int) -> Due:
 
 
 def _due(gangs: dict[str, Due], revision: int) -> list[str]:
-    """Take out those whose time is up."""
+    """Remove those whose time is up."""
     now = time.monotonic()
     found = [gang for gang, due in gangs.items() if revision >= due.revision and now >= due.at]
     for gang in found:

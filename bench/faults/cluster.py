@@ -26,8 +26,8 @@ _AGAIN = (NoResponders, RequestTimeout, Disconnected, StorageUnavailable)
 
 
 async def stream_leader_killed(trial: Trial, gangs: int = GANGS) -> list[Row]:
-    """In each repetition 100 gangs of 4 are acquired, a few at a time, and released; the stream's leader dies after
-    the first fifth. None may be partial, and what was reported as granted must stand in the ledger."""
+    """In each repetition 100 gangs of 4 are acquired, a few at a time, and released; the stream's leader is killed
+    after the first fifth. No gang may be partial, and every gang reported as granted must be in the ledger."""
     pause = Row(name="stream leader killed: longest wait for a gang", target=30.0)
     for number in range(trial.repetitions):
         async with (
@@ -79,7 +79,7 @@ async def _granted(site: Site, servers: EmbeddedCluster, gangs: int) -> tuple[li
 
 
 async def _grant(site: Site, gang_id: str) -> tuple[float, list[str]]:
-    """Acquire, look into the ledger, release, with plain requests that are repeated until they are answered."""
+    """Acquire, check the ledger, release, with plain requests that are repeated until they are answered."""
     owned = {"id": gang_id, "owner_token": f"t-{gang_id}"}
     began = time.monotonic()
     wanted = {"pool": SERVED, "size": SIZE, "strategy": "spread", "ttl_s": 120, "grace_s": 1, **owned}

@@ -1,4 +1,4 @@
-"""Gangs that want the same slots: no deadlock, and no gang starves under a flood of single calls."""
+"""Gangs that compete for slots: no deadlock, and no gang starves under a flood of single calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOLD_S: Final = 0.5
 
 
 async def two_on_three(trial: Trial, rounds: int = ROUNDS) -> list[Row]:
-    """Two gangs of 2 on 3 slots, so many rounds in each repetition; in each both are asked for at once."""
+    """Two gangs of 2 on 3 slots, this many rounds per repetition; in each round both are requested at once."""
     row = Row(name="two gangs of 2 on 3 slots: both had run", target=10.0)
     async with opened(trial) as site:
         site.worker("--slots", "2")
@@ -53,8 +53,8 @@ async def two_on_three(trial: Trial, rounds: int = ROUNDS) -> list[Row]:
 async def eight_under_flood(trial: Trial) -> list[Row]:
     """Four workers of 2 slots are kept full by calls of 0.2 s, four times as many as slots; a gang wants all 8.
 
-    The stated bound: `starve_after_s`, then the longest task, `keep_renew_s` and one hold. Here with a margin for a
-    loaded machine.
+    The bound: `starve_after_s`, then the longest task, `keep_renew_s` and one hold; here with a margin for a loaded
+    machine.
     """
     settings = CoordinatorSettings()
     bound = settings.starve_after_s + NAP_S + settings.keep_renew_s + HOLD_S

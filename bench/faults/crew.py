@@ -1,4 +1,4 @@
-"""Child processes of a scenario, and waiting for what they do."""
+"""Child processes of a scenario, and waiting for their effects."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from gangline.cli.console.options import plain_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
-"""After so long a wait is called a hang."""
+"""A wait that takes longer counts as a hang."""
 
 
 async def holds_within(seconds: float, holds: Callable[[], object | Awaitable[object]], *, pause_s: float) -> bool:
-    """Look again and again, for so long; `holds` may be a coroutine function. Whether it came to hold."""
+    """Check repeatedly, up to this long; `holds` may be a coroutine function. Returns whether it became true."""
     try:
         async with asyncio.timeout(seconds):
             while True:
                 answer = holds()
                 if await answer if inspect.isawaitable(answer) else answer:
                     return True
-                await asyncio.sleep(pause_s)  # other processes wake nobody
+                await asyncio.sleep(pause_s)  # exits of other processes wake nobody
     except TimeoutError:
         return False
 
 
 class Child(Protocol):
-    """What is used of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that is used."""
 
     @property
     def pid(self) -> int: ...
@@ -70,7 +70,7 @@ def new_interpreter(
     stdout: IO[Any],
     stderr: IO[Any],
 ) -> Child:
-    """As users start it."""
+    """Starts processes as users do."""
     return subprocess.Popen(
         [sys.executable, *what],
         env=environment,
@@ -83,10 +83,10 @@ def new_interpreter(
 
 
 class Process:
-    """One child. What it says is read from files."""
+    """One child. Its output is read from files."""
 
     def __init__(self, name: str, child: Child, tie: int, said: Path, log: Path) -> None:
-        """`tie`: our end of its standard input, which it lives no longer than."""
+        """`tie`: our end of its standard input; the child exits when it is closed."""
         self.name = name
         self.child = child
         self.said = said
@@ -95,11 +95,11 @@ class Process:
 
     def told(self, word: str) -> float | None:
         """The time in its line `<word> <seconds>`, if it printed one."""
-        lines = self.said.read_text().split("\n")[:-1]  # what has no end yet is no line
+        lines = self.said.read_text().split("\n")[:-1]  # a line without an end is incomplete
         return next((float(line.split()[1]) for line in lines if line.startswith(f"{word} ")), None)
 
     def actions(self) -> list[str]:
-        """What its JSON log says, by name."""
+        """The records of its JSON log with this action."""
         found = []
         for line in self.log.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -117,10 +117,10 @@ class Process:
 
 
 class Crew:
-    """All children of one scenario. Every one that it started is gone when it is closed."""
+    """All children of one scenario. All of them are stopped when it is closed."""
 
     def __init__(self, launch: Launch, folder: Path, environment: Mapping[str, str]) -> None:
-        """`environment`: what all of them get beside the plain one."""
+        """`environment`: variables that all of them get in addition to the clean environment."""
         self.folder = folder
         self.environment = environment
         self.running: dict[str, Process] = {}
@@ -155,10 +155,10 @@ class Crew:
             await process.kill()
 
     async def until(self, holds: Callable[[], object | Awaitable[object]], what: str, *, pause_s: float = 0.02) -> None:
-        """Look again and again; `holds` may be a coroutine function.
+        """Check repeatedly; `holds` may be a coroutine function.
 
         Raises:
-            TimeoutError: says what was waited for.
+            TimeoutError: says what did not happen.
         """
         if not await holds_within(PATIENCE_S, holds, pause_s=pause_s):
             raise TimeoutError(f"not within {PATIENCE_S:g} s: {what}\n{self.log_tails()}")

@@ -1,4 +1,4 @@
-"""Workers that are only registered: their records and heartbeats are in the ledger, and nobody is behind them."""
+"""Workers that are only registered: their records and heartbeats are in the ledger, but there is no process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gangline.schemas.records.workers import Heartbeat, Registration
 _BEAT_S = 2.0
 _BEAT_TTL_S = 6.0
 _SLICES = 20
-"""A heartbeat of all is spread over so many moments, as those of real workers are."""
+"""The heartbeats are spread over this many moments, like those of real workers."""
 
 
 @asynccontextmanager
 async def crowd(ledger: KeyValue, names: Names, pool: str, count: int) -> AsyncIterator[None]:
-    """`count` of them in that pool, each with 4 slots and none in use."""
+    """`count` workers in that pool, each with 4 idle slots."""
     workers = [WorkerId(pool, f"crowd{number}") for number in range(count)]
     await ledger.write([_registration(names, worker) for worker in workers])
     await ledger.write([_heartbeat(names, worker) for worker in workers])

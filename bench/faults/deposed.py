@@ -1,8 +1,8 @@
-"""A leader is frozen in the instant before it writes, overtaken, and continued: its writes must be refused (L9).
+"""A leader is frozen just before it writes, overtaken, and continued: its writes must be refused (L9).
 
-A grant is conditioned on the registrations of its workers as well, and those are written anew when a hold runs out,
-and now and then without need. So the holds are made long here, the workers write without need no more, and only tries
-in which no registration changed count: then nothing but the condition on `leader` stands in the deposed one's way.
+A grant is also conditioned on the registrations of its workers. These are written again when a hold runs out, and
+regularly. So holds are long here, workers write only changes, and only attempts in which no registration changed
+count: then nothing but the condition on `leader` can refuse the deposed leader's writes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SIZE = 4
 MOMENTS: Final = {Moment.BATCH: "grants", Moment.CLOSE: "ends a gang"}
 _HOLD_S: Final = 50.0
 _TRIES: Final = 6
-"""On a very busy machine a worker that stood still writes its registration, and a leader may lose its lead too soon."""
+"""On a very busy machine a frozen worker writes its registration, and a leader may lose its leadership too early."""
 
 
 async def two_leaders(trial: Trial, moments: Sequence[Moment] = tuple(MOMENTS), *, unfenced: bool = False) -> list[Row]:
-    """The batch of the first one was decided, and not sent, when it froze. It is sent as soon as it goes on.
+    """The first leader's batch was decided, but not sent, when it froze. It is sent as soon as it continues.
 
     Args:
-        unfenced: with a planted bug, which must be found: the first one's batches are not conditioned on `leader`.
+        unfenced: plant a bug, which must be found: the first leader's batches are not conditioned on `leader`.
     """
     rows = [Row(name=f"deposed leader {MOMENTS[moment]}: until it knows", target=5.0) for moment in moments]
     async with opened(trial, workers=SIZE, coordinators=0, module="bench.faults.steady_worker") as site:
@@ -54,8 +54,8 @@ async def two_leaders(trial: Trial, moments: Sequence[Moment] = tuple(MOMENTS), 
 
 
 async def _once(site: Site, gang_id: str, moment: Moment, unfenced: bool) -> tuple[float, list[str], bool]:
-    """Seconds from going on until it stepped down, what was broken, and whether only the condition on `leader` could
-    have refused what it wrote."""
+    """Seconds from its continuation until it stepped down, broken laws, and whether only the condition on `leader`
+    could have refused its writes."""
     more = ("--hold", str(_HOLD_S), *(("--unfenced",) if unfenced else ()))
     first = site.armed(gang_id, moment, 1, "freeze", *more)
     await site.led()
@@ -70,7 +70,7 @@ async def _once(site: Site, gang_id: str, moment: Moment, unfenced: bool) -> tup
         if moment is Moment.CLOSE:
             await gang.release()
             await site.until(lambda: site.audit.states.get(gang_id) is GangState.ENDED, "ended by the other one")
-        if first.told("now") is None:  # it no longer led when the moment came: on a busy machine it may renew too late
+        if first.told("now") is None:  # it no longer led at that moment: on a busy machine it may renew too late
             await ganging.__aexit__(None, None, None)
             await site.at_rest()
             return 0.0, [], False
@@ -92,9 +92,9 @@ async def _once(site: Site, gang_id: str, moment: Moment, unfenced: bool) -> tup
         if unfenced:
             await site.until(written_or_void, "the first one writes")
         else:
-            await asyncio.sleep(0.5)  # time for its write to do harm
+            await asyncio.sleep(0.5)  # time for its write to cause damage
         broken = [f"L9: both wrote {gang_id}"] if await written() else []
-        # The end of members has no condition but that on leader.
+        # The end of members is conditioned only on leader.
         alone = moment is Moment.CLOSE or await _registrations(site) == registered
         await ganging.__aexit__(None, None, None)
         await site.at_rest()

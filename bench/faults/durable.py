@@ -4,18 +4,18 @@
     python -m bench.faults.durable --only worker,dispatcher --repetitions 3 --verbose
 
 worker        one of four workers is killed while 1,000 tasks run
-dispatcher    the dispatcher that has the queue is killed, with another one standing by
+dispatcher    the dispatcher that owns the queue is killed, with another one standing by
 server        the one nats-server is killed and started again
-cluster       three nats-servers; the leader of the stream of tasks is killed for good
+cluster       three nats-servers; the leader of the task stream is killed for good
 per-key       at most 3 tasks of each of 10 keys at once, two dispatchers, one of them killed (n / 4 times)
 hoarding      two workers, one long task and seven short ones (n / 4 times)
 long          a task of 90 s starts once
-frozen        a worker is frozen for 60 s; what it says afterwards counts for nothing
+frozen        a worker is frozen for 60 s; its answers afterwards are ignored
 
-Every scenario has its own embedded nats-server and real processes. The workers note each start and end themselves
-(bench.faults.work): every task that was acknowledged must end with the right result, none may be started twice without
-a kill to explain it, and nothing may be left in the stream. The exit code is 1 when that did not hold or a target was
-missed. The figures depend on the machine; run it on one that is otherwise idle.
+Every scenario has its own embedded nats-server and real processes. The workers record each start and end
+(bench.faults.work): every acknowledged task must end with the correct result, none may be started twice except after a
+kill, and nothing may be left in the stream. Exit code 1: one of these failed, or a target was missed. The figures
+depend on the machine; use one that is otherwise idle.
 """
 
 from __future__ import annotations

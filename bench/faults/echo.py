@@ -1,4 +1,4 @@
-"""Answers requests with what they say, from a process of its own: what one plain round trip costs."""
+"""Answers requests with their own body, from a process of its own: measures one plain round trip."""
 
 from __future__ import annotations
 

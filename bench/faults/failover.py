@@ -1,4 +1,4 @@
-"""The leading coordinator is killed at each step of a grant and of a teardown, while another gang runs on."""
+"""The leading coordinator is killed at each step of a grant and of a teardown, while another gang keeps running."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RIGHT_S: Final = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A moment at which the leader dies."""
+    """A moment at which the leader is killed."""
 
     name: str
     moment: Moment
@@ -32,7 +32,7 @@ class Death:
 
     @property
     def ending(self) -> bool:
-        """It happens while the gang is torn down."""
+        """It is during the teardown of the gang."""
         return self.moment in (Moment.CLOSE, Moment.CLOSED, Moment.TEARDOWN)
 
 
@@ -49,9 +49,9 @@ DEATHS: Final = (
 
 
 async def leader_killed(trial: Trial, deaths: tuple[Death, ...] = DEATHS) -> list[Row]:
-    """Kill leader after leader, each at its own moment of its own gang; the next one is already waiting.
+    """Kill one leader after the other, each at its own moment of its own gang; the next one is already standing by.
 
-    A gang of two runs through all of it, its members meeting fifty times a second.
+    A gang of two runs all the time, and its members meet fifty times a second.
     """
     over = {death: Row(name=f"leader killed {death.name}: next one serves", target=TARGET_S) for death in deaths}
     back = {death: Row(name=f"leader killed {death.name}: gang and slots right", target=RIGHT_S) for death in deaths}
@@ -104,9 +104,9 @@ async def _once(site: Site, leader: Process, death: Death, gang_id: str) -> tupl
 
 
 async def _own(site: Site, gang_id: str) -> float:
-    """Acquire it, run on it, release it; as any owner would, who knows of no accident. When all was right.
+    """Acquire it, run on it, and release it, like any owner. Returns when all was right.
 
-    For a death in the teardown that is when every slot was back, else when the members had answered.
+    For a kill during the teardown that is when every slot was free, else when the members had answered.
     """
     async with site.gang(gang_id, size=SIZE, deadline_s=PATIENCE_S) as gang:
         results: list[Any] = await gang.options(timeout_s=PATIENCE_S, retries=1).run("where")

@@ -1,4 +1,4 @@
-"""What a scenario found: samples with median and worst, and every law that was seen broken."""
+"""The results of a scenario: samples with median and worst, and every broken law."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Row:
     samples: list[float] = field(default_factory=list)
     unit: str = "s"
     target: float | None = None
-    """The worst sample must be below it."""
+    """The worst sample must be below this."""
     note: str = ""
     broken: list[str] = field(default_factory=list)
-    """Laws seen broken, each a sentence."""
+    """Broken laws, each a sentence."""
 
     @property
     def median(self) -> float:
@@ -54,13 +54,13 @@ class Row:
 
 
 Report = Callable[[str], None]
-"""Takes one line of progress."""
+"""Called with each line of progress."""
 
 HEAD = ["what", "n", "median", "worst", "target", "", "note"]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Aligned columns, one line for each row, and below it what was broken."""
+    """Aligned columns, one line per row, followed by the broken laws."""
     lines = [HEAD, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -1,4 +1,4 @@
-"""How long it takes to form a gang, against one plain request and its answer in the same run."""
+"""The time to form a gang, compared with one plain request and its answer in the same run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ OURS: Final = {"ours": "yes"}
 async def time_to_form(
     trial: Trial, more: int = CROWD, workers: int = WORKERS, settle_s: float = SETTLE_S
 ) -> list[Row]:
-    """8 members over 4 workers, the same among 1,000 more that it cannot use, and 64 members over 16.
+    """8 members over 4 workers, the same with 1,000 more workers that it cannot use, and 64 members over 16.
 
     Args:
-        more: instead of the 1,000.
-        workers: instead of the 16, with 4 members each.
-        settle_s: until a coordinator has heard of all of them.
+        more: number of additional workers, instead of 1,000.
+        workers: number of workers instead of 16, with 4 members each.
+        settle_s: time until a coordinator knows all of them.
     """
     rows: list[Row] = []
     async with _site(trial, 4, 2) as site:
@@ -95,7 +95,7 @@ async def _plain(site: Site) -> float:
 
 
 async def _form(site: Site, size: int, over: int) -> float:
-    """From the request to the answer that says formed; then given back."""
+    """The time from the request to the answer `formed`; the gang is then released."""
     wanted = {
         "pool": SERVED,
         "size": size,

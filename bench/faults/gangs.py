@@ -3,9 +3,9 @@
     python -m bench.faults.gangs --repetitions 20
     python -m bench.faults.gangs --only killed,failover --repetitions 3 --verbose
 
-killed, frozen    a member's process is killed, frozen: how soon the others hear of it, and whether all comes back
-failover          the leading coordinator is killed at each step of a grant and of a teardown, while a gang runs on
-deposed           a leader is frozen in the instant before it writes, overtaken, and continued
+killed, frozen    a member's process is killed, frozen: how soon the others are told, and whether all slots come back
+failover          the leading coordinator is killed at each step of a grant and of a teardown, while a gang runs
+deposed           a leader is frozen just before it writes, overtaken, and continued
 cluster           three nats-servers; the leader of the ledger's stream dies while 100 gangs are granted (n / 10 times)
 deadlock          two gangs of 2 on 3 slots, 100 rounds (n / 20 times)
 flood             a gang of 8 wants all slots of a pool that is kept full by calls
@@ -15,9 +15,8 @@ forming           time to form 8 over 4, the same among 1,000 more workers, and 
 twins             a worker is frozen until a second process of its id serves, and then wakes, under calls (n / 4 times)
 
 Every scenario has its own embedded nats-server and real worker and coordinator processes. A reader of every revision
-of the ledger judges law L7 all the while (bench.faults.audit). The exit code is 1 when a law was broken or a target
-missed. The figures depend on the machine; run it on one that is otherwise idle. All of it takes about 25 minutes with
-20 repetitions.
+of the ledger checks law L7 meanwhile (bench.faults.audit). Exit code 1: a law was broken, or a target was missed. The
+figures depend on the machine; use one that is otherwise idle. 20 repetitions of everything take about 25 minutes.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings, KvEntry, StorageUnavailable
 
 REVISIONS: Final = 64
-"""Of each key; the most that a bucket of the stock tools may have."""
+"""Revisions per key; the maximum for a bucket."""
 
 
 class History:
-    """Made by `kept` before anybody else opens the bucket."""
+    """Created by `kept` before any other process opens the bucket."""
 
     def __init__(self, bus: NatsBus, bucket: str) -> None:
         self._bus = bus
@@ -24,7 +24,7 @@ class History:
         self._prefix = f"$KV.{bucket}."
 
     async def after(self, revision: int) -> KvEntry | None:
-        """The first one after this; None: there is none yet.
+        """The first revision after this one; None: there is none yet.
 
         Raises:
             Unavailable: storage has no leader, or there is no connection.
@@ -40,7 +40,7 @@ class History:
 
 
 async def kept(bus: NatsBus, bucket: str, settings: BucketSettings) -> History:
-    """Make the bucket with a history; servers that have just started may not know each other yet."""
+    """Create the bucket with a history; servers that have just started may not know each other yet."""
     configuration = {**stream_configuration(bucket, settings), "max_msgs_per_subject": REVISIONS}
     async with asyncio.timeout(PATIENCE_S):
         while True:

@@ -1,6 +1,7 @@
-"""A worker, the dispatcher that has the queue, or a nats-server is killed while 1,000 durable tasks run.
+"""A worker, the dispatcher that owns the queue, or a nats-server is killed while 1,000 durable tasks run.
 
-The later ones are held until then: so every slot is in use at the kill, however slow the machine is."""
+Later tasks do not end before the kill, so every slot is in use at that moment, however slow the machine is.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ PER_KEY: Final = 3
 
 
 async def worker_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
-    """One of four workers dies in the middle: how soon do its tasks start elsewhere?"""
+    """One of four workers is killed while it runs tasks: how soon do they start elsewhere?"""
     row = Row(name="worker killed: its tasks start elsewhere", target=3.0)
     for number in range(trial.repetitions):
         async with task_site(trial, workers=4) as site:
@@ -47,7 +48,7 @@ async def worker_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
 
 
 async def dispatcher_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
-    """The dispatcher that has the queue dies: how soon does the other one start tasks?"""
+    """The dispatcher that owns the queue is killed: how soon does the other one start tasks?"""
     row = Row(name="dispatcher killed: the next task starts", target=3.0)
     twice = 0
     for number in range(trial.repetitions):
@@ -55,7 +56,7 @@ async def dispatcher_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
             jobs = await _under_way(site, tasks)
             at = await site.kill_holder()
             site.let_go()
-            # What it sent before it died may still arrive; nothing of it can start later than this.
+            # Messages it sent before may still arrive; no task of it can start later than this.
             row.samples.append(await site.note_after(at + 0.05) - at)
             row.broken += await site.check_squares(jobs) + await site.emptied()
             started_twice = unexplained_starts(site.notes(), site.killed)
@@ -66,7 +67,7 @@ async def dispatcher_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
 
 
 async def server_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
-    """The one nats-server dies and is started again at once: how soon does the next task start?"""
+    """The only nats-server is killed and restarted at once: how soon does the next task start?"""
     row = Row(name="server killed: the next task starts", target=5.0)
     for number in range(trial.repetitions):
         async with EmbeddedServer() as server, task_site(trial, workers=4, url=server.url) as site:
@@ -84,7 +85,7 @@ async def server_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
 
 
 async def stream_leader_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
-    """Three nats-servers; the leader of the stream of tasks dies for good."""
+    """Three nats-servers; the leader of the task stream is killed for good."""
     row = Row(name="leader of three killed: longest pause of starts", target=30.0)
     for number in range(trial.repetitions):
         async with (
@@ -104,7 +105,7 @@ async def stream_leader_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
 
 
 async def limit_per_key(trial: Trial, tasks: int = TASKS) -> list[Row]:
-    """At most 3 tasks of each of 10 keys at once, two dispatchers, the one that has the queue is killed."""
+    """At most 3 tasks of each of 10 keys at once, with two dispatchers; the one that owns the queue is killed."""
     row = Row(name=f"limit 3 per key, dispatcher killed: {tasks:,} tasks done", target=15.0)
     each = tasks // KEYS
     for number in range(trial.repetitions):
@@ -133,7 +134,7 @@ async def limit_per_key(trial: Trial, tasks: int = TASKS) -> list[Row]:
 
 
 async def _under_way(site: TaskSite, tasks: int) -> list[Job]:
-    """Submit so many; some have ended when it returns, and the others are held."""
+    """Submit this many; some have ended when it returns, and the others do not end yet."""
     some = random.randrange(tasks // 10, tasks * 6 // 10)
     jobs = await site.squares(tasks, SECONDS, held_from=some)
     await site.run_some(some)

@@ -1,7 +1,7 @@
-"""A coordinator process to which something happens at an exact moment: `python -m bench.faults.leader --at batch ...`.
+"""A coordinator process that fails at an exact moment: `python -m bench.faults.leader --at batch ...`.
 
-It prints the time (CLOCK_MONOTONIC) when it leads as `leads <seconds>`, and just before its accident as
-`now <seconds>`. What it published before has reached the server by then.
+It prints `leads <seconds>` (CLOCK_MONOTONIC) when it leads, and `now <seconds>` just before it fails. Everything
+that it published before has reached the server by then.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Accident:
 
 
 def forget_the_fence() -> None:
-    """A planted bug, for the test that the scenarios see it: batches rely on their writer to know that it leads."""
+    """A planted bug, to test that the scenarios find it: batches are not conditioned on `leader`."""
 
     def fenced(self: CommitQueue, key: str, record: Record | None, *, ttl_s: float | None = None) -> LedgerWrite:
         return LedgerWrite(key=key, record=record, ttl_s=ttl_s)
@@ -79,12 +79,12 @@ async def serve(gang: str, moment: Moment, nth: int, number: signal.Signals, hol
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gang", required=True, help="the gang whose moments count")
+    parser.add_argument("--gang", required=True, help="the gang whose steps are counted")
     parser.add_argument("--at", type=Moment, required=True, choices=list(Moment))
     parser.add_argument("--nth", type=int, default=1)
     parser.add_argument("--accident", choices=sorted(ACCIDENTS), default="kill")
-    parser.add_argument("--hold", type=float, default=2.0, help="for so many seconds workers keep tentative slots")
-    parser.add_argument("--unfenced", action="store_true", help="with a planted bug: batches without a fence")
+    parser.add_argument("--hold", type=float, default=2.0, help="seconds for which workers keep tentative slots")
+    parser.add_argument("--unfenced", action="store_true", help="plant a bug: batches without a fence")
     given = parser.parse_args()
     if given.unfenced:
         forget_the_fence()

@@ -1,4 +1,4 @@
-"""Tasks that take long: started once, not overwritten by a zombie, and not hoarded."""
+"""Long tasks: started once, not overwritten by a frozen worker, and not hoarded."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ async def long_task(trial: Trial) -> list[Row]:
 
 
 async def frozen_worker(trial: Trial) -> list[Row]:
-    """A worker is frozen for 60 s with a task, which runs elsewhere meanwhile; what it says afterwards counts for
-    nothing."""
+    """A worker is frozen for 60 s with a task, which runs elsewhere meanwhile; its answer afterwards is ignored."""
     row = Row(name="worker frozen: its task starts elsewhere", target=5.0)
     async with task_site(trial, workers=2, arguments=("--slots", "1")) as site:
         job = await site.client.submit(f"{SERVED}.who", folder=str(site.folder), seconds=4.0)
@@ -51,7 +50,7 @@ async def frozen_worker(trial: Trial) -> list[Row]:
         pid = victim.child.pid
         ended = lambda: any(note.event == "end" and note.pid == pid for note in site.notes())  # noqa: E731
         await site.until(ended, "the zombie ends as well")
-        await asyncio.sleep(1.0)  # time for its answer to do harm
+        await asyncio.sleep(1.0)  # time for its answer to cause damage
         again = await job.result(timeout_s=PATIENCE_S)
         if (first, again) != (2, 2):
             row.broken.append(f"the result was {first!r} (of attempt 2), and is {again!r} after the zombie spoke")
@@ -61,8 +60,9 @@ async def frozen_worker(trial: Trial) -> list[Row]:
 
 
 async def no_hoarding(trial: Trial, short_s: float = SHORT_S) -> list[Row]:
-    """Two workers of one slot; one long task and seven short ones of a seventh each: the time for all, against the
-    best possible. The long one ends after the short ones in any case, so one that waited for it would wait for ever."""
+    """Two workers of one slot; one long task and seven short ones of a seventh each: the total time, compared with
+    the best possible. The long task does not end before the short ones, so a short one queued behind it would wait
+    for ever."""
     row = Row(name="one long and seven short: over the ideal", unit="%", target=5.0)
     ideal = SHORTS * short_s
     for number in range(trial.repetitions):

@@ -1,4 +1,4 @@
-"""A member's process is killed, or frozen: how soon do the others hear of it, and does all come back?"""
+"""A member's process is killed or frozen: how soon are the others told, and do all slots come back?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGET_S = {"killed": 1.0, "frozen": 4.0}
 
 
 async def member_lost(trial: Trial, how: Literal["killed", "frozen"]) -> list[Row]:
-    """A gang of 4 over 4 workers; one of them at random is killed (frozen), at any phase of the pings."""
+    """A gang of 4 over 4 workers; a random one is killed (frozen), at any phase of the pings."""
     told = Row(name=f"member {how}: teardown event", target=TARGET_S[how])
     stopped = Row(name=f"member {how}: last other member stopped", target=TARGET_S[how] + 1.0)
     back = Row(name=f"member {how}: every slot back", target=TARGET_S[how] + 2.0)

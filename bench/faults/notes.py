@@ -1,4 +1,4 @@
-"""What the workers themselves noted of the tasks that they ran (bench.faults.work), and what must hold of it."""
+"""The records that workers wrote about their tasks (bench.faults.work), and checks on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Note:
 
 
 def read_notes(folder: Path) -> list[Note]:
-    """All that was noted so far, in order of time. A line that a killed process did not finish is no note."""
+    """All records so far, ordered by time. An incomplete line of a killed process is ignored."""
     found: list[Note] = []
     for path in folder.glob("notes-*.jsonl"):
         for line in path.read_text().splitlines():
@@ -32,7 +32,7 @@ def read_notes(folder: Path) -> list[Note]:
 
 
 def unexplained_starts(notes: Sequence[Note], killed: Iterable[int]) -> list[str]:
-    """Jobs that were started again although every earlier start of theirs ended, or went on, in a process that was not
+    """Jobs that were started again although every earlier attempt ended, or continued, in a process that was not
     killed."""
     lost = set(killed)
     ended = {(note.job, note.pid, note.attempt) for note in notes if note.event == "end"}
@@ -51,14 +51,14 @@ def unexplained_starts(notes: Sequence[Note], killed: Iterable[int]) -> list[str
 
 
 def interrupted(notes: Sequence[Note], pid: int) -> set[str]:
-    """Jobs that were started by that process, and did not end there."""
+    """Jobs that were started by that process and did not end there."""
     begun = {note.job for note in notes if note.pid == pid and note.event == "start"}
     return begun - {note.job for note in notes if note.pid == pid and note.event == "end"}
 
 
 def most_at_once(notes: Sequence[Note], dead: Iterable[int] = ()) -> dict[str, int]:
-    """For each key, how many of its tasks ran at once at most. What a killed process ran ended with it, and is left
-    out."""
+    """For each key, the maximum number of its tasks that ran at once. Tasks of a killed process ended with it, and
+    are left out."""
     lost = set(dead)
     now: Counter[str] = Counter()
     most: dict[str, int] = {}

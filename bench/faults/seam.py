@@ -1,7 +1,7 @@
-"""Faults at exact moments of a coordinator's work, put in where it speaks to NATS: nothing in it knows of them.
+"""Faults at exact moments of a coordinator's work, injected at its bus, without any change to the coordinator.
 
-A `SeamBus` passes everything on to a real bus, and tells a `Trigger` just before (and, of batches, just after) each
-message that matters to one gang.
+A `SeamBus` forwards everything to a real bus, and calls a `Trigger` just before (and for batches also just after)
+each message that concerns one gang.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Moment(StrEnum):
     BATCH = "batch"
     """Before the batch that grants the members."""
     GRANTED = "granted"
-    """That batch was acknowledged, and the coordinator does not know it yet."""
+    """That batch was acknowledged, but the coordinator does not know it yet."""
     FORM = "form"
     """Before the nth request to form is sent."""
     CLOSE = "close"
@@ -33,7 +33,7 @@ class Moment(StrEnum):
 
 
 Trigger = Callable[[Moment, int], Awaitable[None]]
-"""Told the moment, and the how many-eth of its kind it is, from 1."""
+"""Called with the moment, and its count, from 1."""
 
 _REQUESTS = {"hold": Moment.HOLD, "form": Moment.FORM, "teardown": Moment.TEARDOWN}
 _BATCHES = {"formed": (Moment.BATCH, Moment.GRANTED), "tearing_down": (Moment.CLOSE, Moment.CLOSED)}

@@ -39,7 +39,7 @@ SERVED = "train"
 
 
 class Site(Crew):
-    """Made by `opened`. Every process that it started is gone when that ends."""
+    """Created by `opened`. Every process it started is stopped when that ends."""
 
     def __init__(self, launch: Launch, url: str, namespace: str, folder: Path, bucket: BucketSettings) -> None:
         environment = {
@@ -54,9 +54,9 @@ class Site(Crew):
         self.bucket = bucket
         self.audit = Audit()
         self.workers: dict[str, Process] = {}
-        """Those of the running ones that serve."""
+        """The running workers that serve."""
         self.events: list[tuple[float, GangEvent]] = []
-        """With the time of their arrival."""
+        """Events with the time of their arrival."""
         self.bus: NatsBus
         self.ledger: KeyValue
         self.client: Client
@@ -66,7 +66,7 @@ class Site(Crew):
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def worker(self, *arguments: str, module: str = "gangline.cli") -> Process:
-        """A worker on a node of its own, with a name that was never used. It serves some time later: see `served`."""
+        """Start a worker on a node of its own, with a new name. It serves some time later: see `served`."""
         name = f"w{next(self._numbers)}"
         given = ("worker", POOL, "--id", name, "--node", name, *arguments)
         self.workers[name] = made = self.start(name, module, *given)
@@ -76,7 +76,7 @@ class Site(Crew):
         return self.start(f"coordinator{next(self._numbers)}", "gangline.cli", "coordinator", "--log-format", "json")
 
     def armed(self, gang: str, moment: str, nth: int = 1, accident: str = "kill", *more: str) -> Process:
-        """A coordinator that has an accident at that moment of that gang; `more`: see bench.faults.leader."""
+        """Start a coordinator that fails at that moment of that gang; `more`: see bench.faults.leader."""
         arguments = ("--gang", gang, "--at", moment, "--nth", str(nth), "--accident", accident, *more)
         return self.start(f"coordinator{next(self._numbers)}", "bench.faults.leader", *arguments)
 
@@ -87,10 +87,10 @@ class Site(Crew):
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     async def served(self) -> None:
-        """Until all workers that were started live."""
+        """Wait until all started workers are alive."""
 
         async def serve() -> bool:
-            with contextlib.suppress(StorageUnavailable):  # a cluster that has just begun may not serve the bucket yet
+            with contextlib.suppress(StorageUnavailable):  # a cluster that has just started
                 living = {info.registration.worker for info in await self.client.workers(SERVED)}
                 return set(self.workers) <= living
             return False
@@ -98,7 +98,7 @@ class Site(Crew):
         await self.until(serve, "all workers serve", pause_s=0.05)
 
     async def led(self) -> float:
-        """Until somebody leads and answers; when that was."""
+        """Wait until a coordinator leads and answers; returns when that was."""
 
         async def answers() -> bool:
             with contextlib.suppress(GanglineError):
@@ -110,7 +110,7 @@ class Site(Crew):
         return time.monotonic()
 
     async def event(self, kind: str, gang: str, *, since: float = 0.0) -> tuple[float, GangEvent]:
-        """The first such event of that gang since then, and when it came."""
+        """Wait for the first such event of that gang since then; returns it and when it arrived."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 for found in self.events:
@@ -120,9 +120,9 @@ class Site(Crew):
                 await self._news.wait()
 
     async def at_rest(self, expected: int = 0) -> float:
-        """Until the workers together have so many slots in use, as they say themselves; when that was.
+        """Wait until all workers together report this many slots in use; returns when that was.
 
-        All must have said so: one that does not serve yet, or not again, is waited for.
+        Every worker must have answered, including those that do not serve yet.
 
         Raises:
             TimeoutError: names what is still in use.
@@ -149,10 +149,10 @@ class Site(Crew):
         return time.monotonic()
 
     async def judged(self) -> list[str]:
-        """What the audit found, once it has read all that is in the ledger, and when no gang is left there.
+        """The findings of the audit, once it has read the whole ledger and no gang is left there.
 
         Raises:
-            TimeoutError: it did not get to the end.
+            TimeoutError: it did not reach the end.
         """
         await self.until(lambda: not self.audit.left(), "no member is left in the ledger")
         last = await last_revision(self, self.bus, f"KV_{self.names.ledger_bucket}")
@@ -165,14 +165,14 @@ class Site(Crew):
         return f"{self.audit.revisions} revisions, {self.audit.missed} not seen"
 
     def noted(self, gang: str, generation: int, rank: int, what: str) -> float | None:
-        """What bench.faults.tasks noted."""
+        """The records of bench.faults.tasks."""
         path = note(self.folder, gang, generation, rank, what)
         return float(path.read_text()) if path.exists() else None
 
     # -- gangs -------------------------------------------------------------------------------------------------------
 
     def gang(self, gang: str = "", **fields: Any) -> GangAcquisition:
-        """As Client.gang, of an id that is known beforehand."""
+        """As Client.gang, with a given id."""
         given = {"pool": SERVED, "strategy": "spread", "grace_s": 1.0, **fields}
         if gang:
             given["id"] = gang
@@ -197,10 +197,10 @@ async def opened(
     """A site with processes that serve and lead.
 
     Args:
-        arguments: of every worker.
-        module: what every worker is started by.
-        replicas: with more than one, servers may be lost, and the audit reads a bucket with a history.
-        url: servers of one's own; else the trial's.
+        arguments: command-line arguments of every worker.
+        module: the module that starts every worker.
+        replicas: with more than one, servers may be lost, and the audit reads a bucket with history.
+        url: servers to use instead of the trial's.
     """
     folder = Path(tempfile.mkdtemp(prefix="gangline-faults-"))
     async with contextlib.AsyncExitStack() as stack:

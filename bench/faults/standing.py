@@ -24,10 +24,10 @@ NAP_S: Final = 0.01
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """What callers of the set saw."""
+    """The results of callers of the set."""
 
     times: list[tuple[float, float]] = field(default_factory=list)
-    """When each call that succeeded ended, and how long it took."""
+    """End and duration of each successful call."""
     errors: list[tuple[float, GanglineError]] = field(default_factory=list)
 
     def between(self, since: float, until: float) -> list[float]:
@@ -35,12 +35,12 @@ class Load:
 
 
 async def member_killed(trial: Trial, watched_s: float = 5.0) -> list[Row]:
-    """Three gangs of 2 serve calls; a worker of one of them is killed. Only calls that ran on that gang may fail.
+    """Three gangs of 2 serve calls; a worker of one of them is killed. Only calls on that gang may fail.
 
-    The gangs have no backoff: theirs would grow with the repetitions, as it is meant to.
+    The gangs have no backoff, because it would grow with the repetitions.
 
     Args:
-        watched_s: calls count for so long after each kill, at least.
+        watched_s: minimum time after each kill during which calls are counted.
     """
     before = Row(name="standing gangs: call before a member dies", target=1.0)
     after = Row(name="standing gangs: call in the seconds after", target=2.0)
@@ -77,7 +77,7 @@ async def member_killed(trial: Trial, watched_s: float = 5.0) -> list[Row]:
 
 
 async def all_replaced(trial: Trial) -> list[Row]:
-    """The declaration changes, so that every gang is replaced by a new one; no call may fail."""
+    """The declaration changes, so every gang is replaced by a new one; no call may fail."""
     row = Row(name="standing gangs: all replaced under load", target=60.0)
     calls = Row(name="standing gangs: call meanwhile", target=2.0)
     async with opened(trial, workers=8) as site:
@@ -102,7 +102,7 @@ async def all_replaced(trial: Trial) -> list[Row]:
 
 @contextlib.asynccontextmanager
 async def _under_load(site: Site) -> AsyncIterator[Load]:
-    """The set is declared and stands; callers call it without a pause."""
+    """The set is declared and ready; callers call it without a pause."""
     await _declare(site, 0)
     await _all_stand(site)
     load, done = Load(), asyncio.Event()
@@ -150,7 +150,7 @@ async def _all_stand(site: Site) -> None:
 
 
 async def _member(site: Site) -> tuple[Process, str]:
-    """The worker of some member of some gang, which no other gang shares."""
+    """The worker of a member of some gang that no other gang shares."""
     records = await _gangs(site)
     for record in records:
         others = {seat.worker for other in records if other.id != record.id for seat in other.seats}

@@ -1,4 +1,4 @@
-"""A worker whose registration is written once, and again only when it changes: `gangline worker`, else as ever."""
+"""A worker that rewrites its registration only when it changes; otherwise `gangline worker`."""
 
 from __future__ import annotations
 

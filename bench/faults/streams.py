@@ -1,4 +1,4 @@
-"""What storage says of a stream. A cluster that is between two leaders is asked again."""
+"""Stream information from storage. Asks again while a cluster is electing a leader."""
 
 from __future__ import annotations
 

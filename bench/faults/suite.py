@@ -1,4 +1,4 @@
-"""What the suites of scenarios have in common: their command line, and their table."""
+"""The command line and the table shared by the suites of scenarios."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ async def _all(scenarios: Mapping[str, Scenario], names: list[str], trial: Trial
 
 
 def main(about: str | None, scenarios: Mapping[str, Scenario]) -> int:
-    """Run what the command line names and print the table; 1 when a law was broken or a target missed."""
+    """Run the scenarios given on the command line and print the table; returns 1 if a law was broken or a target was
+    missed."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--only", default=",".join(scenarios), help=f"of {', '.join(scenarios)}")

@@ -34,7 +34,7 @@ SERVED = "work"
 
 
 class TaskSite(Crew):
-    """Made by `task_site`."""
+    """Created by `task_site`."""
 
     def __init__(self, launch: Launch, url: str, namespace: str, folder: Path, replicas: int) -> None:
         environment = {"NATS_URL": url, "GANGLINE_NAMESPACE": namespace}
@@ -67,7 +67,7 @@ class TaskSite(Crew):
         return made
 
     async def kill_worker(self, process: Process) -> float:
-        """When it was killed."""
+        """Returns when it was killed."""
         del self.workers[process.child.pid]
         self.killed.append(process.child.pid)
         at = time.monotonic()
@@ -75,7 +75,7 @@ class TaskSite(Crew):
         return at
 
     async def holder(self) -> Process:
-        """The dispatcher that has the queue."""
+        """The dispatcher that owns the queue."""
         found: list[Process] = []
 
         async def look() -> bool:
@@ -97,7 +97,7 @@ class TaskSite(Crew):
         return at
 
     async def served(self, count: int) -> None:
-        """Until so many workers live."""
+        """Wait until this many workers are alive."""
 
         async def live() -> bool:
             with contextlib.suppress(GanglineError):
@@ -111,11 +111,11 @@ class TaskSite(Crew):
     async def squares(
         self, count: int, seconds: float, *, first: int = 0, held_from: int | None = None, key: str | None = None
     ) -> list[Job]:
-        """Submit so many tasks; all are acknowledged when it returns.
+        """Submit this many tasks; all are acknowledged when it returns.
 
         Args:
-            first: the number of the first one.
-            held_from: from this place on they do not end before `let_go`.
+            first: the number of the first task.
+            held_from: tasks from this index on do not end before `let_go`.
         """
         given = [
             {"folder": str(self.folder), "number": first + n, "seconds": seconds}
@@ -125,13 +125,13 @@ class TaskSite(Crew):
         return await self.client.options(key=key).submit_many(f"{SERVED}.square", given)
 
     def let_go(self) -> None:
-        """Tasks that are held may end."""
+        """Let the held tasks end."""
         self._gate.touch()
 
     async def check_squares(
         self, jobs: Sequence[Job], *, first: int = 0, within_s: float = 2 * PATIENCE_S
     ) -> list[str]:
-        """What is wrong with their results, when all have ended (or the time is over)."""
+        """Wrong results, when all tasks have ended (or the time is over)."""
         wrong: list[str] = []
 
         async def one(number: int, job: Job) -> None:
@@ -150,7 +150,7 @@ class TaskSite(Crew):
         return read_notes(self.folder)
 
     async def note_after(self, at: float, event: str = "start") -> float:
-        """When the first such note after that time was written."""
+        """Time of the first such record after that time."""
         found: list[float] = []
 
         def look() -> bool:
@@ -161,7 +161,7 @@ class TaskSite(Crew):
         return found[0]
 
     async def run_some(self, count: int) -> None:
-        """Until so many tasks have ended."""
+        """Wait until this many tasks have ended."""
 
         def ended() -> bool:
             return sum(note.event == "end" for note in self.notes()) >= count
@@ -169,12 +169,12 @@ class TaskSite(Crew):
         await self.until(ended, f"{count} tasks ended", pause_s=0.05)
 
     async def emptied(self) -> list[str]:
-        """What is left in the stream of tasks when all have ended; waits for the last acknowledgements."""
+        """What is left in the task stream when all tasks have ended; waits for the last acknowledgements."""
         left = -1
 
         async def empty() -> bool:
             nonlocal left
-            with contextlib.suppress(StorageUnavailable):  # a cluster that lost its leader a moment ago
+            with contextlib.suppress(StorageUnavailable):  # a cluster that has just lost its leader
                 stream = await self.streams.tasks()
                 left = (await stream.state()).messages
             return left == 0
@@ -199,9 +199,9 @@ async def task_site(
     """A site with processes that serve and dispatch.
 
     Args:
-        arguments: of every worker.
-        url: servers of one's own, that may be killed; else the trial's.
-        replicas: of the streams, with servers of a cluster.
+        arguments: command-line arguments of every worker.
+        url: servers to use instead of the trial's; they may be killed.
+        replicas: number of replicas of the streams, in a cluster.
     """
     folder = Path(tempfile.mkdtemp(prefix="gangline-faults-"))
     async with contextlib.AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ pool = Pool("train", slots=2)
 
 
 def note(folder: Path, gang: str, generation: int, rank: int, what: str) -> Path:
-    """Where a member notes when (CLOCK_MONOTONIC, one for the machine) something happened to it."""
+    """Where a member records when (CLOCK_MONOTONIC, shared by the machine) something happened to it."""
     return folder / f"{gang}.{generation}.{rank}.{what}"
 
 
@@ -31,7 +31,7 @@ async def where() -> list[int]:
 
 @pool.task
 async def stay(folder: str) -> None:
-    """Until cancelled; notes when it started and when that was."""
+    """Runs until cancelled; records its start and the cancellation."""
     gang = current_task().gang
     seat = (Path(folder), gang.id, gang.generation, gang.rank)
     _write(note(*seat, "started"))
@@ -43,7 +43,7 @@ async def stay(folder: str) -> None:
 
 @pool.task
 async def pulse(until: str) -> list[float]:
-    """All ranks meet again and again until that file exists; gives how often, and the longest time between two."""
+    """All ranks meet repeatedly until that file exists; returns how often, and the longest interval."""
     gang = current_task().gang
     rounds, worst = 0, 0.0
     before = time.monotonic()
@@ -56,7 +56,7 @@ async def pulse(until: str) -> list[float]:
 
 @pool.task
 async def once(path: str, seconds: float) -> int:
-    """Adds a line to that file each time that it runs."""
+    """Adds a line to that file each time it runs."""
     with Path(path).open("a") as file:  # noqa: ASYNC230
         file.write(f"{os.getpid()}\n")
     await asyncio.sleep(seconds)
@@ -65,6 +65,6 @@ async def once(path: str, seconds: float) -> int:
 
 @pool.task(idempotent=True)
 async def nap(seconds: float) -> int:
-    """A single call that takes its time."""
+    """A single slow call."""
     await asyncio.sleep(seconds)
     return os.getpid()

@@ -1,4 +1,4 @@
-"""How a scenario is to be run: the benchmarks and the tests run the same ones, each in its own way."""
+"""How to run a scenario: benchmarks and tests run the same scenarios, each in its own way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.faults.figures import Report
 
 
 def silent(_: str) -> None:
-    """Nobody reads the progress."""
+    """Ignores the progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class Trial:
     launch: Launch = new_interpreter
     """How its processes are started."""
     url: str = ""
-    """Of a nats-server that it may share with others, in a namespace of its own; else it starts one. Scenarios that
-    kill servers start theirs in any case."""
+    """URL of a nats-server that it may share with others, in its own namespace; None: it starts one. Scenarios that
+    kill servers always start their own."""
 
     def fewer(self, divisor: int) -> Self:
-        """For a scenario whose repetitions are long, or many in one."""
+        """Number of repetitions of a scenario whose repetitions are long, or consist of many."""
         return replace(self, repetitions=max(1, self.repetitions // divisor))

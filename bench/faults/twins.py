@@ -1,4 +1,5 @@
-"""A worker is frozen until a second process of its id serves, and then wakes: who is called, and what runs twice?"""
+"""A worker is frozen until a second process with its id serves, and then continues: who is called, and what runs
+twice?"""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from gangline.schemas.errors.base import GanglineError
 CALLERS: Final = 6
 """More than the slots of one worker."""
 CALLS: Final = 20
-"""So many answers of the second process are waited for after the first has left."""
+"""Wait for this many answers of the second process after the first has left."""
 
 
 async def woken_twin(trial: Trial) -> list[Row]:
-    """Calls that are not idempotent, at any time; each notes in a file where it ran."""
+    """Calls that are not idempotent, all the time; each records in a file where it ran."""
     used = Row(name="twin: 20 calls of the second process, since the first woke", target=10.0)
     async with opened(trial, workers=2, coordinators=0) as site:
         async with _calling(site) as calls:
@@ -48,7 +49,7 @@ class _Calls:
         """By process."""
         self.errors: Counter[str] = Counter()
         self.none: set[str] = set()
-        """Calls of which nothing started, as their callers were told."""
+        """Calls whose callers were told that nothing started."""
 
     async def go_on(self) -> None:
         while True:

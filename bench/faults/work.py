@@ -1,4 +1,4 @@
-"""Durable tasks for the scenarios: `gangline worker bench.faults.work:pool`. Each notes when it starts and ends."""
+"""Durable tasks for the scenarios: `gangline worker bench.faults.work:pool`. Each records its start and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pool = Pool("work", slots=4)
 
 
 def _note(folder: str, event: str) -> None:
-    """One line for each start and end, appended in one write; the time is CLOCK_MONOTONIC, one for the machine."""
+    """One line per start and end, appended in one write; the time is CLOCK_MONOTONIC, shared by the machine."""
     task = current_task()
     line: dict[str, Any] = {
         "at": time.monotonic(),
@@ -31,10 +31,10 @@ def _note(folder: str, event: str) -> None:
 
 @pool.task(idempotent=True)
 async def square(folder: str, number: int, seconds: float, gate: str = "") -> int:
-    """Takes its time, and gives the square.
+    """Takes some time, and returns the square.
 
     Args:
-        gate: it does not end before that file exists.
+        gate: it does not end before this file exists.
     """
     _note(folder, "start")
     await asyncio.sleep(seconds)
@@ -46,7 +46,7 @@ async def square(folder: str, number: int, seconds: float, gate: str = "") -> in
 
 @pool.task(idempotent=True)
 async def who(folder: str, seconds: float) -> int:
-    """Takes its time, and gives the attempt that this is."""
+    """Takes some time, and returns the number of its attempt."""
     _note(folder, "start")
     await asyncio.sleep(seconds)
     _note(folder, "end")

@@ -14,7 +14,7 @@ from .store import RESULTS, save
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter loads, three rounds")
-    parser.add_argument("--only", default="", help="systems to measure, by comma; all if not given")
+    parser.add_argument("--only", default="", help="comma-separated systems to measure; default: all")
     given = parser.parse_args()
     only = tuple(name for name in given.only.split(",") if name)
     found = run_loop(run(QUICK if given.quick else FULL, only=only, report=lambda line: print(line, flush=True)))

@@ -1,10 +1,10 @@
-"""Where workers note what they run: a file that all processes of a run have in memory.
+"""Records of the tasks that workers run: a memory-mapped file that all processes of a run share.
 
-Nothing but the standard library, for it is used in the peers' environments too.
+Uses only the standard library, because it also runs in the peers' environments.
 
-Its layout: how many ran (int64), when the last one did (float64), then for each the seconds from its submission to its
-start (float64). One process writes it, the worker; any may read. Times are `time.monotonic`, which all processes of a
-machine share.
+Layout: number of tasks that ran (int64), time of the last one (float64), then for each the seconds from its submission
+to its start (float64). Only one process, the worker, writes it; any may read. Times are `time.monotonic`, which all
+processes of a machine share.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "GANGLINE_BENCH_BOARD"
-"""Environment variable: path of the file."""
+"""Environment variable with the path of the file."""
 _HEAD: Final = struct.Struct("<qd")
 _START: Final = struct.Struct("<d")
 CAPACITY: Final = 200_000
-"""Starts that are kept; later ones are only counted."""
+"""Number of starts that are kept; later ones are only counted."""
 
 
 class Board:
-    """One board; made by the parent, opened by all others."""
+    """One board; created by the parent, opened by all others."""
 
     def __init__(self, path: str | Path, *, make: bool = False) -> None:
         size = _HEAD.size + CAPACITY * _START.size
@@ -38,11 +38,11 @@ class Board:
 
     @classmethod
     def given(cls) -> Board:
-        """The one that the environment names."""
+        """The board named in the environment."""
         return cls(os.environ[VARIABLE])
 
     def ran(self, sent_at: float) -> None:
-        """Note that a task, submitted at that time, runs. From any thread of one process."""
+        """Record that a task submitted at that time runs. May be called from any thread of one process."""
         now = time.monotonic()
         with self._lock:
             count, _ = _HEAD.unpack_from(self._memory, 0)
@@ -51,7 +51,7 @@ class Board:
             _HEAD.pack_into(self._memory, 0, count + 1, now)
 
     def reset(self) -> None:
-        """Begin anew; while nothing runs."""
+        """Reset; only while nothing runs."""
         _HEAD.pack_into(self._memory, 0, 0, 0.0)
 
     @property
@@ -60,7 +60,7 @@ class Board:
 
     @property
     def last_at(self) -> float:
-        """When the last one ran."""
+        """Time of the last task."""
         return float(_HEAD.unpack_from(self._memory, 0)[1])
 
     def starts_s(self) -> list[float]:

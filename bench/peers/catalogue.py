@@ -1,4 +1,4 @@
-"""The durable peers: what is installed, what is started, and what each promises."""
+"""The durable peers: their packages, processes, and guarantees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Server(StrEnum):
-    """What keeps the tasks."""
+    """The storage of the tasks."""
 
     NATS = "nats"
     REDIS = "redis"
@@ -16,25 +16,25 @@ class Server(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One way of running one system."""
+    """One configuration of one system."""
 
     name: str
-    """As the results have it."""
+    """The name in the results."""
     app: str
     """Module of `apps`."""
     server: Server
     worker: tuple[str, ...]
-    """Command line of its worker: a script of its environment, and what follows."""
+    """Command line of its worker: a script of its environment, and its arguments."""
     says: str
-    """What is changed from the defaults."""
+    """Changes from the defaults."""
     acks: str
-    """When a task is acknowledged, and so what becomes of it when its worker dies."""
+    """When a task is acknowledged, which determines what happens if its worker dies."""
     durable: bool = True
-    """Whether a task outlives its worker, and the storage's process."""
+    """Whether a task survives its worker, and the storage's process."""
     tuned: bool = False
     kind: str = ""
     environ: tuple[tuple[str, str], ...] = ()
-    """What its worker is told by the environment."""
+    """Environment variables of its worker."""
     results: str = "off"
 
     @property
@@ -49,7 +49,7 @@ class Peer:
     name: str
     requirements: tuple[str, ...]
     packages: tuple[str, ...]
-    """Whose versions are told."""
+    """Packages whose versions are shown."""
     runs: tuple[Run, ...]
 
 
@@ -64,7 +64,7 @@ OURS: Final = Run(
     says="defaults; 256 slots; result_ttl_s=0",
     acks=_AFTER,
 )
-"""With `gangline dispatcher` beside the worker, in a process of its own."""
+"""With a `gangline dispatcher` process in addition to the worker."""
 
 _TASKIQ: Final = ("taskiq", "worker", f"{_APPS}.taskiq_nats_app:broker", "--workers", "1")
 _CELERY: Final = ("celery", "-A", f"{_APPS}.celery_app", "worker", "--loglevel", "ERROR", "--concurrency", "1")
@@ -255,5 +255,5 @@ PEERS: Final = (
 )
 
 RAY_SERVE: Final = Peer(name="rayserve", requirements=("ray[serve]==2.60.0",), packages=("ray",), runs=())
-"""No queue: it is called, not submitted to. Tuned: 512 requests at once for each replica, as our worker has slots, and
-RAY_SERVE_THROUGHPUT_OPTIMIZED."""
+"""Not a queue: it is called, not submitted to. Tuned: 512 requests at once per replica, as many as our worker has
+slots, and RAY_SERVE_THROUGHPUT_OPTIMIZED."""

@@ -1,4 +1,4 @@
-"""One measurement of one system: a fresh server, its worker, a submitter; a burst, then a trickle."""
+"""One measurement of one system: a new server, its worker, a submitter; a burst, then a trickle."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _START_S: Final = 60.0
 _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.002
 _SETTLE_S: Final = 0.2
-"""After the last task, so that acknowledgements are in."""
+"""Pause after the last task, for its acknowledgement."""
 _END_S: Final = 5.0
 
 
 class CellFailed(Exception):
-    """A system did not do what it was asked; the text says what."""
+    """A system failed; the text says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long a measurement takes."""
+    """Durations of a measurement."""
 
     burst_s: float = 1.0
-    """About so long, by how fast the warm-up went."""
+    """Approximate duration of the burst, based on the rate of the warm-up."""
     trickle_s: float = 2.0
     rate: float = 100.0
     """Tasks per second of the trickle."""
@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What one measurement found."""
+    """The results of one measurement."""
 
     done_per_s: float
     """From the first submission to the last task."""
@@ -59,11 +59,11 @@ class Cell:
     """From submission to start, at the trickle's rate."""
     start_p99_ms: float
     cpu_us: Mapping[str, float]
-    """CPU time for each task of the burst, in microseconds, by part."""
+    """CPU time per task of the burst, in microseconds, by part."""
 
 
 async def measure(run: Run, environment: Environment | None, plan: Plan) -> Cell:
-    """Measure one system once; `environment` None: ours.
+    """Measure one system once; `environment` None: Gangline.
 
     Raises:
         CellFailed, NotInstalled, ChildFailed: it could not be measured.
@@ -148,7 +148,7 @@ async def _measured(board: Board, near: Child, plan: Plan, pids: Mapping[str, in
 
 
 async def _first(board: Board, near: Child) -> None:
-    """Wait until a task runs: with some systems only the worker makes what can be submitted to."""
+    """Wait until a task runs: with some systems only the worker creates what submitters need."""
     async with asyncio.timeout(_START_S):
         while True:
             try:
@@ -167,7 +167,7 @@ async def _ran(board: Board, count: int, patience_s: float = _PATIENCE_S) -> Non
 
 @asynccontextmanager
 async def _process(command: tuple[str, ...], environ: Mapping[str, str], log: Path) -> AsyncIterator[int]:
-    """A process, and what it starts, in a group of its own; all of it ends with the block."""
+    """A process and its children in a process group; all of them are stopped at the end of the block."""
     with log.open("wb") as said:
         process = await asyncio.create_subprocess_exec(
             *command, env=environ, cwd=ROOT, stdout=said, stderr=said, start_new_session=True
@@ -185,11 +185,11 @@ async def _process(command: tuple[str, ...], environ: Mapping[str, str], log: Pa
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it left behind
+            os.killpg(process.pid, signal.SIGKILL)  # processes that it left behind
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process and of all that it started; 0 where there is no /proc."""
+    """CPU time of a process and all of its children; 0 without /proc."""
     ticks = os.sysconf("SC_CLK_TCK")
     total = 0.0
     for one in (pid, *_children(pid)):
@@ -209,7 +209,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _last_words(folder: Path) -> str:
-    """The end of what its processes wrote."""
+    """The end of its processes' logs."""
     said = [f"{log.stem}: {line}" for log in folder.glob("*.log") for line in _tail(log)]
     return " | ".join(said) or "nothing was said"
 

@@ -1,4 +1,4 @@
-"""Durable tasks: all peers and us by turns, each alone on the machine for its part of a round."""
+"""Durable tasks: all peers and Gangline in turn, each alone on the machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .environments import Environment, NotInstalled, environment
 from .servers import version_of
 
 _GIVE_UP: Final = 2
-"""A run that fails so often is left out."""
+"""A run that fails this often is left out."""
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
-    """One run of one system, and where it lives; None: with us."""
+    """One run of one system, and its environment; None: ours."""
 
     run: Run
     environment: Environment | None
@@ -31,17 +31,17 @@ class Entrant:
 
 @dataclass(slots=True, kw_only=True)
 class Field:
-    """All that take part, and what cannot."""
+    """All runs, and the systems that cannot take part."""
 
     entrants: list[Entrant] = field(default_factory=list[Entrant])
     versions: dict[str, str] = field(default_factory=dict[str, str])
     missing: dict[str, str] = field(default_factory=dict[str, str])
-    """By system, why."""
+    """By system, the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durable:
-    """What was found: cells by name of the run, one for each round."""
+    """The results: cells by name of the run, one per round."""
 
     cells: dict[str, list[Cell]]
     missing: dict[str, str]
@@ -49,13 +49,13 @@ class Durable:
 
     @property
     def best(self) -> str | None:
-        """The durable peer's run with the highest rate (median); None: there is none."""
+        """The durable peer's run with the highest median rate; None: there is none."""
         rates = {name: self.rate(name) for name in self._durable()}
         return max(rates, key=rates.__getitem__) if rates else None
 
     @property
     def soonest(self) -> str | None:
-        """... and with the shortest time to a start."""
+        """The one with the shortest time to a start."""
         times = {name: statistics.median(self._column(name, "start_p50_ms")) for name in self._durable()}
         return min(times, key=times.__getitem__) if times else None
 
@@ -79,7 +79,7 @@ class Durable:
 
 
 async def gather(peers: Sequence[Peer] = PEERS, *, report: Report) -> Field:
-    """Install the peers that are not installed yet, and see which can run here."""
+    """Install missing peers, and check which can run here."""
     found = Field(entrants=[Entrant(run=OURS, environment=None)])
     for peer in peers:
         report(f"looking at {peer.name}")
@@ -98,7 +98,7 @@ async def gather(peers: Sequence[Peer] = PEERS, *, report: Report) -> Field:
 
 
 async def measure_durable(found: Field, *, rounds: int, plan: Plan, report: Report) -> Durable:
-    """Every run once in each round; the order turns from round to round."""
+    """Every run once per round; the order changes from round to round."""
     cells: dict[str, list[Cell]] = {}
     missing, failures = dict(found.missing), dict.fromkeys((one.run.name for one in found.entrants), 0)
     for number in range(rounds):

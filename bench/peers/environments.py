@@ -1,4 +1,4 @@
-"""An environment of its own for each peer, in the user's cache folder: made at the first run, kept for the next."""
+"""An environment for each peer, in the user's cache folder: created in the first run and kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = "GANGLINE_BENCH_CACHE"
-"""Environment variable: where environments are kept; the user's cache folder if unset."""
+"""Environment variable with the folder of the environments; the user's cache folder if unset."""
 _INSTALL_S: Final = 900.0
 _STAMP: Final = ".installed"
 
 
 class NotInstalled(Exception):
-    """A peer could not be had; the text says why."""
+    """A peer could not be installed; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class Environment:
         return str(self.folder / "bin" / "python")
 
     def script(self, name: str) -> str:
-        """A command that the peer brings."""
+        """A command of the peer."""
         return str(self.folder / "bin" / name)
 
     async def versions(self, packages: tuple[str, ...]) -> dict[str, str]:
-        """What is installed there."""
+        """Versions of the installed packages."""
         code = "import importlib.metadata as m, sys; print(*(m.version(p) for p in sys.argv[1:]))"
         process = await asyncio.create_subprocess_exec(
             self.python, "-c", code, *packages, stdout=asyncio.subprocess.PIPE
@@ -47,7 +47,7 @@ class Environment:
 
 
 def cache_folder() -> Path:
-    """Where environments are kept; outside of the project."""
+    """Folder of the environments; outside of the project."""
     given = os.environ.get(FOLDER)
     if given:
         return Path(given)
@@ -56,7 +56,7 @@ def cache_folder() -> Path:
 
 
 async def environment(name: str, requirements: tuple[str, ...]) -> Environment:
-    """The environment with exactly these requirements; made if it is not there.
+    """The environment with exactly these requirements; created if it does not exist.
 
     Raises:
         NotInstalled: pip could not install them.
@@ -67,7 +67,7 @@ async def environment(name: str, requirements: tuple[str, ...]) -> Environment:
     stamp = found.folder / _STAMP
     if stamp.exists():
         return found
-    shutil.rmtree(found.folder, ignore_errors=True)  # an earlier run was broken off
+    shutil.rmtree(found.folder, ignore_errors=True)  # an earlier run was interrupted
     await asyncio.to_thread(venv.create, found.folder)
     await _install(found, requirements)
     stamp.write_text("\n".join(requirements) + "\n")
@@ -76,7 +76,7 @@ async def environment(name: str, requirements: tuple[str, ...]) -> Environment:
 
 async def _install(made: Environment, requirements: tuple[str, ...]) -> None:
     process = await asyncio.create_subprocess_exec(
-        # Our own pip does it: to put one into each environment takes longer than most of them need.
+        # Use our own pip: installing one into each environment takes longer than most of them need.
         *(sys.executable, "-m", "pip", "--python", made.python, "install"),
         *("--quiet", "--disable-pip-version-check", *requirements),
         stdout=asyncio.subprocess.PIPE,

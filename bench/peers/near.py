@@ -1,6 +1,6 @@
-"""A peer's near end: submits tasks, by the peer's own client, in the peer's own environment.
+"""A peer's client side: submits tasks with the peer's own client, in the peer's own environment.
 
-`python -m bench.peers.near APP`: APP is a module of `apps`, whose `opened` gives the function that submits one task.
+`python -m bench.peers.near APP`: APP is a module of `apps`; its `opened` yields the function that submits one task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ async def life(app: str) -> None:
     async with opened() as submit:
 
         async def burst(count: int, window: int) -> dict[str, Any]:
-            """Submit so many tasks, `window` at once."""
+            """Submit this many tasks, `window` at once."""
             left = count
 
             async def user() -> None:
@@ -34,7 +34,7 @@ async def life(app: str) -> None:
             return {"began_at": began_at, "seconds": time.monotonic() - began_at, "cpu_s": time.process_time() - cpu_at}
 
         async def paced(count: int, rate: float) -> dict[str, Any]:
-            """Submit so many tasks, one after the other, each when it is due."""
+            """Submit this many tasks, one after the other, each when it is due."""
             began_at = time.monotonic()
             for number in range(count):
                 late_s = time.monotonic() - (began_at + number / rate)
@@ -48,7 +48,7 @@ async def life(app: str) -> None:
 
 def main() -> None:
     try:
-        from uvloop import new_event_loop  # what brings it gets it
+        from uvloop import new_event_loop  # used if it is installed
     except ImportError:
         from asyncio import new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

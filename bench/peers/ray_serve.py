@@ -1,4 +1,4 @@
-"""Ray Serve and us by turns: calls to one replica, and a choice of a replica followed by a dispatch."""
+"""Ray Serve and Gangline in turn: calls to one replica, and choosing a replica followed by a dispatch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .environments import Environment, environment
 CONCURRENCY: Final = 64
 _START_S: Final = 120.0
 _WHAT: Final = {"call": "call", "choose": "reserve"}
-"""What is measured, by the name that it has there and here."""
+"""The loads, by their names there and here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayRates:
-    """Rates per second, round by round: `ours call`, `Ray Serve call`, `Ray Serve, tuned choose` and the like."""
+    """Rates per second, per round: `ours call`, `Ray Serve call`, `Ray Serve, tuned choose` and so on."""
 
     per_s: dict[str, list[float]]
 
     def figures(self) -> list[Measured]:
-        """Against the better of its runs, in each round."""
+        """The ratio to the better of its runs, per round."""
         found = []
         for what in _WHAT:
             theirs = [max(pair) for pair in zip(*(self.per_s[f"{name} {what}"] for name in _RUNS), strict=True)]
@@ -44,10 +44,11 @@ _RUNS: Final = {"Ray Serve": False, "Ray Serve, tuned": True}
 
 
 async def measure_ray_serve(*, rounds: int, seconds: float, report: Callable[[str], None]) -> RayRates:
-    """Both of its runs and ours; each is up for one part of a round, so that nothing idle takes time from another.
+    """Both of its runs and ours; each is running only for its part of a round, so that no idle system takes CPU
+    time.
 
     Raises:
-        NotInstalled, ChildFailed: it cannot be had, or does not run here.
+        NotInstalled, ChildFailed: it cannot be installed, or does not run here.
     """
     made = await environment(RAY_SERVE.name, RAY_SERVE.requirements)
     per_s: dict[str, list[float]] = defaultdict(list)

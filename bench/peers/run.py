@@ -24,17 +24,17 @@ NAMES: Final = (
     "rayserve_call_ratio",
     "rayserve_choose_ratio",
 )
-"""Figures that this gives."""
+"""Figures that it produces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersPlan:
-    """How long a run takes."""
+    """Durations of a run."""
 
     rounds: int = 5
     cell: Plan = field(default_factory=Plan)
     ray_s: float = 1.0
-    """Of each load on Ray Serve, and on us beside it."""
+    """Seconds of each load on Ray Serve, and on Gangline."""
 
 
 FULL: Final = PeersPlan()
@@ -42,7 +42,7 @@ QUICK: Final = PeersPlan(rounds=3, cell=Plan(burst_s=0.5, trickle_s=1.0), ray_s=
 
 
 async def run(plan: PeersPlan = FULL, *, only: tuple[str, ...] = (), report: Callable[[str], None]) -> dict[str, Any]:
-    """Measure; what cannot be had is in `missing`, with the reason.
+    """Measure; what cannot be measured is in `missing`, with the reason.
 
     Args:
         only: names of peers; all if empty.
@@ -68,7 +68,7 @@ async def _version_of_ray() -> str:
 
 
 def to_json(durable: Durable, ray: RayRates | None, about: dict[str, Any]) -> dict[str, Any]:
-    """`figures` by name, null where it was not measured; `durable`: each run, with what it promises."""
+    """`figures` by name, null where not measured; `durable`: each run, with its guarantees."""
     figures = durable.figures() + ([] if ray is None else ray.figures())
     by_name = {item.figure.name: item for item in figures}
     runs = [OURS, *(run for peer in PEERS for run in peer.runs)]

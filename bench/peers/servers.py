@@ -1,4 +1,4 @@
-"""Servers of a run: each is started anew for each measurement, so that nothing of the one before is in it."""
+"""Servers of a run: each measurement starts its own, so that nothing remains of the previous one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_S: Final = 0.02
 
 
 def redis_program() -> str:
-    """Path of a server that speaks Redis.
+    """Path of a Redis-compatible server.
 
     Raises:
         NotInstalled: there is none.
@@ -35,7 +35,7 @@ def redis_program() -> str:
 
 
 async def version_of(server: Server) -> str:
-    """Of the program that would be started.
+    """Version of the program that would be started.
 
     Raises:
         NotInstalled: see redis_program.
@@ -51,7 +51,7 @@ async def version_of(server: Server) -> str:
 
 @asynccontextmanager
 async def started(server: Server) -> AsyncIterator[tuple[str, int]]:
-    """A server with nothing in it: its URL and process id. It ends, and its data goes, with the block.
+    """An empty server: its URL and process id. It is stopped, and its data deleted, at the end of the block.
 
     Raises:
         NotInstalled: there is no program to start.
@@ -63,8 +63,8 @@ async def started(server: Server) -> AsyncIterator[tuple[str, int]]:
         return
     program, port = redis_program(), free_port()
     with tempfile.TemporaryDirectory(prefix="gangline-bench-") as folder:
-        # Appended to a file that is synced each second: at least as durable as a stream of JetStream, whose files are
-        # synced each two minutes.
+        # An append-only file synced every second: at least as durable as a JetStream stream, whose files are synced
+        # every two minutes.
         process = await asyncio.create_subprocess_exec(
             *(program, "--port", str(port), "--bind", "127.0.0.1", "--dir", folder),
             *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec"),

@@ -1,4 +1,4 @@
-"""Where results are written, and read from for the docs."""
+"""Writes the results, and reads them for the docs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def save(name: str, found: dict[str, Any]) -> None:
 
 
 def load(name: str) -> dict[str, Any] | None:
-    """What was written there; None: nothing was."""
+    """The results written there; None: there are none."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None

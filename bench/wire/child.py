@@ -1,4 +1,5 @@
-"""A child process of the bench: takes one JSON request per line from stdin, answers each with one line on stdout."""
+"""A child process of the bench: reads one JSON request per line from stdin, and answers each with one line on
+stdout."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from typing import Any
 Handler = Callable[..., Awaitable[Any]]
 
 PAYLOAD = b"x" * 100
-"""What each request carries, and each answer."""
+"""The body of each request and answer."""
 
 
 async def serve(handlers: Mapping[str, Handler]) -> None:
-    """Answer requests `{"do": NAME, ...arguments}` until stdin closes. An error is answered as `{"error": text}`."""
+    """Answer requests `{"do": NAME, ...arguments}` until stdin is closed. An error is answered as `{"error": text}`."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -32,7 +33,7 @@ async def serve(handlers: Mapping[str, Handler]) -> None:
 
 
 def main(life: Callable[..., Coroutine[Any, Any, None]]) -> None:
-    """Run a child: its arguments come as one JSON object on the command line."""
+    """Run a child: its arguments are one JSON object on the command line."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

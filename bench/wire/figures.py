@@ -1,4 +1,4 @@
-"""The named figures and what they are held to, and the arithmetic that turns rounds into one figure."""
+"""The named figures and their targets, and the arithmetic that turns rounds into one figure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Figure:
     meaning: str
     target: float
     at_least: bool
-    """Whether the target is the least that will do; else it is the most."""
+    """True: the target is a minimum; False: a maximum."""
     unit: str = ""
     """Empty for ratios."""
     alone: bool = True
-    """Measured by `gangline bench`; the others need peers and are measured by `make bench` only."""
+    """Measured by `gangline bench`; the others need peers and are measured only by `make bench`."""
 
     def meets(self, value: float) -> bool:
         return value >= self.target if self.at_least else value <= self.target
@@ -56,10 +56,10 @@ FIGURES: Final = (
     _most("gang64_form_vs_gang8", 4.0, "form 64 over 16 workers / 8 over 4"),
     _most("route_10k_vs_10", 1.3, "a router's choice among 10,000 workers / among 10"),
     _most("form_10k_vs_10", 2.0, "a coordinator's placement among 10,000 workers / among 10"),
-    _most("decide_10k_vs_10", 2.0, "all that a coordinator decides on a gang among 10,000 workers / among 10"),
+    _most("decide_10k_vs_10", 2.0, "all decisions of a coordinator on a gang among 10,000 workers / among 10"),
     _most("router_bytes_per_worker", 1500, "router memory per known worker", unit="B"),
-    _most("worker_rss_mb", 60, "memory of a worker at rest", unit="MB"),
-    _most("idle_msgs_per_s", 2, "messages per second of a worker at rest", unit="/s"),
+    _most("worker_rss_mb", 60, "memory of an idle worker", unit="MB"),
+    _most("idle_msgs_per_s", 2, "messages per second of an idle worker", unit="/s"),
     _least("trace_off_cost", 0.98, "calls one at a time, tracing configured off / no tracing"),
     _least("trace_on_cost", 0.6, "calls one at a time, each traced / no tracing"),
 )
@@ -92,10 +92,10 @@ class Measured:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
-    """Round by round, so that what slows the machine for a while slows both sides of a ratio.
+    """Pairs the rounds, so that a slow period of the machine affects both sides of a ratio.
 
     Raises:
-        ValueError: not as many of the one as of the other, or none at all.
+        ValueError: different numbers of rounds, or none at all.
     """
     if not ours or len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} rounds of ours, {len(theirs)} of theirs: they are measured in pairs")

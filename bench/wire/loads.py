@@ -1,4 +1,4 @@
-"""Load from one process: so many at once (closed loop), or so many a second whatever comes back (open loop)."""
+"""Load from one process: a fixed number at once (closed loop), or a fixed rate (open loop)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 Once = Callable[[], Awaitable[object]]
-"""One request, from its asking to its answer."""
+"""One request, until its answer."""
 
 _GIVE_UP_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """What a closed loop did."""
+    """The results of a closed loop."""
 
     count: int
     seconds: float
     cpu_s: float
-    """Of this process."""
+    """CPU time of this process."""
 
     @property
     def rate(self) -> float:
@@ -28,12 +28,12 @@ class Throughput:
 
 
 async def closed_loop(once: Once, *, concurrency: int, seconds: float) -> Throughput:
-    """Keep `concurrency` requests under way for so long.
+    """Keep `concurrency` requests in flight for this long.
 
     Raises:
         ExceptionGroup: what a request raised.
     """
-    clock = time.perf_counter  # the loop's own is a millisecond wide with uvloop
+    clock = time.perf_counter  # the loop's own timer has a resolution of a millisecond with uvloop
     count = 0
     began_at, cpu_at = clock(), time.process_time()
     stop_at = began_at + seconds
@@ -51,11 +51,11 @@ async def closed_loop(once: Once, *, concurrency: int, seconds: float) -> Throug
 
 
 async def open_loop(once: Once, *, rate: float, seconds: float) -> list[float]:
-    """Begin `rate` requests a second for so long, whether or not the earlier ones were answered. The latency of each is
-    counted from when it was due, so that a system that falls behind cannot hide it.
+    """Start `rate` requests per second for this long, whether or not earlier ones were answered. The latency of each
+    is counted from when it was due, so that a system that falls behind cannot hide it.
 
     Returns:
-        Seconds of each, sorted.
+        Latencies in seconds, sorted.
 
     Raises:
         TimeoutError: answers are missing long after the last request.
@@ -64,7 +64,7 @@ async def open_loop(once: Once, *, rate: float, seconds: float) -> list[float]:
     clock = time.perf_counter
     latencies: list[float] = []
     errors: list[Exception] = []
-    # A task group costs as much for each of its tasks as a request does, and would be measured with it.
+    # A task group costs as much per task as a request, and would be measured with it.
     create_task = asyncio.get_running_loop().create_task
     under_way: set[asyncio.Task[None] | None] = set()
 
@@ -84,7 +84,8 @@ async def open_loop(once: Once, *, rate: float, seconds: float) -> list[float]:
             while due < total and began_at + due / rate <= now:
                 under_way.add(create_task(one(began_at + due / rate)))
                 due += 1
-            # Timers of the loop are a millisecond wide, longer than what is measured: ask the clock instead.
+            # Timers of the loop have a resolution of a millisecond, longer than the intervals measured: read the
+            # clock instead.
             await asyncio.sleep(0)
         while under_way:  # noqa: ASYNC110 — whoever ends it would have to be paid for by each request
             await asyncio.sleep(0)
@@ -95,5 +96,5 @@ async def open_loop(once: Once, *, rate: float, seconds: float) -> list[float]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Of sorted values; `share` is 0.99 for the p99."""
+    """A percentile of sorted values; `share` is 0.99 for the p99."""
     return values[min(len(values) - 1, int(share * len(values)))]

@@ -1,4 +1,4 @@
-"""The other figures: tracing, gangs, what grows with the number of workers, a worker at rest."""
+"""The other figures: tracing, gangs, growth with the number of workers, an idle worker."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .site import Site
 from .tracing import TRACES
 
 _FORMED = 5
-"""Gangs that one round forms."""
+"""Gangs per round."""
 
 
 async def measure_tracing(
     site: Site, *, rounds: int, seconds: float, report: Report
 ) -> tuple[list[Measured], dict[str, list[float]]]:
     """The same calls by three pairs of client and worker. The figures are of calls one at a time; also returns the
-    ratios with 64 at once, where the spans themselves (15 to 20 us each, three to a call) are most of what is measured.
+    ratios with 64 at once, where the spans themselves (15 to 20 us each, three per call) are most of the cost.
     """
     clients = {}
     for trace in TRACES:
@@ -28,7 +28,7 @@ async def measure_tracing(
     for number in range(rounds):
         report(f"tracing, round {number + 1} of {rounds}")
         for trace, many in rates if number % 2 == 0 else reversed(rates):
-            # One at a time there are few of them, and a few hundredths are what this is about.
+            # One at a time there are few of them, and differences of a few hundredths matter.
             done = await clients[trace].ask(
                 "closed", what="call", concurrency=many, seconds=3 * seconds if many == 1 else seconds
             )
@@ -81,7 +81,7 @@ async def measure_scale(site: Site, *, rounds: int, report: Report) -> list[Meas
 
 
 async def measure_rest(site: Site, *, seconds: float, report: Report) -> list[Measured]:
-    """A worker at rest."""
+    """An idle worker."""
     report("a worker at rest")
     memory_mb, messages_per_s = await at_rest(site.url, site.monitoring, site.environment, seconds)
     return [measured("worker_rss_mb", [memory_mb]), measured("idle_msgs_per_s", [messages_per_s])]

@@ -1,4 +1,4 @@
-"""Our near end: calls, leases, selections and gangs, with nothing but defaults."""
+"""Gangline's client side: calls, leases, selections and gangs, with defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEASED = 64
 
 
 def plain(client: Client, pool: str) -> dict[str, Once]:
-    """What needs nothing held beforehand."""
+    """Requests that need no lease."""
     echo, nap = f"{pool}.echo", f"{pool}.nap"
 
     async def reserve() -> None:
@@ -63,7 +63,7 @@ async def life(url: str, pool: str, trace: str = "none") -> None:
 
 
 async def _form(client: Client, pool: str, size: int) -> float:
-    """Seconds until a gang is there; its release is not counted."""
+    """Seconds until a gang is formed; its release is not counted."""
     began_at = time.perf_counter()
     async with client.gang(pool=pool, size=size, strategy="spread"):
         return time.perf_counter() - began_at

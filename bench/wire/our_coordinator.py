@@ -1,4 +1,4 @@
-"""The coordinator that the measured gangs are granted by, with nothing but defaults."""
+"""The coordinator that grants the measured gangs, with defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our far end: workers of one pool, with nothing but defaults."""
+"""Gangline's worker side: workers of one pool, with defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tracing import set_up
 
 
 def declared(name: str, slots: int) -> Pool:
-    """The pool that is measured: a task that gives back what it got, and one that takes its time about it."""
+    """The measured pool: a task that returns its argument, and one that sleeps first."""
     pool = Pool(name, slots=slots)
 
     @pool.task

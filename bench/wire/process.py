@@ -1,4 +1,4 @@
-"""The parent's end of a child process; see child."""
+"""The parent's side of a child process; see child."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _END_S = 5.0
 
 
 class ChildFailed(GanglineError):
-    """A process of the bench did not start, died, or could not do what it was asked."""
+    """A process of the bench failed to start, died, or could not do what it was asked."""
 
 
 class Child:
-    """A process that runs one module of this folder. Made by `start`; ended by `end`, and by itself with its parent."""
+    """A process that runs one module of this folder. Created by `start`; stopped by `end`, and by itself when its
+    parent exits."""
 
     def __init__(self, module: str, process: asyncio.subprocess.Process) -> None:
         self.module = module
@@ -52,9 +53,9 @@ class Child:
         """Start any command that speaks as `child` does; returns when it is ready.
 
         Args:
-            folder: where it runs; ours if not given.
-            errors: takes its stderr; ours if not given.
-            patience_s: how long it may take until it is ready.
+            folder: its working folder; ours by default.
+            errors: file for its stderr; ours by default.
+            patience_s: how long it may take to be ready.
 
         Raises:
             ChildFailed: see start.
@@ -67,7 +68,7 @@ class Child:
             cwd=folder,
             stderr=errors,
             limit=1 << 24,
-            start_new_session=True,  # ctrl-c is for us to hear: children end with their stdin
+            start_new_session=True,  # only we handle Ctrl-C: children exit when their stdin is closed
         )
         child = cls(name, process)
         try:
@@ -78,10 +79,10 @@ class Child:
         return child
 
     async def ask(self, do: str, **arguments: object) -> dict[str, Any]:
-        """Have it do something and wait for what it says.
+        """Send a request and return its answer.
 
         Raises:
-            ChildFailed: it could not, or died.
+            ChildFailed: it failed, or died.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
@@ -102,7 +103,7 @@ class Child:
         return dict(answer)
 
     async def end(self) -> None:
-        """Close its stdin, which ends it; kill it if it does not. Idempotent."""
+        """Close its stdin, which ends it; kill it if it does not exit. Idempotent."""
         process = self._process
         if process.returncode is not None:
             return

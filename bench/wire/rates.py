@@ -1,4 +1,5 @@
-"""Rates and latencies: each round measures the raw wire and us by turns, and the order changes from round to round."""
+"""Rates and latencies: each round measures the raw wire and Gangline in turn, and the order changes from round to
+round."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ class Load:
     """One kind of load on one system."""
 
     name: str
-    """Of the rate that it gives."""
+    """Share of the rate of this load."""
     system: str
-    """`raw`, `ours`, or a way of tracing."""
+    """`raw`, `ours`, or a mode of tracing."""
     what: str
     concurrency: int
 
@@ -58,14 +59,14 @@ RATIOS: Final = {
 
 @dataclass(slots=True, kw_only=True)
 class Rates:
-    """What was measured, round by round."""
+    """The measurements, round by round."""
 
     per_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """By load."""
     client_us: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """CPU time of the asking process for each request, in microseconds."""
+    """CPU time of the requesting process per request, in microseconds."""
     far_us: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Likewise of the answering process; only where there is one."""
+    """The same for the answering process, if there is only one."""
     latency_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Percentiles under open-loop load: `call_c64_at_50_p99` and the like."""
 
@@ -78,7 +79,7 @@ class Rates:
 
 
 async def measure_rates(site: Site, *, rounds: int, seconds: float, report: Report) -> Rates:
-    """All loads, then latencies at half and at four fifths of each one's own peak."""
+    """All loads, then latencies at half and four fifths of each one's own peak."""
     echo = await site.start("raw_echo", url=site.url)
     one = await site.worker("one", 512)
     for _ in range(4):
@@ -86,7 +87,7 @@ async def measure_rates(site: Site, *, rounds: int, seconds: float, report: Repo
     systems = {"raw": await site.start("raw_client", url=site.url), "ours": await site.client("one")}
     far = {"raw": echo, "ours": one}
     found = Rates()
-    for load in LOADS:  # what is done for the first time is slower
+    for load in LOADS:  # the first time is slower
         await _closed(systems[load.system], load, seconds / 4)
     for number in range(rounds):
         report(f"rates, round {number + 1} of {rounds}")

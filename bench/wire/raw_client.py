@@ -1,4 +1,4 @@
-"""The raw wire's near end: requests, JetStream publishes and KV puts, by nats-py alone, default settings."""
+"""The raw client side: requests, JetStream publishes and KV puts, with nats-py alone and default settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STREAM = "RAWBENCH"
 async def life(url: str) -> None:
     connection = await nats.connect(url)
     stream = connection.jetstream()
-    # As the stream of submitted tasks is, but for what it may do besides.
+    # Like the task stream, except for its special features.
     await stream.add_stream(
         name=STREAM,
         subjects=["rawbench.>"],

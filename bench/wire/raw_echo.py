@@ -1,4 +1,4 @@
-"""The raw wire's far end: a subscriber that sends back what it gets, by nats-py alone, as its documentation shows."""
+"""The raw server side: a subscriber that sends back what it receives, with nats-py alone, as in its documentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def life(url: str) -> None:
         await message.respond(message.data)
 
     async def nap(message: Msg) -> None:
-        # A handler that sleeps holds up those behind it: a task for each, as whoever needs it writes it.
+        # A handler that sleeps delays the next ones, so each gets a task, as users would write it.
         task = asyncio.get_running_loop().create_task(answer_later(message))
         naps.add(task)
         task.add_done_callback(naps.discard)

@@ -1,4 +1,4 @@
-"""A worker at rest, as `gangline worker` runs it: its memory, and what it says while nobody asks for anything."""
+"""An idle worker, as `gangline worker` runs it: its memory, and the messages it sends and receives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def at_rest(url: str, monitoring: int, environment: Mapping[str, str], sec
 
     Args:
         monitoring: port of the server's monitoring.
-        seconds: how long it is watched.
+        seconds: how long it is measured.
 
     Raises:
         ChildFailed: it did not start.
@@ -65,7 +65,7 @@ async def _until_connected(process: asyncio.subprocess.Process, monitoring: int)
 
 
 async def _messages(monitoring: int) -> int:
-    """Messages in both directions on the connections of idle workers; 0 when there is none."""
+    """Messages in both directions on the connections of idle workers; 0 if there are none."""
 
     def read() -> int:
         with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/connz?limit=1024", timeout=5) as answer:
@@ -80,7 +80,7 @@ def resident_mb(pid: int) -> float:
     """Memory of a process."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except OSError:  # no /proc: ask the system's own tool
+    except OSError:  # without /proc, use the system's own tool
         import subprocess
 
         return int(subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=True).stdout) / 1024

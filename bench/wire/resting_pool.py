@@ -1,4 +1,4 @@
-"""What the worker at rest would serve."""
+"""The pool of the idle worker."""
 
 from __future__ import annotations
 

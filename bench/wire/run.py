@@ -21,24 +21,24 @@ _PACKAGES: Final = ("gangline", "nats-py", "uvloop", "msgpack", "pydantic")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long a run takes."""
+    """Durations of a run."""
 
     rounds: int = ROUNDS
     seconds: float = 0.15
-    """Of each load in each round."""
+    """Seconds of each load in each round."""
     rest_s: float = 3.0
-    """How long the worker at rest is watched."""
+    """How long the idle worker is measured."""
 
 
 LONG: Final = Plan(rounds=11, rest_s=5.0)
-"""For figures that are written down."""
+"""For published figures."""
 FULL: Final = Plan()
 QUICK: Final = Plan(seconds=0.08, rest_s=2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What one run found."""
+    """The results of one run."""
 
     figures: Sequence[Measured]
     rates: Rates
@@ -48,7 +48,7 @@ class Results:
     about: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """`figures`: one number for each name, null where it was not measured; `spread`: how it came about."""
+        """`figures`: one number per name, null where not measured; `spread`: their medians, worst and best."""
         found = {item.figure.name: item for item in self.figures}
         return {
             "figures": {
@@ -66,7 +66,7 @@ class Results:
 
 
 async def run(plan: Plan = FULL, *, report: Report = lambda _: None) -> Results:
-    """Measure all that needs no peers.
+    """Measure everything that needs no peers.
 
     Raises:
         ServerUnreachable: no nats-server to start (the extra `server` brings one).
@@ -92,7 +92,7 @@ async def run(plan: Plan = FULL, *, report: Report = lambda _: None) -> Results:
 
 
 def about(server_version: str, plan: Plan) -> dict[str, Any]:
-    """The machine, the versions, and how it was measured."""
+    """The machine, the versions, and the method of measurement."""
     return {
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "load_1min": round(os.getloadavg()[0], 2),

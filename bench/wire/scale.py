@@ -1,5 +1,5 @@
-"""What grows with the number of workers, measured in one process without a server: a router's choice and its memory, a
-coordinator's placement and its decisions."""
+"""Costs that could grow with the number of workers, measured in one process without a server: a router's choice and
+its memory, a coordinator's placement and its decisions."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _CHOICES: Final = 3_000
 _PLACEMENTS: Final = 200
 _DECISIONS: Final = 200
 _GANG: Final = 8
-_gangs = itertools.count()  # a core remembers the ids of gangs that ended
+_gangs = itertools.count()  # a core remembers the ids of ended gangs
 
 
 def registration(number: int) -> Registration:
-    """As a worker of a real cluster writes it: every hundredth on a node of its own."""
+    """As a worker of a real cluster writes it: a hundred workers share a node."""
     return Registration(
         pool="p",
         worker=f"host-{number // 100}-{number:06}",
@@ -59,7 +59,7 @@ def registration(number: int) -> Registration:
 
 @cache
 def router_core(workers: int) -> RoutingCore:
-    """A router's view of so many workers; made once for all rounds."""
+    """A router's view of this many workers; created once for all rounds."""
     core = RoutingCore("p", RouterSettings(), Sticky(), random.Random(7).random)
     for number in range(workers):
         core.registered(registration(number), number + 1, 0.0)
@@ -67,7 +67,7 @@ def router_core(workers: int) -> RoutingCore:
 
 
 def routing_s(workers: int) -> float:
-    """Seconds for one request to be given to one of so many workers, and to be settled."""
+    """Seconds to assign one request to one of this many workers, and to settle it."""
     core = router_core(workers)
     began_at = time.perf_counter()
     for _ in range(_CHOICES):
@@ -80,7 +80,7 @@ def routing_s(workers: int) -> float:
 
 @cache
 def slot_map(workers: int) -> SlotIndex:
-    """A coordinator's view of so many workers."""
+    """A coordinator's view of this many workers."""
     slots = SlotIndex()
     for number in range(workers):
         record = registration(number)
@@ -90,7 +90,7 @@ def slot_map(workers: int) -> SlotIndex:
 
 
 def placing_s(workers: int) -> float:
-    """Seconds to place a gang of eight on so many workers."""
+    """Seconds to place a gang of eight on this many workers."""
     slots = slot_map(workers)
     spec = GangSpec(bundles=(Bundle(pool="p", count=_GANG),), strategy=Strategy.SPREAD)
     began_at = time.perf_counter()
@@ -101,7 +101,7 @@ def placing_s(workers: int) -> float:
 
 @cache
 def gang_core(workers: int) -> SchedulerCore:
-    """A coordinator that leads and knows so many workers."""
+    """A coordinator that leads and knows this many workers."""
     core = SchedulerCore()
     known = []
     for number in range(workers):
@@ -121,7 +121,7 @@ def gang_core(workers: int) -> SchedulerCore:
 
 
 def deciding_s(workers: int) -> float:
-    """Seconds from the request for a gang of eight to the holds it needs, and to its end when it is given up."""
+    """Seconds from the request for a gang of eight to its holds, and to its end when it is withdrawn."""
     core = gang_core(workers)
     began_at = time.perf_counter()
     for _ in range(_DECISIONS):
@@ -135,7 +135,7 @@ def deciding_s(workers: int) -> float:
 
 
 async def bytes_per_worker(workers: int) -> float:
-    """What a router keeps for each worker that it knows, all of it: traced, after it has pulled them."""
+    """A router's memory per known worker, traced after it has read all of them."""
     hub, names = MemoryServer(), Names()
     writer = hub.connect("writer")
     ledger = await writer.bucket(names.ledger_bucket, BucketSettings())
@@ -177,7 +177,7 @@ async def life() -> None:
     async def memory() -> dict[str, Any]:
         return {"bytes_per_worker": await bytes_per_worker(2_000)}
 
-    gc.disable()  # a collection in the middle of one side would be counted as its cost
+    gc.disable()  # a garbage collection during one side would be counted as its cost
     await serve({"route": route, "form": form, "decide": decide, "memory": memory})
 
 

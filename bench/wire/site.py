@@ -1,4 +1,4 @@
-"""Where a run takes place: a server, and the processes that each part of the run needs."""
+"""The environment of a run: a server, and the processes of each part of the run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .process import Child
 from .resting import free_port
 
 _CONNECTION_VARIABLES: Final = ("NATS_", "GANGLINE_", "OTEL_")
-"""What the caller's own set-up may be; the bench has one of its own."""
+"""Kinds of settings that the caller may have; the bench uses its own."""
 
 
 class Site:
-    """Made by `opened`; all that is started ends with it."""
+    """Created by `opened`; everything it starts is stopped with it."""
 
     def __init__(self, server: EmbeddedServer, monitoring: int, stack: AsyncExitStack) -> None:
         self.url = server.url
@@ -30,12 +30,12 @@ class Site:
         self._stack = stack
 
     async def start(self, module: str, **arguments: object) -> Child:
-        """Start a child; `module` is one of this folder, which is told where the server is."""
+        """Start a child; `module` is one of this folder, and gets the server's URL."""
         child = await Child.start(module, environment=self.environment, **arguments)
         return await self._stack.enter_async_context(child)
 
     async def worker(self, pool: str, slots: int, *, workers: int = 1, trace: str = "none") -> Child:
-        """A process with so many workers."""
+        """A process with this many workers."""
         return await self.start("our_worker", url=self.url, pool=pool, slots=slots, workers=workers, trace=trace)
 
     async def client(self, pool: str, trace: str = "none") -> Child:
@@ -44,7 +44,7 @@ class Site:
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[Site]:
-    """Start a server of our own; end everything at the end, however that comes.
+    """Start our own server; stop everything at the end, whatever happens.
 
     Raises:
         ServerUnreachable: it does not start.
@@ -57,7 +57,8 @@ async def opened() -> AsyncIterator[Site]:
 
 @asynccontextmanager
 async def part_of(site: Site) -> AsyncIterator[Site]:
-    """A part of the run, whose processes end with it: nothing idle takes time from the next."""
+    """A part of the run, whose processes are stopped after it, so that no idle process takes time from the next
+    part."""
     async with AsyncExitStack() as stack:
         part = Site.__new__(Site)
         part.__dict__.update(site.__dict__)

@@ -1,4 +1,4 @@
-"""The figures as text for people."""
+"""The figures as a text table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .run import Results
 
 
 def rows(results: Results) -> Iterator[tuple[str, str, str, str, str]]:
-    """Name, median, worst to best, target, and whether it is met; what was not measured is left out."""
+    """Name, median, worst to best, target, and whether it is met; figures that were not measured are left out."""
     found = {item.figure.name: item for item in results.figures}
     for figure in FIGURES:
         item = found.get(figure.name)

@@ -1,4 +1,4 @@
-"""What tracing costs: three ways to set a process up."""
+"""The cost of tracing: three configurations of a process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 TRACES: Final = ("none", "off", "on")
-"""Nothing set up; set up by the environment's own words, which say that nothing is to be exported; every call traced,
-by OpenTelemetry's batching processor, with an exporter that throws away what it gets."""
+"""Not configured; configured from the environment to export nothing; every call traced, with OpenTelemetry's
+batching processor and an exporter that discards the spans."""
 
 
 def set_up(trace: str, service: str) -> None:
-    """Set the process's providers; once, before anything else."""
+    """Set the process's providers; only once, before anything else."""
     if trace == "off":
         from ..telemetry.setup import configure
 

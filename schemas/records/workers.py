@@ -70,7 +70,7 @@ class Registration(Record):
     @field_validator("channel", mode="after")
     @classmethod
     def _one_token(cls, value: str) -> str:
-        return value if is_name(value) else ""  # It becomes part of a subject, whoever wrote it.
+        return value if is_name(value) else ""  # it becomes part of a subject, whoever wrote it
 
 
 class Heartbeat(Record):

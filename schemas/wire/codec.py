@@ -85,7 +85,7 @@ def pack(value: Any) -> bytes:
     """
     try:
         return _pack(value)  # type: ignore[no-any-return]
-    except Exception as error:  # Also errors of a model's own serializer or property.
+    except Exception as error:  # also errors of a model's own serializer or property
         # A Packer that raised keeps the bytes it had written; msgpack offers no reset, so create a new one.
         _renew_packer()
         raise InvalidRequest(f"cannot be written as msgpack: {error}") from error
@@ -106,7 +106,7 @@ def unpack(data: bytes) -> Any:
         return msgpack.unpackb(
             data, raw=False, strict_map_key=False, use_list=True, timestamp=3, ext_hook=_refuse_extension
         )
-    except Exception as error:  # msgpack raises ValueError, its own classes, and others on hostile input.
+    except Exception as error:  # msgpack raises ValueError, its own classes, and others on hostile input
         raise MalformedMessage(f"not msgpack: {error or type(error).__name__}") from error
 
 
@@ -122,7 +122,7 @@ def to_json(value: Any) -> bytes:
     """
     try:
         return pydantic_core.to_json(_dumped(value), bytes_mode="base64", inf_nan_mode="null", fallback=_fallback)
-    except Exception as error:  # Also errors of a model's own serializer or property.
+    except Exception as error:  # also errors of a model's own serializer or property
         raise InvalidRequest(f"cannot be written as JSON: {error}") from error
 
 
@@ -178,7 +178,7 @@ def decode(data: bytes, fmt: Format) -> Any:
     else:
         value = from_json(data)
         if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
-            return value  # Too few brackets to be nested deeper: no need to walk through it.
+            return value  # too few brackets to be nested deeper: no need to walk through it
     check_depth(value)
     return value
 

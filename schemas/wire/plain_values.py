@@ -99,7 +99,7 @@ def _plain(value: Any, place: str, where: str) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     for base in _PLAIN_BASES:
         if isinstance(value, base):
-            return base(value)  # Subclasses: their plain form.
+            return base(value)  # subclasses: their plain form
     if isinstance(value, (set, frozenset, tuple, list, collections.abc.ValuesView, collections.abc.KeysView)):
         return list(value)
     if isinstance(value, (bytearray, memoryview)):

@@ -48,7 +48,7 @@ def _levels(name: str) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
         for metrics in list(_leaders):
             try:
                 found.append(((metrics.namespace,), metrics.levels()[name]))
-            except Exception:  # A leadership that is being closed must not hide the others.
+            except Exception:  # a leadership that is being closed must not hide the others
                 _log.exception("a coordinator cannot be read", extra={"action": "metrics.coordinator"})
         return found
 

@@ -152,7 +152,7 @@ def _loads(place: int) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
         for metrics in list(_workers):
             try:
                 found.append(((metrics.pool, metrics.worker), metrics.load()[place]))
-            except Exception:  # A worker that is being closed must not hide the others.
+            except Exception:  # a worker that is being closed must not hide the others
                 _log.exception("load cannot be read", extra={"action": "metrics.load", "worker": metrics.worker})
         return found
 

@@ -20,11 +20,11 @@ def test_each_figure_that_is_missed_is_told_of_with_the_reason() -> None:
     values = FOUND["figures"]
     missed = [each.name for each in FIGURES if values[each.name] is not None and not each.meets(values[each.name])]
     assert missed, "else take the notes away"
-    told = page(FOUND).split("## What is not met, and why")[1].split("\n## ")[0]
+    told = page(FOUND).split("## Targets that are not met, and why")[1].split("\n## ")[0]
     for name in missed:
         assert f"`{name}`" in told and NOTES[name] in told
 
 
 def test_a_figure_that_is_met_needs_no_reason() -> None:
     figures = {each.name: each.target for each in FIGURES}
-    assert "What is not met" not in page({**FOUND, "figures": figures})
+    assert "Targets that are not met" not in page({**FOUND, "figures": figures})

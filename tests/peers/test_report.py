@@ -54,7 +54,7 @@ def test_the_page_tells_what_is_met_what_is_not_and_what_was_not_measured() -> N
     assert "| 1 | 0.5 to 1.5 | >= 3 | **no** |" in page
     assert "| `gang8_form_vs_raw` | form a gang of 8 over 4 workers / one raw round trip | not measured |" in page
     assert "- arq: no redis-server and no valkey-server on PATH" in page
-    assert "take the ratios, not the rates" in page
+    assert "use the ratios, not the rates" in page
 
 
 def test_the_chart_is_well_formed_and_has_a_bar_for_each_figure_and_system() -> None:

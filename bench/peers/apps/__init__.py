@@ -1,4 +1,4 @@
-"""One module for each system: the no-op task, as its own documentation has it, and how it is submitted.
+"""One module per system: the no-op task, written as in its documentation, and how it is submitted.
 
-Each runs in that system's environment, twice: in the worker that its own command starts, and in `near`.
+Each runs in that system's environment, twice: in the worker started by the system's own command, and in `near`.
 """

@@ -1,4 +1,4 @@
-"""Celery on Redis: acknowledged before it runs as it comes, after when tuned; results off in both."""
+"""Celery on Redis: acknowledged before the task runs by default, after it when tuned; results off in both."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ours, with nothing but defaults: `gangline worker`, `gangline dispatcher`, and a client. As many slots as tuned peers
-run tasks at once."""
+"""Gangline with defaults: `gangline worker`, `gangline dispatcher`, and a client. It has as many slots as tuned
+peers run tasks at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Serve: one replica, called by its handle. A child of its own: `python -m bench.peers.apps.rayserve_app`."""
+"""Ray Serve: one replica, called by its handle. A child process: `python -m bench.peers.apps.rayserve_app`."""
 
 from __future__ import annotations
 

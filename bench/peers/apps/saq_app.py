@@ -1,4 +1,4 @@
-"""SAQ on Redis; what is known of a job goes with its end."""
+"""SAQ on Redis; a job's data is deleted when it ends."""
 
 from __future__ import annotations
 

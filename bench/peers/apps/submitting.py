@@ -1,4 +1,4 @@
-"""What the modules of this folder share."""
+"""Shared by the modules of this folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 Submit = Callable[[float], Awaitable[object]]
-"""Submit one task, which is told when that was; returns when the system has it."""
+"""Submit one task, with the time of its submission; returns when the system has it."""
 Opened = Callable[[], AbstractAsyncContextManager[Submit]]
 
 URL: Final = os.environ.get("GANGLINE_BENCH_URL", "")
-"""Of the server, NATS or Redis."""
+"""URL of the server, NATS or Redis."""
 TUNED: Final = os.environ.get("GANGLINE_BENCH_TUNED", "") == "1"
-"""Whether this is the tuned run; else all is as it comes."""
+"""Whether this is the tuned run; otherwise defaults are used."""

@@ -29,7 +29,7 @@ async def note(sent_at: float) -> None:
 async def opened() -> AsyncIterator[Submit]:
     await broker.startup()
     if isinstance(broker, PushBasedJetStreamBroker):
-        # Every process that starts the broker joins the queue's consumers, those that only submit as well: what came
+        # Every process that starts the broker joins the queue's consumers, even if it only submits: tasks delivered
         # here would not run.
         await broker.consumer.unsubscribe()
     yield note.kiq

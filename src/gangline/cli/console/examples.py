@@ -52,7 +52,7 @@ def example_arguments(task: DeclaredTask) -> dict[str, Any] | list[Any]:
 def _example(annotation: Any, name: str) -> Any:
     try:
         schema = TypeAdapter(annotation).json_schema()
-    except Exception:  # Without a schema there is no example; the line is only a hint.
+    except Exception:  # without a schema there is no example; the line is only a hint
         return name
     return _from_schema(schema, schema.get("$defs", {}), name, _DEEPEST)
 

@@ -94,7 +94,7 @@ def _no_module(module_name: str, here: str) -> str:
 
 def _place(error: Exception) -> str:
     if isinstance(error, SyntaxError):
-        return ""  # Its text names the file and line.
+        return ""  # its text names the file and line
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -145,7 +145,7 @@ def connection_options(command: Callable[..., object]) -> Callable[..., object]:
         connection = ConnectionOptions(**{name: kwargs.pop(name) for name in names})
 
         def checked() -> object:
-            _ = connection.names  # Report an invalid namespace before anything is done.
+            _ = connection.names  # report an invalid namespace before anything is done
             return command(*args, connection=connection, **kwargs)
 
         return reporting(checked, connection.debug)()

@@ -72,7 +72,7 @@ def table(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))  # Most fit in 80 columns.
+    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))  # most fit in 80 columns
     for name in columns:
         number = name in right
         made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number or name in whole)

@@ -128,11 +128,11 @@ async def print_events(bus: Bus, names: Names, gang: str | None, as_json: bool) 
         try:
             event = GangEvent.model_validate_json(message.data)
         except ValidationError:
-            return  # Not an event of ours.
+            return  # not an event of ours
         try:
             click.echo(message.data.decode() if as_json else event_line(event))
             sys.stdout.flush()
-        except BrokenPipeError as error:  # The reader of stdout is gone.
+        except BrokenPipeError as error:  # the reader of stdout is gone
             if not over.done():
                 over.set_exception(error)
         if gang is not None and event.kind == "ended" and not over.done():

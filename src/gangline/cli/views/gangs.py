@@ -47,7 +47,7 @@ def gangs_table(gangs: Sequence[GangReply]) -> Table:
     ]
     columns = ["GANG", "STATE", "SIZE", "GEN", "RESTARTS", "PRIO", "WORKERS", "OWNER", "AGE", "REASON"]
     if not any(gang.reason for gang in gangs):
-        columns.pop()  # Leave room for the others: few gangs have been restarted or have ended.
+        columns.pop()  # leave room for the others: few gangs have been restarted or have ended
     return table(
         columns,
         [line[: len(columns)] for line in lines],

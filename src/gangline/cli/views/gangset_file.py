@@ -113,7 +113,7 @@ async def _redeclare(
         try:
             await ledger.put(entry.key, wanted.model_dump_json(exclude_unset=True).encode(), revision=entry.revision)
         except Conflict:
-            continue  # Another client changed it meanwhile.
+            continue  # another client changed it meanwhile
         return record, wanted
 
 

@@ -118,7 +118,7 @@ async def change_route(
         try:
             await bucket.put(endpoint, value, revision=0 if entry is None else entry.revision)
         except Conflict:
-            continue  # Another client changed it meanwhile.
+            continue  # another client changed it meanwhile
         served = await _served(client)
         wanted = [*record.pools(endpoint), *record.shadow] if record.to or record.shadow else []
         return before, record, [pool for pool in wanted if pool not in served]

@@ -63,7 +63,7 @@ async def _ask(connection: ConnectionOptions, wanted: dict[str, str], timeout_s:
             if name.startswith("gangline-") and right and not found.done():
                 found.set_result(" ".join([name, *filter(None, (metadata.get("pool"), metadata.get("worker")))]))
         except (MalformedMessage, TypeError, KeyError, AttributeError):
-            return  # The answer of some other service.
+            return  # the answer of some other service
 
     async with open_bus(connection, "gangline health") as bus:
         reply = f"{bus.inbox}.health"

@@ -64,7 +64,7 @@ async def _running(job: Job) -> JobInfo | None:
         try:
             info = await job.status()
         except GanglineError:
-            return None  # A cron schedule, of which nothing remains.
+            return None  # a cron schedule, of which nothing remains
         if info.state is not JobState.RUNNING:
             return None
         if asyncio.get_running_loop().time() > give_up_at:

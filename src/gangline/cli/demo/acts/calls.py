@@ -232,7 +232,7 @@ class Drive:
         before = clock()
         try:
             value = await one(path)
-        except Exception as error:  # Counted, not raised: a demo with a lost task has failed, but reports all of it.
+        except Exception as error:  # counted, not raised: a demo with a lost task has failed, but reports all of it
             self.failures.append(f"{path} by {way}: {type(error).__name__}: {error}")
             return
         self.done.append(

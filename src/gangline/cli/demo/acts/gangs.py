@@ -185,7 +185,7 @@ class GangShow:
             why = await coordinator_client.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), PATIENCE_S)
             if why.lacks or why.step == "formed":
                 break
-            await asyncio.sleep(0.02)  # It is being placed.
+            await asyncio.sleep(0.02)  # it is being placed
         gangs = await list_gangs(self.client)
         self.screen.show(_gangs(gangs.gangs))
         self.screen.say(f"$ gangline why {gang}")

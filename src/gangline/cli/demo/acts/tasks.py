@@ -130,9 +130,7 @@ class TaskShow:
     async def _result(self, job: Job) -> None:
         try:
             value = await job.result(timeout_s=PATIENCE_S)
-        except (
-            GanglineError
-        ) as error:  # Counted, not raised: a demo with a lost task has failed, but reports all of it.
+        except GanglineError as error:  # counted, not raised: a demo with a lost task has failed, but reports all of it
             self.failures.append(f"{self.given[job.id]} by submit: {type(error).__name__}: {error}")
             return
         self.answered[job.id] = self.crew.name_of(value["pid"])

@@ -80,7 +80,7 @@ LogFormat = Literal["human", "json"]
 
 
 def action_of(record: logging.LogRecord) -> str:
-    """The line's `action`; for a library that gives none, the name of its logger, which is as stable."""
+    """The line's `action`; for a library that has none, the name of its logger."""
     return str(getattr(record, "action", None) or f"log.{record.name}")
 
 
@@ -151,7 +151,7 @@ def configure_logging(
 ) -> None:
     """Print this package's logs from `level` up, and warnings of other libraries, to stderr.
 
-    Replaces what an earlier call set up. Only for command-line processes: a library must leave logging alone.
+    Replaces the effect of an earlier call. Only for command-line processes: a library must not configure logging.
 
     Args:
         task_ids: where users' code runs, a logging filter that adds the ids of the task. Users' logs are printed from

@@ -33,12 +33,12 @@ class ProviderProbe:
     def __init__(self, module: ModuleType, variable: str, get: Callable[[], object], noop: type) -> None:
         """
         Args:
-            module: the API module that keeps the provider.
-            variable: the module variable that is None until one is set.
+            module: the API module with the provider.
+            variable: the module's variable, which is None until a provider is set.
             get: the public function that returns the provider.
             noop: the API's own provider that does nothing.
         """
-        get()  # makes the provider that OTEL_PYTHON_*_PROVIDER names, if it names one
+        get()  # creates the provider named by OTEL_PYTHON_*_PROVIDER, if any
         self._variables = vars(module)
         self._variable = variable
         self._get = get
@@ -47,7 +47,7 @@ class ProviderProbe:
         self._real = False
 
     def real(self) -> bool:
-        """For hot paths, since calling a method costs half of what calling an object does."""
+        """For hot paths: calling a method costs half as much as calling an object."""
         try:
             provider = self._variables[self._variable]
         except KeyError:
@@ -60,7 +60,7 @@ class ProviderProbe:
     __call__ = real
 
     def _is_real(self, provider: object) -> bool:
-        # The proxies that stand in until a provider is set are private classes of the API, of several names.
+        # The proxies used until a provider is set are private classes of the API, with several names.
         return provider is not None and not isinstance(provider, self._noop) and "Proxy" not in type(provider).__name__
 
 

@@ -1,9 +1,10 @@
 """Metric instruments, created once per process on first use and shared by all owners of numbers, and those numbers.
 
 They are created through the API's proxies, so they start to export when a meter provider is set, before or after. The
-numbers are plain ones, always kept and read only when somebody collects them. Counting in a dictionary costs 0.1 us, with
-or without an exporter, and is right no matter when a provider is set (an OpenTelemetry up-down counter that missed the
-`+1` would go negative). The numbers of an owner that was garbage-collected are added to a total, so counters never fall.
+numbers are plain ones, always kept and read only when somebody collects them. Counting in a dictionary costs 0.1 us,
+with or without an exporter, and is right no matter when a provider is set (an OpenTelemetry up-down counter that missed
+the `+1` would go negative). The numbers of an owner that was garbage-collected are added to a total, so counters never
+fall.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ..tracing import SCOPE, ProviderProbe
 Key = tuple[str, ...]
 
 OTHER: Final = "_other"
-"""Stands for names of which there were too many to tell them apart."""
+"""Replaces names of which there are too many to count each separately."""
 MOST_NAMES: Final = 1000
-"""So many are told apart at least."""
+"""At least this many names are counted separately."""
 
 
 class Tally:
-    """One number that is counted so often that finding it each time would cost more than counting."""
+    """One number that is updated so often that looking it up each time would cost more than counting."""
 
     __slots__ = ("count",)
 
@@ -43,19 +44,19 @@ _NONE: Final = Tally()
 
 
 class Numbers(defaultdict[Key, int]):
-    """The numbers of one owner. Read them by `now`, which knows of those that have a tally."""
+    """The numbers of one owner. Read them with `now`, which includes tallies."""
 
     def __init__(self) -> None:
         super().__init__(int)
         self._tallies: dict[Key, Tally] = {}
 
     def tally(self, key: Key) -> Tally:
-        """What is counted there counts for the key as well."""
+        """A counter for the key; what it counts is added to the key's number."""
         return self._tallies.setdefault(key, Tally())
 
     def forget(self, names: Set[str], *, keep: bool) -> None:
-        """These names are not in use any more. Callers invent names, so when there are many of them their numbers are
-        counted as those of OTHER (`keep`, of a counter), or dropped if they are 0 (of a gauge)."""
+        """Forget names that are no longer in use. Callers can invent names; if there are too many, the numbers of
+        these are added to OTHER (`keep`, for a counter), or dropped if they are 0 (for a gauge)."""
         if len(self) + len(self._tallies) <= MOST_NAMES:
             return
         for key in [key for key in (*self, *self._tallies) if not names.isdisjoint(key)]:
@@ -66,7 +67,7 @@ class Numbers(defaultdict[Key, int]):
                 self[tuple(OTHER if label in names else label for label in key)] += number
 
     def now(self) -> list[tuple[Key, int]]:
-        """Keys and numbers, some keys twice; add them up. May be called from any thread."""
+        """Keys and numbers; a key may occur twice, so add them up. May be called from any thread."""
         # list() of a dictionary with tuple keys runs no Python code, so it is atomic beside a writing thread.
         return list(self.items()) + [(key, tally.count) for key, tally in list(self._tallies.items())]
 

@@ -25,7 +25,7 @@ gangline.worker.rejections           pool, worker, reason     full, draining, st
 gangline.worker.gangs                pool, worker, event      held, refused, freed, formed, torn_down, stopped,
                                                               failed, alone
 gangline.worker.gang_members         pool, worker             members of formed gangs now
-gangline.worker.gang_teardown_time   pool, worker             seconds from a teardown to its last end (histogram)
+gangline.worker.gang_teardown_time   pool, worker             seconds until all members have ended (histogram)
 ===================================  =======================  =====================================================
 
 Callers can use names of endpoints and pools that nobody serves. When a router has seen more than a thousand names,
@@ -240,13 +240,15 @@ class WorkerMetrics:
         return f"WorkerMetrics({self.pool}.{self.worker}, {self.load()})"
 
 
-_events = counter("gangline.worker.gangs", "{event}", "What became of gangs", (*_WORKER, "event"))
+_events = counter("gangline.worker.gangs", "{event}", "Events of gangs", (*_WORKER, "event"))
 _members = level("gangline.worker.gang_members", "{member}", "Members of formed gangs", _WORKER)
-_teardown = histogram("gangline.worker.gang_teardown_time", "s", "From a teardown to its last end", SECONDS)
+_teardown = histogram(
+    "gangline.worker.gang_teardown_time", "s", "From the start of a teardown until all members have ended", SECONDS
+)
 
 
 class WorkerGangMetrics:
-    """One worker's numbers. Called from its event loop only."""
+    """The metrics of one worker. Called only from its event loop."""
 
     def __init__(self, pool: str, worker: str) -> None:
         self._where = (pool, worker)
@@ -258,18 +260,18 @@ class WorkerGangMetrics:
         self._events[(*self._where, name)] += 1
 
     def members(self, change: int) -> None:
-        """So many members began (+n) or ended (-n)."""
+        """This many members started (+n) or ended (-n)."""
         self._members[self._where] += change
 
     def torn_down(self, seconds: float) -> None:
-        """A teardown is complete, after so long."""
+        """A teardown is complete and took this long."""
         self.event("stopped")
         if metrics_enabled():
             pool, worker = self._where
             _teardown.record(seconds, {"pool": pool, "worker": worker})
 
     def statistics(self) -> dict[str, int]:
-        """Counts by event, and `members` now."""
+        """Counts by event, and the current `members`."""
         names = ("held", "refused", "freed", "formed", "torn_down", "stopped", "failed", "alone")
         counts = {name: self._events[(*self._where, name)] for name in names}
         return {**counts, "members": self._members[self._where]}

@@ -28,7 +28,7 @@ class Throughput:
 
 
 async def closed_loop(once: Once, *, concurrency: int, seconds: float) -> Throughput:
-    """Keep `concurrency` requests in flight for this long.
+    """Keep `concurrency` requests in flight for this long; each of them is sent at least once.
 
     Raises:
         ExceptionGroup: what a request raised.
@@ -40,9 +40,11 @@ async def closed_loop(once: Once, *, concurrency: int, seconds: float) -> Throug
 
     async def user() -> None:
         nonlocal count
-        while clock() < stop_at:
+        while True:
             await once()
             count += 1
+            if clock() >= stop_at:
+                break
 
     async with asyncio.TaskGroup() as users:
         for _ in range(concurrency):

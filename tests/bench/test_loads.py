@@ -21,7 +21,7 @@ async def test_a_closed_loop_counts_what_was_answered():
         under_way -= 1
         done += 1
 
-    found = await closed_loop(once, concurrency=7, seconds=0.02)
+    found = await closed_loop(once, concurrency=7, seconds=0)
     assert (found.count, most, under_way) == (done, 7, 0)
     assert found.rate == found.count / found.seconds > 0
     assert found.cpu_s > 0
@@ -52,7 +52,7 @@ async def test_what_a_request_raises_ends_the_load():
         raise ConnectionError("gone")
 
     with pytest.raises(ExceptionGroup) as group:
-        await closed_loop(once, concurrency=2, seconds=1)
+        await closed_loop(once, concurrency=2, seconds=0)
     assert group.group_contains(ConnectionError)
     with pytest.raises(ExceptionGroup) as group:
         await open_loop(once, rate=1000, seconds=0.002)

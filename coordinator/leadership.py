@@ -22,7 +22,6 @@ from ..schemas.records.gangs import GangState
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
 from ..telemetry.metrics.coordinator import CoordinatorMetrics
-from .context import CoordinatorContext
 from .core.gang_core import SchedulerCore
 from .election.election_core import ElectionRole
 from .ledger.reader import LedgerSnapshot, read_ledger, read_members
@@ -30,7 +29,7 @@ from .ledger.set_declarations import SetDeclarations
 from .model import effects as do
 from .model import events as on
 from .scheduling.inventory import WorkerFacts
-from .server.effect_executor import GangEffectExecutor
+from .server.effect_executor import CoordinatorContext, GangEffectExecutor
 from .server.shard_router import ShardRouter
 
 _RETRY_S: Final = 0.1

@@ -15,15 +15,15 @@ from ..runtime.tasks import TaskSet
 from ..schemas.errors.gangs import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import logger_for
-from .context import CoordinatorContext
 from .election.election_core import ElectionCore, ElectionSettings
 from .election.elector import Elector
 from .election.leader_record import LeaderKey
 from .leadership import Leadership
 from .ledger.worker_registry import WorkerRegistry
+from .server.effect_executor import CoordinatorContext
 from .server.nats_service import coordinator_service
-from .service_settings import ServiceSettings
-from .settings import CoordinatorSettings
+from .settings.scheduling import CoordinatorSettings
+from .settings.service import ServiceSettings
 from .sharding.registry import ShardRegistry
 from .sharding.shards import Shard
 

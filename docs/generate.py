@@ -25,8 +25,8 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
 from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.model import states
-from gangline.coordinator.service_settings import ServiceSettings
-from gangline.coordinator.settings import CoordinatorSettings
+from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.coordinator.settings.service import ServiceSettings
 from gangline.dispatcher.calls.call import CallOptions, SubmitOptions
 from gangline.dispatcher.durable.core import task as task_states
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings

@@ -68,8 +68,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         ),
     ),
     "coordinator": (
-        *("service", "leadership", "server", "core", "context", "ledger", "model", "scheduling", "sharding"),
-        *("election", "service_settings", "settings"),
+        *("service", "leadership", "server", "core", "ledger", "model", "scheduling", "sharding"),
+        *("election", "settings"),
     ),
 }
 

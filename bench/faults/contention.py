@@ -10,7 +10,7 @@ from bench.faults.crew import PATIENCE_S
 from bench.faults.figures import Row
 from bench.faults.site import SERVED, opened
 from bench.faults.trial import Trial
-from gangline.coordinator.settings import CoordinatorSettings
+from gangline.coordinator.settings.scheduling import CoordinatorSettings
 from gangline.schemas.errors.base import GanglineError
 
 ROUNDS: Final = 100

@@ -26,7 +26,7 @@ from ...schemas.names import WorkerId
 from ..model import events as on
 from ..model.effects import Effect, SetGangTimer, StepDown
 from ..model.gang import ManagedGang
-from ..settings import CoordinatorSettings
+from ..settings.scheduling import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
 from .commit_pipeline import CommitPipeline, GrantPipeline
 from .explain import why

@@ -14,7 +14,7 @@ from ..model.gang import Failure, ManagedGang
 from ..model.states import GRANTED, GangStep
 from ..scheduling.inventory import Inventory
 from ..scheduling.queue import GangQueue, QueueHead
-from ..settings import CoordinatorSettings
+from ..settings.scheduling import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
 
 

@@ -27,7 +27,7 @@ from ...schemas.records.workers import Heartbeat, Registration
 from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import Log
 from ..scheduling.inventory import WorkerFacts
-from ..service_settings import ServiceSettings
+from ..settings.service import ServiceSettings
 from ..sharding.shards import WHOLE, Shard
 from .reader import parse, read_workers
 

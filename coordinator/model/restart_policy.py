@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from ...runtime.backoff import exponential_s
 from ...schemas.records.gangs import GangSpec, RestartPolicy
-from ..settings import CoordinatorSettings
+from ..settings.scheduling import CoordinatorSettings
 from .events import Cause
 
 UNCOUNTED = frozenset({Cause.DRAINED, Cause.PREEMPTED})

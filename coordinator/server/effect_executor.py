@@ -4,22 +4,56 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
+from ...bus.port.bus import Bus, KeyValue
+from ...runtime.event_clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
+from ...schemas.errors.gangs import ShardConflict
 from ...schemas.messages.gangs import GangEvent
+from ...schemas.names import Names
 from ...telemetry.logs import Log
 from ...telemetry.metrics.coordinator import CoordinatorMetrics
-from ..context import CoordinatorContext
 from ..core.gang_core import SchedulerCore
+from ..election.elector import Elector
+from ..election.leader_record import LeaderKey
+from ..ledger.worker_registry import WorkerRegistry
 from ..ledger.writer import GangLedgerWriter
 from ..model import effects as do
 from ..model import events as on
+from ..settings.scheduling import CoordinatorSettings
+from ..settings.service import ServiceSettings
+from ..sharding.registry import ShardRegistry
+from ..sharding.shards import Shard
 from .metrics import CoordinatorGauges
 from .request_server import RequestServer
 from .tracing import GangTracer
 from .worker_rpc import WorkerRpc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorContext:
+    """What a term works with; outlives it."""
+
+    bus: Bus
+    kv: KeyValue
+    names: Names
+    clock: EventClock
+    leader: LeaderKey
+    worker_registry: WorkerRegistry
+    elector: Elector
+    settings: CoordinatorSettings
+    shell: ServiceSettings
+    shard: Shard
+    registry: ShardRegistry
+    unfit: Callable[[ShardConflict], None]
+    """Told that others keep our pools: we must not lead any more."""
+    counts: dict[str, list[int]]
+    """Requests and errors by operation."""
+    log: Log
+
 
 _GRAIN_S: Final = 0.001
 

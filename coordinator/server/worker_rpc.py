@@ -20,8 +20,8 @@ from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import Log
 from ..model import effects as do
 from ..model import events as on
-from ..service_settings import ServiceSettings
-from ..settings import CoordinatorSettings
+from ..settings.scheduling import CoordinatorSettings
+from ..settings.service import ServiceSettings
 
 M = TypeVar("M", bound=BaseModel)
 TEARDOWN_MARGIN_S = 2.0

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .bus.settings.connection import ConnectionSettings as ConnectionSettings
     from .coordinator.election.election_core import ElectionSettings as ElectionSettings
     from .coordinator.service import Coordinator as Coordinator
-    from .coordinator.service_settings import ServiceSettings as ServiceSettings
-    from .coordinator.settings import CoordinatorSettings as CoordinatorSettings
+    from .coordinator.settings.scheduling import CoordinatorSettings as CoordinatorSettings
+    from .coordinator.settings.service import ServiceSettings as ServiceSettings
     from .dispatcher.client.client import Client as Client
     from .dispatcher.client.client import connect as connect
     from .dispatcher.client.hooks import CallHook as CallHook
@@ -71,7 +71,7 @@ _PUBLIC = {
     "ClientRequest": "dispatcher.client.hooks",
     "ConnectionSettings": "bus.settings.connection",
     "Coordinator": "coordinator.service",
-    "CoordinatorSettings": "coordinator.settings",
+    "CoordinatorSettings": "coordinator.settings.scheduling",
     "DeadLetter": "dispatcher.jobs.dead_letters",
     "Dispatcher": "dispatcher.durable.service",
     "DispatcherSettings": "dispatcher.durable.policies.settings",
@@ -97,7 +97,7 @@ _PUBLIC = {
     "Resource": "worker.pool.resources",
     "RouterSettings": "dispatcher.routing.settings",
     "Selection": "dispatcher.leases.selection",
-    "ServiceSettings": "coordinator.service_settings",
+    "ServiceSettings": "coordinator.settings.service",
     "Sticky": "dispatcher.routing.policy",
     "StreamHook": "dispatcher.client.hooks",
     "SubmitHook": "dispatcher.client.hooks",

@@ -7,7 +7,7 @@ import pytest
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
 from gangline.coordinator.scheduling.inventory import WorkerFacts
-from gangline.coordinator.settings import CoordinatorSettings
+from gangline.coordinator.settings.scheduling import CoordinatorSettings
 from gangline.schemas.errors.base import InvalidSettings, QueueFull
 from gangline.schemas.errors.gangs import (
     GangEnded,

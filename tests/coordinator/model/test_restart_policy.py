@@ -4,7 +4,7 @@ import pytest
 
 from gangline.coordinator.model.events import Cause
 from gangline.coordinator.model.restart_policy import FINAL, RestartDecision, backoff_s, decide
-from gangline.coordinator.settings import CoordinatorSettings
+from gangline.coordinator.settings.scheduling import CoordinatorSettings
 from gangline.schemas.records.gangs import GangSpec
 
 SETTINGS = CoordinatorSettings()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...bus.lifecycle.process import run_service
 from ...bus.port.bus import BucketSettings, Bus
 from ...coordinator.service import Coordinator
-from ...coordinator.service_settings import ServiceSettings
-from ...coordinator.settings import CoordinatorSettings
+from ...coordinator.settings.scheduling import CoordinatorSettings
+from ...coordinator.settings.service import ServiceSettings
 from ...coordinator.sharding.shards import WHOLE, Shard
 from ..console.children import tied_to_parent
 from ..console.options import ConnectionOptions

@@ -43,8 +43,8 @@ def command(
         nats req gangline.gang.acquire '{"pool": "train", "size": 4}'
     """
     from ....bus.port.bus import BucketSettings
-    from ....coordinator.service_settings import ServiceSettings
-    from ....coordinator.settings import CoordinatorSettings
+    from ....coordinator.settings.scheduling import CoordinatorSettings
+    from ....coordinator.settings.service import ServiceSettings
     from ....coordinator.sharding.shards import Shard
     from ....telemetry.logs import configure_logging
     from ...console.session import run

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ....bus.memory.server import MemoryBus
 from ....bus.port.bus import BucketSettings
 from ....coordinator.service import Coordinator, CoordinatorState
-from ....coordinator.service_settings import ServiceSettings
-from ....coordinator.settings import CoordinatorSettings
+from ....coordinator.settings.scheduling import CoordinatorSettings
+from ....coordinator.settings.service import ServiceSettings
 from ....schemas.errors.base import GanglineError
 from ....schemas.names import Names
 from ..plan.gang_plan import SetStep

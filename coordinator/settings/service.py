@@ -6,8 +6,8 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..bus.port.bus import BucketSettings
-from ..schemas.errors.base import InvalidSettings
+from ...bus.port.bus import BucketSettings
+from ...schemas.errors.base import InvalidSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ..schemas.errors.base import InvalidSettings
+from ...schemas.errors.base import InvalidSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

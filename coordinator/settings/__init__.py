@@ -1,0 +1,1 @@
+"""What may be tuned. Imports no other room."""

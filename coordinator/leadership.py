@@ -24,8 +24,8 @@ from ..schemas.wire.frames import Load
 from ..telemetry.metrics.coordinator import CoordinatorMetrics
 from .core.gang_core import SchedulerCore
 from .election.election_core import ElectionRole
-from .ledger.reader import LedgerSnapshot, read_ledger, read_members
 from .ledger.set_declarations import SetDeclarations
+from .ledger.storage import LedgerSnapshot, read_ledger, read_members
 from .model import effects as do
 from .model import events as on
 from .scheduling.inventory import WorkerFacts

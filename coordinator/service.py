@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from ..bus.lifecycle.startup import StartPatience
 from ..bus.port.bus import Bus, ConnectionEvent
+from ..bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, statistics_of
 from ..runtime.clock import Environment, EventClock
 from ..runtime.lifecycle import Service
 from ..runtime.tasks import TaskSet
 from ..schemas.errors.gangs import ShardConflict
-from ..schemas.names import Names
+from ..schemas.names import GangOperation, Names
 from ..telemetry.logs import logger_for
 from .election.election_core import ElectionCore, ElectionSettings
 from .election.elector import Elector
@@ -21,7 +23,6 @@ from .election.leader_record import LeaderKey
 from .leadership import Leadership
 from .ledger.worker_registry import WorkerRegistry
 from .server.effect_executor import CoordinatorContext
-from .server.nats_service import coordinator_service
 from .settings.scheduling import CoordinatorSettings
 from .settings.service import ServiceSettings
 from .sharding.registry import ShardRegistry
@@ -250,3 +251,47 @@ class Coordinator(Service[CoordinatorState]):
 
 def _nothing() -> None:
     """There is nothing to forget yet."""
+
+
+SERVICE: Final = "gangline-coordinator"
+
+
+def coordinator_service(
+    bus: Bus,
+    names: Names,
+    *,
+    ambient: Environment,
+    instance: str,
+    node: str,
+    shard: Shard,
+    leads: Callable[[], bool],
+    term: Callable[[], int],
+    counts: Mapping[str, list[int]],
+) -> MicroService:
+    """A coordinator as a NATS service: what `nats service ls|info|stats` shows of it. Standbys are shown too.
+
+    Args:
+        leads: whether it does, now.
+        term: of the leadership under way, or of the last one that it knows of.
+        counts: requests and errors by operation; grows meanwhile.
+    """
+    sharded = {"shard": shard.name, "pools": ",".join(sorted(shard.pools))} if shard.pools is not None else {}
+
+    def describe() -> ServiceDescription:
+        return ServiceDescription(
+            name=SERVICE,
+            description="Grants gangs of slots, all or nothing",
+            metadata={
+                "namespace": names.namespace,
+                "node": node,
+                "role": "leader" if leads() else "standby",
+                "term": str(term()),
+                **sharded,
+            },
+            endpoints=[
+                Endpoint(name=str(operation), subject=names.gang(operation))
+                for operation in (GangOperation if leads() else ())
+            ],
+        )
+
+    return MicroService(bus, describe, statistics=lambda: statistics_of(counts), ambient=ambient, instance=instance)

@@ -24,7 +24,7 @@ from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
 from gangline.coordinator.election.election_core import ElectionSettings
-from gangline.coordinator.model import states
+from gangline.coordinator.model import gang as states
 from gangline.coordinator.settings.scheduling import CoordinatorSettings
 from gangline.coordinator.settings.service import ServiceSettings
 from gangline.dispatcher.calls.call import CallOptions, SubmitOptions

@@ -16,9 +16,8 @@ from ..bus.port.bus import BucketSettings
 from ..coordinator.core.gang_core import SchedulerCore
 from ..coordinator.model import events as on
 from ..coordinator.model.effects import SendHold
-from ..coordinator.scheduling.inventory import WorkerFacts
+from ..coordinator.scheduling.inventory import SlotIndex, WorkerFacts, WorkerSpot
 from ..coordinator.scheduling.placement import place
-from ..coordinator.scheduling.slot_index import SlotIndex, WorkerSpot
 from ..dispatcher.router.router import Router
 from ..dispatcher.routing.policy import Sticky
 from ..dispatcher.routing.pool_core import RoutingCore

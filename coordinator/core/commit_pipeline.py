@@ -22,9 +22,7 @@ from ..model.commits import (
 )
 from ..model.effects import AnswerRequest, Commit, LedgerWrite, SendForm, WriteFence
 from ..model.events import CommitRefused, Committed, CommitUnknown, Refenced
-from ..model.gang import HoldAttempt, ManagedGang, by_worker
-from ..model.restart_policy import FINAL
-from ..model.states import GangStep, Move, move
+from ..model.gang import FINAL, GangStep, HoldAttempt, ManagedGang, Move, by_worker, move
 from .members import MemberFailures
 from .standing_sets import StandingSets
 from .state import SchedulerState

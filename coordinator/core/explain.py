@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from ...schemas.messages.gangs import GangObstacle, GangWhyReply
 from ...schemas.names import WorkerId
 from ...schemas.text import count_of
-from ..model.gang import ManagedGang
-from ..model.states import GangStep
+from ..model.gang import GangStep, ManagedGang
 from ..scheduling.infeasibility import lacks
 from ..scheduling.placement import place
 from ..scheduling.queue import target_of

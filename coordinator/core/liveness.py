@@ -6,7 +6,7 @@ from ...schemas.messages.gangs import PingRequest
 from ...schemas.names import WorkerId
 from ..model.effects import PingWorker
 from ..model.events import PingAnswered, PingUnanswered
-from ..model.states import GRANTED
+from ..model.gang import GRANTED
 from .commit_pipeline import GrantPipeline
 from .members import MemberFailures
 from .state import SchedulerState

@@ -7,9 +7,7 @@ from ...schemas.messages.gangs import GangEventKind
 from ...schemas.names import WorkerId
 from ..model.commits import CommitKind
 from ..model.events import Cause, MemberFailed
-from ..model.gang import Failure, ManagedGang
-from ..model.restart_policy import FINAL, RestartDecision, decide
-from ..model.states import GangStep, Move, move
+from ..model.gang import FINAL, Failure, GangStep, ManagedGang, Move, RestartDecision, decide, move
 from ..scheduling.inventory import WorkerFacts
 from . import holds
 from .state import SchedulerState

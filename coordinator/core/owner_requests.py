@@ -10,9 +10,7 @@ from ...schemas.text import count_of
 from ..model.commits import CommitKind
 from ..model.effects import AnswerRequest
 from ..model.events import AcquireAsked, Cause, EndAsked, ReleaseAsked, RenewAsked
-from ..model.gang import Failure, ManagedGang
-from ..model.restart_policy import FINAL
-from ..model.states import GRANTED, GangStep
+from ..model.gang import FINAL, GRANTED, Failure, GangStep, ManagedGang
 from ..scheduling.infeasibility import lacks
 from ..scheduling.placement import TrialPlacement, place
 from .explain import standing

@@ -19,8 +19,7 @@ from ...schemas.names import WorkerId
 from ...schemas.records.gangs import MAX_SEATS, GangRecord, GangState, MemberRecord
 from ..model.commits import CommitKind
 from ..model.events import Cause, LeadershipGained, LedgerVanished
-from ..model.gang import Failure, ManagedGang, TeardownProgress
-from ..model.states import GangStep
+from ..model.gang import Failure, GangStep, ManagedGang, TeardownProgress
 from .commit_pipeline import GrantPipeline
 from .members import MemberFailures
 from .standing_sets import StandingSets

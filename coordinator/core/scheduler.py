@@ -22,8 +22,7 @@ from ...schemas.names import WorkerId
 from ..model.commits import CommitKind
 from ..model.effects import SendReserve
 from ..model.events import Cause, HoldAnswered, HoldUnanswered, KeepAnswered
-from ..model.gang import Failure, ManagedGang
-from ..model.states import GangStep, Move, move
+from ..model.gang import Failure, GangStep, ManagedGang, Move, move
 from ..scheduling.placement import Placement, place, place_most, wanted_of
 from ..scheduling.queue import QueueHead, QueueTarget, guard, still_good, target_of, victims
 from . import holds

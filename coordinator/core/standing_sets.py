@@ -28,8 +28,7 @@ from ...schemas.records.gangs import GangSetRecord, GangSetStatus, SetState, rea
 from ...schemas.text import count_of
 from ..model.commits import CommitKind
 from ..model.events import Cause
-from ..model.gang import Failure, ManagedGang
-from ..model.states import GangStep, Move, move
+from ..model.gang import Failure, GangStep, ManagedGang, Move, move
 from ..scheduling.placement import place
 from .state import SchedulerState, StandingSetState
 from .teardown import Teardown

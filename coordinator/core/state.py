@@ -10,8 +10,7 @@ from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangSpec, StrictGangSpec, template_of
 from ..model.commits import CommitKind, CommitQueue
 from ..model.effects import AnswerRequest, Broadcast, Effect
-from ..model.gang import Failure, ManagedGang
-from ..model.states import GRANTED, GangStep
+from ..model.gang import GRANTED, Failure, GangStep, ManagedGang
 from ..scheduling.inventory import Inventory
 from ..scheduling.queue import GangQueue, QueueHead
 from ..settings.scheduling import CoordinatorSettings

@@ -20,9 +20,7 @@ from ...schemas.wire.frames import Load
 from ..model.commits import CommitKind, record_of
 from ..model.effects import AnswerRequest, SendTeardown
 from ..model.events import Cause
-from ..model.gang import Failure, ManagedGang, TeardownProgress
-from ..model.restart_policy import FINAL
-from ..model.states import GRANTED, GangStep, Move, move
+from ..model.gang import FINAL, GRANTED, Failure, GangStep, ManagedGang, Move, TeardownProgress, move
 from . import holds
 from .state import FinishedGang, SchedulerState
 

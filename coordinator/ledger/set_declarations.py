@@ -18,7 +18,7 @@ from ...telemetry.logs import Log
 from ..election.leader_record import LeaderKey, LeaderLost
 from ..model import events as on
 from ..sharding.shards import Shard
-from .reader import parse
+from .storage import parse
 
 _RETRY_S: Final = 0.2
 

@@ -29,7 +29,7 @@ from ...telemetry.logs import Log
 from ..scheduling.inventory import WorkerFacts
 from ..settings.service import ServiceSettings
 from ..sharding.shards import WHOLE, Shard
-from .reader import parse, read_workers
+from .storage import parse, read_workers
 
 _TICK_S: Final = 0.25
 _STALL_S: Final = 1.0

@@ -22,8 +22,7 @@ from ...schemas.names import Names, WorkerId
 from ...schemas.records.gangs import ENDED_TTL_S, GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Seat
 from ...schemas.records.workers import Record
 from .effects import LedgerWrite
-from .gang import HoldAttempt, ManagedGang
-from .states import GRANTED
+from .gang import GRANTED, HoldAttempt, ManagedGang
 
 _NAMES = Names()  # keys are the same in every namespace: each has a bucket of its own
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec, Strategy
 from ...schemas.text import count_of
+from .inventory import SlotIndex
 from .placement import PlacementRequest, Shape, wanted_of
-from .slot_index import SlotIndex
 
 _NO_CHANGES: Mapping[WorkerId, int] = {}
 

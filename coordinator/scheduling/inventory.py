@@ -1,12 +1,305 @@
-"""The leader's view of the workers, kept up by heartbeats, by answers and by what was sent and is not answered yet."""
+"""The leader's view of the workers, kept up by heartbeats, by answers and by what was sent and is not answered yet.
+
+A `SlotIndex` is one measure of all workers (free now, claimable, total), by pool, label, node and worker, so that
+placement looks only at workers that it may use; `Inventory` keeps the three in step.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Generator, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
 
 from ...schemas.names import WorkerId
 from ...schemas.wire.frames import Load
-from .slot_index import SlotIndex, WorkerSpot
+
+K = TypeVar("K", bound=Hashable)
+
+
+class BucketedOrder(Generic[K]):
+    """Keys ordered by a whole number that changes often.
+
+    Each key has one level. Setting and removing cost the number of distinct levels (slots of a worker: few), not
+    the number of keys. Among equals, the one that came to its level first comes first: deterministic.
+
+    Iterators are lazy: do not change the set while one is in use.
+    """
+
+    __slots__ = ("_keys", "_level", "_levels")
+
+    def __init__(self) -> None:
+        self._level: dict[K, int] = {}
+        self._keys: dict[int, dict[K, None]] = {}
+        self._levels: list[int] = []  # sorted; exactly the keys of _keys, none of which is empty
+
+    def __len__(self) -> int:
+        return len(self._level)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._level
+
+    def __repr__(self) -> str:
+        return f"<BucketedOrder {len(self._level)} keys on {len(self._levels)} levels>"
+
+    def get(self, key: K) -> int:
+        """The key's level; 0 if it is not there."""
+        return self._level.get(key, 0)
+
+    @property
+    def top(self) -> int:
+        """The highest level; 0 if empty."""
+        return self._levels[-1] if self._levels else 0
+
+    def set(self, key: K, level: int) -> None:
+        before = self._level.get(key)
+        if before == level:
+            return
+        if before is not None:
+            self._leave(key, before)
+        self._level[key] = level
+        keys = self._keys.get(level)
+        if keys is None:
+            keys = self._keys[level] = {}
+            insort(self._levels, level)
+        keys[key] = None
+
+    def discard(self, key: K) -> None:
+        before = self._level.pop(key, None)
+        if before is not None:
+            self._leave(key, before)
+
+    def best(self, floor: int) -> K | None:
+        """The first of `descending`."""
+        if not self._levels or self._levels[-1] < floor:
+            return None
+        return next(iter(self._keys[self._levels[-1]]))
+
+    def descending(self, floor: int) -> Iterator[K]:
+        """Highest first, down to and including `floor`."""
+        for level in reversed(self._levels):
+            if level < floor:
+                return
+            yield from self._keys[level]
+
+    def ascending(self, floor: int) -> Iterator[K]:
+        """Lowest first, from `floor` on."""
+        for level in self._levels[bisect_left(self._levels, floor) :]:
+            yield from self._keys[level]
+
+    def _leave(self, key: K, level: int) -> None:
+        keys = self._keys[level]
+        del keys[key]
+        if not keys:
+            del self._keys[level]
+            del self._levels[bisect_left(self._levels, level)]
+
+
+Filter = tuple[str, str, str]
+"""(pool, label, value); ("images", "", "") is the whole pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpot:
+    """What placement needs to know of a worker besides its slots."""
+
+    worker: WorkerId
+    node: str
+    """Never empty: a worker that does not say its node is a node of its own."""
+    labels: Mapping[str, str]
+    """With `zone`."""
+
+    def has(self, wanted: Mapping[str, str]) -> bool:
+        return all(self.labels.get(key) == value for key, value in wanted.items())
+
+    def filters(self) -> Iterator[Filter]:
+        pool = self.worker.pool
+        yield (pool, "", "")
+        for key, value in self.labels.items():
+            yield (pool, key, value)
+
+
+class SlotEntry:
+    """One worker in a map. Known by its identity: no hash of a name is made for each move."""
+
+    __slots__ = ("noted", "place", "sets", "slots")
+
+    def __init__(self, place: WorkerSpot, sets: tuple[FilteredSlots, ...]) -> None:
+        self.place = place
+        self.sets = sets
+        """Those that it is in."""
+        self.slots = 0
+        """As it stands in them."""
+        self.noted = 0
+        """What shall stand there."""
+
+
+class FilteredSlots:
+    """The workers that pass one filter, by slots; and their nodes, by their best worker and by their sum."""
+
+    __slots__ = ("by_best", "by_sum", "nodes", "sum", "workers")
+
+    def __init__(self) -> None:
+        self.workers: BucketedOrder[SlotEntry] = BucketedOrder()
+        self.nodes: dict[str, BucketedOrder[SlotEntry]] = {}
+        self.by_best: BucketedOrder[str] = BucketedOrder()
+        self.by_sum: BucketedOrder[str] = BucketedOrder()
+        self.sum = 0
+
+    def add(self, entry: SlotEntry, slots: int) -> None:
+        node = entry.place.node
+        self.nodes.setdefault(node, BucketedOrder())
+        self.set(entry, slots)
+
+    def set(self, entry: SlotEntry, slots: int) -> None:
+        """For one that was added."""
+        node = entry.place.node
+        change = slots - self.workers.get(entry)
+        self.workers.set(entry, slots)
+        members = self.nodes[node]
+        members.set(entry, slots)
+        self.by_best.set(node, members.top)
+        self.by_sum.set(node, self.by_sum.get(node) + change)
+        self.sum += change
+
+    def discard(self, entry: SlotEntry) -> None:
+        node, slots = entry.place.node, self.workers.get(entry)
+        self.workers.discard(entry)
+        members = self.nodes[node]
+        members.discard(entry)
+        self.sum -= slots
+        if members:
+            self.by_best.set(node, members.top)
+            self.by_sum.set(node, self.by_sum.get(node) - slots)
+        else:
+            del self.nodes[node]
+            self.by_best.discard(node)
+            self.by_sum.discard(node)
+
+
+_NOTHING = FilteredSlots()
+_MOST_NOTED: Final = 64
+
+
+class SlotIndex:
+    """One measure of all workers.
+
+    Changes are noted, and worked into the order when somebody looks at it: what is asked for, held and given back
+    before the next placement costs next to nothing.
+    """
+
+    __slots__ = ("_entries", "_filtered", "_noted", "_undo", "changes")
+
+    def __init__(self) -> None:
+        self._entries: dict[WorkerId, SlotEntry] = {}
+        self._filtered: dict[Filter, FilteredSlots] = {}
+        self._noted: dict[SlotEntry, None] = {}
+        """Not worked in yet. At most _MOST_NOTED, so that no single look pays for many."""
+        self._undo: dict[SlotEntry, int] | None = None
+        self.changes = 0
+        """Grows with each change that lasts: as long as it is the same, what was found before is still true."""
+
+    def __contains__(self, worker: WorkerId) -> bool:
+        return worker in self._entries
+
+    def get(self, worker: WorkerId) -> int:
+        entry = self._entries.get(worker)
+        return 0 if entry is None else entry.noted
+
+    def place_of(self, worker: WorkerId) -> WorkerSpot:
+        return self._entries[worker].place
+
+    def put(self, place: WorkerSpot, slots: int) -> None:
+        """Add a worker, or replace all that is known of it."""
+        entry = self._entries.get(place.worker)
+        if entry is not None and entry.place == place:
+            self.set(place.worker, slots)
+            return
+        self.discard(place.worker)
+        assert self._undo is None
+        self.changes += 1
+        sets = tuple(self._filtered.setdefault(key, FilteredSlots()) for key in place.filters())
+        entry = self._entries[place.worker] = SlotEntry(place, sets)
+        entry.noted = entry.slots = slots
+        for found in sets:
+            found.add(entry, slots)
+
+    def discard(self, worker: WorkerId) -> None:
+        assert self._undo is None
+        entry = self._entries.pop(worker, None)
+        if entry is None:
+            return
+        self.changes += 1
+        self._noted.pop(entry, None)
+        for key in entry.place.filters():
+            found = self._filtered[key]
+            found.discard(entry)
+            if not found.workers:
+                del self._filtered[key]
+
+    def set(self, worker: WorkerId, slots: int) -> None:
+        """Change the slots of a known worker; unknown ones are left alone."""
+        assert self._undo is None
+        entry = self._entries.get(worker)
+        if entry is None or entry.noted == slots:
+            return
+        self.changes += 1
+        entry.noted = slots
+        self._noted[entry] = None
+        if len(self._noted) > _MOST_NOTED:
+            self._work_in()
+
+    def change(self, worker: WorkerId, by: int) -> None:
+        """Within a trial: give a known worker so many slots more, or take them."""
+        assert self._undo is not None
+        entry = self._entries[worker]
+        self._undo.setdefault(entry, entry.slots)
+        self._move(entry, entry.slots + by)
+
+    def _work_in(self) -> None:
+        noted, self._noted = self._noted, {}
+        for entry in noted:
+            self._move(entry, entry.noted)
+
+    @staticmethod
+    def _move(entry: SlotEntry, slots: int) -> None:
+        if entry.slots != slots:
+            entry.slots = entry.noted = slots
+            for found in entry.sets:
+                found.set(entry, slots)
+
+    @contextmanager
+    def trial(self, changes: Mapping[WorkerId, int]) -> Generator[None, None, None]:
+        """Within the block some workers have so many slots more (or fewer, not below 0); after it all is as before,
+        with what the block itself took. Costs what was changed."""
+        assert self._undo is None
+        self._work_in()
+        self._undo = {}
+        try:
+            for worker, change in changes.items():
+                if worker in self._entries:
+                    self.change(worker, max(change, -self.get(worker)))
+            yield
+        finally:
+            undo, self._undo = self._undo, None
+            for entry, slots in undo.items():
+                self._move(entry, slots)
+
+    def filtered(self, pool: str, labels: Mapping[str, str]) -> FilteredSlots:
+        """The smallest known set that has all workers of the pool with these labels. With two labels or more some in
+        it may lack one: look at `WorkerSpot.has`."""
+        if self._noted:
+            self._work_in()
+        best = self._filtered.get((pool, "", ""), _NOTHING)
+        for key, value in labels.items():
+            found = self._filtered.get((pool, key, value), _NOTHING)
+            if len(found.workers) < len(best.workers):
+                best = found
+        return best
+
+    def pools(self) -> list[str]:
+        return sorted({pool for pool, label, _ in self._filtered if not label})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

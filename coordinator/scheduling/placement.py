@@ -21,7 +21,7 @@ from typing import assert_never
 
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec, Part, Strategy
-from .slot_index import FilteredSlots, SlotIndex
+from .inventory import FilteredSlots, SlotIndex
 
 Shape = tuple[str, int, tuple[tuple[str, str], ...]]
 """(pool, slots, labels): parts of one shape can take each other's place."""

@@ -19,17 +19,16 @@ from ...telemetry.metrics.coordinator import CoordinatorMetrics
 from ..core.gang_core import SchedulerCore
 from ..election.elector import Elector
 from ..election.leader_record import LeaderKey
+from ..ledger.storage import GangLedgerWriter
 from ..ledger.worker_registry import WorkerRegistry
-from ..ledger.writer import GangLedgerWriter
 from ..model import effects as do
 from ..model import events as on
 from ..settings.scheduling import CoordinatorSettings
 from ..settings.service import ServiceSettings
 from ..sharding.registry import ShardRegistry
 from ..sharding.shards import Shard
-from .metrics import CoordinatorGauges
+from .observation import CoordinatorGauges, GangTracer
 from .request_server import RequestServer
-from .tracing import GangTracer
 from .worker_rpc import WorkerRpc
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from ...bus.port.bus import Bus, KeyValue, Message
 from ...bus.rpc.responder import OperationTable, Responder
@@ -18,7 +18,9 @@ from ...schemas.messages.gangs import (
     EndRequest,
     GangListReply,
     GangListRequest,
+    GangObstacle,
     GangQuery,
+    GangWhyReply,
     GetRequest,
     MemberCause,
     MemberReport,
@@ -26,16 +28,18 @@ from ...schemas.messages.gangs import (
     ReportReply,
 )
 from ...schemas.messages.operations import parse_request
-from ...schemas.names import GangOperation, Names
+from ...schemas.names import GangOperation, Names, WorkerId
+from ...schemas.public_id import public_id
 from ...schemas.records.gangs import GangState
+from ...schemas.records.workers import LeaseRecord
 from ...schemas.wire import headers
 from ...telemetry.logs import Log
 from ..core.gang_core import SchedulerCore
+from ..ledger.storage import parse
 from ..ledger.worker_registry import WorkerRegistry
 from ..model import effects as do
 from ..model import events as on
-from .lease_obstacles import name_leases
-from .tracing import GangTracer
+from .observation import GangTracer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,3 +278,52 @@ def _unknown(gang: str) -> UnknownGang:
 
 def _stepped_down() -> NoCoordinator:
     return NoCoordinator("this coordinator leads no more: ask again, with the same id and owner_token if you gave them")
+
+
+_MOST_WORKERS: Final = 64
+"""Whose leases are looked up; for more, the number of slots must do."""
+
+
+async def name_leases(
+    kv: KeyValue, names: Names, reply: GangWhyReply, *, members: Set[str], wall: float, log: Log
+) -> GangWhyReply:
+    """`reply` with leases, each with its end, in place of the lines that only say how many slots are in use.
+
+    Args:
+        members: tokens of gangs, which the reply has already.
+        wall: Unix time now.
+
+    Raises:
+        Unavailable: the ledger cannot be read.
+    """
+    unnamed = {WorkerId(item.pool, item.worker): item.slots for item in reply.obstacles if item.holder == "tasks"}
+    asked = list(unnamed)[:_MOST_WORKERS]
+    if not asked:
+        return reply
+    leases: dict[WorkerId, list[GangObstacle]] = {worker: [] for worker in asked}
+    for entry in await kv.entries(*(names.leases_of(worker.pool, worker.worker) for worker in asked)):
+        lease = parse(LeaseRecord, entry, log)
+        if lease is None or lease.token in members:
+            continue
+        worker = WorkerId(lease.pool, lease.worker)
+        leases.setdefault(worker, []).append(
+            GangObstacle(
+                pool=lease.pool,
+                worker=lease.worker,
+                holder=f"lease {public_id(lease.token)}",
+                slots=lease.slots,
+                owner=lease.owner,
+                ends_in_s=round(max(0.0, lease.expires_at - wall), 3),
+            )
+        )
+    found: list[GangObstacle] = []
+    for item in reply.obstacles:
+        worker = WorkerId(item.pool, item.worker)
+        if item.holder != "tasks" or worker not in leases:
+            found.append(item)
+            continue
+        found += leases[worker]
+        rest = item.slots - sum(lease.slots for lease in leases[worker])
+        if rest > 0:
+            found.append(item.model_copy(update={"slots": rest}))
+    return reply.model_copy(update={"obstacles": tuple(found)})

@@ -29,7 +29,7 @@ from ...schemas.wire import codec
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import Log
 from ..core.gang_core import SchedulerCore
-from ..ledger.reader import parse
+from ..ledger.storage import parse
 from ..sharding.shards import Shard, pools_of, shard_of
 from .request_server import RequestServer
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from gangline.cli.app import COMMANDS
-from gangline.coordinator.model import states
+from gangline.coordinator.model import gang as states
 from gangline.dispatcher.durable.core import task as task_states
 from gangline.schemas import limits
 from gangline.schemas.errors.base import GanglineError, Unavailable

@@ -16,12 +16,11 @@ from gangline.coordinator.core.commit_pipeline import GrantPipeline
 from gangline.coordinator.core.standing_sets import StandingSets
 from gangline.coordinator.core.teardown import Teardown
 from gangline.coordinator.election.leader_record import LeaderKey
-from gangline.coordinator.ledger.writer import GangLedgerWriter
+from gangline.coordinator.ledger.storage import GangLedgerWriter
 from gangline.coordinator.model import commits as commits_module
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model.commits import CommitQueue
-from gangline.coordinator.model.gang import ManagedGang
-from gangline.coordinator.model.states import GangStep
+from gangline.coordinator.model.gang import GangStep, ManagedGang
 from gangline.coordinator.scheduling import placement as placement_module
 from gangline.dispatcher.gangs import owner_core as owner_module
 from gangline.schemas.names import Names

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.coordinator.scheduling.infeasibility import lacks
+from gangline.coordinator.scheduling.inventory import SlotIndex, WorkerSpot
 from gangline.coordinator.scheduling.placement import TrialPlacement, place, wanted_of
-from gangline.coordinator.scheduling.slot_index import SlotIndex, WorkerSpot
 from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangSpec, Strategy
 

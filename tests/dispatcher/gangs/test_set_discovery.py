@@ -10,7 +10,7 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvWrite
-from gangline.dispatcher.gangs.set_discovery import SetDiscovery
+from gangline.dispatcher.gangs.set_registry import SetDiscovery
 from gangline.schemas.errors.base import Unavailable
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind
 from gangline.schemas.names import Names

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.coordinator.scheduling.bucketed_order import BucketedOrder
+from gangline.coordinator.scheduling.inventory import BucketedOrder
 
 
 def test_the_highest_come_first_and_equals_in_the_order_they_came():

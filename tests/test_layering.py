@@ -73,6 +73,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+# The same of the simulator.
+SIMULATOR = FACADE / "testing" / "sim"
+ROOMS_OF_THE_SIMULATOR = ("play", "actors", "stage", "durable", "gangs", "calls", "tasks", "plan", "history")
+
 MOST_ENTRIES = 13
 """Of a folder: modules and folders, its `__init__.py` included."""
 
@@ -201,6 +205,25 @@ def test_rooms_import_only_the_rooms_below_them(folder):
 def test_every_module_is_in_a_room(folder):
     files = [file for file in sorted((ROOT / folder).rglob("*.py")) if file.name != "__init__.py"]
     assert [str(file) for file in files if room_of(str(file.relative_to(ROOT)))[1] == ""] == []
+
+
+def test_rooms_of_the_simulator_import_only_the_rooms_below_them():
+    wrong = []
+    for place, room in enumerate(ROOMS_OF_THE_SIMULATOR):
+        files = sorted((SIMULATOR / room).glob("*.py"))
+        assert files, room
+        below = {room, *ROOMS_OF_THE_SIMULATOR[place:]}
+        inside = ("gangline", "testing", "sim")
+        for file in files:
+            for found in imports_of(file, (*inside, room)):
+                if found.inside is not None and found.inside[:3] == inside and found.inside[3] not in below:
+                    wrong.append(f"{found.where} imports {'.'.join(found.inside)}")
+    assert wrong == []
+
+
+def test_every_module_of_the_simulator_is_in_a_room():
+    assert {path.name for path in SIMULATOR.iterdir() if any(path.glob("*.py"))} == set(ROOMS_OF_THE_SIMULATOR)
+    assert {path.name for path in SIMULATOR.glob("*.py")} == {"__init__.py", "__main__.py", "run.py"}
 
 
 def test_no_folder_is_crowded():

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from gangline.testing.sim.plan.aims import OF_OWNERS, Moment, draw_aims, with_aims
+from gangline.testing.sim.plan.aims import draw_aims, with_aims
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
-from gangline.testing.sim.plan.plan import Accident, draw_plan
+from gangline.testing.sim.plan.plan import OF_OWNERS, Accident, Moment, draw_plan
 from gangline.testing.sim.run import run
 
 from ..scale import repetitions

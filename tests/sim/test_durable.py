@@ -10,10 +10,10 @@ import pytest
 
 from gangline.schemas.records.jobs import DeadReason
 from gangline.testing.sim.__main__ import main
+from gangline.testing.sim.history.troubles import Troubles
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan, draw_unheard_plan
 from gangline.testing.sim.plan.durable_plan import JobEnding, JobKind
 from gangline.testing.sim.plan.plan import DISPATCHER_FAULTS, Accident, draw_plan
-from gangline.testing.sim.plan.troubles import Troubles
 from gangline.testing.sim.run import run
 
 from ..scale import repetitions

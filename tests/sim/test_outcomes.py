@@ -6,8 +6,8 @@ import pytest
 
 from gangline.schemas.errors.base import Saturated, WorkerLost
 from gangline.testing.sim.calls.outcomes import Outcomes, lost_worker
-from gangline.testing.sim.checker import Checker
-from gangline.testing.sim.trace import Trace
+from gangline.testing.sim.history.checker import Checker
+from gangline.testing.sim.history.trace import Trace
 
 
 class Clock:

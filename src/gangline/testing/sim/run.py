@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..loop import Deadlock, VirtualLoop, VirtualTimeout
-from .checker import Violation
+from .history.checker import Violation
 from .plan.aims import with_aims
 from .plan.clocks import with_clocks
 from .plan.durable_draw import draw_durable_plan
 from .plan.gang_draw import draw_gang_plan
 from .plan.plan import Plan, draw_plan
-from .world import World
+from .play.story import Story
 
 LIMIT_S = 300.0
 """No run lasts longer on its own clock; one that would hangs."""
@@ -82,9 +82,10 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
         stack.enter_context(_collecting_at_the_end())
-        world = World(plan, loop, echo)
+        story = Story(plan, loop, echo)
+        world = story.world
         try:
-            loop.run_until_complete(world.play())
+            loop.run_until_complete(story.play())
         except (Deadlock, VirtualTimeout) as error:
             world.checker.fail("hang", str(error))
         return Report(

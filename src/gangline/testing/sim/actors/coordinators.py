@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from ....bus.memory.server import MemoryBus
 from ....bus.port.bus import BucketSettings
@@ -13,10 +12,8 @@ from ....coordinator.settings.service import ServiceSettings
 from ....schemas.errors.base import GanglineError
 from ....schemas.names import Names
 from ..plan.gang_plan import SetStep
+from ..stage.stage import Stage
 from .processes import Process
-
-if TYPE_CHECKING:
-    from ..world import World
 
 LOOK_S = 0.5
 _RETRY_S = 0.2
@@ -27,7 +24,7 @@ _LOOKS = 3
 class CoordinatorProcess(Process):
     """A coordinator with one name; many processes in turn."""
 
-    def __init__(self, world: World, name: str, starve_after_s: float) -> None:
+    def __init__(self, world: Stage, name: str, starve_after_s: float) -> None:
         super().__init__(world, name)
         self.coordinator: Coordinator | None = None
         self._starve_after_s = starve_after_s
@@ -78,7 +75,7 @@ class CoordinatorProcess(Process):
 class Operator:
     """Declares sets over a connection of its own, and repeats what storage did not take."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         self._world = world
         self._declared: dict[str, SetStep] = {}
         self._bus: MemoryBus | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ....bus.memory.server import MemoryBus
 from ....dispatcher.durable.policies.settings import DispatcherSettings
@@ -16,10 +15,8 @@ from ....dispatcher.routing.settings import RouterSettings
 from ....schemas.errors.base import GanglineError
 from ...loop import node_context
 from ..plan.durable_plan import INLINE_BYTES, UNKNOWN_AFTER_S, RouteStep
+from ..stage.stage import Stage
 from .processes import Process
-
-if TYPE_CHECKING:
-    from ..world import World
 
 STORAGE = TaskStorage()
 UNCONFIRMED_AFTER_S = 1.0
@@ -30,7 +27,7 @@ _RETRY_S = 0.1
 class DispatcherProcess(Process):
     """A dispatcher of durable tasks with one name; many processes in turn."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Stage, name: str) -> None:
         super().__init__(world, name)
         self.dispatcher: Dispatcher | None = None
 
@@ -94,7 +91,7 @@ class DispatcherProcess(Process):
 class RouteOperator:
     """Writes routes over a connection of its own, and repeats what storage did not take."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         self._world = world
         self._newest: dict[str, RouteStep] = {}
         self._bus: MemoryBus | None = None

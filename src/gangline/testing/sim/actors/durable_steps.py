@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....bus.memory.server import MemoryBus
 from ....dispatcher.client.client import Client
@@ -13,9 +13,7 @@ from ....dispatcher.jobs.submitter import job_of_key
 from ....schemas.errors.base import DeadlineExceeded, GanglineError
 from ....schemas.errors.tasks import JobError, UnknownJob
 from ..plan.durable_plan import JobKind, JobStep
-
-if TYPE_CHECKING:
-    from .processes import ClientProcess
+from ..stage.stage import Stage
 
 PATIENCE_S = 80.0
 """How long results are waited for: no job takes so long, whatever befalls it."""
@@ -27,11 +25,11 @@ PAUSE_S = 0.3
 class JobStepRunner:
     """Plays one step for one client process."""
 
-    def __init__(self, process: ClientProcess, client: Client, step: JobStep) -> None:
-        self._world = process.world
-        self._jobs = process.world.jobs
-        self._bus = process.bus
-        self._node = process.node
+    def __init__(self, world: Stage, bus: MemoryBus | None, node: str, client: Client, step: JobStep) -> None:
+        self._world = world
+        self._jobs = world.jobs
+        self._bus = bus
+        self._node = node
         self._client = client
         self._step = step
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....bus.memory.connection import MemoryBus
 from ....bus.port.bus import RequestTimeout
 from ....bus.rpc.requester import raise_if_error
 from ....dispatcher.client.client import Client
@@ -18,12 +19,10 @@ from ....schemas.names import GangOperation
 from ....schemas.records.gangs import GangState
 from ....schemas.wire import codec
 from ..calls.outcomes import SimulatedRequest
-from ..plan.aims import Moment
 from ..plan.gang_plan import Breaking, GangKind, GangStep
-from .tasks import rank_result, result_of
-
-if TYPE_CHECKING:
-    from .processes import ClientProcess
+from ..plan.plan import Moment
+from ..stage.stage import Stage
+from ..tasks.tasks import rank_result, result_of
 
 LAST_WORD_S = 1.5
 """How long after an acquire's deadline the coordinator may still answer."""
@@ -35,10 +34,10 @@ ASK_S = 1.0
 class GangStepRunner:
     """Plays one step for one client process."""
 
-    def __init__(self, process: ClientProcess, client: Client, step: GangStep) -> None:
-        self._process = process
-        self._world = process.world
-        self._node = process.node
+    def __init__(self, world: Stage, bus: MemoryBus | None, node: str, client: Client, step: GangStep) -> None:
+        self._bus = bus
+        self._world = world
+        self._node = node
         self._client = client
         self._step = step
         self._uses = 0
@@ -213,7 +212,7 @@ class GangStepRunner:
         self, operation: GangOperation, body: dict[str, Any], *, timeout_s: float = ASK_S, stranger: bool = False
     ) -> GangState | None:
         """One request, and its one outcome. None: an error, or over."""
-        request, bus = self._begin(timeout_s), self._process.bus
+        request, bus = self._begin(timeout_s), self._bus
         assert bus is not None
         try:
             answer = await bus.request(self._world.names.gang(operation), codec.to_json(body), timeout_s=timeout_s)

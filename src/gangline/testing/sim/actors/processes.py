@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ....bus.memory.server import MemoryBus
 from ....dispatcher.client.client import Client
-from ....dispatcher.leases.lease import Lease
-from ....dispatcher.leases.selection import Selection
 from ....dispatcher.pools.pool import RoutedPool
 from ....schemas.errors.base import GanglineError
 from ....schemas.wire.frames import Load
@@ -21,13 +19,11 @@ from ..calls.slots import WorkerModel
 from ..plan.durable_plan import JobStep
 from ..plan.gang_plan import GangStep
 from ..plan.plan import Accident, PlanEvent, Step, WorkerPlan
+from ..stage.stage import Stage
+from ..tasks.tasks import SIM_POOLS
 from .durable_steps import JobStepRunner
 from .gang_steps import GangStepRunner
 from .steps import StepRunner
-from .tasks import SIM_POOLS
-
-if TYPE_CHECKING:
-    from ..world import World
 
 DRAIN_GRACE_S = 3.0
 RESTART_S = 0.5
@@ -45,7 +41,7 @@ class Runner(Protocol):
 class Process(ABC):
     """Something that is started, frozen, thawed, killed, and started again as another."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Stage, name: str) -> None:
         self.world = world
         self.name = name
         self.node = ""
@@ -122,9 +118,11 @@ class _OlderWorker(Worker):
 class WorkerProcess(Process):
     """A worker with one name; many processes in turn."""
 
-    def __init__(self, world: World, plan: WorkerPlan) -> None:
+    def __init__(self, world: Stage, plan: WorkerPlan, having: dict[str, WorkerProcess]) -> None:
         super().__init__(world, plan.name)
         self.plan = plan
+        self._having = having
+        """Which process has each id."""
         self.worker: Worker | None = None
         self.model: WorkerModel | None = None
         self._first: WorkerProcess | None = None
@@ -137,7 +135,7 @@ class WorkerProcess(Process):
 
     def twin(self) -> WorkerProcess:
         """A second process of its id; this one is not started again."""
-        second = WorkerProcess(self.world, self.plan)
+        second = WorkerProcess(self.world, self.plan, self._having)
         second._starts = self._starts
         second._first = self
         self._displaced = True
@@ -154,7 +152,7 @@ class WorkerProcess(Process):
             super()._ended()
         else:  # it woke while nobody had its id, and has it again
             earlier._displaced, earlier._starts = False, self._starts
-            self.world.workers[self.name] = earlier
+            self._having[self.name] = earlier
 
     async def _main(self, bus: MemoryBus) -> None:
         world, plan, node = self.world, self.plan, self.node
@@ -280,7 +278,7 @@ class WorkerProcess(Process):
 class ClientProcess(Process):
     """A client with one name; many processes in turn."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Stage, name: str) -> None:
         super().__init__(world, name)
         self.client: Client | None = None
         self._steps: dict[asyncio.Task[None], str] = {}
@@ -305,11 +303,11 @@ class ClientProcess(Process):
             return
         runner: Runner
         if isinstance(step, GangStep):
-            runner = GangStepRunner(self, self.client, step)
+            runner = GangStepRunner(self.world, self.bus, self.node, self.client, step)
         elif isinstance(step, JobStep):
-            runner = JobStepRunner(self, self.client, step)
+            runner = JobStepRunner(self.world, self.bus, self.node, self.client, step)
         else:
-            runner = StepRunner(self, self.client, step)
+            runner = StepRunner(self.world, self.node, self.client, step)
         task = self.world.loop.spawn(self.node, self._play(runner, step), name=f"step {step.number} of {self.node}")
         self._steps[task] = self.node
 
@@ -355,10 +353,6 @@ class ClientProcess(Process):
     def thaw(self) -> None:
         self.world.outcomes.client_thawed(self.node)
         super().thaw()
-
-    def holds(self, holder: Lease | Selection) -> None:
-        """Note who holds a token, for the check that a holder stops trusting first."""
-        self.world.holders[holder.token] = (self.node, holder)
 
     def routed(self) -> Iterable[RoutedPool]:
         return () if self.client is None else self.client._router.pools.values()

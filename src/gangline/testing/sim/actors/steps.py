@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ....dispatcher.client.client import Client
 from ....dispatcher.leases.lease import Lease
@@ -13,10 +13,8 @@ from ....dispatcher.leases.selection import Selection
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, LeaseExpired, SelectionUsed
 from ..calls.outcomes import SimulatedRequest, lost_worker
 from ..plan.plan import Step, StepKind
-from .tasks import IDEMPOTENT, result_of
-
-if TYPE_CHECKING:
-    from .processes import ClientProcess
+from ..stage.stage import Stage
+from ..tasks.tasks import IDEMPOTENT, result_of
 
 ACQUIRE_S = 3.0
 """Patience of those who choose or lease."""
@@ -25,10 +23,9 @@ ACQUIRE_S = 3.0
 class StepRunner:
     """Plays one step for one client process."""
 
-    def __init__(self, process: ClientProcess, client: Client, step: Step) -> None:
-        self._process = process
-        self._world = process.world
-        self._node = process.node
+    def __init__(self, world: Stage, node: str, client: Client, step: Step) -> None:
+        self._world = world
+        self._node = node
         self._client = client
         self._step = step
         self._uses = 0
@@ -70,7 +67,7 @@ class StepRunner:
         client = self._client.options(timeout_s=ACQUIRE_S, key=step.key)
         try:
             async with client.choose_worker(f"{step.pool}.{step.method}") as selection:
-                self._process.holds(selection)
+                self._world.holders[selection.token] = (self._node, selection)
                 self._world.outcomes.extend(request, step.hold_s)
                 if step.hold_s:
                     await asyncio.sleep(step.hold_s)
@@ -110,7 +107,7 @@ class StepRunner:
         acquiring = self._begin()
         try:
             async with client.lease(step.pool, slots=step.slots, ttl_s=step.ttl_s) as lease:
-                self._process.holds(lease)
+                self._world.holders[lease.token] = (self._node, lease)
                 self._world.outcomes.failed(acquiring, "leased", may_have_started=False)
                 if step.hold_s:
                     await asyncio.sleep(step.hold_s)

@@ -1,1 +1,1 @@
-"""What is checked of calls and leases."""
+"""What is checked of calls and leases. Imports only: history."""

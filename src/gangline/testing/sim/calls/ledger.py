@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from ..checker import Checker
+from ..history.checker import Checker
 from .slots import LeaseModel, WorkerModel
 
 VISIBLE_S = 0.05

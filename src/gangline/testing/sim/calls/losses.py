@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ....dispatcher.pools.pool import RoutedPool
 from ....dispatcher.routing.worker_table import WorkerEntry
-from ..checker import Checker
+from ..history.checker import Checker
 
 
 class Routing(Protocol):

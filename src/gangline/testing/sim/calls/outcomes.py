@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ....schemas.deadline import CLOCKS_DIFFER
 from ....schemas.errors.base import GanglineError, WorkerLost
-from ..checker import Checker
+from ..history.checker import Checker
 
 TOLD_S = 0.05
 """By then a caller has heard that nobody listens: the server's word about the message, and that about the question

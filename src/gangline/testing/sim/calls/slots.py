@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....schemas.wire.frames import Load
-from ..checker import Checker
+from ..history.checker import Checker
 
 CLAIM_SLACK_S = 0.3
 LEASE_SLACK_S = 1.0

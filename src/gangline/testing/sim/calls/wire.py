@@ -9,8 +9,8 @@ from ....bus.port.bus import Message
 from ....schemas.errors.base import MalformedMessage
 from ....schemas.wire import frames
 from ....schemas.wire.frames import AnswerOp, RequestOp, ReserveFlag
-from ..checker import Checker
-from ..trace import Trace
+from ..history.checker import Checker
+from ..history.trace import Trace
 from .slots import Terms, WorkerModel
 
 BUSY = 100

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ....bus.port.bus import StreamMessage
-from ..checker import Checker
+from ..history.checker import Checker
+from ..history.trace import Trace
+from ..history.troubles import Troubles
 from ..plan.durable_plan import JobKind, JobStep
-from ..plan.troubles import Troubles
-from ..trace import Trace
 from .records import JobModel
 
 SCHEDULED_S = 1.5
@@ -45,7 +45,6 @@ class CronWatch:
 
     Args:
         models: where firings are entered, as tasks of their own.
-        calm: whether nothing has gone wrong so far.
     """
 
     def __init__(
@@ -55,14 +54,12 @@ class CronWatch:
         clock: Callable[[], float],
         troubles: Troubles,
         models: dict[str, JobModel],
-        calm: Callable[[], bool],
     ) -> None:
         self._checker = checker
         self._trace = trace
         self._clock = clock
         self._troubles = troubles
         self._models = models
-        self._calm = calm
         self._crons: dict[str, CronModel] = {}
 
     # -- what clients do ------------------------------------------------------------------------------------------
@@ -125,7 +122,7 @@ class CronWatch:
         if cron.stored_at is None or self._troubles.delayed(cron.stored_at):
             return
         raw = cron.step.kind is JobKind.REPEAT_RAW
-        if raw and not self._calm():
+        if raw and not self._troubles.calm:
             return
         stood_s = until - cron.stored_at - (SCHEDULED_S if raw else 0.0)
         wanted = int(stood_s / cron.period_s) - 1

@@ -12,11 +12,11 @@ from ....bus.port.bus import KvEntry, KvOperation
 from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason, JobState, ResultRecord
 from ....schemas.wire import codec
-from ..actors.durable_tasks import job_result
-from ..checker import Checker
+from ..history.checker import Checker
+from ..history.trace import Trace
+from ..history.troubles import Troubles, pool_name
 from ..plan.durable_plan import UNKNOWN_AFTER_S, JobKind
-from ..plan.troubles import Troubles, pool_name
-from ..trace import Trace
+from ..tasks.durable_tasks import job_result
 from .objects import Objects
 from .records import JobModel
 
@@ -26,9 +26,6 @@ class Ends:
 
     Args:
         models: by request.
-        calm: whether nothing has gone wrong so far.
-        doubling: whether messages may have come twice. A worker takes credit that comes twice for credit for the next
-            item, and forgets that.
         bereaved: how often a dispatcher, or the server, may have forgotten something since then.
     """
 
@@ -42,8 +39,6 @@ class Ends:
         troubles: Troubles,
         models: Mapping[str, JobModel],
         *,
-        calm: Callable[[], bool],
-        doubling: Callable[[], bool],
         bereaved: Callable[[float], int],
     ) -> None:
         self._checker = checker
@@ -53,8 +48,6 @@ class Ends:
         self._names = names
         self._troubles = troubles
         self._models = models
-        self._calm = calm
-        self._doubling = doubling
         self._bereaved = bereaved
         self._objects = Objects(hub, names)
         self.records: dict[str, ResultRecord] = {}
@@ -199,9 +192,10 @@ class Ends:
         elif record.state is JobState.DEAD:
             if letters != [str(record.reason)]:
                 self._fail("L10", f"{model} is dead of {record.reason}, and has the dead letters {letters}")
-        elif letters and self._calm():  # else whoever buried it may have been killed before it wrote the record
+        elif letters and self._troubles.calm:  # else whoever buried it may have been killed before it wrote the record
             self._fail("L10", f"{model} is {record.state}, and has the dead letters {letters}")
-        if record is not None and record.items is not None and not self._doubling():
+        # A worker takes credit that comes twice for credit for the next item, and forgets that.
+        if record is not None and record.items is not None and not self._troubles.doubling:
             self._check_items(model, record)
 
     def _check_unkept(self, model: JobModel, letters: list[str]) -> None:

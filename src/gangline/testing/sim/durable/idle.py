@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..actors.tasks import COSTS
 from ..calls.ledger import QUIET_S
-from ..checker import Checker
+from ..history.checker import Checker
 from ..plan.durable_plan import DurableTraffic
+from ..tasks.tasks import COSTS
 from .records import JobModel
 
 LEASED_S = 4.0

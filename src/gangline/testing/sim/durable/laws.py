@@ -15,11 +15,11 @@ from ....schemas.errors.base import GanglineError
 from ....schemas.names import Names
 from ....schemas.records.jobs import JobState, ResultRecord, TurnRecord
 from ....worker.context.task_context import TaskContext
-from ..checker import Checker
+from ..history.checker import Checker
+from ..history.trace import Trace
+from ..history.troubles import SERVER, SILENCE, Troubles
 from ..plan.durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
 from ..plan.plan import LATENCY_S, MAX_DELAY_S
-from ..plan.troubles import SERVER, SILENCE, Troubles
-from ..trace import Trace
 from .crons import CronWatch
 from .ends import Ends
 from .idle import Idle, Room
@@ -50,10 +50,6 @@ class JobWatch:
     """All durable tasks of a run.
 
     Args:
-        excused: whether messages may have been held for longer than any slack.
-        calm: whether nothing has gone wrong so far.
-        lossy: whether messages have got lost on connections that held.
-        doubling: whether messages may have come twice.
         quiet_for: seconds since anything has gone wrong.
         drains_for: how long that worker process has been draining, and its grace; None: it does not.
         rooms: see durable_idle.
@@ -68,10 +64,7 @@ class JobWatch:
         names: Names,
         traffic: DurableTraffic | None,
         troubles: Troubles,
-        excused: Callable[[], bool],
-        calm: Callable[[], bool],
-        lossy: Callable[[], bool],
-        doubling: Callable[[], bool],
+        *,
         quiet_for: Callable[[], float],
         drains_for: Callable[[str], tuple[float, float] | None],
         rooms: Callable[[], list[Room] | None],
@@ -83,9 +76,6 @@ class JobWatch:
         self._names = names
         self._traffic = traffic
         self._troubles = troubles
-        self._excused = excused
-        self._calm = calm
-        self._doubling = doubling
         self._quiet_for = quiet_for
         self._drains_for = drains_for
         self.models: dict[str, JobModel] = {}
@@ -98,12 +88,10 @@ class JobWatch:
             names,
             troubles,
             self.models,
-            calm=calm,
-            doubling=doubling,
             bereaved=self._bereaved,
         )
         self.by_number: dict[int, tuple[JobModel, TaskBody]] = {}
-        self.crons = CronWatch(checker, trace, clock, troubles, self.models, calm)
+        self.crons = CronWatch(checker, trace, clock, troubles, self.models)
         self._senders: dict[tuple[str, str], str] = {}
         """Of the newest try, by worker process and job."""
         self._reached: dict[tuple[str, str], float] = {}
@@ -114,7 +102,17 @@ class JobWatch:
         self._turns: Turns | None = None
         self._idle: Idle | None = None
         if traffic is not None:
-            limits = self._limits = Limits(checker, clock, hub, names, traffic, self, calm=calm, lossy=lossy)
+            limits = self._limits = Limits(
+                checker,
+                clock,
+                hub,
+                names,
+                traffic,
+                troubles,
+                self.models,
+                ended=lambda job: job in self.ends.records,
+                explained=self.explained,
+            )
             self._turns = Turns(
                 checker,
                 clock,
@@ -122,7 +120,7 @@ class JobWatch:
                 messages=limits.messages,
                 models=self.models,
                 quiet_for=quiet_for,
-                lossy=lossy,
+                troubles=troubles,
                 wall=hub.ambient.wall,
             )
             self._idle = Idle(checker, clock, traffic, self.models, quiet_for=quiet_for, rooms=rooms)
@@ -181,7 +179,7 @@ class JobWatch:
 
     def told_items(self, step: JobStep, job: str, items: list[object]) -> None:
         record = self.ends.records.get(job)
-        right = items == list(range(step.items)) or self._doubling()
+        right = items == list(range(step.items)) or self._troubles.doubling
         if record is None or record.state is not JobState.DONE or not right:
             self._fail("outcome", f"{step.request} ({job}) gave the items {items}, and its record is {record}")
 
@@ -274,7 +272,7 @@ class JobWatch:
         """Whether it comes from a dispatcher that has lost its queue so lately that it may not have known of that when
         it sent this, and its successor nothing of this when it asked the worker. (Servers deliver in order what passes
         one of them; in a cluster each may be late by itself, as here all messages may.)"""
-        if self._calm() or model.job is None:
+        if self._troubles.calm or model.job is None:
             return False
         stream = self._hub.streams.find(self._names.tasks_stream)
         filter = self._names.tasks_of(model.step.endpoint)
@@ -289,7 +287,7 @@ class JobWatch:
         if noted_by != holder["gangline-dispatcher"]:
             return True
         reached_at = self._reached[sender, model.job]
-        slack_s = CANCEL_SLACK_S if self._excused() else ON_ITS_WAY_S
+        slack_s = CANCEL_SLACK_S if self._troubles.late else ON_ITS_WAY_S
         return reached_at <= noted_at + TRUSTED_S and self._clock() <= reached_at + slack_s
 
     def explained(self, body: TaskBody) -> bool:
@@ -329,7 +327,9 @@ class JobWatch:
         forgot that it is, or had taken it from the stream just when its publisher, who heard of no dispatcher,
         cancelled it there. (Its result counts for nothing then.)"""
         assert model.cancelled_at is not None
-        on_its_way_s = ON_ITS_WAY_CALM_S if self._calm() else CANCEL_SLACK_S if self._excused() else ON_ITS_WAY_S
+        on_its_way_s = (
+            ON_ITS_WAY_CALM_S if self._troubles.calm else CANCEL_SLACK_S if self._troubles.late else ON_ITS_WAY_S
+        )
         if self._clock() <= model.cancelled_at + on_its_way_s:
             return True
         if end is not None and end.state is JobState.CANCELLED and not end.worker:
@@ -358,7 +358,7 @@ class JobWatch:
         step, delay_s = model.step, model.step.delay_s or 0.0
         if now < model.asked_at + delay_s - 0.01:
             self._fail("L10", f"{model} starts {model.asked_at + delay_s - now:.3f} s before its time")
-        if step.deadline_s is not None and model.stored_at is not None and not self._excused():
+        if step.deadline_s is not None and model.stored_at is not None and not self._troubles.late:
             # From when it was stored, which was before its publisher knew, or from its time on.
             since = model.stored_at + delay_s if model.revived_at is None else model.revived_at
             late = now - (since + step.deadline_s)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from ....bus.memory.server import MemoryServer
 from ....bus.port.bus import StreamMessage
 from ....schemas.names import Names
 from ....worker.context.task_context import TaskContext
-from ..checker import Checker
+from ..history.checker import Checker
+from ..history.troubles import Troubles
 from ..plan.durable_plan import DurableTraffic
 from .records import JobModel, TaskBody
-
-if TYPE_CHECKING:
-    from .laws import JobWatch
 
 BUNCHED_S = 2.6
 """What messages may be late, so that starts are closer together than their sending was; in the worst case,"""
@@ -32,24 +29,26 @@ class Limits:
         hub: MemoryServer,
         names: Names,
         traffic: DurableTraffic,
-        watch: JobWatch,
-        calm: Callable[[], bool],
-        lossy: Callable[[], bool],
+        troubles: Troubles,
+        models: Mapping[str, JobModel],
+        *,
+        ended: Callable[[str], bool],
+        explained: Callable[[TaskBody], bool],
     ) -> None:
         """
         Args:
-            calm: whether nothing has gone wrong so far.
-            lossy: whether single messages have got lost on connections that held, which no server does: what is
-                delivered again for that comes late.
+            ended: whether the record of that job's end is stored.
+            explained: whether something befell that body which would let it be thought dead.
         """
         self._checker = checker
         self._clock = clock
         self._hub = hub
         self._names = names
         self._traffic = traffic
-        self._watch = watch
-        self._calm = calm
-        self._lossy = lossy
+        self._troubles = troubles
+        self._models = models
+        self._ended = ended
+        self._explained = explained
         self._starts: dict[str, list[float]] = {}
         """By endpoint."""
 
@@ -61,7 +60,7 @@ class Limits:
             self._checker.fail("L10", text)
         self._check_room(model)
         ordered = step.key is not None and (step.ordered or self._traffic.most(step.endpoint, "ordered"))
-        if ordered and not self._lossy():
+        if ordered and not self._troubles.lossy:
             self._check_order(model)
         self._check_rate(step.endpoint)
 
@@ -70,11 +69,11 @@ class Limits:
         step = model.step
         return [
             other
-            for other in self._watch.models.values()
+            for other in self._models.values()
             if other is not model
             and other.step.endpoint == step.endpoint
             and (not key or other.step.key == step.key)
-            and any(not self._watch.explained(body) for body in other.running)
+            and any(not self._explained(body) for body in other.running)
         ]
 
     def _check_room(self, model: JobModel) -> None:
@@ -94,7 +93,7 @@ class Limits:
 
     def _check_order(self, model: JobModel) -> None:
         """None that was published before it, of the same key, is without an end."""
-        by_job = {each.job: each for each in self._watch.models.values()}
+        by_job = {each.job: each for each in self._models.values()}
         messages = self.messages(model.step.endpoint)
         if not any(_job(message) == model.job for message in messages):
             return  # cancelled in the stream meanwhile
@@ -109,7 +108,7 @@ class Limits:
                 continue
             if "Gangline-Delay" in (message.headers or {}):
                 continue  # its place is that which it gets when its time comes
-            ended = job in self._watch.ends.records if other.step.keeps_result else not other.running
+            ended = self._ended(job) if other.step.keeps_result else not other.running
             if not ended:
                 self._checker.fail("order", f"{model} starts before {other}, published before it, has ended")
 
@@ -125,7 +124,7 @@ class Limits:
         times.append(self._clock())
         if rate is None or burst is None:
             return
-        bunched_s = BUNCHED_CALM_S if self._calm() else BUNCHED_S
+        bunched_s = BUNCHED_CALM_S if self._troubles.calm else BUNCHED_S
         for number, time in enumerate(times):
             count, span_s = len(times) - number, times[-1] - time
             if count > burst + rate * (span_s + bunched_s) + 0.001:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ....bus.port.bus import StreamMessage
-from ..actors.tasks import COSTS
 from ..calls.ledger import QUIET_S
-from ..checker import Checker
+from ..history.checker import Checker
+from ..history.troubles import Troubles
 from ..plan.durable_plan import DurableTraffic
+from ..tasks.tasks import COSTS
 from .records import JobModel, TaskBody
 
 SEEN_S = 0.5
@@ -41,8 +42,6 @@ class Turns:
         messages: of an endpoint in the stream, by sequence.
         models: by request.
         quiet_for: seconds since anything has gone wrong.
-        lossy: whether messages have got lost on connections that held, which no server does: what is delivered again
-            for that comes late.
         wall: the server's clock.
     """
 
@@ -55,7 +54,7 @@ class Turns:
         messages: Callable[[str], list[StreamMessage]],
         models: Mapping[str, JobModel],
         quiet_for: Callable[[], float],
-        lossy: Callable[[], bool],
+        troubles: Troubles,
         wall: Callable[[], float],
     ) -> None:
         self._checker = checker
@@ -64,7 +63,7 @@ class Turns:
         self._messages = messages
         self._models = models
         self._quiet_for = quiet_for
-        self._lossy = lossy
+        self._troubles = troubles
         self._wall = wall
         self._open: list[_Overtaking] = []
         self.compared = 0
@@ -72,7 +71,7 @@ class Turns:
 
     def starts(self, model: JobModel, body: TaskBody) -> None:
         """A try begins."""
-        if self._lossy() or self._quiet_for() < QUIET_S or not self._traffic.one_pool(model.step.endpoint):
+        if self._troubles.lossy or self._quiet_for() < QUIET_S or not self._traffic.one_pool(model.step.endpoint):
             return
         messages = self._messages(model.step.endpoint)
         mine = next((message for message in messages if _job(message) == model.job), None)

@@ -1,1 +1,1 @@
-"""What is checked of gangs."""
+"""What is checked of gangs. Imports only: history."""

@@ -13,7 +13,7 @@ from ....bus.port.bus import KvEntry, KvOperation, KvWrite
 from ....schemas.names import Names, WorkerId
 from ....schemas.records.gangs import GangRecord, GangSetRecord, GangState, LeaderRecord, MemberRecord, Seat
 from ....schemas.records.workers import Registration
-from ..checker import Checker
+from ..history.checker import Checker
 
 _HEARD_WITHIN_S = 2.0
 """Within this a leader has heard of a declaration."""

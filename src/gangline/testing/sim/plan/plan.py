@@ -11,14 +11,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Final
 
 from ....bus.memory.faults import FaultRates
 from .durable_plan import DurableTraffic
 from .gang_plan import GangTraffic
-
-if TYPE_CHECKING:
-    from .aims import Aim
 
 POOLS = ("alpha", "beta")
 LATENCY_S = 0.0005
@@ -161,6 +158,41 @@ class PlanEvent:
     for_s: float
     amount: int = 0
     """Slots after a resize; the number of a server; 1 if what an unheard dispatcher sends is lost, not late."""
+
+
+class Moment(StrEnum):
+    """A step of something that is under way."""
+
+    QUEUED = "queued"
+    """A gang has been asked for."""
+    GRANTED = "granted"
+    """A worker is asked to hold slots for it."""
+    COMMITTED = "committed"
+    """Its record says formed."""
+    TOLD = "told"
+    """A worker is told so."""
+    FORMED = "formed"
+    """Its owner has it."""
+    SET_COMMITTED = "set committed"
+    """The record of a standing gang says formed."""
+    SET_TOLD = "set told"
+    STREAM = "stream"
+    """A task that gives items begins."""
+
+
+OF_OWNERS: Final = (Moment.QUEUED, Moment.GRANTED, Moment.COMMITTED, Moment.TOLD, Moment.FORMED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """What happens so long after a moment has passed for the `nth` time."""
+
+    moment: Moment
+    nth: int
+    accident: Accident
+    """The crash of the owner, or a restart of the server."""
+    after_s: float
+    for_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

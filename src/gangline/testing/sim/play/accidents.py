@@ -6,16 +6,13 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from .durable_draw import HOLDER
-from .gang_draw import LEADER
-from .plan import CALM_RATES, ONLY_SERVER, SERVERS, Accident, Plan, PlanEvent, Storm, leader_of, server_of
-from .troubles import SERVER, SILENCE, WEATHER
-
-if TYPE_CHECKING:
-    from ..actors.processes import Process
-    from ..world import World
+from ..actors.processes import Process
+from ..history.troubles import SERVER, SILENCE, WEATHER
+from ..plan.durable_draw import HOLDER
+from ..plan.gang_draw import LEADER
+from ..plan.plan import CALM_RATES, ONLY_SERVER, SERVERS, Accident, Plan, PlanEvent, Storm, leader_of, server_of
+from .world import World
 
 TWIN_AFTER_S = 0.1
 """The second process of an id starts so long after the first has begun to stand still."""
@@ -40,16 +37,7 @@ class Accidents:
         self._over = False
         self._leader = leader_of(world.plan.seed)
         """The server that leads JetStream."""
-        self.excuses_late_messages = False
-        """Messages may have been held so long that their deadlines mean nothing: a partition was healed lately."""
-
-        self.calm = True
-        """Nothing has gone wrong so far."""
-        self.lossy = False
-        """Messages may have got lost on connections that held: a storm that drops them has begun."""
-
-        self.doubling = False
-        """Messages may have come twice, as no server sends them: a storm that duplicates them has begun."""
+        world.aims.happen = self.happen
 
     def schedule(self, plan: Plan) -> None:
         """Set a timer for each storm and accident, from now on."""
@@ -69,9 +57,10 @@ class Accidents:
         if self._over:
             return
         self._storms.append(storm)
-        self.calm = False
-        self.lossy |= storm.rates.drop > 0
-        self.doubling |= storm.rates.duplicate > 0
+        troubles = self._world.troubles
+        troubles.calm = False
+        troubles.lossy |= storm.rates.drop > 0
+        troubles.doubling |= storm.rates.duplicate > 0
         self._blow()
 
         def abate() -> None:
@@ -149,7 +138,7 @@ class Accidents:
                 self._begin(f"disconnection of {event.target}", event.for_s, reconnect, process.name)
             case Accident.PARTITION | Accident.LEADER_PARTITION | Accident.DISPATCHER_PARTITION:
                 hub.partition(bus)
-                self.excuses_late_messages = True
+                self._world.troubles.late = True
                 notice = asyncio.get_running_loop().call_later(NOTICED_S, hub.disconnect, bus)
 
                 def mend() -> None:
@@ -160,8 +149,8 @@ class Accidents:
                 self._begin(f"partition of {event.target}", event.for_s, mend, process.name)
             case Accident.DISPATCHER_UNHEARD:
                 hub.mute(bus, loses=bool(event.amount))
-                self.excuses_late_messages = True
-                self.lossy |= bool(event.amount)
+                self._world.troubles.late = True
+                self._world.troubles.lossy |= bool(event.amount)
                 unmute = functools.partial(hub.unmute, bus)
                 self._begin(f"silence of {process.name}", event.for_s, unmute, process.name)
             case _:
@@ -176,7 +165,7 @@ class Accidents:
 
     def _silence(self, event: PlanEvent) -> None:
         hub, server = self._world.hub, event.amount
-        self.excuses_late_messages = True
+        self._world.troubles.late = True
         if server == ONLY_SERVER:
             draw = random.Random(f"{self._world.plan.seed}-thaw {event.at_s}")
             hub.freeze()
@@ -196,14 +185,14 @@ class Accidents:
 
     def _split(self, event: PlanEvent) -> None:
         hub, server = self._world.hub, event.amount
-        self.excuses_late_messages = True
+        self._world.troubles.late = True
         if hub.is_split:
             return
         split = hub.split(lambda name: self._is_at(server, name))
 
         def notice() -> None:
             self._world.trace.note("sim", f"server {server} and the others give each other up")
-            self.lossy = True
+            self._world.troubles.lossy = True
             split.notice()
 
         # Half of those that last long enough are noticed by the servers' pings.
@@ -257,7 +246,7 @@ class Accidents:
     def _begin(self, name: str, for_s: float, end: Callable[[], None], *whom: str) -> None:
         """`whom` it befalls."""
         self._numbers += 1
-        self.calm = False
+        self._world.troubles.calm = False
         number = self._numbers
         self._world.ledger.disturb()
         overs = [self._world.troubles.begin(who) for who in whom]

@@ -29,6 +29,15 @@ class Troubles:
         self._spans: dict[str, list[list[float]]] = {}
         """By name: from and until."""
         self._silent: set[str] = set()
+        self.late = False
+        """Messages may have been held so long that their deadlines mean nothing: a partition was healed lately."""
+        self.calm = True
+        """Nothing has gone wrong so far."""
+        self.lossy = False
+        """Messages may have got lost on connections that held, which no server does: a storm that drops them has begun.
+        What is delivered again for that comes late."""
+        self.doubling = False
+        """Messages may have come twice, as no server sends them: a storm that duplicates them has begun."""
 
     def begin(self, name: str) -> Callable[[], None]:
         """Something befalls it. Returns what is to be called when that is over."""

@@ -1,0 +1,110 @@
+"""The processes of a run, on their stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...loop import VirtualLoop
+from ..actors.coordinators import CoordinatorProcess, Operator
+from ..actors.dispatchers import DispatcherProcess, RouteOperator
+from ..actors.processes import ClientProcess, WorkerProcess
+from ..calls.slots import WorkerModel
+from ..durable.idle import Room
+from ..plan.plan import Plan
+from ..stage.stage import Stage
+
+LOST_FOR_S = 1.5
+"""What befell a worker so long ago may still be the reason why it is said to be lost."""
+
+
+class World(Stage):
+    """Every process of a plan; none has started."""
+
+    def __init__(self, plan: Plan, loop: VirtualLoop, echo: Callable[[str], None] | None = None) -> None:
+        super().__init__(plan, loop, echo)
+        self.workers: dict[str, WorkerProcess] = {}
+        for each in plan.workers:
+            self.workers[each.name] = WorkerProcess(self, each, self.workers)
+        self.displaced: list[WorkerProcess] = []
+        """In whose place others of their ids were started."""
+        self.clients = {name: ClientProcess(self, name) for name in plan.clients}
+        self.coordinators: dict[str, CoordinatorProcess] = {}
+        if plan.gangs is not None:
+            after_s = plan.gangs.starve_after_s
+            self.coordinators = {name: CoordinatorProcess(self, name, after_s) for name in plan.gangs.coordinators}
+        self.operator = Operator(self)
+        self.dispatchers: dict[str, DispatcherProcess] = {}
+        if plan.durable is not None:
+            self.dispatchers = {name: DispatcherProcess(self, name) for name in plan.durable.dispatchers}
+        self.routes = RouteOperator(self)
+
+    # -- stage.Stage ----------------------------------------------------------------------------------------------
+
+    def lives(self, worker: str, instance: str) -> bool:
+        found = self.workers.get(worker)
+        return (
+            found is not None
+            and found.settled
+            and found.worker is not None
+            and found.worker.instance == instance
+            and not self.may_be_lost(worker, self.now())
+        )
+
+    def may_be_lost(self, worker: str, since: float) -> bool:
+        found = self.workers.get(worker)
+        if found is None or any(twin.name == worker for twin in self.displaced):
+            return True  # a gang, which stands for a worker; or one of two that take turns to have the id
+        since -= LOST_FOR_S
+        restarted = found.served_at is None or (found.restarted and found.served_at >= since)
+        return restarted or self.troubles.befell(worker, since)
+
+    def rooms(self) -> list[Room] | None:
+        serving = [each.model for each in self.workers.values() if each.settled and each.model is not None]
+        held = any(token in self.holders for model in serving for token in (lease.token for lease in model.living))
+        if held or self.outcomes.open or self.troubles.lossy:
+            return None
+        pools = {each.node: each.plan.pool for each in self.workers.values()}
+        return [
+            Room(node=model.node, pool=pools[model.node], slots=model.slots - model.running)
+            for model in serving
+            if model.draining_since is None
+        ]
+
+    # -- who is there ---------------------------------------------------------------------------------------------
+
+    def living_models(self, pool: str) -> list[WorkerModel]:
+        """Of the workers of a pool that serve now."""
+        return [each.model for each in self.workers.values() if each.plan.pool == pool and each.model is not None]
+
+    def start_twin(self, first: WorkerProcess) -> None:
+        """Start a second process of its id in its place. No-op if that has happened."""
+        if self.workers[first.name] is not first:
+            return
+        self.workers[first.name] = second = first.twin()
+        self.displaced.append(first)
+        second.start()
+
+    @property
+    def lingering(self) -> list[WorkerProcess]:
+        """Those in whose place others were started, and that have not left."""
+        return [each for each in self.displaced if each.bus is not None and each is not self.workers[each.name]]
+
+    def views_agree(self) -> bool:
+        """Clients know the workers that serve, each in its present epoch."""
+        return not any(self.strangers(client) for client in self.clients.values())
+
+    def strangers(self, client: ClientProcess) -> list[str]:
+        """Workers that a client believes to be in another epoch than they are."""
+        serving = {name: each.worker.core.epoch for name, each in self.workers.items() if each.worker is not None}
+        known = client.epochs()
+        return [name for name, epoch in serving.items() if known.get(name, epoch) != epoch]
+
+    def leading(self) -> CoordinatorProcess | None:
+        """Who leads now, as far as it knows itself; else any that runs."""
+        running = [each for each in self.coordinators.values() if each.bus is not None and not each.frozen]
+        return next((each for each in running if each.leads), running[0] if running else None)
+
+    def holding(self) -> DispatcherProcess | None:
+        """The dispatcher that has most queues now."""
+        running = [each for each in self.dispatchers.values() if each.running]
+        return max(running, key=lambda each: len(each.queues), default=None)

@@ -1,0 +1,361 @@
+"""Where a plan is played: a hub that fails, the clocks and the chance of each process, and the checks that watch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from ....bus.memory.faults import RandomFaults
+from ....bus.memory.server import MemoryServer
+from ....dispatcher.leases.lease import Lease
+from ....dispatcher.leases.selection import Selection, SelectionState
+from ....runtime.clock import Environment
+from ....schemas.names import Names
+from ....schemas.records.workers import Heartbeat
+from ....worker.context.gang_context import GangContext
+from ....worker.context.task_context import TaskContext
+from ....worker.service import Worker
+from ...loop import NodeClock, VirtualLoop, current_node, node_context
+from ..calls.ledger import LedgerWatch
+from ..calls.losses import LossWatch
+from ..calls.outcomes import Outcomes, SimulatedRequest
+from ..calls.slots import WorkerModel
+from ..calls.wire import WireWatch
+from ..durable.idle import Room
+from ..durable.laws import JobWatch
+from ..gangs.members import GangWatch, meeting_value
+from ..gangs.wire import GangWire
+from ..history.checker import Checker
+from ..history.trace import Trace
+from ..history.troubles import SERVER, SILENCE, WEATHER, Troubles, pool_name
+from ..plan.clocks import Machine, draw_machine
+from ..plan.gang_plan import BadStart
+from ..plan.plan import CALM_RATES, Moment, Plan
+from ..tasks.tasks import COSTS, SIM_POOLS, TaskBroke
+from .aimer import Aimer
+
+WALL_S = 1_790_000_000.0
+"""What every wall clock shows at the beginning, but for its own skew."""
+FIRST_PORT = 40_000
+"""Those of rendezvous; nobody listens there."""
+TOLD_S = 1.0
+"""After a server was silent, a worker has tried to write its heartbeat by then."""
+
+
+class Stage(ABC):
+    """The hub that fails, the clocks, and the checks that watch them all.
+
+    Args:
+        plan: what to play.
+        loop: on which it runs; nothing else may run on it.
+        echo: called with each line of the trace as it happens.
+    """
+
+    def __init__(self, plan: Plan, loop: VirtualLoop, echo: Callable[[str], None] | None = None) -> None:
+        self.plan = plan
+        self._planned = {each.name: each for each in plan.workers}
+        self.loop = loop
+        self._began = loop.true_time
+        self._machines: dict[str, Machine] = {}
+        """Of processes whose clocks are their own, by name."""
+        self.quiet = False
+        """Traffic has ended: whatever starts from now on starts well."""
+        self.trace = Trace(self.now, echo)
+        self.over: asyncio.Future[None] = loop.create_future()
+        self.checker = Checker(self.now, self.trace, self._end)
+        self.faults = RandomFaults(random.Random(f"gangline faults {plan.seed}"), CALM_RATES, self._on_fault)
+        self.hub = MemoryServer(ambient=self.ambient("hub"), faults=self.faults)
+        self.names = Names("sim")
+        self.outcomes = Outcomes(self.checker, self.now, self._excuses_doubt, self.may_be_lost, rate=self._rate)
+        self.losses = LossWatch(self.checker, self.lives)
+        self.ledger = LedgerWatch(self.checker, self.now, self.ledger_keys, lambda: self.hub.still)
+        self.models: dict[str, WorkerModel] = {}
+        """Every worker process that ever was, by node."""
+        self.holders: dict[str, tuple[str, Lease | Selection]] = {}
+        """Which process holds a token, and how that one sees it."""
+        self.instances: dict[str, str] = {}
+        """Of every coordinator process that ever was, by node."""
+        self.gangs = GangWatch(
+            self.checker,
+            self.trace,
+            self.now,
+            self.names,
+            instance_of=self.instances.get,
+            frozen=loop.frozen,
+            quiet_for=self.ledger.quiet_for,
+            rate=self._rate,
+        )
+        wire = WireWatch(
+            self.checker,
+            self.trace,
+            self.models.get,
+            lambda: loop.ran,
+            clock=self.now,
+            reached=self._reached,
+            durable=self._durable_sent,
+            durable_reached=lambda sender, job: self.jobs.reached(sender, job),
+        )
+        self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
+        self._tap_gangs()
+        self.troubles = Troubles(self.now)
+        self.jobs = self._watch_jobs()
+        self.context = contextvars.copy_context()
+        """Of no node; for timers that outlive the node that sets them."""
+        self.aims = Aimer(plan, self.names, later=self._later)
+        if plan.durable is not None:
+            self.hub.tap(on_change=self.jobs.ends.on_change, on_stored=self.jobs.on_stored)
+            self.hub.tap(on_change=self.jobs.on_change)
+        if plan.aims:
+            self.hub.tap(on_message=self.aims.on_message, on_change=self.aims.on_change)
+        self._bodies = 0
+
+    def _watch_jobs(self) -> JobWatch:
+        return JobWatch(
+            self.checker,
+            self.trace,
+            self.now,
+            self.hub,
+            self.names,
+            self.plan.durable,
+            self.troubles,
+            quiet_for=self.ledger.quiet_for,
+            drains_for=self._drains_for,
+            rooms=self.rooms,
+        )
+
+    def _drains_for(self, node: str) -> tuple[float, float] | None:
+        model = self.models.get(node)
+        if model is None or model.draining_since is None:
+            return None
+        return self.now() - model.draining_since, model.drain_grace_s
+
+    def _excuses_doubt(self, request: SimulatedRequest) -> bool:
+        """Whether what passed between the caller and the server may have been lost, or late."""
+        client = request.node.partition(".")[0]
+        return any(self.troubles.befell(each, request.begun_at) for each in (client, SERVER, SILENCE, WEATHER))
+
+    def _reached(self, request: str, subject: str) -> None:
+        """A task has reached the server."""
+        name = subject.split(".worker.")[1].split(".")[1]
+        older = self.plan.watched and not self._planned[name].channel
+        self.outcomes.reached(request, heard=older or any(each in self.models for each in self.hub.listeners(subject)))
+
+    def _durable_sent(self, sender: str, node: str, job: str) -> None:
+        self.jobs.sent(sender, node, job)
+
+    def _tap_gangs(self) -> None:
+        if self.plan.gangs is None:
+            return
+        wire = GangWire(
+            self.checker,
+            self.trace,
+            self.names,
+            self.gangs.ledger,
+            coordinates=self.instances.__contains__,
+            told=self.gangs.told,
+        )
+        self.hub.tap(
+            on_message=wire.on_message,
+            on_delivery=wire.on_delivery,
+            on_change=self.gangs.ledger.on_change,
+            on_write=self.gangs.ledger.on_write,
+        )
+
+    def _rate(self, node: str) -> float:
+        return self.loop.clock(node).rate
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.loop.call_later(delay_s, action, context=self.context)
+
+    def _on_fault(self, kind: str, subject: str) -> None:
+        self.trace.note("fault", f"{kind}: {subject}")
+
+    def _end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    # -- what is seen of the processes -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def lives(self, worker: str, instance: str) -> bool:
+        """Whether that process of a worker serves, and nothing has befallen it lately."""
+
+    @abstractmethod
+    def may_be_lost(self, worker: str, since: float) -> bool:
+        """Whether anything befell it since then, or shortly before, for which it may be said to be lost."""
+
+    @abstractmethod
+    def rooms(self) -> list[Room] | None:
+        """What workers have free; None: clients call them, or have leases or selections; or a message may have got lost
+        that no server loses, and comes again after half a minute."""
+
+    # -- for processes --------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the beginning, by no process's clock."""
+        return self.loop.true_time - self._began
+
+    def clock_of(self, node: str) -> Callable[[], float]:
+        """Seconds since the beginning, by that process's clock."""
+        clock, loop = self.loop.clock(node), self.loop
+        began = clock.local(self._began)
+        return lambda: clock.local(loop.true_time) - began
+
+    def give_clock(self, name: str, node: str) -> None:
+        """A process of that name starts as that node."""
+        if self.plan.clocks:
+            exact = self.plan.durable is not None
+            self._machines[name] = machine = draw_machine(self.plan.seed, name, exact=exact)
+            self.loop.set_clock(node, machine.monotonic)
+
+    def ambient(self, node: str, skew_s: float = 0.0) -> Environment:
+        """Chance, names and wall clock of one process."""
+        source = random.Random(f"gangline {self.plan.seed} {node}")
+        prefix = node.replace(".", "_")
+        numbers = iter(range(1, 1 << 62))
+        machine = self._machines.get(node.rpartition(".")[0], _TRUE)
+        return Environment(
+            wall=lambda: WALL_S + skew_s + self.now() + machine.wrong_s(self.now()),
+            random=source,
+            token=lambda: f"{prefix}-{next(numbers)}",
+            port=lambda: FIRST_PORT + next(numbers) % 1000,
+        )
+
+    def ledger_keys(self) -> list[str]:
+        return [entry.key for entry in self.hub.peek(self.names.ledger_bucket)]
+
+    def heartbeats(self) -> dict[str, Heartbeat | None]:
+        """What the ledger shows of each worker, by its name."""
+        found = {
+            entry.key: Heartbeat.model_validate_json(entry.value)
+            for entry in self.hub.peek(self.names.ledger_bucket)
+            if entry.key.startswith("alive.")
+        }
+        return {name: found.get(f"alive.{each.pool}.{name}") for name, each in self._planned.items()}
+
+    def has_id(self, worker: Worker) -> bool:
+        """Whether the ledger says that the worker's id is this process's, and any other could have learnt that."""
+        if self.troubles.befell(SILENCE, self.now() - TOLD_S):
+            return False
+        beat = self.heartbeats()[worker.id.worker]
+        return beat is not None and beat.instance == worker.instance
+
+    def holder_must_distrust(self, token: str, node: str) -> None:
+        """L5: a worker's lease has expired, so its holder must have stopped trusting it. (Not so when a drain cut it
+        short: the holder learns that from the answer to its next use.)"""
+        if token not in self.holders:
+            return
+        owner, holder = self.holders[token]
+        if node_context(owner).run(_trusts, holder):  # by its own clock
+            self.checker.fail("L5", f"{node}: token {token} has expired, and its holder still trusts it: {holder!r}")
+
+    def told_too_late(self, request: SimulatedRequest) -> None:
+        """A client was told that a deadline has passed. (A worker that stood still takes that off the time of
+        what lay in its socket, which may have lain there from the beginning.)"""
+        if not any(self.troubles.befell(name, request.begun_at) for name in self._planned):
+            self.outcomes.too_late(request)
+
+    # -- what task code tells -------------------------------------------------------------------------------------
+
+    def hear(self) -> None:
+        """Note which workers have a heartbeat in the ledger, and which pools a registration."""
+        keys = [key.split(".") for key in self.ledger_keys()]
+        heard = {key[2] for key in keys if key[0] == "alive"} | {pool_name(key[1]) for key in keys if key[0] == "reg"}
+        self.troubles.hear((*self._planned, *map(pool_name, SIM_POOLS)), heard)
+
+    def body_started(self, request: str, cost: int, context: TaskContext) -> int:
+        self._bodies += 1
+        number, node = self._bodies, current_node() or "?"
+        self.trace.note(node, f"{request} begins ({context.method}, token {context.token})")
+        model = self.models[node]
+        deadline_at = self.outcomes.requests[request].deadline_at
+        excused = self.troubles.late
+        self.outcomes.body_started(request, node)
+        if context.method == "items":
+            self.aims.passes(Moment.STREAM)
+        if context.in_gang:
+            self.gangs.starts(number, node, request, context.gang, context.token)
+            if context.method == "rank":
+                self.gangs.runs(request, context.gang)
+        late_s = None if excused else self.now() - deadline_at
+        model.body_started(number, request, COSTS[context.method], context.token, late_s)
+        return number
+
+    def body_ended(self, number: int, request: str, *, returned: bool) -> None:
+        node = current_node() or "?"
+        model = self.models.get(node)
+        if self.loop.is_closed() or model is None or model.dead:
+            return
+        self.trace.note(node, f"{request} {'returns' if returned else 'stops'}")
+        model.body_ended(number)
+        self.gangs.stops(number)
+        if returned:
+            self.outcomes.body_returned(request)
+
+    def job_started(self, request: str, cost: int, context: TaskContext) -> int:
+        self._bodies += 1
+        number, node = self._bodies, current_node() or "?"
+        self.trace.note(node, f"{request} begins as {context.job}, attempt {context.attempt} (token {context.token})")
+        self.hear()
+        self.jobs.body_started(number, node, request, cost, context)
+        self.models[node].body_started(number, request, cost, context.token, None)
+        return number
+
+    def job_ended(self, number: int, how: str) -> None:
+        node = current_node() or "?"
+        model = self.models.get(node)
+        if self.loop.is_closed() or model is None or model.dead:
+            return
+        self.trace.note(node, f"try {number} {how}")
+        model.body_ended(number)
+        self.jobs.body_ended(number, how)
+
+    def rank_arrived(self, request: str, gang: GangContext) -> list[object]:
+        self.gangs.arrives(request, gang)
+        return meeting_value(request, gang.rank, gang.generation)
+
+    def rank_passed(self, request: str, gang: GangContext, values: list[object]) -> None:
+        self.gangs.passes(request, gang, values)
+
+    def hook_started(self, what: str, gang: GangContext) -> int:
+        self._bodies += 1
+        number, node = self._bodies, current_node() or "?"
+        self.trace.note(node, f"{what} of rank {gang.rank} of gang {gang.id}, generation {gang.generation}")
+        if what == "start hook":
+            self.gangs.starts(number, node, what, gang, None)
+            rate = self.plan.gangs.failing_starts if self.plan.gangs is not None else 0.0
+            draw = random.Random(f"gangline start {self.plan.seed} {gang.id} {gang.generation} {gang.rank}").random()
+            if draw < rate:
+                self.gangs.stops(number)
+                raise TaskBroke(f"rank {gang.rank} does not start, by its plan")
+        return number
+
+    async def starts(self, gang: GangContext) -> None:
+        """See tasks.tasks.Observer: members of standing gangs take time, raise or hang, as long as there is traffic."""
+        history = self.gangs.ledger.history.get(gang.id)
+        record = None if history is None else history.formed
+        if self.plan.gangs is None or record is None or record.gangset is None or self.quiet:
+            return
+        starts = self.plan.gangs.starts
+        await asyncio.sleep(starts.takes_s)
+        if starts.version != record.spec.owner or self.quiet:
+            return
+        if starts.bad is BadStart.RAISE:
+            raise TaskBroke(f"rank {gang.rank} does not start, by its plan for {starts.version}")
+        if starts.bad is BadStart.HANG:
+            await asyncio.sleep(1e6)
+
+    def hook_ended(self, number: int) -> None:
+        self.gangs.stops(number)
+
+
+_TRUE = Machine(monotonic=NodeClock())
+
+
+def _trusts(holder: Lease | Selection) -> bool:
+    if isinstance(holder, Lease):
+        return holder.lost is None
+    return holder.state is SelectionState.OPEN and holder.hold.trouble() is None

@@ -1,0 +1,1 @@
+"""What simulated workers run. Imports only: plan."""

@@ -30,7 +30,7 @@ from gangline.coordinator.settings.service import ServiceSettings
 from gangline.dispatcher.calls.call import CallOptions, SubmitOptions
 from gangline.dispatcher.durable.core import task as task_states
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
-from gangline.dispatcher.gangs.gangs import GangOptions
+from gangline.dispatcher.gangs.gang import GangOptions
 from gangline.dispatcher.gateway.gateway import GatewaySettings
 from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.dispatcher.routing.settings import RouterSettings

@@ -11,8 +11,7 @@ from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, InvalidRequest
 from ...schemas.names import Names
 from ..calls.call import CallOptions, ClientOptions, check_names
-from ..gangs.gang import GangAcquisition
-from ..gangs.gangs import GangOptions
+from ..gangs.gang import GangAcquisition, GangOptions
 from ..jobs.storage import TaskStorage
 from ..leases.lease import LeaseAcquisition
 from ..leases.selection import Selection, WorkerChoice

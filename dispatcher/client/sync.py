@@ -21,8 +21,7 @@ from ...schemas.records.jobs import JobEvent, JobProgress
 from ...schemas.records.routes import RouteRecord
 from ...schemas.records.workers import LeaseRecord
 from ..calls.call import ClientOptions
-from ..gangs.gang import Gang
-from ..gangs.gangs import GangOptions
+from ..gangs.gang import Gang, GangOptions
 from ..gangs.members import GangMember
 from ..gangs.owner import OwnedState
 from ..jobs.dead_letters import DeadLetter

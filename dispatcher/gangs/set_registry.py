@@ -245,7 +245,7 @@ class SetRegistry:
     def __repr__(self) -> str:
         return f"SetRegistry({', '.join(self._sets) or 'none'})"
 
-    # -- set_discovery.SetListener -----------------------------------------------------------------------------------
+    # -- SetListener -------------------------------------------------------------------------------------------------
 
     def declared(self, name: str, record: GangSetRecord | None) -> None:
         known = self._sets.get(name)

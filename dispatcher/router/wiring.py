@@ -17,7 +17,7 @@ from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..calls.attempts import AttemptLoop
 from ..calls.call import Call, CallOptions, RequestTelemetry
 from ..calls.fast_path import FastPath
-from ..gangs.gangs import GangClient
+from ..gangs.gang import GangClient
 from ..gangs.members import MemberChannelFactory
 from ..gangs.set_registry import SetRegistry
 from ..leases.fast_path import LeaseFastPath

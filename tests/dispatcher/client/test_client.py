@@ -15,8 +15,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.calls.call import CallOptions, ClientOptions, SubmitOptions
 from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.client.sync import SyncClient, SyncGang, SyncJob, SyncLease, connect_sync
-from gangline.dispatcher.gangs.gang import Gang
-from gangline.dispatcher.gangs.gangs import GangOptions
+from gangline.dispatcher.gangs.gang import Gang, GangOptions
 from gangline.dispatcher.jobs.job import Job
 from gangline.dispatcher.leases.lease import Lease
 from gangline.schemas.deadline import deadline

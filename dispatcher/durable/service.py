@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -16,8 +17,10 @@ from ...runtime.lifecycle import Service
 from ...runtime.tasks import TaskSet
 from ...schemas.messages.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
-from ...telemetry.metrics.durable import QueueLevels
-from ..jobs.storage import TaskStorage
+from ...telemetry.logs import logger_for
+from ...telemetry.metrics.durable import DurableMetrics, QueueLevels
+from ..jobs.storage import TaskStorage, TaskStreams
+from ..router.router import Router
 from ..routing.settings import RouterSettings
 from .operations import DispatcherNatsService, QueueOperations
 from .ownership.endpoint_discovery import EndpointDiscovery
@@ -28,6 +31,8 @@ from .policies.settings import DispatcherSettings
 from .queue.context import DispatcherContext
 from .queue.queue_runner import QueueRunner
 from .queue.stray_sweeper import StraySweeper
+from .workers.failure_detector import DoubtMonitor, WorkerFailureDetector
+from .workers.pool_observer import KnownPools
 
 _GIVEN_UP_AT_ONCE: Final = 64
 """Queues of endpoints that are no more, so many at each look: storage has others to serve, too."""
@@ -94,27 +99,49 @@ class Dispatcher(Service[DispatcherState]):
             name: shown in the ledger as the owner of leases, and to people.
         """
         super().__init__("this dispatcher", DispatcherState)
-        self._context = context = DispatcherContext.wired(
+        self.bus = bus
+        self.names = names = names or Names()
+        self.settings = settings = settings or DispatcherSettings()
+        self.ambient = ambient = ambient or Environment()
+        self.id = ambient.token()
+        """Unique for this object."""
+        self.name = name = name or bus.name
+        self.metrics = DurableMetrics()
+        self._log = log = logger_for("durable", dispatcher=self.id)
+        tasks = tasks or TaskStorage.from_environment()
+        self.router = router = Router(
             bus,
+            names,
+            settings=router_settings,
+            ambient=ambient,
+            bucket=bucket,
+            routes_bucket=tasks.bucket,
+            makes_routes=True,
+            name=name or "gangline-dispatcher",
+        )
+        guard = DoubtMonitor(bus, settings.freeze_after_s)
+        router.exchange.on_gap = guard.cut_off
+        gone_after_s = settings.worker_gone_after_s
+        self._context = DispatcherContext(
+            dispatcher=self.id,
+            name=name,
+            bus=bus,
             names=names,
             settings=settings,
-            tasks=tasks,
-            bucket=bucket,
-            router_settings=router_settings,
             ambient=ambient,
-            name=name,
+            streams=TaskStreams(bus, names, tasks),
+            router=router,
+            routes=router.routes,
+            guard=guard,
+            failure_detector=WorkerFailureDetector(
+                bus, names, router=router, guard=guard, ping_s=settings.ping_s, gone_after_s=gone_after_s, log=log
+            ),
+            known=KnownPools(),
+            metrics=self.metrics,
+            chance=random.Random(ambient.random.getrandbits(64)),
+            log=log,
         )
-        self.bus = bus
-        self.names = context.names
-        self.settings = context.settings
-        self.ambient = context.ambient
-        self.id = context.dispatcher
-        """Unique for this object."""
-        self.name = context.name
-        self.router = context.router
-        self.metrics = context.metrics
-        self._log = context.log
-        self._responder = CountingResponder(bus, context.log)
+        self._responder = CountingResponder(bus, log)
         self._parts: _Parts | None = None
         self._queues: dict[str, QueueRunner] = {}
         self._all_operations: dict[str, QueueOperations] = {}
@@ -123,7 +150,7 @@ class Dispatcher(Service[DispatcherState]):
         self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
         self._started_before = 0
         self._background = TaskSet("dispatcher", self._log)
-        self._grace_s = context.settings.grace_s
+        self._grace_s = settings.grace_s
 
     # -- life -----------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from ...bus.rpc.responder import Responder
 from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import InvalidRequest, InvalidSettings, QueueFull
+from ...schemas.errors.base import InvalidRequest, QueueFull
 from ...schemas.limits import MAX_DEADLINE_S
 from ...schemas.names import Names
 from ...schemas.text import parse_yes_no, plain
@@ -45,7 +45,7 @@ from ..calls.call import CallOptions
 from ..jobs.storage import TaskStorage
 from ..router.router import Router
 from ..routing.policy import Policy
-from ..routing.settings import RouterSettings
+from ..routing.settings import RouterSettings, check_bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +137,7 @@ class GatewaySettings:
     """How long `drain` lets calls finish before it ends them. At least 0."""
 
     def __post_init__(self) -> None:
-        for name, low, high in _BOUNDS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise InvalidSettings(f"{name} is {value!r}, it must be between {plain(low)} and {plain(high)}")
+        check_bounds(self, _BOUNDS)
 
 
 _BOUNDS: Final = (
@@ -332,6 +329,3 @@ class Gateway(Service[GatewayState]):
                 data={"pending": len(self._pending)},
             )
         ]
-
-
-__all__ = ["SERVICE", "Gateway", "GatewaySettings"]

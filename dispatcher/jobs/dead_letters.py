@@ -22,7 +22,7 @@ from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
 from .queries import JobQueries, parse_result
 from .storage import TaskStreams
-from .stored import JobRef
+from .stored import JobRef, header_of, job_of
 
 QUIET_S: Final = 5.0
 """A reader that expects more letters, and got none for so long, was told of some that have gone since."""
@@ -90,7 +90,7 @@ class DeadLetter:
     @property
     def trace(self) -> str | None:
         """`traceparent` of whoever published it."""
-        return _header(self.headers, headers.TRACEPARENT)
+        return header_of(self.headers, headers.TRACEPARENT)
 
     @property
     def arguments(self) -> Any:
@@ -108,21 +108,21 @@ class DeadLetter:
             prefix: of the subjects of tasks.
         """
         fields = message.headers or {}
-        subject = _header(fields, headers.SUBJECT) or ""
+        subject = header_of(fields, headers.SUBJECT) or ""
         endpoint, _, method = subject.removeprefix(prefix).partition(".")
         return cls(
-            job=_header(fields, headers.JOB) or f"dead-{message.sequence}",
+            job=header_of(fields, headers.JOB) or f"dead-{message.sequence}",
             endpoint=endpoint,
             method=method,
-            reason=_header(fields, headers.DEAD_REASON) or "",
-            attempts=_number(_header(fields, headers.ATTEMPTS)),
-            error=_failure(_header(fields, headers.DEAD_ERROR)),
-            dead_at=_moment(_header(fields, headers.DEAD_AT)) or message.at,
+            reason=header_of(fields, headers.DEAD_REASON) or "",
+            attempts=_number(header_of(fields, headers.ATTEMPTS)),
+            error=_failure(header_of(fields, headers.DEAD_ERROR)),
+            dead_at=_moment(header_of(fields, headers.DEAD_AT)) or message.at,
             sequence=message.sequence,
             subject=subject,
             data=message.data,
             headers=dict(fields),
-            tries=_tries(_header(fields, headers.DEAD_TRIES)),
+            tries=_tries(header_of(fields, headers.DEAD_TRIES)),
         )
 
 
@@ -179,7 +179,7 @@ class DeadLetters:
 
     async def _whole(self, letter: DeadLetter) -> DeadLetter:
         """With its body, wherever that is."""
-        stored = _header(letter.headers, headers.DEAD_OBJECT)
+        stored = header_of(letter.headers, headers.DEAD_OBJECT)
         if stored is None or letter.data:
             return letter
         body = await (await self._streams.objects()).get(stored)
@@ -233,7 +233,7 @@ class DeadLetters:
 
     async def _remove(self, letter: DeadLetter) -> None:
         await (await self._streams.dead()).delete(letter.sequence)
-        stored = _header(letter.headers, headers.DEAD_OBJECT)
+        stored = header_of(letter.headers, headers.DEAD_OBJECT)
         if stored is not None:
             await (await self._streams.objects()).delete(stored)
 
@@ -292,9 +292,7 @@ class DeadLetters:
         sequence = buried_sequence(letter.headers)
         tasks = await self._streams.tasks()
         message = None if sequence is None else await tasks.get(sequence)
-        if message is None or message.subject != letter.subject:
-            return
-        if (_header(message.headers or {}, headers.JOB) or str(message.sequence)) == letter.job:
+        if message is not None and message.subject == letter.subject and job_of(message) == letter.job:
             await tasks.delete(message.sequence)
 
     async def _forget_result(self, letter: DeadLetter) -> None:
@@ -316,17 +314,16 @@ class DeadLetters:
             raise JobError(f"job {job!r} is being replayed by someone else", details={"job": job}) from error
 
     def _fields_again(self, letter: DeadLetter) -> dict[str, str]:
-        fields = {
-            name: value
-            for name, value in letter.headers.items()
-            if name.lower() not in _DROPPED and not name.lower().startswith("nats-")
-        }
-        deadline = _header(fields, headers.DEADLINE)
+        dropped = {*_DROPPED, headers.JOB.lower()}
+        deadline = header_of(letter.headers, headers.DEADLINE)
         if deadline is not None and self._passed(deadline):
-            fields = {name: value for name, value in fields.items() if name.lower() != headers.DEADLINE.lower()}
-        fields = {name: value for name, value in fields.items() if name.lower() != headers.JOB.lower()}
+            dropped.add(headers.DEADLINE.lower())
         return {
-            **fields,
+            **{
+                name: value
+                for name, value in letter.headers.items()
+                if name.lower() not in dropped and not name.lower().startswith("nats-")
+            },
             headers.JOB: letter.job,
             headers.MESSAGE_ID: f"replay-{letter.job}-{letter.sequence}",
         }
@@ -339,14 +336,6 @@ class DeadLetters:
             moment = _moment(deadline)
             return moment is not None and moment <= self._ambient.wall()
         return False
-
-
-def _header(fields: Mapping[str, str], name: str) -> str | None:
-    value = fields.get(name)
-    if value is not None:
-        return value
-    wanted = name.lower()
-    return next((text for key, text in fields.items() if key.lower() == wanted), None)
 
 
 def _number(text: str | None) -> int:

@@ -139,11 +139,18 @@ def target_of(message: StreamMessage, names: Names) -> tuple[str, str]:
 
 
 def _is_job(message: StreamMessage, job: str, prefix: str) -> bool:
-    if not message.subject.startswith(prefix):
-        return False
-    return (_named(message.headers or {}) or str(message.sequence)) == job
+    return message.subject.startswith(prefix) and job_of(message) == job
 
 
-def _named(fields: Mapping[str, str]) -> str | None:
-    wanted = headers.JOB.lower()
-    return next((value for name, value in fields.items() if name.lower() == wanted), None)
+def job_of(message: StreamMessage) -> str:
+    """The id of the job whose task this is: its own, or else its sequence."""
+    return header_of(message.headers or {}, headers.JOB) or str(message.sequence)
+
+
+def header_of(fields: Mapping[str, str], name: str) -> str | None:
+    """One header, however it is written."""
+    value = fields.get(name)
+    if value is not None:
+        return value
+    wanted = name.lower()
+    return next((text for key, text in fields.items() if key.lower() == wanted), None)

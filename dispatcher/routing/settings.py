@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import Any, Final
 
 from ...schemas.errors.base import InvalidSettings
 from ...schemas.limits import MAX_DEADLINE_S, MAX_TTL_S
@@ -74,19 +75,13 @@ class RouterSettings:
     """Releases and cancellations kept while disconnected, to be sent on reconnection."""
 
     def __post_init__(self) -> None:
-        for name, low, high in _BOUNDS:
-            value = getattr(self, name)
-            if value is None and name == "default_timeout_s":
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise InvalidSettings(f"{name} is {value!r}, it must be between {plain(low)} and {plain(high)}")
+        check_bounds(self, _BOUNDS)
+        if self.default_timeout_s is not None:
+            check_bounds(self, (("default_timeout_s", 0.001, MAX_DEADLINE_S),))
         if self.backoff_max_s < self.backoff_first_s:
             raise InvalidSettings("backoff_max_s must not be below backoff_first_s")
         if self.probe_max_s < self.probe_first_s:
             raise InvalidSettings("probe_max_s must not be below probe_first_s")
-        for each in fields(self):
-            if each.type == "int" and not isinstance(getattr(self, each.name), int):
-                raise InvalidSettings(f"{each.name} must be a whole number")
 
 
 _BOUNDS: Final = (
@@ -96,7 +91,6 @@ _BOUNDS: Final = (
     ("backoff_max_s", 0.001, 60.0),
     ("saturated_wait_s", 0.0, MAX_DEADLINE_S),
     ("no_workers_wait_s", 0.0, MAX_DEADLINE_S),
-    ("default_timeout_s", 0.001, MAX_DEADLINE_S),
     ("stale_after_s", 1.0, 3600.0),
     ("lost_after_s", 1.0, 3600.0),
     ("unconfirmed_after_s", 1.0, 3600.0),
@@ -110,3 +104,20 @@ _BOUNDS: Final = (
     ("max_shadows", 0, 1_000_000),
     ("max_releases_kept", 0, 10_000_000),
 )
+
+
+def check_bounds(settings: Any, bounds: Iterable[tuple[str, float, float]]) -> None:
+    """
+    Args:
+        bounds: names of fields, with the least and the most that each may be.
+
+    Raises:
+        InvalidSettings: a field is out of its bounds, or no whole number where it is declared as one.
+    """
+    whole = {each.name for each in fields(settings) if each.type == "int"}
+    for name, low, high in bounds:
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise InvalidSettings(f"{name} is {value!r}, it must be between {plain(low)} and {plain(high)}")
+        if name in whole and not isinstance(value, int):
+            raise InvalidSettings(f"{name} is {value!r}, it must be a whole number")

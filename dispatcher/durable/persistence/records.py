@@ -234,19 +234,3 @@ def sendable(given: Mapping[str, str] | None) -> dict[str, str]:
 def moment(wall: float) -> str:
     """RFC 3339, to the millisecond."""
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-__all__ = [
-    "as_told",
-    "dead_event",
-    "dead_headers",
-    "failure_of",
-    "moment",
-    "parse_result",
-    "result_of",
-    "schedule_of",
-    "sendable",
-    "size_of_headers",
-    "target_of",
-    "try_of",
-]

@@ -1,1 +1,1 @@
-"""Order, limits, rates and retries. Pure. Imports only: schemas."""
+"""Order, limits, rates and retries. Pure. Imports only: the settings of routing."""

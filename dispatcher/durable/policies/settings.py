@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final
 
 from ....schemas.errors.base import InvalidSettings
 from ....schemas.limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S, MAX_SLOTS
-from ....schemas.text import plain
+from ...routing.settings import check_bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +70,7 @@ class DispatcherSettings:
     """How long a start waits for storage, in a cluster that holds an election for example. 0 to 600."""
 
     def __post_init__(self) -> None:
-        whole = {each.name for each in fields(self) if each.type == "int"}
-        for name, low, high in _BOUNDS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise InvalidSettings(f"{name} is {value!r}, it must be between {plain(low)} and {plain(high)}")
-            if name in whole and not isinstance(value, int):
-                raise InvalidSettings(f"{name} is {value!r}, it must be a whole number")
+        check_bounds(self, _BOUNDS)
         if self.backoff_max_s < self.backoff_s:
             raise InvalidSettings("backoff_max_s must not be below backoff_s")
         if self.lease_ttl_s >= self.frozen_after_s:

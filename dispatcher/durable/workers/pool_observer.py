@@ -123,6 +123,3 @@ class PoolObserver:
 
     def __repr__(self) -> str:
         return f"PoolObserver({sorted(self._seen)})"
-
-
-__all__ = ["KnownPools", "PoolObserver"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Bus, KeyValue
@@ -30,7 +30,7 @@ from ..routing.policy import Policy, Sticky
 from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
 from ..transport.channel import Outcome
-from .traffic_director import EndpointTarget, TrafficDirector
+from .traffic_director import EndpointTarget
 from .wiring import RouterWiring
 
 _log = logger_for("dispatcher")
@@ -172,7 +172,7 @@ class Router:
         """Run `ENDPOINT.METHOD` on some worker and yield its items; see Client.stream."""
         order = self.order(target, args, kwargs or {}, options, parent=parent)
         with self._observed_routed(order) as (routed_request, span):
-            to = _TaskEndpoint(self, self._traffic, order, routed_request, span)
+            to = self._endpoint(order, routed_request, span)
             try:
                 items = self.caller.stream(order, to, span)
                 async with contextlib.aclosing(items):
@@ -469,7 +469,7 @@ class Router:
                 return await self.caller.run(at, span, tried=tried)
             except RouteChanged:
                 pass  # a route was made while it waited
-        target = _TaskEndpoint(self, self._traffic, order, routed_request, span)
+        target = self._endpoint(order, routed_request, span)
         try:
             return await self.caller.run(target, span)
         finally:
@@ -484,7 +484,11 @@ class Router:
             routed_request.endpoint = order.endpoint
         return PoolTarget(pool, order, routed_request)
 
-    async def target_of(self, order: Call, routed_request: RoutedRequest, span: Span) -> AttemptTarget:
+    def _endpoint(self, order: Call, routed_request: RoutedRequest, span: Span) -> EndpointTarget:
+        """Whoever serves the endpoint of a task."""
+        return EndpointTarget(self._traffic, routed_request, lambda: self._target_of(order, routed_request, span))
+
+    async def _target_of(self, order: Call, routed_request: RoutedRequest, span: Span) -> AttemptTarget:
         """Where the order goes now. Who names a pool means the pool."""
         self.check_open()
         if order.options.pool is not None:
@@ -546,21 +550,6 @@ class Router:
         if dot:
             endpoint, method = split_target(target)
         return options.pool or check_name(endpoint, "pool"), method or None
-
-
-class _TaskEndpoint(EndpointTarget):
-    """Whoever serves the endpoint of a task."""
-
-    def __init__(
-        self, router: Router, traffic: TrafficDirector, order: Call, routed_request: RoutedRequest, span: Span
-    ) -> None:
-        super().__init__(traffic, routed_request)
-        self._router = router
-        self._order = order
-        self._span = span
-
-    def find(self) -> Coroutine[Any, Any, AttemptTarget]:
-        return self._router.target_of(self._order, self.routed_request, self._span)
 
 
 def _check_slots(slots: int | None) -> None:

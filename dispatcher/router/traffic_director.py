@@ -7,7 +7,7 @@ Nearly all requests are to endpoints without a route; they find their pool by on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...schemas.errors.base import ClosedError, GanglineError, NoWorkers
@@ -44,25 +44,30 @@ class EndpointTarget(AttemptTarget):
     """Whoever serves an endpoint now: another pool when its route changes, or when a pool of it has no workers."""
 
     def __init__(
-        self, traffic: TrafficDirector, routed_request: RoutedRequest, at: AttemptTarget | None = None
+        self,
+        traffic: TrafficDirector,
+        routed_request: RoutedRequest,
+        find: Callable[[], Awaitable[AttemptTarget]],
+        at: AttemptTarget | None = None,
     ) -> None:
-        """`at`: who serves it, if that is known."""
+        """
+        Args:
+            find: tells who serves it.
+            at: who does, if that is known.
+        """
         self.routed_request = routed_request
         self._traffic = traffic
+        self._find = find
         self._at = at
 
     @property
     def uncertain(self) -> bool:
         return self.routed_request.uncertain is not None
 
-    async def find(self) -> AttemptTarget:
-        """Who serves it."""
-        raise NotImplementedError
-
     async def place(self, fate: TryOutcome | None) -> AttemptTarget:
         while True:
             if self._at is None:
-                self._at = await self.find()
+                self._at = await self._find()
             try:
                 return self._at.place_nowait(fate) or await self._at.place(fate)
             except RouteChanged:
@@ -289,7 +294,7 @@ class EndpointReserver:
         self._caller = caller
         self._reserver = reserver
         self._fast_path = fast_path
-        self.traffic = traffic
+        self._traffic = traffic
         self._following = following
         self._sets = sets
         self._check_open = check_open
@@ -339,7 +344,7 @@ class EndpointReserver:
         wanted = SlotRequest(routed_request, self._fast_path.terms.ttl_s, ReserveFlag.SINGLE_USE, None)
         at = ReserveTarget(self._reserver, asked.pool, wanted)
         at.worker = asked.worker
-        return await self._somewhere(_HeldEndpoint(self, endpoint, wanted, _DEFAULTS, at=at), tried=(at, fate))
+        return await self._somewhere(endpoint, wanted, _DEFAULTS, tried=(at, fate))
 
     async def reserve(
         self,
@@ -374,9 +379,9 @@ class EndpointReserver:
             max_attempts=options.max_attempts or self._max_attempts,
             queue=options.queue,
         )
-        target = _HeldEndpoint(self, endpoint, SlotRequest(routed_request, ttl_s, flags, deadline), options, sets=sets)
+        asked = SlotRequest(routed_request, ttl_s, flags, deadline)
         with tracer.span("gangline.reserve", kind="client", attributes={"gangline.pool": endpoint}) as span:
-            hold = await self._somewhere(target)
+            hold = await self._somewhere(endpoint, asked, options, sets=sets)
             span.set(gangline__worker=str(hold.worker.id), gangline__pool=hold.pool.name)
         return self._held(hold)
 
@@ -394,51 +399,35 @@ class EndpointReserver:
             raise
 
     async def _somewhere(
-        self, target: _HeldEndpoint, tried: tuple[AttemptTarget, TryOutcome] | None = None
-    ) -> HeldSlots:
-        """`tried`: a first try, made elsewhere, that came to nothing."""
-        try:
-            hold: HeldSlots = await self._caller.run(target, tried=tried)
-            hold.endpoint = target.endpoint
-            return hold
-        finally:
-            target.over()
-
-    async def target(self, of: _HeldEndpoint) -> AttemptTarget:
-        """A pool (or standing set) of an endpoint's route, or the pool that the options name, to hold slots of."""
-        self._check_open()
-        endpoint, asked = of.endpoint, of.asked
-        pool: RoutedPool | StandingSetRouter
-        if of.options.pool is None:
-            pool = await self.traffic.find(endpoint, asked.routed_request, asked.deadline)
-        else:
-            routed = await self._sets.find_if_permitted(endpoint, asked.deadline) if of.sets else None
-            pool = routed or await self._following.get(endpoint, asked.deadline)
-        if isinstance(pool, StandingSetRouter):
-            return pool.reserve_target(self._reserver, asked)
-        return ReserveTarget(self._reserver, pool, asked)
-
-
-class _HeldEndpoint(EndpointTarget):
-    """Slots of whoever serves an endpoint."""
-
-    def __init__(
         self,
-        reserving: EndpointReserver,
         endpoint: str,
         asked: SlotRequest,
         options: CallOptions,
         *,
         sets: bool = False,
-        at: AttemptTarget | None = None,
-    ) -> None:
-        """See EndpointReserver.reserve."""
-        super().__init__(reserving.traffic, asked.routed_request, at)
-        self.endpoint = endpoint
-        self.asked = asked
-        self.options = options
-        self.sets = sets
-        self._reserving = reserving
+        tried: tuple[AttemptTarget, TryOutcome] | None = None,
+    ) -> HeldSlots:
+        """`tried`: a first try, made elsewhere, that came to nothing."""
+        at = None if tried is None else tried[0]
+        target = EndpointTarget(
+            self._traffic, asked.routed_request, lambda: self._target(endpoint, asked, options, sets), at
+        )
+        try:
+            hold: HeldSlots = await self._caller.run(target, tried=tried)
+            hold.endpoint = endpoint
+            return hold
+        finally:
+            target.over()
 
-    def find(self) -> Coroutine[Any, Any, AttemptTarget]:
-        return self._reserving.target(self)
+    async def _target(self, endpoint: str, asked: SlotRequest, options: CallOptions, sets: bool) -> AttemptTarget:
+        """A pool (or standing set) of an endpoint's route, or the pool that the options name, to hold slots of."""
+        self._check_open()
+        pool: RoutedPool | StandingSetRouter
+        if options.pool is None:
+            pool = await self._traffic.find(endpoint, asked.routed_request, asked.deadline)
+        else:
+            routed = await self._sets.find_if_permitted(endpoint, asked.deadline) if sets else None
+            pool = routed or await self._following.get(endpoint, asked.deadline)
+        if isinstance(pool, StandingSetRouter):
+            return pool.reserve_target(self._reserver, asked)
+        return ReserveTarget(self._reserver, pool, asked)

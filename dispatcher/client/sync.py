@@ -357,10 +357,6 @@ class SyncClient(OwningProxy[Client]):
         Client.gang."""
         return SyncGangAcquisition(self._thread, self._target.gang(**wanted))
 
-    def statistics(self) -> dict[str, Any]:
-        """What this client knows and does: pools with workers and queues, requests in flight, slots held."""
-        return self._thread.call(self._target.statistics)
-
     def submit(self, target: str, /, *args: Any, **kwargs: Any) -> SyncJob:
         """Submit a durable task: it runs now or later, even if this process exits. Returns when it is stored. See
         Client.submit."""
@@ -398,6 +394,10 @@ class SyncClient(OwningProxy[Client]):
     def drop(self, job: str | DeadLetter) -> None:
         """Delete a dead letter. See Client.drop."""
         self._thread.run(self._target.drop(job))
+
+    def statistics(self) -> dict[str, Any]:
+        """What this client knows and does: pools with workers and queues, requests in flight, slots held."""
+        return self._thread.call(self._target.statistics)
 
     def workers(self, pool: str | None = None) -> list[WorkerInfo]:
         """Living workers of one pool, or of all, by name. See Client.workers."""

@@ -15,9 +15,7 @@ from ..telemetry.metrics.router_and_worker import WorkerMetrics
 from .execution.executor_registry import ExecutorRegistry
 from .execution.runner import TaskRunner
 from .gangs.server import GangServer
-from .ledger.audit_journal import AuditJournal, JournalSink
-from .ledger.core_driver import CoreDriver
-from .ledger.lease_service import LeaseService
+from .ledger.core_driver import AuditJournal, CoreDriver, JournalSink, LeaseService
 from .ledger.ledger_writer import LedgerWriter
 from .registration.description import WorkerDescription, WorkerIdentity, worker_service
 from .registration.registrar import Registrar, WorkerEvent

@@ -18,7 +18,7 @@ from ..schemas.names import CHANNEL_CHARS, Names, WorkerId
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
 from ..telemetry.logs import logger_for
-from .ledger.audit_journal import JournalSink
+from .ledger.core_driver import JournalSink
 from .ledger.ledger_writer import LedgerStatistics
 from .ledger.settings import WorkerSettings
 from .pool.health import HealthWatch
@@ -96,7 +96,7 @@ class Worker(Service[WorkerState]):
             names: the namespace; `gangline` if not given.
             settings: see WorkerSettings.
             ambient: wall clock, randomness and tokens; the system's if not given.
-            journal: takes one record for each thing that happens to a slot; see worker.ledger.audit_journal.
+            journal: takes one record for each thing that happens to a slot; see worker.ledger.core_driver.
         """
         settings, ambient = settings or WorkerSettings(), ambient or Environment()
         self.id = WorkerId(pool.name, settings.worker_name(ambient))

@@ -100,8 +100,6 @@ class ModelCache:
 
     def done_with(self, context: TaskContext) -> None:
         """The task ended: its model may make room now. Nothing if it used none."""
-        if not self.pinned:
-            return
         entry = self.pinned.pop(context, None)
         if entry is not None:
             self._unpin(entry)

@@ -1,22 +1,115 @@
 """The core's bookkeeper: after each decision it tells the ledger, the journal and the metrics, and keeps one timer.
 
-The core decides and remembers; this is where its decisions reach the outside, in one place for every path.
+The core decides and remembers; this is where its decisions reach the outside, in one place for every path. Leases are
+granted, recorded and renewed here for routers and for requesters in other languages alike.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from ...runtime.clock import Environment
+from ...runtime.tasks import TaskSet
+from ...schemas.errors.base import (
+    Draining,
+    GanglineError,
+    InvalidRequest,
+    LeaseBusy,
+    LeaseExpired,
+    Saturated,
+    StaleEpoch,
+    Unavailable,
+    UnknownToken,
+)
+from ...schemas.errors.gangs import GangEnded
 from ...schemas.names import WorkerId
 from ...schemas.records.workers import LeaseRecord
+from ...schemas.text import count_of
+from ...schemas.wire.frames import Reason
 from ...telemetry.metrics.router_and_worker import WorkerMetrics
 from ..slots.admission_core import AdmissionCore
-from ..slots.lease_table import LeaseChange, LeaseTransition, TaskRecord
+from ..slots.lease_table import (
+    GrantedLease,
+    LeaseChange,
+    LeaseTransition,
+    Refusal,
+    RequestId,
+    RouterHistory,
+    TaskRecord,
+)
 from ..slots.limiter import CapacityWaiters
-from .audit_journal import AuditJournal
 from .ledger_writer import DesiredState, LedgerWriter
+from .settings import WorkerSettings
+
+JournalSink = Callable[[dict[str, Any]], None]
+"""Takes one record; must not block and must not raise."""
+
+_EVENTS = {
+    LeaseTransition.GRANT: "grant",
+    LeaseTransition.USE: "use",
+    LeaseTransition.RELEASE: "release",
+    LeaseTransition.EXPIRE: "expire",
+    LeaseTransition.DROP: "drop",
+    LeaseTransition.TEARDOWN: "release",
+}
+"""Renewals are left out: they move no slot."""
+
+
+class AuditJournal:
+    """One line of facts for each thing that happened to a worker's slots, for checkers and for people. Law L1 is
+    checked from it after the fact: each record carries the slots as they were at that instant.
+
+    Writes records `{"t", "event", "worker", "epoch", "running", "reserved", "total", ...}` into a sink.
+
+    Events: start, end (a task; of a durable one with job, endpoint and attempt); attach (one more request hears how a
+    job ends); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed); reject; epoch,
+    resize, drain, leave (the worker); hold, unhold, keep, form, teardown, stopped (a gang; its seats are leases that
+    name it, granted when it forms; subleases name it and the token of their `seat`, whose slots they have). `t` is Unix
+    time in seconds.
+    """
+
+    __slots__ = ("_ambient", "_core", "_sink", "_worker", "enabled")
+
+    def __init__(self, sink: JournalSink | None, worker: WorkerId, core: AdmissionCore, ambient: Environment) -> None:
+        self._sink = sink
+        self._worker = str(worker)
+        self._core = core
+        self._ambient = ambient
+        self.enabled = sink is not None
+
+    def write(self, event: str, **facts: object) -> None:
+        """Record one event, with the slots as they are now. Nothing happens without a sink."""
+        if self._sink is None:
+            return
+        load = self._core.load
+        self._sink(
+            {
+                "t": self._ambient.wall(),
+                "event": event,
+                "worker": self._worker,
+                "epoch": self._core.epoch,
+                "running": load.running,
+                "reserved": load.reserved,
+                "total": load.total,
+                **facts,
+            }
+        )
+
+    def lease(self, change: LeaseTransition, lease: GrantedLease) -> None:
+        """Record what became of a lease; a grant with its terms, so that a reader can keep books of its own."""
+        event = _EVENTS.get(change)
+        if change is LeaseTransition.GRANT:
+            seat: dict[str, object] = {} if lease.gang is None else {"gang": lease.gang}
+            if lease.seat is not None:
+                seat = {"gang": lease.seat.gang, "seat": lease.seat.token}
+            self.write(
+                "grant", token=lease.token, slots=lease.slots, single_use=lease.single_use, ttl_s=lease.ttl_s, **seat
+            )
+        elif event is not None:
+            self.write(event, token=lease.token)
+
 
 _GRANT, _RENEW, _EXPIRE = LeaseTransition.GRANT, LeaseTransition.RENEW, LeaseTransition.EXPIRE
 
@@ -92,7 +185,7 @@ class CoreDriver:
         if self._collecting:
             return
         self.tell()
-        if self.on_gangs is not None and self.core.gangs.busy:
+        if self.on_gangs is not None and any(self.core.gangs.present):
             self.on_gangs()
         self._arm()
         if self.waiters:
@@ -105,7 +198,7 @@ class CoreDriver:
         core = self.core
         if self._collecting:
             return
-        if core.changes or core.draining or core.gangs.busy:
+        if core.changes or core.draining or any(core.gangs.present):
             self.after()
         elif self.waiters:
             self._invite()
@@ -198,3 +291,177 @@ class CoreDriver:
         self.after()
         for record in overdue.tasks:
             self.on_overdue(record)
+
+
+REASONS = {
+    Refusal.FULL: Reason.FULL,
+    Refusal.DRAINING: Reason.DRAINING,
+    Refusal.STALE: Reason.STALE,
+    Refusal.EXPIRED: Reason.EXPIRED,
+}
+"""Refusals that a router meets by going elsewhere: answered as REJECTED. The others are errors."""
+
+
+def error_of(
+    refusal: Refusal, *, worker: str, slots: int = 0, total: int = 0, token: str | None = None
+) -> GanglineError:
+    """The error for a refusal of the core, as it is called on the wire.
+
+    Args:
+        refusal: of the core.
+        worker: who refuses, for people.
+        slots: how many were asked for.
+        total: how many the worker has.
+        token: the lease's, if one was named; the text shows its start only.
+    """
+    shown = f"{(token or '')[:8]}..."
+    match refusal:
+        case Refusal.TOO_LARGE:
+            return InvalidRequest(f"{slots} slots were asked for and worker {worker} has {total}: ask for fewer")
+        case Refusal.LEASE_TOO_SMALL:
+            return InvalidRequest(
+                f"the task costs {count_of(slots, 'slot')}, more than lease {shown} has: reserve that many"
+            )
+        case Refusal.LEASE_EXPIRED:
+            return LeaseExpired(f"lease {shown} of worker {worker} ran out: reserve again, and renew in time")
+        case Refusal.LEASE_STALE:
+            return StaleEpoch(f"lease {shown} is of an earlier epoch of worker {worker}, and void: reserve again")
+        case Refusal.LEASE_USED:
+            return UnknownToken(f"lease {shown} of worker {worker} was used up or released: reserve again")
+        case Refusal.UNKNOWN_TOKEN:
+            return UnknownToken(f"worker {worker} knows no lease {shown}: reserve one first")
+        case Refusal.LEASE_BUSY:
+            return LeaseBusy(f"all slots of lease {shown} are in use: wait for a task to end, or lease more slots")
+        case Refusal.GANG_OVER:
+            return GangEnded(f"the gang of seat {shown} of worker {worker} was torn down: ask for its next generation")
+        case Refusal.FULL:
+            return Saturated(f"worker {worker} has not {count_of(slots, 'free slot')} now: try another, or later")
+        case Refusal.DRAINING:
+            return Draining(f"worker {worker} is leaving: try another")
+        case Refusal.STALE:
+            return StaleEpoch(f"worker {worker} has a newer epoch: read its registration again")
+        case Refusal.EXPIRED:
+            return LeaseExpired("the request's time was over, or it was withdrawn, before it arrived: nothing started")
+
+
+class LeaseService:
+    """The core's lease decisions with the worker's bounds and tokens, and with the ledger for `sync`."""
+
+    def __init__(self, driver: CoreDriver, settings: WorkerSettings) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._recording: dict[str, asyncio.Task[int]] = {}
+        """Writes of `sync` leases that are under way, by token: a repeated request waits for the same one."""
+        self._recorded: set[str] = set()
+        """Living `sync` leases whose fence is their revision."""
+        self._background = TaskSet("sync grant")
+        """Answers that wait for the ledger, oldest first."""
+
+    def reserve(
+        self,
+        sender: RouterHistory,
+        rid: RequestId | None,
+        *,
+        slots: int,
+        ttl_s: float,
+        claim_s: float,
+        single_use: bool,
+        owner: str,
+        seat: str | None = None,
+        now: float,
+    ) -> GrantedLease | Refusal:
+        """See AdmissionCore.reserve.
+
+        Raises:
+            InvalidRequest: longer than this worker allows.
+        """
+        settings = self._settings
+        if ttl_s > settings.max_lease_ttl_s:
+            raise InvalidRequest(f"ttl of {ttl_s:g} s: this worker leases for {settings.max_lease_ttl_s:g} s at most")
+        if claim_s > max(settings.max_claim_s, min(ttl_s, settings.max_lease_ttl_s)):
+            raise InvalidRequest(
+                f"claim timeout of {claim_s:g} s: this worker waits {settings.max_claim_s:g} s at most"
+            )
+        return self._driver.core.reserve(
+            sender,
+            rid,
+            slots=slots,
+            ttl_s=ttl_s,
+            claim_s=claim_s,
+            single_use=single_use,
+            owner=owner,
+            token=self._driver.ambient.token(),
+            seat=seat,
+            now=now,
+        )
+
+    def recorded(self, lease: GrantedLease) -> bool:
+        """Whether a `sync` lease has its revision for a fence already."""
+        return lease.token in self._recorded
+
+    def in_background(self, answering: Coroutine[None, None, None]) -> None:
+        """Run what answers a request once its lease is recorded."""
+        self._background.start(answering)
+
+    async def record(self, token: str) -> GrantedLease | None:
+        """Write a lease to the ledger; its fence is then the revision. None: it ended meanwhile.
+
+        Raises:
+            GanglineError: storage did not take it; the lease is released.
+        """
+        driver = self._driver
+        ledger = driver.ledger
+        assert ledger is not None
+        writing = self._recording.get(token)
+        if writing is None:
+            if token in driver.core.leases:
+                # In the record 0 says: the revision of this entry itself, which is not known before it is written.
+                driver.core.set_fence(driver.core.leases[token], 0)
+            writing = self._recording[token] = asyncio.get_running_loop().create_task(ledger.write_now(token))
+            writing.add_done_callback(lambda _: self._recording.pop(token, None))
+        try:
+            revision = await asyncio.shield(writing)
+        except LookupError:
+            return None
+        except Exception as error:
+            # Whatever it was, the caller gets an answer, and no slot.
+            driver.core.release(driver.core.sender(OPERATIONS, driver.now()), None, token, driver.now())
+            driver.after()
+            if isinstance(error, GanglineError):
+                raise
+            raise Unavailable(f"the lease could not be written to the ledger ({type(error).__name__})") from error
+        lease = driver.core.leases.get(token)
+        if lease is None or lease.due_at <= driver.now():
+            return None
+        if token not in self._recorded:
+            self._recorded = {known for known in self._recorded if known in driver.core.leases}
+            self._recorded.add(token)
+            driver.core.set_fence(lease, revision)
+        return lease
+
+    def renew(self, token: str, ttl_s: float | None, now: float) -> float:
+        """Renew; returns the seconds that the lease has now.
+
+        Raises:
+            InvalidRequest: longer than this worker allows.
+            LeaseError: it is not there (any more).
+        """
+        if ttl_s is not None and ttl_s > self._settings.max_lease_ttl_s:
+            raise InvalidRequest(
+                f"ttl of {ttl_s:g} s: this worker leases for {self._settings.max_lease_ttl_s:g} s at most"
+            )
+        left_s = self._driver.core.renew(token, ttl_s, now)
+        if isinstance(left_s, Refusal):
+            raise error_of(left_s, worker=str(self._driver.worker), token=token)
+        return left_s
+
+    async def stop(self) -> None:
+        """Give up what waits for the ledger. Idempotent."""
+        tasks = [*self._background, *self._recording.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+OPERATIONS = ""
+"""The sender under which requests of other languages are remembered; no router can have this name."""

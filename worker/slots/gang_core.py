@@ -55,9 +55,6 @@ class SlotReservations:
         self.by_gang: dict[str, SlotReservation] = {}
         """Oldest first."""
 
-    def __bool__(self) -> bool:
-        return bool(self.by_gang)
-
     def __len__(self) -> int:
         return len(self.by_gang)
 
@@ -152,7 +149,7 @@ class WorkerGangCore:
     """Holds, members and what is leaving, of one worker. A part of AdmissionCore; made by it."""
 
     __slots__ = ("_cut_at", "_leases", "_limiter", "_past", "draining", "holds", "keeps", "leaving",
-                 "lingers", "members", "voided")  # fmt: skip
+                 "lingers", "members", "present", "voided")  # fmt: skip
 
     def __init__(self, limiter: SlotLimiter, leases: LeaseTable, *, keep_s: float, keep: int) -> None:
         self._limiter = limiter
@@ -167,6 +164,8 @@ class WorkerGangCore:
         self.keeps = SlotReservations(limiter)
         self.voided: list[LocalMember] = []
         """Ended by a new epoch, to be reported; taken by whoever drives the core."""
+        self.present = (self.holds, self.members, self.leaving, self.keeps.by_gang, self.voided)
+        """`any(present)`: there is anything at all."""
         self.draining = False
         self.lingers = False
         """Hooks run at the end of seats: their idle slots are free only after that."""
@@ -180,11 +179,6 @@ class WorkerGangCore:
     def holding(self) -> bool:
         """Something is held that is neither a lease nor a task."""
         return bool(self.holds or self.leaving)
-
-    @property
-    def busy(self) -> bool:
-        """There is anything at all."""
-        return bool(self.holds or self.members or self.leaving or self.keeps or self.voided)
 
     @property
     def reserved(self) -> int:
@@ -512,7 +506,8 @@ class WorkerGangCore:
 
     def take_voided(self) -> list[LocalMember]:
         """Members that a new epoch ended, since the last call."""
-        voided, self.voided = self.voided, []
+        voided = self.voided.copy()
+        self.voided.clear()
         return voided
 
     # -- time -----------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from ..context.task_context import report_to, stop
 from ..execution.executor_registry import ExecutorRegistry
 from ..execution.executors.stepper import Stepper
 from ..execution.runner import RunContext, TaskRun, TaskRunner
-from ..ledger.core_driver import CoreDriver
-from ..ledger.lease_service import REASONS, LeaseService, error_of
+from ..ledger.core_driver import REASONS, CoreDriver, LeaseService, error_of
 from ..pool.pool import BoundCall, CancelReason, DeclaredTask, Outcome, Pool
 from ..slots.lease_table import WITHDRAWN, GrantedLease, Refusal, RouterHistory, TaskRecord
 from .answer_batcher import AnswerBatcher, FrameResponder, error_frame
@@ -334,7 +333,7 @@ class FrameServer:
             self._repeated(sender, caller, task_id)
             return
         job: JobName | None = None
-        if meta is not None or flags >= _ATTACH:
+        if flags >= _ATTACH or (meta is not None and meta.get("job") is not None):
             job, answered = self._job(sender, caller, frame, stale, now)
             if answered:
                 return

@@ -25,8 +25,7 @@ from ...schemas.wire import headers
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import Log
 from ..execution.runner import TaskRun, TaskRunner
-from ..ledger.core_driver import CoreDriver
-from ..ledger.lease_service import OPERATIONS, REASONS, LeaseService, error_of
+from ..ledger.core_driver import OPERATIONS, REASONS, CoreDriver, LeaseService, error_of
 from ..pool.pool import Outcome, Pool
 from ..slots.lease_table import WITHDRAWN, GrantedLease, Refusal
 

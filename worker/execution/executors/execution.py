@@ -275,7 +275,9 @@ class TaskExecution:
             self._timer.cancel()
         if not self.inner:
             end(self.context)
-            self._site.scope.models.done_with(self.context)
+            models = self._site.scope.models
+            if models.pinned:
+                models.done_with(self.context)
         try:
             self._on_done(outcome)
         except Exception:

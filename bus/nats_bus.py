@@ -15,11 +15,10 @@ from .jetstream.api import JetStreamApi
 from .jetstream.stream import NatsStream
 from .jetstream.wire import check_stream, stream_configuration
 from .key_value.bucket import NatsKeyValue
-from .nats_client.client import BufferedNatsClient
+from .nats_client.client import BufferedNatsClient, NatsSubscription
 from .nats_client.connect import open_client
 from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication
 from .nats_client.request_reply import ReplyMultiplexer
-from .nats_client.subscription import NatsSubscription
 from .object_store import StreamObjectStore, object_stream
 from .port.bus import (
     Answered,

@@ -29,8 +29,6 @@ MAX_DEADLINE_S: Final = 30 * 86_400.0
 MAX_DEPTH: Final = 64
 """Deepest nesting of lists and maps in a body; `[[]]` is two levels deep."""
 
-FRAME_OVERHEAD_BYTES: Final = 512
-"""Part of `max_payload` that is reserved for headers and the envelope of one frame."""
 MAX_CHECKED: Final = 10_000
 """Maximum number of task ids in the CHECKs of one message: the worker spends some microseconds on each, without a
 break."""

@@ -39,8 +39,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "telemetry": ("setup", "metrics", "tracing", "logs"),
     "runtime": (
-        *("lifecycle", "loop_thread", "failure_detector", "tasks", "backoff", "timeouts", "timers"),
-        *("state_machine", "clock"),
+        *("lifecycle", "loop_thread", "failure_detector", "tasks", "backoff", "timers", "state_machine", "clock"),
     ),
     "bus": (
         *("embedded", "lifecycle", "memory", "nats_bus", "object_store", "key_value", "jetstream", "streams"),

@@ -10,7 +10,7 @@ from ..bus.lifecycle.process import run_until_left
 from ..bus.lifecycle.startup import StartPatience
 from ..bus.port.bus import Bus
 from ..bus.port.types import Subscription
-from ..bus.rpc.listening import listen
+from ..bus.rpc.responder import listen
 from ..runtime.clock import Environment
 from ..runtime.lifecycle import Service
 from ..schemas.errors.base import ClosedError, WorkerIdTaken, WorkerUnhealthy

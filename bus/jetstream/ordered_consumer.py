@@ -14,7 +14,7 @@ from .resubscriber import Resubscriber
 from .wire import SECOND_NS, delivered_message
 
 if TYPE_CHECKING:
-    from ..nats_client.subscription import NatsSubscription
+    from ..nats_client.client import NatsSubscription
     from .stream_admin import StreamOwner
 
 log = logging.getLogger("gangline.bus")

@@ -14,7 +14,7 @@ from .stream_admin import StreamOwner
 from .wire import ACK_PREFIX, SECOND_NS, ack_subject, consumer_configuration, consumer_state, delivered_message
 
 if TYPE_CHECKING:
-    from ..nats_client.subscription import NatsSubscription
+    from ..nats_client.client import NatsSubscription
     from .transport import Transport
 
 CONSUMER_EXISTS: Final = (10148, 10105, 10013)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...schemas.errors.base import Disconnected
 from ..port.bus import ConnectionEvent, NotPermitted, StorageUnavailable
-from ..streams.consumer_limit import TOO_MANY_CONSUMERS, UNLIMITED
 from .api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
+from .wire import TOO_MANY_CONSUMERS, UNLIMITED
 
 if TYPE_CHECKING:
     from .transport import Transport

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError
-from ..nats_client.subscription import NatsSubscription
+from ..nats_client.client import NatsSubscription
 from ..port.bus import Bus, Handler, Message
 from .api import JetStreamApi
 

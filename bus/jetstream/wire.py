@@ -11,7 +11,15 @@ from typing import Any, Final
 from ...schemas.errors.base import InvalidName, InvalidSettings
 from ..nats_client.protocol import decode_headers
 from ..port.bus import ConsumerSettings, ConsumerState, Message, Retention, StreamMessage, StreamSettings
-from ..streams.consumer_limit import MAX_CONSUMERS
+
+MAX_CONSUMERS: Final = 1_000_000
+"""In the configuration of each stream that we make. Without a number (-1) a server has a limit of its own, 1000 from
+version 2.15 on; and each queue of tasks is a consumer, and so is each watch of a bucket."""
+UNLIMITED: Final = -1
+"""For an account that may have fewer: its own limit holds."""
+TOO_MANY_CONSUMERS: Final = 10026
+"""The server's number for it."""
+
 
 SECOND_NS: Final = 1_000_000_000
 ACK_PREFIX: Final = "$JS.ACK."

@@ -18,7 +18,7 @@ from .wire import StoredEntry, write_headers
 from .writer import NO_LEADER_S, conflict, revision_of
 
 if TYPE_CHECKING:
-    from .owner import BucketOwner
+    from .wire import BucketOwner
 
 MAX_WRITES: Final = 1000
 _BATCH_ID: Final = "Nats-Batch-Id"

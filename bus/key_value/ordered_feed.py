@@ -16,8 +16,8 @@ from ..port.bus import Message
 from .wire import StoredEntry
 
 if TYPE_CHECKING:
-    from ..nats_client.subscription import NatsSubscription
-    from .owner import BucketOwner
+    from ..nats_client.client import NatsSubscription
+    from .wire import BucketOwner
 
 _SECOND_NS: Final = 1_000_000_000
 _HEARTBEAT_S: Final = 1.0

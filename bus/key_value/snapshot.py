@@ -17,7 +17,7 @@ from .wire import StoredEntry
 from .writer import NO_LEADER_S
 
 if TYPE_CHECKING:
-    from .owner import BucketOwner
+    from .wire import BucketOwner
 
 _MOST_DIRECT: Final = 1024
 _RETRY_S: Final = 0.05

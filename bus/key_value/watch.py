@@ -13,7 +13,7 @@ from .ordered_feed import OrderedFeed, OrderedMessage
 from .wire import StoredEntry
 
 if TYPE_CHECKING:
-    from .owner import BucketOwner
+    from .wire import BucketOwner
 
 log = logging.getLogger("gangline.bus")
 

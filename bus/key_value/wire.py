@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ...schemas.errors.base import InvalidName, InvalidSettings
+from ..jetstream.transport import Transport
+from ..jetstream.wire import MAX_CONSUMERS
 from ..nats_client.protocol import decode_headers
 from ..port.bus import BucketSettings, KvEntry, KvOperation, KvWrite
-from ..streams.consumer_limit import MAX_CONSUMERS
 
 _SECOND_NS: Final = 1_000_000_000
 MARKER_TTL_S: Final = 10
@@ -147,3 +149,24 @@ def stored_from_api(prefix: str, message: Mapping[str, Any]) -> StoredEntry:
         revision=int(message["seq"]),
         headers=decode_headers(block) if block else {},
     )
+
+
+class BucketOwner(Protocol):
+    """Implemented by NatsKeyValue; more is told there."""
+
+    name: str
+    bus: Transport
+    stream: str
+    prefix: str
+    unsure_batches: deque[str]
+
+    @property
+    def made(self) -> bool: ...
+
+    async def ensure(self, *, look: bool = False) -> bool: ...
+
+    async def restore(self, timeout_s: float) -> bool: ...
+
+    async def vanished(self) -> bool: ...
+
+    async def stored(self, key: str) -> StoredEntry | None: ...

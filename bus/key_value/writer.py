@@ -21,7 +21,7 @@ from ..port.bus import Conflict, KvWrite, Message, NoResponders, RequestTimeout,
 from .wire import MESSAGE_ID, WRITE_ID, StoredEntry, write_headers
 
 if TYPE_CHECKING:
-    from .owner import BucketOwner
+    from .wire import BucketOwner
 
 log = logging.getLogger("gangline.bus")
 

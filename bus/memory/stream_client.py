@@ -38,7 +38,7 @@ from .stream_store import StreamStore
 
 
 class MemoryPullTransport:
-    """Implements consuming.PullTransport."""
+    """Implements pull_consumer.PullTransport."""
 
     def __init__(
         self, bus: MemoryConnection, stream: MemoryStream, name: str, pattern: str, owner: PullConsumer

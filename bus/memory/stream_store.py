@@ -68,7 +68,6 @@ class StreamStore:
         self._expiries: list[tuple[float, int]] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._schedules: dict[int, asyncio.TimerHandle] = {}
-        self._discarded = False
 
     def __repr__(self) -> str:
         return f"<StreamStore {self.name} messages={len(self.messages)} consumers={len(self.consumers)}>"

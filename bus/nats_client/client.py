@@ -1,11 +1,11 @@
-"""nats-py's client with the hot paths and the dangerous ones replaced. Only this and `direct_life` import `nats`.
+"""nats-py's client with the hot paths and the dangerous ones replaced. Only this and `reconnect` import `nats`.
 
 What stays from nats-py is the handshake: choosing a server, INFO and CONNECT, credentials, nkeys and TLS. Replaced are
 
 * publishing: commands go straight into the client's pending list and out in one write per turn of the event loop,
   instead of one coroutine, one future and one queue hop per message;
-* receiving: what the socket gives is cut by `wire.Parser` and handed to the subscribers in the same call, instead of a
-  stream's buffer, two coroutines, a queue and a task per subscription;
+* receiving: what the socket gives is cut by `ProtocolParser` and handed to the subscribers in the same call, instead of
+  a stream's buffer, two coroutines, a queue and a task per subscription;
 * flushing, reconnecting and closing: nats-py loses its read loop to a cancelled flush or to an error in a callback,
   sends what was published while disconnected after the reconnect, stops reconnecting on errors it does not know, and
   waits for ever for a frozen server to take its last bytes.
@@ -285,3 +285,24 @@ class BufferedNatsClient(ReconnectingClient):
             await self._process_info(info)
         except (ValueError, TypeError, AttributeError) as error:
             log.warning("the server sent an INFO that cannot be read: %s", error, extra={"action": "bus.info_invalid"})
+
+
+class NatsSubscription:
+    """Interest in a subject; see port.Subscription."""
+
+    __slots__ = ("_client", "_sid", "subject")
+
+    def __init__(self, client: BufferedNatsClient, sid: bytes, subject: str) -> None:
+        self._client = client
+        self._sid = sid
+        self.subject = subject
+
+    async def unsubscribe(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """`unsubscribe` without an await; nothing in it waits."""
+        self._client.remove_subscription(self._sid)
+
+    def __repr__(self) -> str:
+        return f"<NatsSubscription {self.subject!r}>"

@@ -6,7 +6,8 @@ reply subject is served in silence.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -16,7 +17,8 @@ from ...schemas.errors.base import GanglineError, InvalidResult, MalformedMessag
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...telemetry.logs import Log
-from ..port.bus import Bus, Message
+from ..port.bus import Bus, Handler, Message
+from ..port.types import Subscription
 
 _ENVELOPE_BYTES: Final = 1024
 """Room that an answer's headers may take."""
@@ -223,3 +225,33 @@ def _header_text(text: str) -> str:
     """One line of ASCII that may stand in a header."""
     line = " ".join(text.split()) or "error"
     return line.encode("ascii", "backslashreplace").decode()[:_MAX_HEADER_CHARS]
+
+
+class Listening:
+    """Several subscriptions that live and end together."""
+
+    def __init__(self) -> None:
+        self._subscriptions: list[Subscription] = []
+
+    async def unsubscribe(self) -> None:
+        """See port.Subscription."""
+        subscriptions, self._subscriptions = self._subscriptions, []
+        await asyncio.gather(*(subscription.unsubscribe() for subscription in subscriptions))
+
+    async def add(self, bus: Bus, subject: str, handler: Handler, queue: str) -> None:
+        self._subscriptions.append(await bus.subscribe(subject, handler, queue=queue))
+
+    def __repr__(self) -> str:
+        return f"Listening({self._subscriptions})"
+
+
+async def listen(bus: Bus, subjects: Iterable[str], handler: Handler, *, queue: str = "") -> Subscription:
+    """Deliver what comes on any of `subjects`; otherwise as Bus.subscribe. All of them, or none."""
+    listening = Listening()
+    try:
+        for subject in subjects:
+            await listening.add(bus, subject, handler, queue)
+    except BaseException:
+        await listening.unsubscribe()
+        raise
+    return listening

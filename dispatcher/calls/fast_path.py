@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ...runtime.timeouts import TimeoutQueue
+from ...runtime.failure_detector import TimeoutQueue
 from ...schemas.deadline import UNDER
 from ...schemas.errors.base import GanglineError
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp

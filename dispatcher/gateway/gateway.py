@@ -27,9 +27,8 @@ from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Bus, Message
 from ...bus.port.types import Subscription
-from ...bus.rpc.listening import listen
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
-from ...bus.rpc.responder import Responder
+from ...bus.rpc.responder import Responder, listen
 from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
 from ...runtime.tasks import TaskSet

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ...runtime.timeouts import TimeoutQueue
+from ...runtime.failure_detector import TimeoutQueue
 from ...schemas.limits import MIN_TTL_S
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics

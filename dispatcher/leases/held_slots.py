@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from ...runtime.timeouts import TimeoutQueue
+from ...runtime.failure_detector import TimeoutQueue
 from ...schemas.deadline import margin_s
 from ...schemas.errors.base import GanglineError, LeaseExpired, WorkerLost
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag

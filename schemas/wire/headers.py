@@ -22,7 +22,6 @@ def why_not_writable(name: str, value: str) -> str | None:
 
 
 TRACEPARENT: Final = "traceparent"
-TRACESTATE: Final = "tracestate"
 
 ERROR: Final = "Nats-Service-Error"
 """One line of text; if present, the body is an error (JSON or msgpack, see errors.to_wire)."""

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .worker.pool.pool import CallNext as CallNext
     from .worker.pool.pool import Middleware as Middleware
     from .worker.pool.pool import Pool as Pool
-    from .worker.pool.resources import Resource as Resource
+    from .worker.pool.signature import Resource as Resource
     from .worker.service import Worker as Worker
 
 # Name -> module below this package.
@@ -94,7 +94,7 @@ _PUBLIC = {
     "Pool": "worker.pool.pool",
     "PowerOfTwo": "dispatcher.routing.policy",
     "Requirements": "dispatcher.routing.policy",
-    "Resource": "worker.pool.resources",
+    "Resource": "worker.pool.signature",
     "RouterSettings": "dispatcher.routing.settings",
     "Selection": "dispatcher.leases.selection",
     "ServiceSettings": "coordinator.settings.service",

@@ -11,7 +11,7 @@ import pytest
 
 from gangline import connect as connect_client
 from gangline.bus.nats_bus import connect
-from gangline.bus.rpc.listening import listen
+from gangline.bus.rpc.responder import listen
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import GangOperation, Names
 from gangline.schemas.public_id import public_id

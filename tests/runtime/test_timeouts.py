@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.runtime.timeouts import TimeoutQueue
+from gangline.runtime.failure_detector import TimeoutQueue
 
 
 def alarms() -> tuple[TimeoutQueue[str], list[tuple[str, float]]]:

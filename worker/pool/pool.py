@@ -16,8 +16,7 @@ from ...schemas.records.workers import MethodInfo
 from ..context.lifespans import Lifespan, Loader, Unloader
 from ..context.task_context import GangContext, TaskContext
 from .health import HealthCheck
-from .resources import filling
-from .signature import ResultEncoder, Signature
+from .signature import ResultEncoder, Signature, filling
 
 CallNext = Callable[[], Awaitable[Any]]
 """What a middleware awaits to go on: the next middleware, and at last the task. Gives the result as it goes to the

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.bus.embedded import binary as server_binary
+from gangline.bus.embedded import server as server_binary
 from gangline.bus.embedded.process import ServerProcess
 from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.port.bus import BucketSettings, ConnectionEvent, Storage

@@ -6,7 +6,7 @@ import pytest
 
 from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.port.bus import NoResponders, NotPermitted
-from gangline.bus.rpc.listening import listen
+from gangline.bus.rpc.responder import listen
 
 
 async def test_a_message_to_any_of_the_subjects_is_handled_until_the_end():

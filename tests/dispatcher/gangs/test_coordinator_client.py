@@ -8,7 +8,7 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import Message, NoResponders
-from gangline.bus.rpc.listening import listen
+from gangline.bus.rpc.responder import listen
 from gangline.dispatcher.gangs.coordinator_client import CoordinatorClient
 from gangline.schemas.errors.gangs import NoCoordinator
 from gangline.schemas.messages.gangs import GangReply, OwnedRequest

@@ -13,7 +13,7 @@ import pytest
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import Bus, ConsumerSettings, KeyValue, Message, Stream, StreamMessage
-from gangline.bus.rpc.listening import listen
+from gangline.bus.rpc.responder import listen
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams

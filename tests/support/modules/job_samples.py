@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from gangline.schemas.errors.base import GanglineError
 from gangline.worker.context.task_context import TaskContext, current_task
 from gangline.worker.pool.pool import CallNext, Pool
-from gangline.worker.pool.resources import Resource
+from gangline.worker.pool.signature import Resource
 
 pool = Pool("jobs", slots=4)
 around: list[str] = []

@@ -12,7 +12,7 @@ import pytest
 from gangline.schemas.errors.base import InvalidArguments, InvalidSettings
 from gangline.schemas.wire.frames import AnswerOp
 from gangline.worker.pool.pool import Pool
-from gangline.worker.pool.resources import Resource
+from gangline.worker.pool.signature import Resource
 
 from ...support.worker.harness import running
 from ...support.worker.rig import Rig, task

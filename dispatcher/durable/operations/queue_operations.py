@@ -1,0 +1,108 @@
+"""What people and clients may ask of one queue: `<ns>.queue.<endpoint>.{get,cancel,stats,why}`.
+
+Only its holder listens, so that the server says at once when nobody has the queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from ....bus.port.bus import Bus, Message
+from ....bus.port.types import Subscription
+from ....bus.rpc.responder import CountingResponder, listen
+from ....schemas.errors.base import GanglineError, InvalidRequest
+from ....schemas.errors.tasks import NoDispatcher, UnknownJob
+from ....schemas.messages.jobs import CancelReply, JobInfo, JobRequest, JobWhyReply, QueueStats
+from ....schemas.messages.operations import parse_request
+from ....schemas.names import Names, QueueOperation
+from ....schemas.records.jobs import JobState
+from ..queue.queue_runner import QueueRunner
+
+
+class QueueOperations:
+    """Of one queue."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        queue: QueueRunner,
+        *,
+        responder: CountingResponder,
+        depth: Callable[[str], int | None],
+    ) -> None:
+        """`depth` is the number of an endpoint's tasks in the stream, as far as it is known."""
+        self._bus = bus
+        self._names = names
+        self._queue = queue
+        self._responder = responder
+        self._depth = depth
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        subjects = self._names.both(self._names.queue(self._queue.endpoint))
+        self._subscription = await listen(self._bus, subjects, self._on_request)
+
+    async def stop(self) -> None:
+        """Idempotent, safe before `start`."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            with contextlib.suppress(GanglineError):
+                await subscription.unsubscribe()
+
+    def _on_request(self, message: Message) -> None:
+        operation = message.subject.rpartition(".")[2]
+        if operation == QueueOperation.CANCEL:
+            self._responder.serve_later(message, self._cancel)
+            return
+        handlers: dict[str, Callable[[Any], JobInfo | QueueStats | JobWhyReply]] = {
+            QueueOperation.GET: self._get,
+            QueueOperation.STATS: self._stats,
+            QueueOperation.WHY: self._why,
+        }
+        self._responder.serve(message, handlers.get(operation, _unknown(operation, [*QueueOperation])))
+
+    def _get(self, body: Any) -> JobInfo:
+        request = parse_request(JobRequest, body)
+        info = self._queue.info(request.job)
+        if info is None:
+            raise self._not_here(request.job)
+        return info
+
+    async def _cancel(self, body: Any) -> CancelReply:
+        request = parse_request(JobRequest, body)
+        info = await self._queue.cancel(request.job)
+        if info is None:
+            raise self._not_here(request.job)
+        return CancelReply(cancelled=info.state not in (JobState.DONE, JobState.DEAD), state=info.state)
+
+    def _stats(self, body: Any) -> QueueStats:
+        return self._queue.statistics(self._depth(self._queue.endpoint))
+
+    def _why(self, body: Any) -> JobWhyReply:
+        request = parse_request(JobRequest, body)
+        why = self._queue.core.why(request.job)
+        if why is None:
+            raise self._not_here(request.job)
+        return why
+
+    def _not_here(self, job: str) -> GanglineError:
+        if not self._queue.core.open:
+            return NoDispatcher(f"the queue of {self._queue.endpoint} is being taken over: ask again")
+        return UnknownJob(
+            f"job {job} is not among the tasks of {self._queue.endpoint} that the dispatcher has before it: it has "
+            "ended, is further back in the stream, or was never submitted",
+            details={"job": job},
+        )
+
+    def __repr__(self) -> str:
+        return f"QueueOperations({self._queue.endpoint})"
+
+
+def _unknown(operation: str, known: list[str]) -> Callable[[Any], Any]:
+    def refuse(_body: Any) -> Any:
+        raise InvalidRequest(f"no operation {operation[:40]!r}; there are {', '.join(known)}")
+
+    return refuse

@@ -1,21 +1,84 @@
-"""Reading a stream in order: a short-lived push consumer that is watched for gaps, and made anew behind the last
-message that came."""
+"""Push consumers that deliver in order: they live briefly, are watched for gaps, and are made anew when they break."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from ...runtime.backoff import Backoff
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
-from ..port.bus import Message, StreamHandler, StreamMessage
-from .resubscriber import Resubscriber
-from .wire import SECOND_NS, delivered_message
+from ..port.bus import ConnectionEvent, Message, StorageUnavailable, StreamHandler, StreamMessage
+from .api import ApiError
+from .wire import SECOND_NS, delivered_message, delivery
 
 if TYPE_CHECKING:
     from ..nats_client.client import NatsSubscription
     from .stream_admin import StreamOwner
+    from .transport import Transport
+
+
+_FIRST_RETRY_S: Final = 0.1
+_MOST_RETRY_S: Final = 1.0
+
+
+class Resubscriber:
+    """What a watch and a reader have in common: their start, their end, and the pauses between.
+
+    A subclass implements `_run`, which settles `_ready` when it delivers for the first time (or cannot), and `stop`.
+    """
+
+    def __init__(self, bus: Transport) -> None:
+        self._bus = bus
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._broken = asyncio.Event()
+        """It must be opened again."""
+        self._backoff = Backoff(_FIRST_RETRY_S, _MOST_RETRY_S)
+        self._task: asyncio.Task[None] | None = None
+
+    async def _begin(self, what: str) -> None:
+        """Return when it is ready; `what` completes "JetStream did not ... in time".
+
+        Raises:
+            GanglineError: it does not get ready; nothing is left running.
+        """
+        stop_listening = self._bus.on_connection(self._on_connection)
+        self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(lambda _: stop_listening())
+        try:
+            async with asyncio.timeout(self._bus.api.timeout_s):
+                await asyncio.shield(self._ready)
+        except TimeoutError:
+            self.stop()
+            raise StorageUnavailable(f"JetStream did not {what} in time: try again", may_have_started=False) from None
+        except BaseException:
+            self.stop()
+            raise
+
+    async def unsubscribe(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End delivery. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        raise NotImplementedError
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        # A consumer may survive a short loss, but what it delivered meanwhile did not reach us.
+        self._broken.set()
+
+    async def _pause(self) -> None:
+        """Wait until the connection is back, else a while, and longer each time."""
+        try:
+            async with asyncio.timeout(self._backoff.delay_s):
+                await self._broken.wait()
+        except TimeoutError:
+            self._backoff.failures += 1
+
 
 log = logging.getLogger("gangline.bus")
 
@@ -24,6 +87,128 @@ _SILENCE_S: Final = 3.5
 """Three heartbeats missed."""
 _FORGOTTEN_AFTER_S: Final = 30
 """The server removes a consumer whose connection has gone for so long."""
+
+
+class PushConsumer:
+    """One push consumer: what it delivers comes in order, and without gaps. `open` once, then `close`.
+
+    It never repairs itself: on a gap, on silence, or when the server has lost it, it is broken and done.
+    """
+
+    def __init__(
+        self,
+        bus: Transport,
+        stream: str,
+        take: Callable[[Message, list[int]], None],
+        on_broken: Callable[[], None],
+        on_idle: Callable[[], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            take: gets each message, and what `delivery` says of it.
+            on_broken: nothing more will come; told once.
+            on_idle: all that there is has been delivered; told now and then.
+        """
+        self._bus = bus
+        self._stream = stream
+        self._take = take
+        self._on_broken = on_broken
+        self._on_idle = on_idle
+        self._name = f"gangline-{bus.ambient.token()}"
+        self._inbox = bus.new_inbox()
+        self._subscription: NatsSubscription | None = None
+        self._asked = False
+        """It may be there."""
+        self._delivered = 0
+        """Consumer sequence of the last message; the next must be one more."""
+        self._over = False
+        self._heard_at = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def open(self, what: str, **configuration: object) -> int:
+        """Make it; returns how many messages wait to be delivered.
+
+        Raises:
+            StorageUnavailable, Disconnected, ApiError.
+        """
+        # A subscription of its own: JetStream delivers with the subject of the stored message, not with ours.
+        self._subscription = await self._bus.subscribe(self._inbox, self._receive)
+        fixed = {
+            "name": self._name,
+            "deliver_subject": self._inbox,
+            "ack_policy": "none",
+            "max_deliver": 1,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "idle_heartbeat": int(_HEARTBEAT_S * SECOND_NS),
+            "inactive_threshold": _FORGOTTEN_AFTER_S * SECOND_NS,
+        }
+        self._asked = True
+        try:
+            made = await self._bus.api.call(
+                f"CONSUMER.CREATE.{self._stream}.{self._name}",
+                {"stream_name": self._stream, "config": {**fixed, **configuration}, "action": "create"},
+                what=what,
+            )
+        except ApiError:
+            self._asked = False
+            raise
+        self._heard_at = self._loop.time()
+        self._timer = self._loop.call_later(_SILENCE_S, self._listen_for_silence)
+        return int(made.get("num_pending", 0))
+
+    def close(self) -> None:
+        """Remove it, without waiting. Idempotent."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._subscription is not None:
+            self._subscription.stop()
+        if self._asked and not self._bus.closed and self._bus.connected:
+            self._bus.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}", reply=f"{self._inbox}.gone")
+        self._asked = False
+
+    def _receive(self, message: Message) -> None:
+        if self._over:
+            return
+        self._heard_at = self._loop.time()
+        if message.subject == self._inbox:
+            self._take_status(message)
+            return
+        of = delivery(message.reply)
+        if of[2] != self._delivered + 1:
+            self._break()
+            return
+        self._delivered = of[2]
+        self._take(message, of)
+
+    def _take_status(self, message: Message) -> None:
+        headers = message.headers or {}
+        if headers.get("Status") != "100":
+            self._break()
+        elif message.reply:  # the server asks whether we keep up
+            self._bus.publish(message.reply)
+        else:
+            stalled = headers.get("Nats-Consumer-Stalled")
+            if stalled:
+                self._bus.publish(stalled)
+            if int(headers.get("Nats-Last-Consumer", self._delivered)) != self._delivered:
+                self._break()
+            elif self._on_idle is not None:
+                self._on_idle()
+
+    def _break(self) -> None:
+        if not self._over:
+            self._over = True
+            self._on_broken()
+
+    def _listen_for_silence(self) -> None:
+        silent_s = self._loop.time() - self._heard_at
+        if silent_s >= _SILENCE_S:
+            self._break()
+        else:
+            self._timer = self._loop.call_later(_SILENCE_S - silent_s, self._listen_for_silence)
 
 
 class OrderedConsumer(Resubscriber):
@@ -48,13 +233,7 @@ class OrderedConsumer(Resubscriber):
         self._handler = handler
         self._next = start
         self._stream_created = ""
-        self._consumer = ""
-        self._inbox = ""
-        self._subscription: NatsSubscription | None = None
-        self._delivered = 0
-        """Consumer sequence of the last message; the next must be one more."""
-        self._heard_at = 0.0
-        self._loop = asyncio.get_running_loop()
+        self._push: PushConsumer | None = None
 
     def __repr__(self) -> str:
         return f"<OrderedConsumer of {self._pattern!r} in {self._stream.name!r}, next {self._next}>"
@@ -83,7 +262,7 @@ class OrderedConsumer(Resubscriber):
                 if not self._ready.done():
                     self._ready.set_result(None)
                 self._backoff.reset()
-                await self._listen()
+                await self._broken.wait()
                 continue
             except ClosedError:
                 return
@@ -98,88 +277,32 @@ class OrderedConsumer(Resubscriber):
                 self._close()
             await self._pause()
 
-    async def _listen(self) -> None:
-        """Return when delivery stopped or has a gap."""
-        while True:
-            try:
-                async with asyncio.timeout_at(self._heard_at + _SILENCE_S):
-                    await self._broken.wait()
-                return
-            except TimeoutError:
-                if self._loop.time() >= self._heard_at + _SILENCE_S:
-                    return
-
-    # -- one consumer ---------------------------------------------------------------------------------------------
-
     async def _open(self) -> None:
         await self._stream.upkeep.ensure(look=bool(self._stream_created))
         created = self._stream.upkeep.created
         if self._stream_created and created != self._stream_created:
             self._next = 1  # a new stream: its sequences begin again
         self._stream_created = created
-        self._delivered = 0
-        self._inbox = self._bus.new_inbox()
-        # A subscription of its own: JetStream delivers with the subject of the stored message, not with ours.
-        self._subscription = await self._bus.subscribe(self._inbox, self._receive)
-        self._consumer = f"gangline-{self._bus.ambient.token()}"
-        configuration: dict[str, Any] = {
-            "name": self._consumer,
-            "deliver_subject": self._inbox,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": max(self._next, 1),
-            "filter_subject": self._pattern,
-            "ack_policy": "none",
-            "max_deliver": 1,
-            "mem_storage": True,
-            "num_replicas": 1,
-            "flow_control": True,
-            "idle_heartbeat": int(_HEARTBEAT_S * SECOND_NS),
-            "inactive_threshold": _FORGOTTEN_AFTER_S * SECOND_NS,
-        }
-        await self._bus.api.call(
-            f"CONSUMER.CREATE.{self._stream.name}.{self._consumer}",
-            {"stream_name": self._stream.name, "config": configuration, "action": "create"},
-            what=f"read {self._stream.name}",
+        self._push = PushConsumer(self._bus, self._stream.name, self._take, self._broken.set)
+        await self._push.open(
+            f"read {self._stream.name}",
+            deliver_policy="by_start_sequence",
+            opt_start_seq=max(self._next, 1),
+            filter_subject=self._pattern,
+            flow_control=True,
         )
-        self._heard_at = self._loop.time()
 
     def _close(self) -> None:
-        """Remove the consumer, without waiting. Idempotent."""
-        if self._subscription is None:
-            return
-        self._subscription.stop()
-        self._subscription = None
-        if not self._bus.closed and self._bus.connected:
-            subject = f"$JS.API.CONSUMER.DELETE.{self._stream.name}.{self._consumer}"
-            self._bus.publish(subject, reply=f"{self._inbox}.gone")
+        if self._push is not None:
+            self._push.close()
+            self._push = None
 
-    def _receive(self, message: Message) -> None:
-        if self._subscription is None or self._broken.is_set():
+    def _take(self, message: Message, of: list[int]) -> None:
+        if self._broken.is_set():
             return
-        self._heard_at = self._loop.time()
-        if message.subject == self._inbox:
-            self._take_status(message)
-            return
-        stored, delivered = delivered_message(message)
-        if delivered != self._delivered + 1:
-            self._broken.set()
-            return
-        self._delivered = delivered
+        stored, _ = delivered_message(message, of)
         self._next = stored.sequence + 1
         self._call(stored)
-
-    def _take_status(self, message: Message) -> None:
-        headers = message.headers or {}
-        if headers.get("Status") != "100":
-            self._broken.set()
-        elif message.reply:  # the server asks whether we keep up
-            self._bus.publish(message.reply)
-        else:
-            stalled = headers.get("Nats-Consumer-Stalled")
-            if stalled:
-                self._bus.publish(stalled)
-            if int(headers.get("Nats-Last-Consumer", self._delivered)) != self._delivered:
-                self._broken.set()
 
     def _call(self, message: StreamMessage) -> None:
         try:

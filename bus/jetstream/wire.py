@@ -121,15 +121,21 @@ def consumer_state(info: Mapping[str, Any]) -> ConsumerState:
     )
 
 
-def delivered_message(message: Message) -> tuple[StreamMessage, int]:
-    """What a consumer delivered, and which of its deliveries it is; its acknowledgement subject tells.
+def delivery(reply: str) -> list[int]:
+    """What an acknowledgement subject tells of a delivered message: how often it was delivered, its sequence in the
+    stream, which of the consumer's deliveries it is, when it was stored (in ns), and how many more wait.
 
     Nine parts, or at least eleven with domain and account before the stream:
     `$JS.ACK[.<domain>.<account>].<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>`
     """
-    parts = message.reply.split(".")
+    parts = reply.split(".")
     first = 4 if len(parts) == 9 else 6
-    delivered, sequence, ordinal, at = map(int, parts[first : first + 4])
+    return list(map(int, parts[first : first + 5]))
+
+
+def delivered_message(message: Message, of: list[int] | None = None) -> tuple[StreamMessage, int]:
+    """What a consumer delivered, and which of its deliveries it is. `of`: its `delivery`, if that is known."""
+    delivered, sequence, ordinal, at, _ = of or delivery(message.reply)
     stored = StreamMessage(
         message.subject, message.data, message.headers, sequence, at / SECOND_NS, delivered, message.reply
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
-from ..jetstream.resubscriber import Resubscriber
+from ..jetstream.ordered_consumer import Resubscriber
 from ..port.bus import KvEntry, KvHandler, KvOperation
 from .ordered_feed import OrderedFeed, OrderedMessage
 from .wire import StoredEntry

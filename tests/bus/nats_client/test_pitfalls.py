@@ -204,7 +204,8 @@ async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_re
 async def test_7_a_watch_sees_writes_right_after_a_restart_and_what_went_meanwhile(
     connect_to, nats_server, namespace, monkeypatch
 ):
-    monkeypatch.setattr("gangline.bus.key_value.ordered_feed._SILENCE_S", 3600.0)  # the reconnect makes it look again
+    # The reconnect makes it look again.
+    monkeypatch.setattr("gangline.bus.jetstream.ordered_consumer._SILENCE_S", 3600.0)
     bus = await connect_to(nats_server.url)
     bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
     seen = collect()

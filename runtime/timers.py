@@ -1,9 +1,8 @@
-"""What is to be done when: queues that one timer of the event loop serves, set for their `next_at` by whoever has them.
-Pure."""
+"""What is to be done when: queues that one timer of the event loop serves, set for their `next_at` by whoever has them,
+and how long to wait before the next try. Pure: whoever waits draws the randomness."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -124,7 +123,7 @@ class DeadlineHeap(Generic[D]):
         due: list[D] = []
         heap = self._heap
         while heap and heap[0][0] <= now:
-            at, _, item = heapq.heappop(heap)
+            at, _, item = heappop(heap)
             if at != item.queued_at:
                 continue  # it was queued again for an earlier time, and came up then
             item.queued_at = NEVER
@@ -142,7 +141,7 @@ class DeadlineHeap(Generic[D]):
             self.compact(living)
         heap = self._heap
         while heap and (heap[0][0] != heap[0][2].queued_at or heap[0][2].due_at == NEVER):
-            at, _, item = heapq.heappop(heap)
+            at, _, item = heappop(heap)
             if at == item.queued_at:
                 item.queued_at = NEVER
         return heap[0][0] if heap else None
@@ -161,7 +160,7 @@ class DeadlineHeap(Generic[D]):
                     item.queued_at = NEVER
                 else:
                     keep.append(entry)
-        heapq.heapify(keep)
+        heapify(keep)
         self._heap = keep
 
     def _settle(self) -> None:
@@ -174,4 +173,42 @@ class DeadlineHeap(Generic[D]):
 
     def _queue(self, item: D) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (item.queued_at, self._count, item))
+        heappush(self._heap, (item.queued_at, self._count, item))
+
+
+_MOST_DOUBLINGS: Final = 40
+"""By then every wait is at its most."""
+
+
+def exponential_s(first_s: float, most_s: float, failures: int) -> float:
+    """The wait after so many failures before the last one: `first_s`, doubling with each, up to `most_s`."""
+    return min(most_s, first_s * 2.0 ** min(failures, _MOST_DOUBLINGS))
+
+
+class Backoff:
+    """`first_s`, doubling to `most_s` with each failure. Reset by a success."""
+
+    __slots__ = ("_first_s", "_most_s", "failures")
+
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self.failures = 0
+
+    @property
+    def delay_s(self) -> float:
+        """What `next_s` gives, without jitter."""
+        return exponential_s(self._first_s, self._most_s, self.failures)
+
+    def next_s(self, draw: float = 0.0) -> float:
+        """How long to wait now, in seconds; counts one more failure. Jitter takes off up to half: `draw` is a random
+        number in [0, 1)."""
+        delay_s = self.delay_s
+        self.failures += 1
+        return delay_s * (1.0 - draw / 2)
+
+    def reset(self) -> None:
+        self.failures = 0
+
+    def __repr__(self) -> str:
+        return f"Backoff({self._first_s:g}, {self._most_s:g}, failures={self.failures})"

@@ -38,9 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("public_id", "schedules", "errors", "deadline", "limits", "text"),
     ),
     "telemetry": ("setup", "metrics", "tracing", "logs"),
-    "runtime": (
-        *("lifecycle", "loop_thread", "failure_detector", "tasks", "backoff", "timers", "state_machine", "clock"),
-    ),
+    "runtime": ("lifecycle", "loop_thread", "failure_detector", "tasks", "timers", "state_machine", "clock"),
     "bus": (
         *("embedded", "lifecycle", "memory", "nats_bus", "object_store", "key_value", "jetstream", "streams"),
         *("rpc", "nats_client", "settings", "port"),

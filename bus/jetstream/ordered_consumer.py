@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from ...runtime.backoff import Backoff
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
 from ..port.bus import ConnectionEvent, Message, StorageUnavailable, StreamHandler, StreamMessage
 from .api import ApiError

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from ...runtime.backoff import Backoff
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import InvalidRequest, Unavailable
 from ..jetstream.api import TRANSIENT_CONFLICT, WRONG_LAST_SEQUENCE, ApiError
 from ..port.bus import Conflict, KvWrite, NoResponders, RequestTimeout, StorageUnavailable

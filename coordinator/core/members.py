@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...runtime.backoff import exponential_s
+from ...runtime.timers import exponential_s
 from ...schemas.messages.gangs import GangEventKind
 from ...schemas.names import WorkerId
 from ..model.commits import CommitKind

@@ -10,7 +10,7 @@ Laws:
 
 from __future__ import annotations
 
-from ...runtime.backoff import exponential_s
+from ...runtime.timers import exponential_s
 from ...schemas.errors.base import GanglineError
 from ...schemas.errors.gangs import GangEnded, GangFailed
 from ...schemas.messages.gangs import GangEventKind, TeardownRequest

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, Message, NoResponders, NotPermitted, RequestTimeout
 from ...bus.rpc.requester import read_answer
-from ...runtime.backoff import Backoff
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
 from ...schemas.errors.gangs import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
 from ...schemas.messages.gangs import AcquireRequest, GangReply, GetRequest, OwnedRequest

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Final, TypedDict, TypeVar
 
 from ...bus.port.bus import Bus
-from ...runtime.backoff import Backoff
 from ...runtime.clock import Environment
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import (
     ClosedError,
     Disconnected,

@@ -11,7 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
-from ...runtime.backoff import Backoff
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import GanglineError, Unavailable, WorkerLost
 from ...schemas.records.gangs import Rendezvous, Seat
 from ...telemetry.tracing import NO_SPAN, Span

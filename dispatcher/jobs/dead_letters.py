@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from ...bus.port.bus import Conflict, StreamMessage
-from ...runtime.backoff import exponential_s
 from ...runtime.clock import Environment
+from ...runtime.timers import exponential_s
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.tasks import JobError, UnknownJob
 from ...schemas.names import check_name

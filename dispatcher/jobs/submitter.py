@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from ...bus.port.bus import Published, PublishRefused, StorageUnavailable, Stream
-from ...runtime.backoff import Backoff
 from ...runtime.clock import Environment
+from ...runtime.timers import Backoff
 from ...schemas.deadline import current_deadline
 from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
 from ...schemas.errors.tasks import InvalidSchedule

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from ...runtime.backoff import Backoff
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import (
     DeadlineExceeded,
     Disconnected,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.runtime.backoff import Backoff, exponential_s
+from gangline.runtime.timers import Backoff, exponential_s
 
 
 def test_a_backoff_doubles_to_its_most_and_jitter_takes_off_up_to_half():

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum, StrEnum
 from typing import Any, Final, NamedTuple
 
-from ...runtime.backoff import Backoff
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import InvalidRequest, PayloadTooLarge
 
 HUB: Final = 0

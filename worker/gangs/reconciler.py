@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from ...bus.port.bus import KeyValue, KvEntry
-from ...runtime.backoff import Backoff
 from ...runtime.clock import Environment
 from ...runtime.tasks import TaskSet
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.messages.gangs import FormRequest
 from ...schemas.names import Names, WorkerId

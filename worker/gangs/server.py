@@ -19,8 +19,7 @@ from typing import Any
 
 from ...bus.port.bus import Bus, KeyValue
 from ...bus.rpc.responder import Responder
-from ...runtime.backoff import Backoff
-from ...runtime.timers import NEVER
+from ...runtime.timers import NEVER, Backoff
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidRequest, Unavailable
 from ...schemas.messages.gangs import (
     FormReply,

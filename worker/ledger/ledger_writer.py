@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...bus.port.bus import KeyValue, KvWrite
-from ...runtime.backoff import Backoff
 from ...runtime.clock import Environment
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.names import Names, WorkerId
 from ...telemetry.logs import Log

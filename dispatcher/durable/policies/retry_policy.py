@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from ....runtime.backoff import exponential_s
+from ....runtime.timers import exponential_s
 from ....schemas.errors import base as e
 from ....schemas.errors import tasks as t
 from ....schemas.messages.submission import Submission

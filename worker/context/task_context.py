@@ -325,7 +325,7 @@ class GangPeer:
     zone: str = ""
     address: str = ""
     """Where its worker says that it can be reached: host, or host:port."""
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

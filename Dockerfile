@@ -3,12 +3,12 @@
 #   docker build -t gangline .
 #   docker run -v ./examples:/app:ro -e NATS_URL=nats://host:4222 gangline worker words:pool
 #
-# An application builds on it: `FROM gangline`, `COPY` its modules to /app, and `gangline worker` as the command.
+# To build an application on it: `FROM gangline`, `COPY` your modules to /app, and use `gangline worker` as the command.
 
 ARG PYTHON_VERSION=3.11
 
 FROM python:${PYTHON_VERSION}-slim AS build
-# For those who install from an index of their own; pip reads them from the environment. Proxies are known to Docker.
+# To install from another package index; pip reads these from the environment. Docker passes proxies by itself.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
@@ -33,9 +33,9 @@ ENV PATH=/opt/gangline/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1
 WORKDIR /app
 USER gangline
-# SIGTERM drains a worker: it finishes what it runs. A second one stops it at once.
+# SIGTERM drains a worker: it finishes its tasks. A second SIGTERM stops it at once.
 STOPSIGNAL SIGTERM
-# Answers over the server and back; right for workers and gateways, not for one-off commands.
+# Checks that the process answers over NATS; for services, not for one-off commands.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["gangline", "health"]
 ENTRYPOINT ["gangline"]
 CMD ["--help"]

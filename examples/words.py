@@ -1,4 +1,4 @@
-"""A pool of one task, and a program that calls it.
+"""A pool with one task, and a program that calls it.
 
 In one terminal, from this folder:   gangline dev words:pool
 In another:                          python words.py
@@ -13,7 +13,7 @@ pool = gangline.Pool("words", slots=4)
 
 @pool.task
 async def count(text: str) -> int:
-    """How many words the text has."""
+    """Count the words of the text."""
     return len(text.split())
 
 
@@ -21,7 +21,7 @@ async def main() -> None:
     async with gangline.connect("nats://127.0.0.1:4222") as client:
         print(await client.call("words.count", text="lease a slot before you send"))
         async with client.lease("words", slots=2) as lease:
-            print(await lease.call("count", "two slots are ours"))
+            print(await lease.call("count", "two slots are reserved"))
 
 
 if __name__ == "__main__":

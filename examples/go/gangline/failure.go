@@ -2,7 +2,7 @@ package gangline
 
 import "fmt"
 
-// Failure is an error as it travels: in an ERROR frame, or beside Nats-Service-Error.
+// Failure is an error on the wire: in an ERROR frame, or with Nats-Service-Error.
 type Failure struct {
 	Code           string         `json:"code" msgpack:"code"`
 	Message        string         `json:"message" msgpack:"message"`

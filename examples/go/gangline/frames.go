@@ -29,12 +29,12 @@ type envelope struct {
 	Frames [][]any
 }
 
-// places says how many places each frame has, its operation included.
+// places is the length of each frame, including its operation.
 var places = map[int64]int{opTask: 10, opReserve: 8, opRenew: 4, opRelease: 3, opCancel: 2, opCheck: 3, opCredit: 3}
 
 func decodeEnvelope(data []byte) (*envelope, error) {
 	decoder := msgpack.NewDecoder(bytes.NewReader(data))
-	decoder.UseLooseInterfaceDecoding(true) // every whole number is an int64
+	decoder.UseLooseInterfaceDecoding(true) // every integer is an int64
 	value, err := decoder.DecodeInterfaceLoose()
 	if err != nil {
 		return nil, fmt.Errorf("not msgpack: %w", err)
@@ -72,7 +72,7 @@ func decodeEnvelope(data []byte) (*envelope, error) {
 
 func encodeAnswers(epoch int64, load []any, frames [][]any) []byte {
 	data, err := msgpack.Marshal([]any{wireVersion, epoch, load, frames})
-	if err != nil { // a result that has no form on the wire is turned into an error before it gets here
+	if err != nil { // a result that cannot be serialized is turned into an error before it gets here
 		panic(err)
 	}
 	return data
@@ -86,7 +86,7 @@ func errorFrame(id int64, f *Failure) []any {
 	return []any{opError, id, f.Code, f.Message, details, f.MayHaveStarted}
 }
 
-// whole reads a number however msgpack wrote it.
+// whole reads an integer in any msgpack encoding.
 func whole(value any) (int64, bool) {
 	switch n := value.(type) {
 	case int64:

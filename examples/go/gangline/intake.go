@@ -9,7 +9,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// takeFrames works off one envelope. A malformed one is refused as a whole.
+// takeFrames processes one envelope. A malformed one is refused as a whole.
 func (w *Worker) takeFrames(m *nats.Msg) {
 	received, err := decodeEnvelope(m.Data)
 	if err != nil {
@@ -47,7 +47,7 @@ func (w *Worker) takeFrames(m *nats.Msg) {
 
 func reject(id int64, reason string) []any { return []any{opRejected, id, reason} }
 
-// onTask starts a task, or says why not; the same id again gets the same answer and starts nothing.
+// onTask starts a task, or answers why not. The same id gets the same answer again and starts nothing.
 func (w *Worker) onTask(from *sender, frame []any, stale bool, send func([]any), now time.Time) {
 	id, _ := whole(frame[1])
 	method, token := text(frame[2]), text(frame[6])
@@ -69,7 +69,7 @@ func (w *Worker) onTask(from *sender, frame []any, stale bool, send func([]any),
 		send(errorFrame(id, afterStart("result_lost", "task %d was seen too long ago", id)))
 		return
 	}
-	attaches := flags&flagAttach != 0 // only that: it starts nothing, so it is safe in any epoch
+	attaches := flags&flagAttach != 0 // it starts nothing, so it is safe in any epoch
 	if stale && !attaches {
 		send(reject(id, reasonStale))
 		return
@@ -135,7 +135,7 @@ func (w *Worker) onTask(from *sender, frame []any, stale bool, send func([]any),
 	}
 	if key.job != "" {
 		fence = attempt
-		if given, ok := whole(meta["fence"]); ok { // grows over dispatchers, too
+		if given, ok := whole(meta["fence"]); ok { // also grows across dispatchers
 			fence = given
 		}
 	}
@@ -152,8 +152,8 @@ func (w *Worker) onTask(from *sender, frame []any, stale bool, send func([]any),
 	w.launch(r, task, &Call{Args: args, Named: named, Job: key.job, Attempt: attempt, Fence: fence}, deadline)
 }
 
-// attach lets a caller have the answer of a durable task that runs here, or ended a moment ago. One that reads items
-// gets those from number `items` on that were not taken yet, and is the reader from then on.
+// attach gives a caller the answer of a durable task that is running here, or has just ended. A caller that reads items
+// gets those from index `items` on that were not credited yet, and becomes the reader.
 func (w *Worker) attach(r *run, caller *answerTo, items any, settle func([]any)) {
 	if caller.items && r.credit != nil {
 		if start, given := whole(items); given {
@@ -176,7 +176,7 @@ func withID(frame []any, id int64) []any {
 	return copied
 }
 
-// launch runs the task in a goroutine of its own, and comes back to the loop with how it ended.
+// launch runs the task in its own goroutine, and reports its outcome to the loop.
 func (w *Worker) launch(r *run, task Task, call *Call, deadline time.Time) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	r.cancel = cancel
@@ -299,12 +299,12 @@ func (w *Worker) onCancel(from *sender, id int64, now time.Time) {
 	if r, ok := from.running[id]; ok {
 		r.cancel(afterStart("task_cancelled", "the caller cancelled the task"))
 	} else if _, known := from.done[id]; !known && id > from.floor {
-		from.settle(id, nil, now) // it has not come yet, and will be refused when it does
+		from.settle(id, nil, now) // it has not arrived yet, and will be refused when it does
 	}
 }
 
-// check says what became of tasks. One that never came is from now on refused. ours: they were sent to this process,
-// and not to one before it with our id, of which nobody can say any more what it started.
+// check reports the state of tasks. One that never arrived is refused from now on. ours: they were sent to this process,
+// and not to an earlier one with the same id, whose tasks are unknown.
 func (w *Worker) check(from *sender, asked any, ours bool, send func([]any), now time.Time) []int {
 	ids, _ := asked.([]any)
 	states := make([]int, 0, len(ids))
@@ -367,7 +367,7 @@ func (w *Worker) onReserve(from *sender, frame []any, stale bool, send func([]an
 	}
 }
 
-// reserve grants slots; the same request id again gets the same answer.
+// reserve grants slots; the same request id gets the same answer again.
 func (w *Worker) reserve(from *sender, rid any, slots int, ttl, claim time.Duration, single bool, owner string,
 	now time.Time) (*Lease, string, *Failure) {
 	if rid != nil {
@@ -392,7 +392,7 @@ func (w *Worker) reserve(from *sender, rid any, slots int, ttl, claim time.Durat
 	return lease, reason, nil
 }
 
-// release ends a lease by token or by request id; one that overtakes its reserve leaves a mark.
+// release ends a lease by token or by request id. If it overtakes its reserve, it leaves a tombstone.
 func (w *Worker) release(from *sender, rid any, token string, now time.Time) bool {
 	if number, ok := whole(rid); ok {
 		rid = number

@@ -2,25 +2,25 @@ package gangline
 
 import "time"
 
-// keepFor is how long an answer can be had again.
+// keepFor is how long an answer is kept.
 const keepFor = time.Minute
 
-// answered is a task id that has its answer, or was withdrawn before it came (answer nil).
+// answered is a task id with its answer, or one that was cancelled before it arrived (answer nil).
 type answered struct {
 	answer []any
 	at     time.Time
 }
 
-// sender is what is remembered of one router: nothing is granted or started twice for it, nor after it was undone.
+// sender remembers the requests of one router, so that none is granted or started twice, or after it was cancelled.
 type sender struct {
 	running  map[int64]*run
 	done     map[int64]answered
-	reserves map[any]reserved // by request id: a number of frames, a text of requests
+	reserves map[any]reserved // by request id: a number in frames, a string in requests
 	floor    int64            // ids up to here were seen and forgotten
 	seen     time.Time
 }
 
-// reserved is the answer to a reserve; released before it came: no lease, reason "expired".
+// reserved is the answer to a reserve. If it was released before it arrived: no lease, reason "expired".
 type reserved struct {
 	lease  *Lease
 	reason string
@@ -44,7 +44,7 @@ func (s *sender) settle(id int64, answer []any, now time.Time) {
 	delete(s.running, id)
 }
 
-// sweep forgets what is old; the floor says of forgotten ids that they were seen.
+// sweep forgets old ids; those up to the floor count as seen.
 func (m *memory) sweep(now time.Time) {
 	for name, s := range m.senders {
 		for id, known := range s.done {

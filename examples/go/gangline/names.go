@@ -1,8 +1,8 @@
 // Package gangline is a worker for Gangline, written from docs/reference/protocol.md alone.
 //
-// It shows what a worker outside Python needs: slots and leases (slots.go), what was asked before (memory.go), frames
-// of routers (frames.go, intake.go), requests of operators and other languages (requests.go), and its presence in the
-// ledger (presence.go). It takes no part in gangs, and says so when a coordinator asks.
+// It shows what a worker in another language needs: slots and leases (slots.go), a cache of earlier requests (memory.go),
+// frames of routers (frames.go, intake.go), requests of operators and other languages (requests.go), and its keys in the
+// ledger (presence.go). It does not support gangs, and answers so to a coordinator.
 package gangline
 
 import (
@@ -16,7 +16,7 @@ var namePattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
 // Names builds every subject and key.
 type Names struct{ Namespace string }
 
-// CheckName reports why a name cannot be one token of a subject.
+// CheckName reports why a name is not valid as one token of a subject.
 func CheckName(kind, value string) error {
 	if !namePattern.MatchString(value) {
 		return fmt.Errorf("%s %q: use 1 to 128 letters, digits, '_' and '-'", kind, value)

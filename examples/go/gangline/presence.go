@@ -28,8 +28,8 @@ const (
 
 var errTaken = errors.New("another process has this worker id: give this one another id, or stop that one first")
 
-// presence keeps this worker's keys in the ledger: `reg` (what it serves), `alive` (that it lives), and its leases.
-// It writes `alive` only as long as that is ours, so that two processes with one id find each other out.
+// presence writes this worker's keys in the ledger: `reg` (what it serves), `alive` (its heartbeat), and its leases.
+// It writes `alive` only while the key is its own, so that two processes with one id detect each other.
 type presence struct {
 	w          *Worker
 	aliveAt    uint64 // revision of our own heartbeat
@@ -42,7 +42,7 @@ type presence struct {
 
 func newPresence(w *Worker) *presence { return &presence{w: w} }
 
-// claim makes the id ours, and tells the newest epoch that anybody with this id had.
+// claim takes the id, and returns the newest epoch of any process with this id.
 func (p *presence) claim() (int64, error) {
 	if err := p.bucket(); err != nil {
 		return 0, err
@@ -80,7 +80,7 @@ func (p *presence) publish() error {
 	return p.register(true)
 }
 
-// tick writes what is due. The answers of storage come back to the worker's loop.
+// tick writes the keys that are due. The answers of storage go to the worker's loop.
 func (p *presence) tick(now time.Time) {
 	if now.Sub(p.beats) >= heartbeatEvery {
 		p.beats = now
@@ -93,7 +93,7 @@ func (p *presence) tick(now time.Time) {
 	if p.published && now.Sub(p.registered) >= registerEvery {
 		p.rewrite()
 	}
-	if now.Sub(p.leases) >= leasesEvery { // also heals what a lost connection or a restarted server forgot
+	if now.Sub(p.leases) >= leasesEvery { // also restores keys after a lost connection or a server restart
 		p.leases = now
 		for _, lease := range p.w.slots.Leases {
 			_, _ = p.record(lease, false)
@@ -109,7 +109,7 @@ func (p *presence) onBeat(revision uint64, err error) {
 	revision, value, readErr := p.read(p.w.Names.Alive(p.w.Pool, p.w.ID))
 	switch {
 	case readErr != nil:
-		_ = p.bucket() // a server that was restarted may have forgotten it
+		_ = p.bucket() // a restarted server may have lost it
 	case value == nil, instanceOf(value) == p.w.instance:
 		p.aliveAt = revision
 		p.beats = time.Time{}
@@ -161,7 +161,7 @@ func (p *presence) register(wait bool) error {
 	return p.send(key, body, registrationTTL)
 }
 
-// record writes a lease; waiting tells the revision, for a fence that grows over the whole system.
+// record writes a lease; with waiting it returns the revision, for a fence that grows over the whole system.
 func (p *presence) record(lease *Lease, wait bool) (uint64, error) {
 	w := p.w
 	now := time.Now()
@@ -198,7 +198,7 @@ func (p *presence) send(key string, body []byte, ttl time.Duration) error {
 	return p.w.conn.PublishMsg(message(key, body, ttl))
 }
 
-// put writes, if the key is still at revision `at` (nil: in any case).
+// put writes if the key is still at revision `at` (nil: unconditionally).
 func (p *presence) put(key string, body []byte, ttl time.Duration, at *uint64) (uint64, error) {
 	m := message(key, body, ttl)
 	if at != nil {
@@ -227,7 +227,7 @@ func (p *presence) purge(key string) {
 	_ = p.w.conn.PublishMsg(m)
 }
 
-// read is the newest revision of a key, from the stream's leader; value nil: there is none, or it is gone.
+// read returns the newest revision of a key, from the stream's leader; value nil: there is none, or it was deleted.
 func (p *presence) read(key string) (uint64, []byte, error) {
 	asked, _ := json.Marshal(map[string]string{"last_by_subj": key})
 	answer, err := p.w.conn.Request("$JS.API.STREAM.MSG.GET.KV_"+p.w.Names.Bucket(), asked, storageTimeout)
@@ -262,7 +262,7 @@ func (p *presence) read(key string) (uint64, []byte, error) {
 	return found.Message.Seq, found.Message.Data, nil
 }
 
-// bucket makes the ledger if it is not there, as every part of Gangline does.
+// bucket creates the ledger if it does not exist, as every part of Gangline does.
 func (p *presence) bucket() error {
 	name := p.w.Names.Bucket()
 	storage := os.Getenv("GANGLINE_STORAGE")
@@ -276,7 +276,7 @@ func (p *presence) bucket() error {
 		"max_msgs": -1, "max_bytes": -1, "max_consumers": -1, "max_msg_size": -1,
 		"allow_direct": true, "allow_rollup_hdrs": true, "deny_delete": true, "allow_msg_ttl": true, "allow_atomic": true,
 		"subject_delete_marker_ttl": int64(markerTTLSeconds * time.Second),
-		// Revisions of a bucket that is made anew go on above all that were seen of an earlier one.
+		// Revisions of a recreated bucket continue above all revisions seen of an earlier one.
 		"first_seq": time.Since(time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)).Microseconds(),
 	})
 	answer, err := p.w.conn.Request("$JS.API.STREAM.CREATE.KV_"+name, asked, storageTimeout)

@@ -14,7 +14,7 @@ import (
 
 const typeMsgpack = "application/msgpack"
 
-// requester answers one request exactly once, in the format it came in.
+// requester answers one request exactly once, in the request's format.
 type requester struct {
 	w       *Worker
 	m       *nats.Msg
@@ -79,7 +79,7 @@ var fields = map[string]map[string]byte{
 	"resize":   {"slots": 'n'},
 	"stats":    {},
 	"jobs":     {"endpoint": 't', "after": 't'},
-	// Asked by the leading coordinator: this worker takes no part in gangs.
+	// Sent by the leading coordinator: this worker does not support gangs.
 	"hold": nil, "keep": nil,
 }
 
@@ -197,7 +197,7 @@ func (w *Worker) takeRequest(operation string, m *nats.Msg) {
 }
 
 func (w *Worker) carryOut(operation string, q *requester, asked body, now time.Time) *Failure {
-	own := w.memory.of("", now) // the one sender of all requests
+	own := w.memory.of("", now) // the common sender of all requests
 	switch operation {
 	case "reserve":
 		return w.onReserveRequest(q, asked, own, now)

@@ -6,17 +6,17 @@ import "time"
 type Lease struct {
 	Token     string
 	Slots     int
-	Busy      int // slots that its tasks are on
+	Busy      int // slots in use by its tasks
 	TTL       time.Duration
-	Due       time.Time // it ends then: the claim timeout at first, later TTL after each use or renewal
+	Due       time.Time // when it ends: first the claim timeout, later TTL after each use or renewal
 	SingleUse bool
 	Owner     string
 	Fence     int64
 	GrantedAt time.Time
-	ended     string // why its token is no good any more, as an error code
+	ended     string // why its token is no longer valid, as an error code
 }
 
-// Slots is the one gate that all paths share: reserved + running never exceeds total.
+// Slots is the limiter that all paths share: reserved + running never exceeds total.
 type Slots struct {
 	Total    int
 	Running  int
@@ -30,7 +30,7 @@ func newSlots(total int, epoch int64) *Slots {
 	return &Slots{Total: total, Leases: map[string]*Lease{}, ended: map[string]*Lease{}, fence: epoch << 20}
 }
 
-// Reserved is what leases keep and no task is on.
+// Reserved is the number of slots held by leases but not in use.
 func (s *Slots) Reserved() int {
 	reserved := 0
 	for _, lease := range s.Leases {
@@ -41,7 +41,7 @@ func (s *Slots) Reserved() int {
 
 func (s *Slots) Free() int { return max(0, s.Total-s.Running-s.Reserved()) }
 
-// Grant reserves slots, or says why not: "full" or "draining".
+// Grant reserves slots, or returns why not: "full" or "draining".
 func (s *Slots) Grant(token string, slots int, ttl, claim time.Duration, single bool, owner string, now time.Time) (*Lease, string) {
 	if s.Draining {
 		return nil, "draining"
@@ -56,7 +56,7 @@ func (s *Slots) Grant(token string, slots int, ttl, claim time.Duration, single 
 	return lease, ""
 }
 
-// Find is the living lease of a token; an overdue one ends here, whatever the timer does.
+// Find returns the live lease of a token; an overdue one ends here, even if its timer has not fired.
 func (s *Slots) Find(token string, now time.Time) (*Lease, *Failure) {
 	if lease, ok := s.Leases[token]; ok {
 		if lease.Due.After(now) {
@@ -76,14 +76,14 @@ func (s *Slots) Find(token string, now time.Time) (*Lease, *Failure) {
 	return nil, failure(404, "unknown_token", "no lease %.8s... here: reserve one first", token)
 }
 
-// End frees the idle slots of a lease now, and those in use as their tasks end.
+// End frees the idle slots of a lease now, and the others when their tasks end.
 func (s *Slots) End(lease *Lease, why string) {
 	delete(s.Leases, lease.Token)
 	lease.ended = why
 	s.ended[lease.Token] = lease
 }
 
-// Expire ends what is overdue.
+// Expire ends overdue leases.
 func (s *Slots) Expire(now time.Time) (ended []*Lease) {
 	for _, lease := range s.Leases {
 		if !lease.Due.After(now) {
@@ -122,7 +122,7 @@ func (s *Slots) Start(token string, now time.Time) (lease *Lease, reason string,
 	s.Running++
 	if lease.SingleUse {
 		s.End(lease, "used")
-		return nil, "", nil // its slot is the task's own from here on
+		return nil, "", nil // from here on the slot belongs to the task
 	}
 	lease.Busy++
 	lease.Due = now.Add(lease.TTL)
@@ -147,7 +147,7 @@ func (s *Slots) Finish(lease *Lease) {
 	}
 }
 
-// NewEpoch drops every lease; what runs goes on and stays counted.
+// NewEpoch drops every lease; running tasks continue and stay counted.
 func (s *Slots) NewEpoch(epoch int64) {
 	s.fence = max(s.fence, epoch<<20)
 	for _, lease := range s.Leases {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Call is what a task gets.
+// Call is the argument of a task.
 type Call struct {
 	Context context.Context // ends when the caller cancels, at the deadline, and at the end of a drain
 	Args    []any
@@ -16,10 +16,10 @@ type Call struct {
 	yield   func(any) bool
 }
 
-// Yield gives one item of a streamed result; false: nobody reads on, or the task shall stop.
+// Yield sends one item of a streamed result; false: there is no reader any more, or the task must stop.
 func (c *Call) Yield(item any) bool { return c.yield(item) }
 
-// Argument is an argument by name or by place; nil if it was not given.
+// Argument returns an argument by name or position; nil if it was not given.
 func (c *Call) Argument(place int, name string) any {
 	if value, ok := c.Named[name]; ok {
 		return value
@@ -42,7 +42,7 @@ type Task struct {
 type answerTo struct {
 	sender *sender
 	id     int64
-	items  bool // it reads items as they come
+	items  bool // it reads items one by one
 	send   func([]any)
 }
 
@@ -56,18 +56,18 @@ type run struct {
 	lease    *Lease
 	cancel   context.CancelCauseFunc
 	callers  []*answerTo
-	reader   *answerTo     // whose credit counts: the newest caller that reads items
-	credit   chan struct{} // one for each item that the reader has room for; nil: it is started to read none
+	reader   *answerTo     // the newest caller that reads items; only its credit counts
+	credit   chan struct{} // one per item that the reader has room for; nil: nobody reads items
 	count    int64         // items sent
-	taken    int64         // of them, what the reader has said it took
-	kept     []any         // the others
+	taken    int64         // of these, items credited by the reader
+	kept     []any         // items not credited yet
 	ended    time.Time
 	failed   bool
 	answer   []any // of the first caller
 }
 
-// jobKey names a durable task. Ids are the producers', who may use one again at another endpoint, or when the first has
-// ended: the place in the stream tells them apart.
+// jobKey identifies a durable task. Producers choose ids, and may reuse one at another endpoint or after the first job has
+// ended; the sequence in the stream distinguishes them.
 type jobKey struct {
 	endpoint, job string
 	sequence      int64
@@ -75,8 +75,8 @@ type jobKey struct {
 
 func (r *run) over() bool { return !r.ended.IsZero() }
 
-// take notes that the reader has all items before number upTo, and lets so many more come.
-// No more than were sent: the window cannot be talked larger.
+// take records that the reader has all items before index upTo, and allows that many more to be sent.
+// No more than were sent: a reader cannot enlarge the window.
 func (r *run) take(upTo int64) {
 	more := min(upTo, r.count) - r.taken
 	if more <= 0 {
@@ -97,7 +97,7 @@ func (r *run) allow(items int64) {
 	}
 }
 
-// resend gives a new reader what was sent and not taken.
+// resend sends a new reader the items that were sent and not credited.
 func (r *run) resend(caller *answerTo) {
 	for place, item := range r.kept {
 		caller.send([]any{opItem, caller.id, r.taken + int64(place), item})

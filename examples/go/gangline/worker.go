@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	freezeAfter  = time.Second            // a pause of our own that is longer starts a new epoch
-	tick         = 100 * time.Millisecond // how often time is looked at
+	freezeAfter  = time.Second            // a longer stall of this process starts a new epoch
+	tick         = 100 * time.Millisecond // how often timers are checked
 	defaultGrace = 30 * time.Second
 )
 
-// Worker serves one pool. All state belongs to one goroutine, the loop of Serve; others hand it functions.
+// Worker serves one pool. All state belongs to one goroutine, the loop of Serve; others send functions to it.
 type Worker struct {
 	Names     Names
 	Pool, ID  string
@@ -31,18 +31,18 @@ type Worker struct {
 	slots     *Slots
 	memory    memory
 	runs      map[*run]bool
-	jobs      map[jobKey]*run // durable tasks that run here, or ended less than keepFor ago
+	jobs      map[jobKey]*run // durable tasks that are running, or ended less than keepFor ago
 	outbox    map[string][][]any
 	counts    map[string]int
 	presence  *presence
 	events    chan func()
-	looked    time.Time // when time was last looked at
+	looked    time.Time // last check of the clock
 	drainBy   time.Time
 	drained   chan struct{}
 	requests  int64
 }
 
-// NewWorker declares a worker of so many slots; nothing is sent before Serve.
+// NewWorker declares a worker with this many slots; nothing is sent before Serve.
 func NewWorker(conn *nats.Conn, namespace, pool, id string, slots int, tasks map[string]Task) (*Worker, error) {
 	for kind, name := range map[string]string{"namespace": namespace, "pool": pool, "worker": id} {
 		if err := CheckName(kind, name); err != nil {
@@ -59,7 +59,7 @@ func NewWorker(conn *nats.Conn, namespace, pool, id string, slots int, tasks map
 	return w, nil
 }
 
-// Serve claims the id, serves until ctx ends (then it drains) or an operator drains it, and leaves.
+// Serve claims the id, serves until ctx ends (then it drains) or an operator drains it, and returns.
 func (w *Worker) Serve(ctx context.Context) error {
 	previous, err := w.presence.claim()
 	if err != nil {
@@ -107,7 +107,7 @@ func (w *Worker) loop(ctx context.Context) {
 		case do := <-w.events:
 			w.lookForFreeze()
 			do()
-			for more := true; more; { // what came in together is answered together
+			for more := true; more; { // answer together what arrived together
 				select {
 				case next := <-w.events:
 					next()
@@ -125,7 +125,7 @@ func (w *Worker) loop(ctx context.Context) {
 
 func (w *Worker) post(do func()) { w.events <- do }
 
-// lookForFreeze is asked before anything is done: what piled up while we stood still must find a new epoch.
+// lookForFreeze is called before anything else: messages that piled up during a freeze must meet a new epoch.
 func (w *Worker) lookForFreeze() {
 	now := time.Now()
 	if gap := now.Sub(w.looked); gap > freezeAfter {
@@ -188,7 +188,7 @@ func (w *Worker) drain(grace time.Duration) {
 	}
 }
 
-// take is one message on one of our subjects.
+// take handles one message on one of our subjects.
 func (w *Worker) take(m *nats.Msg) {
 	operation := m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]
 	if operation == "frames" {
@@ -206,7 +206,7 @@ func (w *Worker) load() []any {
 	return []any{w.slots.Running, w.slots.Reserved(), w.slots.Total, draining}
 }
 
-// answer puts a frame into the message that the next flush sends to that subject.
+// answer adds a frame to the message that the next flush sends to that subject.
 func (w *Worker) answer(reply string, frame []any) {
 	if reply != "" {
 		w.outbox[reply] = append(w.outbox[reply], frame)

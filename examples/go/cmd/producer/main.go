@@ -75,7 +75,7 @@ func call(conn *nats.Conn, subject, body string) error {
 	return nil
 }
 
-// submit returns when the server has stored the task: from then on it is not lost.
+// submit returns when the server has stored the task; after that it cannot be lost.
 func submit(conn *nats.Conn, subject, body string, headers []string) error {
 	task := nats.NewMsg(subject)
 	task.Data = []byte(body)
@@ -100,12 +100,12 @@ func submit(conn *nats.Conn, subject, body string, headers []string) error {
 	if job := task.Header.Get("Gangline-Job"); job != "" {
 		fmt.Println(job)
 	} else {
-		fmt.Println(ack.Seq) // a job without an id of its own is known by its place in the stream
+		fmt.Println(ack.Seq) // without an id of its own, a job's id is its sequence in the stream
 	}
 	return nil
 }
 
-// record is what the bucket of results says of a job that ended.
+// record is the entry of an ended job in the result bucket.
 type record struct {
 	State  string
 	Result json.RawMessage
@@ -113,8 +113,8 @@ type record struct {
 	Error  *struct{ Message string }
 }
 
-// results opens the bucket of results. The first dispatcher of a namespace makes it: until then a task can be
-// stored already, and its result be asked for, so this waits for the bucket.
+// results opens the result bucket. The first dispatcher of a namespace creates it. A task may be stored before that, so
+// this waits for the bucket.
 func results(stream nats.JetStreamContext, name string, limit <-chan time.Time) (nats.KeyValue, error) {
 	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()
@@ -149,7 +149,7 @@ func result(conn *nats.Conn, namespace, job string) error {
 	for {
 		select {
 		case entry := <-watcher.Updates():
-			if entry == nil { // all there was until now
+			if entry == nil { // the end of the existing entries
 				continue
 			}
 			var end record

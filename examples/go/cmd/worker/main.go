@@ -1,4 +1,4 @@
-// A worker of the pool "shop" in Go: GANGLINE_WORKER (its name), NATS_URL and GANGLINE_NAMESPACE say where.
+// A worker of the pool "shop" in Go, configured by GANGLINE_WORKER (its name), NATS_URL and GANGLINE_NAMESPACE.
 package main
 
 import (

@@ -1,10 +1,11 @@
 """How this suite runs.
 
-`async def` tests and fixtures need no plugin: each test gets a loop of its own, on virtual time unless it is marked
-`server`, `processes` or `realtime`. A test fails when it leaves a task behind, or an exception that nobody looked at.
+`async def` tests and fixtures need no plugin: each test gets its own event loop, on virtual time unless it is marked
+`server`, `processes` or `realtime`. A test fails if it leaves a task running, or an exception that was never
+retrieved.
 
-On virtual time chance is the test's own too: its name seeds it, so a test that passes once passes always.
-`GANGLINE_TEST_SEED=7 pytest` draws another course of every such test, to look for races.
+On virtual time randomness is deterministic, too: the test's name is the seed, so a test that passes once always
+passes. `GANGLINE_TEST_SEED=7 pytest` uses other random numbers in every such test, to look for races.
 
 `pytest` runs the quick suite, `pytest --all` everything; see `tests/scale.py`.
 """
@@ -41,11 +42,11 @@ from .processes import ForkServer
 REAL = ("docker", "processes", "server", "realtime")
 VIRTUAL_LIMIT_S = 30 * 86_400.0
 
-# Each test process has servers of its own. They must not compete for the cores with threads that look for work, nor
-# collect garbage of a few megabytes again and again.
+# Each test process has its own servers. Their threads must not spin for work and compete for the cores, and they
+# need not collect garbage for every few megabytes.
 FRUGAL = {"GOMAXPROCS": "1", "GOGC": "off", "GOMEMLIMIT": "256MiB"}
 
-# Bounded, and ends with the process that started it.
+# Bounded, and exits with its parent process.
 BUSY = """
 import os, time
 parent, end = os.getppid(), time.monotonic() + 3600
@@ -65,11 +66,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all tests are collected: nothing of that is garbage
+    gc.disable()  # collect no garbage until all tests are collected: there is none
     config.addinivalue_line("markers", "realtime: runs on the real loop and clock, without a server")
-    config.addinivalue_line("markers", "long: runs only with --all; a quicker test makes the same kind of check")
+    config.addinivalue_line("markers", "long: runs only with --all; a quicker test checks the same thing")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell starts what it runs in the background that way, and processes of tests would inherit it.
+        # A shell starts background commands that way, and child processes of tests would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--all"):
         os.environ[scale.VARIABLE] = "1"
@@ -83,8 +84,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _interleaved(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests that wait for servers and processes, spread evenly among those that compute, so that the cores are busy
-    all the time; the long ones of each kind first."""
+    """Interleave tests that wait for servers and processes with tests that compute, so that the cores are always
+    busy; the long ones of each kind come first."""
     waiting = [item for item in items if any(item.get_closest_marker(name) for name in REAL)]
     waiting.sort(key=lambda item: item.get_closest_marker("processes") is None)
     computing = [item for item in items if not any(item.get_closest_marker(name) for name in REAL)]
@@ -118,12 +119,12 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"{suite} suite{busy}, hypothesis profile {PROFILE} ({how}), NATS={server}, loop={_real_loop_name()}"
 
 
-# -- chance on virtual time ---------------------------------------------------------------------------------------
+# -- randomness on virtual time -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _seeded(seed: str) -> Iterator[None]:
-    """Jitter, choices and tokens come from a seed instead of from the system."""
+    """Take jitter, choices and tokens from a seed instead of from the system."""
     drawn = random.Random(seed)
     system = random.SystemRandom
     methods = {name: vars(system)[name] for name in ("random", "getrandbits", "randbytes")}
@@ -135,7 +136,7 @@ def _seeded(seed: str) -> Iterator[None]:
     finally:
         for name, method in methods.items():
             setattr(system, name, method)
-        clock.forget_tokens()  # tokens from a seed must not reach a test on a server
+        clock.forget_tokens()  # seeded tokens must not be used on a shared server
 
 
 def _method(draw: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,7 +167,7 @@ def _real_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopOfTest:
-    """The loop on which one test and its async fixtures run."""
+    """The event loop of one test and its async fixtures."""
 
     def __init__(self, *, virtual: bool) -> None:
         self.virtual = virtual
@@ -182,7 +183,7 @@ class LoopOfTest:
         self.complaints.append(f"{context['message']}\n{text}")
 
     def run(self, coro: Coroutine[Any, Any, Any]) -> Any:
-        """Run on the loop; fixtures and test share one context, so that context variables carry over."""
+        """Run on the loop. Fixtures and test share one context, so context variables carry over."""
         asyncio.set_event_loop(self.loop)
         try:
             return self.loop.run_until_complete(self.loop.create_task(coro, name="test", context=self.context))
@@ -193,7 +194,7 @@ class LoopOfTest:
         return {task for task in asyncio.all_tasks(self.loop) if not task.done()}
 
     def settle(self, allowed: set[asyncio.Task[Any]]) -> list[str]:
-        """Complaints after a test, leftover tasks included; those that end within a few turns are no leftovers."""
+        """Problems after a test, including leftover tasks. Tasks that end within a few turns do not count."""
         for _ in range(10 if self.virtual else 50):
             if not self.pending() - allowed:
                 break
@@ -231,7 +232,7 @@ def _loop_of(item: pytest.Item) -> LoopOfTest:
 
 
 def _run_strictly(item: pytest.Item, coro: Coroutine[Any, Any, Any]) -> None:
-    """Run a test's body; fail it for what it leaves behind. Tasks of its fixtures may go on."""
+    """Run a test's body; fail it if it leaves anything behind. Tasks of its fixtures may continue."""
     loop = _loop_of(item)
     before = loop.pending()
     try:
@@ -248,9 +249,11 @@ def _run_strictly(item: pytest.Item, coro: Coroutine[Any, Any, Any]) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
     test = pyfuncitem.obj
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
-    inner = getattr(inner, "async_original", inner)  # parametrized tests share one function: wrapped before
+    inner = getattr(
+        inner, "async_original", inner
+    )  # parametrized tests share one function, which may be wrapped already
     if inspect.iscoroutinefunction(inner):
-        # Hypothesis calls the inner test once for each example and knows nothing of loops.
+        # Hypothesis calls the inner test once per example and knows nothing of loops.
         @functools.wraps(inner)
         def example(*args: Any, **kwargs: Any) -> None:
             _run_strictly(pyfuncitem, inner(*args, **kwargs))
@@ -326,14 +329,14 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def namespace() -> str:
-    """A namespace of this test's own, so that tests share a server."""
+    """A namespace for this test alone, so that tests can share a server."""
     return f"t{next(_numbers)}x{secrets.token_hex(4)}"
 
 
 @pytest.fixture(scope="session")
 def nats_url() -> Iterator[str]:
-    """A nats-server with JetStream for the whole session: embedded, or in a container with NATS=container. One that
-    does not start is an error, never a skip."""
+    """A nats-server with JetStream for the whole session: embedded, or in a container with NATS=container. If it
+    does not start, that is an error, never a skip."""
     if os.environ.get("NATS") == "container":
         yield from _container()
         return
@@ -345,7 +348,7 @@ def nats_url() -> Iterator[str]:
 
 @pytest.fixture
 def nats_server() -> Iterator[Any]:
-    """A nats-server of this test's own, which it may kill and restart."""
+    """A nats-server for this test alone, which may kill and restart it."""
     from gangline.bus.embedded.server import EmbeddedServer
 
     with EmbeddedServer() as server:

@@ -1,4 +1,5 @@
-"""Schedules, and what nats-server 2.15.1 says of them; `tests/dispatcher/jobs/test_schedules_server.py` asks again."""
+"""Schedules, and whether nats-server 2.15.1 accepts them; `tests/dispatcher/jobs/test_schedules_server.py` checks
+it."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ REFUSED: Final = tuple(
     .split("|")
 )
 STALLING: Final = (", * * * * *", "0 , * * * *", "0 0 ,, * * *", "0 0 0 , * *", "0 0 0 * , *", "0 0 0 * * ,")
-"""A field that matches nothing: the server looks for a time for seconds, and refuses them then. Not to be sent."""
+"""A field that matches nothing: the server searches for a time for seconds, then refuses the schedule. Do not send
+these."""
 
 assert all(each.strip() for each in (*TAKEN, *REFUSED))

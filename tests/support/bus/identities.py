@@ -1,4 +1,4 @@
-"""Nkeys, and a `.creds` file with the server configuration that trusts it, made as `nsc` makes them."""
+"""Nkeys, and a `.creds` file with the server configuration that trusts it, as `nsc` generates them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TCP proxy before a nats-server that can hold back, cut and refuse: a bad network in one process."""
+"""A TCP proxy in front of a nats-server that can hold back data, cut connections and refuse new ones."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def hold_answers(self) -> None:
-        """What the server says stays here; what the client says passes."""
+        """Hold back data from the server; data from the client passes."""
         self._open.clear()
 
     def let_answers_pass(self) -> None:
         self._open.set()
 
     def cut(self) -> None:
-        """Break all connections; answers held back are lost."""
+        """Break all connections; held back data is lost."""
         for writer in list(self._writers):
             writer.transport.abort()
 

@@ -1,4 +1,4 @@
-"""A work queue under load, of which every message must be done exactly once, whatever happens to the server."""
+"""A work queue under load: every message must be processed exactly once, whatever happens to the server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ...bus.conftest import collect
 from ...waiting import PATIENCE_S, until
 
 LONG_S = 300.0
-"""An acknowledgement wait that no test lives to see."""
+"""An acknowledgement timeout longer than any test."""
 
 
 async def publish_until_stored(
     stream: Stream, subject: str, number: int, in_doubt: set[bytes] | None = None
 ) -> Published:
-    """As a careful client does: with an id, again and again. `in_doubt` gets the body if a try may have stored it."""
+    """Publish with an id, and retry until it succeeds. `in_doubt` gets the body if a failed try may have stored it."""
     body = b"%d" % number
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -30,10 +30,10 @@ async def publish_until_stored(
 
 
 class Load:
-    """`number` messages, published ten at a time over `source` and worked off from `stream`, fifty ahead.
+    """`number` messages, published ten at a time over `source` and consumed from `stream`, fifty ahead.
 
-    A server that restarts knows the ids of those messages only that are still stored. So with `restarts`, what was
-    done already may be stored once more, under a sequence of its own, if its publication was in doubt.
+    A restarted server knows only the ids of messages that are still stored. So with `restarts`, a message that was
+    already processed may be stored again, under another sequence, if its publication was in doubt.
     """
 
     def __init__(self, stream: Stream, source: Stream, subject: str, number: int, *, restarts: bool = False) -> None:
@@ -57,7 +57,7 @@ class Load:
         self._publishing = asyncio.gather(*(self._publish(share) for share in range(10)))
 
     async def finish(self) -> None:
-        """Wait for the end, and judge it."""
+        """Wait for the end, and check the result."""
         await self._publishing
         while len(self._seen) < self._number:
             await self.done.count(len(self.done.items) + 1)
@@ -71,7 +71,7 @@ class Load:
         try:
             return (await self._stream.state()).messages == 0
         except Unavailable:
-            return False  # it is not back yet, or holds an election
+            return False  # the server is not back yet, or the cluster is electing a leader
 
     async def _publish(self, share: int) -> None:
         for index in range(share, self._number, 10):

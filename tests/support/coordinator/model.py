@@ -1,4 +1,4 @@
-"""A ledger and workers as the gang core may take them to be; the laws are checked in here."""
+"""A model of the ledger and the workers for the gang core; the laws are checked here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ledger:
         self.revision = 0
         self.keys: dict[str, tuple[Any, int]] = {}
         self.granted: set[tuple[str, int]] = set()
-        """(gang, generation) that were ever formed."""
+        """All (gang, generation) that have been formed."""
 
     def put(self, key: str, record: Any) -> int:
         self.revision += 1
@@ -57,7 +57,7 @@ class Ledger:
         ]
 
     def check(self, leaked: frozenset[str] = frozenset()) -> None:
-        """L7: members are granted exactly as the gang's record says, all of them or none."""
+        """L7: the members granted are exactly those in the gang's record, or there are none."""
         found: dict[str, dict[str, str]] = {}
         for worker, member in self.members():
             for seat in member.seats:
@@ -86,7 +86,7 @@ class Member:
     tokens: dict[str, tuple[int, int, int]]
     """(rank, part, slots) by token."""
     starting: bool = False
-    """Its start hooks run."""
+    """Its start functions are running."""
 
 
 @dataclass
@@ -104,10 +104,10 @@ class SimWorker:
     tombs: set[tuple[str, int, int]] = field(default_factory=set)
     members: dict[str, Member] = field(default_factory=dict)
     torn: dict[str, int] = field(default_factory=dict)
-    """Highest generation that was torn down here, by gang."""
+    """By gang, the highest generation that was torn down here."""
     kept: dict[str, int] = field(default_factory=dict)
     to_keep: dict[str, int] = field(default_factory=dict)
-    """What was asked to be kept; slots that become free go there first."""
+    """Slots to keep per gang; slots that become free are reserved for these first."""
 
     @property
     def held(self) -> int:

@@ -1,4 +1,4 @@
-"""What the service tests share: workers that follow a script, owners that speak plain requests, and a watcher."""
+"""Shared by the service tests: scripted workers, owners that send plain requests, and a watcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEARTBEAT_S = 1.0
 
 
 class ScriptedWorker:
-    """Keeps the worker's side of the protocol in a few lines, and lies when told to."""
+    """A minimal implementation of the worker's side of the protocol, which can be told to misbehave."""
 
     _numbers = itertools.count(1)
 
@@ -48,12 +48,12 @@ class ScriptedWorker:
         self.revision = 0
         self.holds: dict[tuple[str, int, int], dict[str, int]] = {}
         self.members: dict[str, tuple[int, dict[str, int]]] = {}
-        """Generation and slots by token, by gang."""
+        """By gang: generation, and slots by token."""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.silent: set[str] = set()
         """Operations that get no answer."""
         self.refuse: set[str] = set()
-        """Operations that are answered with no."""
+        """Operations that are refused."""
         self.delay_s: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscription: Any = None
@@ -109,13 +109,13 @@ class ScriptedWorker:
         await self.register()
 
     async def freeze(self) -> None:
-        """Nothing is answered, nothing is written; the connection stays."""
+        """It answers and writes nothing; the connection stays open."""
         self.silent = set(Operation)
         for task in list(self._tasks):
             task.cancel()
 
     async def vanish(self) -> None:
-        """As a killed process."""
+        """As after SIGKILL."""
         await self.freeze()
         await self._subscription.unsubscribe()
 
@@ -229,7 +229,7 @@ class ScriptedWorker:
 
 
 class Owner:
-    """Speaks plain requests, as the `nats` CLI would."""
+    """Sends plain requests, as the `nats` CLI does."""
 
     def __init__(self, bus: Bus, names: Names) -> None:
         self.bus = bus
@@ -238,7 +238,7 @@ class Owner:
     async def ask(
         self, operation: str, body: Any = None, *, timeout_s: float = PATIENCE_S, fmt: Format = Format.JSON
     ) -> Any:
-        """The decoded answer; errors are raised."""
+        """The decoded answer; an error is raised."""
         fields = {codec.CONTENT_TYPE: fmt.value} if fmt is Format.MSGPACK else None
         data = b"" if body is None else codec.encode(body, fmt)
         subject = f"{self.names.namespace}.gang.{operation}"
@@ -259,8 +259,8 @@ class Owner:
 
 
 class LedgerWatcher:
-    """Reads the bucket in the order of revisions, and holds it to L7: at each record that says formed, exactly its
-    members are there; at the end of each teardown, none."""
+    """Reads the bucket in the order of revisions, and checks L7: at each record with `formed` exactly its members
+    exist; at the end of each teardown, none."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -297,7 +297,7 @@ class LedgerWatcher:
 
 
 def check_atomic(entries: list[KvEntry]) -> list[str]:
-    """What breaks L7 in one snapshot of the ledger: a gang with some of its members, or members without a gang."""
+    """Breaches of L7 in one snapshot of the ledger: a gang with only some of its members, or members without a gang."""
     granted: dict[str, set[tuple[str, str]]] = {}
     records: dict[str, GangRecord] = {}
     for entry in entries:
@@ -319,7 +319,7 @@ def check_atomic(entries: list[KvEntry]) -> list[str]:
 
 
 class System:
-    """A bus factory, and what was started on it."""
+    """A bus factory, and the services started on it."""
 
     def __init__(self, connect: Callable[[str], Any], names: Names) -> None:
         self._connect = connect
@@ -356,7 +356,7 @@ class System:
     async def event(
         self, kind: str, gang: str | None = None, *, within_s: float = PATIENCE_S, nth: int = 1
     ) -> dict[str, Any]:
-        """The nth event of that kind, waited for."""
+        """Wait for the nth event of that kind."""
         async with asyncio.timeout(within_s):
             while True:
                 found = [e for e in self.events if e["kind"] == kind and gang in (None, e["gang"])]
@@ -381,7 +381,7 @@ class System:
         pools: tuple[str, ...] = (),
         **shell: Any,
     ) -> Coordinator:
-        """A started one; `await coordinator.wait_leading()` if it shall lead."""
+        """Start a coordinator; use `await coordinator.wait_leading()` if it is to lead."""
         made = Coordinator(
             bus=await self.bus(name),
             names=self.names,

@@ -1,4 +1,4 @@
-"""Events and effects as lines that can be read and compared."""
+"""Events and effects as readable lines that can be compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
 
 _WORDS: dict[type, str] = {on.SchedulerTick: "Tick"}
-"""Of those that have another name in the code."""
+"""Names that differ from those in the code."""
 
 
 def said_event(event: Any) -> str:

@@ -1,6 +1,7 @@
-"""A world for the gang core: workers, a ledger and a network that is delivered by hand. No clock, no loop.
+"""A world for the gang core: workers, a ledger and a network whose messages are delivered explicitly. No clock, no
+loop.
 
-Every state of the ledger is checked against L7 as it comes to be, every start of a member against L7 and L8.
+Every state of the ledger is checked against L7, and every start of a member against L7 and L8.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class World:
         self.fences: dict[str, int] = {}
         self.stopped: list[SchedulerCore] = []
         self.slow_starts: Callable[[str, WorkerId], bool] = lambda gang, worker: False
-        """Whether the start hooks of that gang's members run until `start_all` or `fail_starts`; else they end at once.
+        """Whether the start functions of that gang's members run until `start_all` or `fail_starts`; otherwise they
+        end at once.
         """
 
     # -- workers -----------------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class World:
         self.check()
 
     def flush(self) -> None:
-        """Deliver all, in order, and what follows from it."""
+        """Deliver all messages in order, including those that follow."""
         for _ in range(10_000):
             if not self.network:
                 return
@@ -134,7 +136,7 @@ class World:
         raise AssertionError("the network never comes to rest: " + self.network[0][0])
 
     def advance(self, seconds: float, *, flush: bool = True) -> None:
-        """Let time pass; timers fire in order."""
+        """Advance the time; timers fire in order."""
         end = self.now + seconds
         for _ in range(10_000):
             if flush:
@@ -174,7 +176,7 @@ class World:
     # -- leadership --------------------------------------------------------------------------------------------------
 
     def elect(self, *, keep_zombie: bool = False) -> None:
-        """A new coordinator takes over; the old one is dead, or goes on believing that it leads."""
+        """A new coordinator takes over; the old one is dead, or still believes that it leads."""
         self.wakes.pop(id(self.core), None) if not keep_zombie else None
         if keep_zombie and self.term:
             self.zombies.append(self.core)
@@ -204,8 +206,8 @@ class World:
         )
 
     def lose_the_ledger(self) -> None:
-        """A memory bucket goes with its server. The leader's shell puts its record and the sets back, the workers their
-        own keys."""
+        """An in-memory bucket is lost with its server. The leader's shell restores its record and the sets, and
+        workers restore their own keys."""
         kept = {key: record for key, (record, _) in self.ledger.keys.items() if key.startswith(("leader", "gangset."))}
         self.ledger.keys.clear()
         for key, record in kept.items():
@@ -268,7 +270,7 @@ class World:
         )
 
     def start_all(self, gang: str) -> None:
-        """The start hooks of all its members end well: each reports."""
+        """The start functions of all its members succeed: each is reported."""
         for worker in self.workers.values():
             member = worker.members.get(gang)
             if member is None or not member.starting:
@@ -283,7 +285,7 @@ class World:
                     )
 
     def fail_starts(self, gang: str) -> None:
-        """A start hook of its first member raises."""
+        """A start function of its first member raises."""
         worker = next(worker for worker in self.workers.values() if gang in worker.members)
         self.report(worker, gang, MemberCause.FAILED_AT_START)
 
@@ -335,7 +337,7 @@ class World:
                 self.wakes[id(core)] = None
 
     def ask(self, core: SchedulerCore, what: str, serve: Callable[[], Any], gone: Any) -> None:
-        """A request: reaches the worker, whose answer travels back. A dead worker is no responders."""
+        """A request reaches the worker, and its answer is sent back. A dead worker means no responders."""
 
         def give(event: Any) -> None:
             self.give(core, replace_time(event, self.now))
@@ -412,7 +414,7 @@ class World:
         return on.KeepAnswered(now=0, worker=worker.id, gang=request.gang, kept=kept, load=worker.load)
 
     def expire_holds(self, worker: SimWorker) -> None:
-        """The worker's own rule: rewrite `reg`, then look for the member record."""
+        """The worker's rule: rewrite `reg`, then look for the member record."""
         for key, (until, tokens) in list(worker.holds.items()):
             if until > self.now or not worker.alive:
                 continue
@@ -426,7 +428,7 @@ class World:
                 self.start(worker, gang, generation, tokens)
 
     def reconcile(self, worker: SimWorker) -> None:
-        """What a worker does with members of which it has heard nothing for long: look into the ledger."""
+        """What a worker does with members that have received no ping for long: it reads the ledger."""
         for gang, member in list(worker.members.items()):
             record = self.ledger.keys.get(NAMES.member_key(worker.id, gang), (None, 0))[0]
             granted = {seat.token for seat in record.seats} if record is not None else set()

@@ -1,4 +1,4 @@
-"""What the dispatcher's tests share: a hub in memory, a router, and workers that do exactly what the test says."""
+"""Shared by the dispatcher's tests: an in-memory hub, a router, and workers scripted by the test."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def obedient(worker: FakeWorker, frame: Frame) -> Sequence[Frame] | None:
 
 
 def silent(worker: FakeWorker, frame: Frame) -> None:
-    """Hears everything and answers nothing."""
+    """Receives everything and answers nothing."""
 
 
 def mute(*operations: RequestOp) -> Any:
-    """Obedient, but deaf to some operations."""
+    """Answers, except to some operations."""
 
     def behave(worker: FakeWorker, frame: Frame) -> Any:
         return None if frame[0] in operations else obedient(worker, frame)
@@ -74,7 +74,7 @@ def rejects(reason: Reason, times: int = 1_000_000) -> Any:
 
 
 class FakeWorker:
-    """Speaks frames as scripted by `behave`; keeps what it heard."""
+    """Speaks frames as scripted by `behave`; records what it receives."""
 
     def __init__(self, rig: Rig, name: str, **facts: Any) -> None:
         self.rig = rig
@@ -151,7 +151,7 @@ class FakeWorker:
             self._beats = None
 
     async def die(self) -> None:
-        """As by SIGKILL: the subscription goes at once, the heartbeat key by and by."""
+        """As after SIGKILL: the subscription ends at once, the heartbeat key expires later."""
         self.stop_beating()
         await self._subscription.unsubscribe()
 
@@ -174,7 +174,7 @@ class FakeWorker:
         return [frame for frame in self.heard if frame[0] == operation]
 
     async def hears(self, operation: RequestOp, count: int = 1) -> list[Frame]:
-        """Wait until so many frames of a kind have come."""
+        """Wait until this many frames of a kind have arrived."""
         async with asyncio.timeout(60):
             while len(found := self.heard_of(operation)) < count:
                 self._news.clear()
@@ -210,7 +210,7 @@ class Rig:
         self.settings = RouterSettings(**{"node": "", "zone": "", **settings})
         self.workers: list[FakeWorker] = []
         self.bus = self.hub.connect("client")
-        # The same draws every time: tests that count shares would fail by chance now and then.
+        # Seeded: otherwise tests that count shares would sometimes fail.
         ambient = Environment(random=random.Random(7))
         self.client = Client(self.bus, names=self.names, settings=self.settings, ambient=ambient)
 
@@ -236,7 +236,7 @@ class Rig:
         return self.client.router
 
     def balanced(self, pool: str = "images") -> None:
-        """Assert that the router's books are as at rest."""
+        """Assert that the router holds nothing."""
         core = self.router.pools[pool].core
         core.check()
         assert core.placed == 0 and core.waiting == 0, core
@@ -249,7 +249,7 @@ class Rig:
 def on_rig(
     **settings: Any,
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[[], Coroutine[Any, Any, None]]]:
-    """Give a test a running Rig as its first argument."""
+    """Pass a running Rig to a test as its first argument."""
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
         async def run() -> None:
@@ -268,6 +268,6 @@ def on_rig(
 
 
 async def turns(count: int = 20) -> None:
-    """Let everything that is ready happen."""
+    """Run everything that is ready."""
     for _ in range(count):
         await asyncio.sleep(0)

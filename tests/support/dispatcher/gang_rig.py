@@ -22,7 +22,7 @@ from gangline.worker.service import Worker
 
 
 async def until(condition: Callable[[], object], limit_s: float = 100.0) -> None:
-    """Wait for something that nobody signals; virtual time, so it costs nothing."""
+    """Wait for a condition that nothing signals; costs nothing on virtual time."""
     for _ in range(int(limit_s / 0.01)):
         if condition():
             return
@@ -96,7 +96,7 @@ def pool_of(probe: Probe, name: str = "train", slots: int = 2) -> Pool:
 
 
 class GangRig:
-    """Made and entered by `on_gang_rig`."""
+    """Created and entered by `on_gang_rig`."""
 
     def __init__(self, **settings: Any) -> None:
         self.hub = MemoryServer()
@@ -135,7 +135,7 @@ class GangRig:
         return worker
 
     async def declare(self, name: str, **fields: Any) -> None:
-        """Write a standing set as `nats kv put` would; none of `fields`: delete it."""
+        """Write a standing set as `nats kv put` would; without `fields`, delete it."""
         bucket = await self.bus.bucket(self.names.ledger_bucket, BucketSettings())
         if fields:
             await bucket.put(self.names.gangset_key(name), json.dumps(fields).encode())
@@ -150,7 +150,7 @@ class GangRig:
         return [worker.id.worker for worker in routed.pool.core.view.workers.values() if worker.eligible]
 
     def cut(self, name: str) -> None:
-        """That process is gone from everybody's sight, as by SIGKILL."""
+        """Remove that process, as after SIGKILL."""
         self.hub.kill(self.buses[name])
 
     async def stop(self) -> None:
@@ -169,7 +169,8 @@ class GangRig:
 def on_gang_rig(
     *workers: str, **settings: Any
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., Coroutine[Any, Any, None]]]:
-    """Give a test a running GangRig with these workers (of 2 slots each) as its first argument, before parameters."""
+    """Pass a running GangRig with these workers (of 2 slots each) to a test as its first argument, before
+    parameters."""
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
         async def run(**parameters: Any) -> None:
@@ -183,7 +184,7 @@ def on_gang_rig(
                 await rig.stop()
 
         functools.update_wrapper(run, test)
-        # pytest would take `rig` for a fixture.
+        # Otherwise pytest would treat `rig` as a fixture.
         others = list(inspect.signature(test).parameters.values())[1:]
         run.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
         return run

@@ -1,4 +1,4 @@
-"""A client, and beside it whoever plays the dispatcher by hand: on a server in memory, and on a real one."""
+"""A client, and a scripted dispatcher beside it: on an in-memory server, and on a real one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STORAGE = TaskStorage()
 
 
 class JobsRig:
-    """What a test of the client's side has. The dispatcher's side is done by hand."""
+    """The client's side of a test. The dispatcher's side is scripted."""
 
     def __init__(
         self, names: Names, client: Client, bus: Bus, hub: MemoryServer | None, ambient: Environment | None = None
@@ -43,7 +43,7 @@ class JobsRig:
         self.hub = hub
         """None: a real server, in real time."""
         self.wall = (ambient or Environment()).wall
-        """Unix time, as client and server have it."""
+        """Unix time, by the clock that client and server use."""
         self.streams = TaskStreams(bus, names, STORAGE)
 
     async def tasks(self) -> Stream:
@@ -61,7 +61,7 @@ class JobsRig:
         return found
 
     async def arrivals(self, count: int, endpoint: str = "images") -> list[StreamMessage]:
-        """Wait until so many tasks have come, and leave them where they are."""
+        """Wait until this many tasks have arrived, and leave them in the stream."""
         came: list[StreamMessage] = []
         enough = asyncio.Event()
 
@@ -79,13 +79,13 @@ class JobsRig:
         return came
 
     async def end(self, job: str, *, revision: int | None = 0, **fields: Any) -> None:
-        """Write how a job ended."""
+        """Write the outcome of a job."""
         given = {"endpoint": "images", "method": "echo", "state": JobState.DONE, "attempts": 1, **fields}
         value = ResultRecord(job=job, **given).model_dump_json().encode()
         await (await self.results()).put(self.names.result_key(job), value, revision=revision)
 
     async def tell(self, told: JobEvent | JobProgress | JobItem) -> None:
-        """Publish into a job's feed."""
+        """Publish a message in a job's feed."""
         kinds = {JobEvent: JobFeed.STATE, JobProgress: JobFeed.PROGRESS, JobItem: JobFeed.ITEM}
         subject = self.names.job(told.job, kinds[type(told)])
         await (await self.streams.jobs()).publish(subject, told.model_dump_json().encode())
@@ -104,14 +104,14 @@ class JobsRig:
         await (await self.streams.dead()).publish(self.names.dead("images", "echo"), body, headers=given)
 
     async def take_queue(self, endpoint: str = "images") -> FakeDispatcher:
-        """Play the dispatcher that has an endpoint's queue."""
+        """Act as the dispatcher that owns an endpoint's queue."""
         played = FakeDispatcher(self, endpoint)
         await played.start()
         return played
 
 
 class FakeDispatcher:
-    """Answers for one queue from what the test put into it."""
+    """Answers requests for one queue as set by the test."""
 
     def __init__(self, rig: JobsRig, endpoint: str) -> None:
         self.rig = rig
@@ -121,7 +121,7 @@ class FakeDispatcher:
         self.asked: list[str] = []
         self.messages: list[StreamMessage] = []
         self.deaf = 0
-        """So many questions get no answer."""
+        """Number of requests that get no answer."""
 
     async def start(self) -> None:
         await listen(self.rig.bus, self.rig.names.both(self.rig.names.queue(self.endpoint)), self._answer)
@@ -175,7 +175,7 @@ Body = Callable[..., Awaitable[None]]
 
 
 def on_both_buses(body: Body) -> Callable[..., Any]:
-    """Run a test on a server in memory (on virtual time), and on a real one."""
+    """Run a test on an in-memory server (on virtual time), and on a real one."""
 
     async def run(kind: str, request: pytest.FixtureRequest) -> None:
         names, hub, ambient = Names(request.getfixturevalue("namespace")), None, Environment()
@@ -201,12 +201,12 @@ def on_both_buses(body: Body) -> Callable[..., Any]:
     async def test(kind: str, request: pytest.FixtureRequest) -> None:
         await run(kind, request)
 
-    del test.__wrapped__  # pytest would read the body's arguments
+    del test.__wrapped__  # otherwise pytest would read the body's arguments
     return test
 
 
 def failing(error: GanglineError) -> Callable[..., Any]:
-    """A method that raises, in place of one of the bus."""
+    """A method that raises, to replace one of the bus."""
 
     async def fail(*args: Any, **kwargs: Any) -> Any:
         raise error

@@ -1,4 +1,4 @@
-"""What may happen to a world, told by plain values; hypothesis draws them in one test, a seed in another."""
+"""Actions on a world, described by plain values; hypothesis draws them in one test, a seed in another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ERRORS: dict[str, GanglineError] = {
 
 
 class Actor:
-    """Acts on one world. `pick` chooses among what is there."""
+    """Acts on one world. `pick` chooses among the possible actions."""
 
     def __init__(self, window: int = 4096) -> None:
         settings = DispatcherSettings(node="n", window_tasks=window, max_attempts=3)
@@ -108,7 +108,7 @@ class Actor:
             self.world.tell(on.OwnershipDoubted if doubted else on.OwnershipConfirmed)
 
     def heal(self) -> None:
-        """No more accidents: everything must end, once."""
+        """No more faults: every job must now end, once."""
         world = self.world
         self.doubt(False)
         self.recover()

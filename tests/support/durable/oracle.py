@@ -1,4 +1,4 @@
-"""Who should start next, found the slow and obvious way: by looking at all tasks each time."""
+"""Finds the task that should start next in the slow and obvious way: by looking at all tasks each time."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Seen:
     """look, ready, wait, run, note, end."""
     ready_at: float = 0.0
     begun: bool = False
-    """It was started once."""
+    """It has been started before."""
     refusals: int = 0
     pool: str = ""
 
 
 class Oracle:
-    """Follows one core: told each event and each effect, in order."""
+    """Follows one core: receives each event and each effect, in order."""
 
     def __init__(self, endpoint: str, age_step_s: float) -> None:
         self.endpoint = endpoint
@@ -47,9 +47,9 @@ class Oracle:
         self.taken_at = 0.0
         self.starts: list[float] = []
         self.blocked_at: dict[str, float] = {}
-        """Since when the head of that pool has not fitted, and somebody else takes fewer slots."""
+        """Since when the head of that pool has not fitted while some other task needs fewer slots."""
 
-    # -- what it is told ---------------------------------------------------------------------------------------------
+    # -- input -------------------------------------------------------------------------------------------------------
 
     def event(self, event: on.AnyEvent) -> None:
         self.now = event.now
@@ -101,7 +101,7 @@ class Oracle:
             task.begun = event.attempt > task.submission.attempts + 1
             task.ready_at = event.now + refused_s(task.refusals)
         else:
-            task.refusals = 0  # an effect will say more
+            task.refusals = 0  # another effect will follow
 
     def _empty_bucket(self) -> None:
         self.taken_at, self.starts = self.now, []
@@ -135,10 +135,10 @@ class Oracle:
         if smallest > effect.cost:
             free.append(smallest - effect.cost)
 
-    # -- what it finds -----------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------------
 
     def next(self) -> Seen | None:
-        """Who must start now."""
+        """The task that must start now."""
         rules = self.route.queue
         running = [task for task in self.tasks.values() if task.phase == "run"]
         if not self.open or not self.sure or rules.paused or not self._rate_allows():
@@ -161,7 +161,7 @@ class Oracle:
         return min(able, key=self.place, default=None)
 
     def _next_in(self, pool: str, line: list[Seen], slots: int) -> Seen | None:
-        """The head, if it fits; else, every other ten seconds, whoever is the first that does."""
+        """The head, if it fits; otherwise, every other ten seconds, the first task that fits."""
         if not line or self._cost(line[0]) <= slots:
             self.blocked_at.pop(pool, None)
             return line[0] if line else None
@@ -173,7 +173,7 @@ class Oracle:
         return fitting[0] if fitting and int((self.now - since) / self.age_step_s + HAIR) % 2 else None
 
     def _candidates(self, running: list[Seen]) -> list[Seen]:
-        """Those whom neither their key's order nor its limit keeps back."""
+        """Tasks that neither the order nor the limit of their key holds back."""
         for task in self.tasks.values():
             if task.phase == "wait" and task.ready_at <= self.now:
                 task.phase = "ready"

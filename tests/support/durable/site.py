@@ -1,5 +1,5 @@
-"""Dispatchers and workers as processes of a virtual loop, over a server in memory: each may be killed or frozen at any
-moment, and another started. Tasks note each start and end, so that what was started twice is seen."""
+"""Dispatchers and workers as processes on a virtual loop, with an in-memory server. Each may be killed or frozen at
+any moment, and others started. Tasks record each start and end, so that double starts are found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WALL = 1_700_000_000.0
 
 
 class Node:
-    """One process: `main` until it is killed or ends."""
+    """One process: runs `main` until it is killed or `main` ends."""
 
     def __init__(self, site: Site, name: str) -> None:
         self.site = site
@@ -45,7 +45,7 @@ class Node:
         self.task = self.site.loop.spawn(self.name, body(), name=f"main of {self.name}")
 
     def kill(self) -> None:
-        """As SIGKILL does: whatever it would do in this very turn has no effect either."""
+        """Like SIGKILL: actions later in this turn have no effect either."""
         self.site.loop.crash(self.name)
         self.site.hub.kill(self.bus)
 
@@ -65,7 +65,7 @@ class WorkerNode(Node):
 
 
 class Site:
-    """See the module. `async with` stops in order all that still lives."""
+    """See the module. `async with` shuts down everything that is still running."""
 
     def __init__(self, *, pool: str = "work", seed: int = 1, **settings: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -195,7 +195,7 @@ class Site:
     # -- clients --------------------------------------------------------------------------------------------------
 
     async def submit(self, method: str, body: Any = None, *, endpoint: str | None = None, **given: str) -> str:
-        """Publish a task; its id."""
+        """Publish a task; returns its id."""
         stream = await self.streams.tasks()
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in given.items()}
@@ -204,7 +204,7 @@ class Site:
         return named.get("Gangline-Job", str(published.sequence))
 
     async def cancel(self, job: str) -> bool:
-        """Whether some dispatcher took the wish."""
+        """Whether a dispatcher accepted the cancellation."""
         subject = self.names.queue(self.pool, QueueOperation.CANCEL)
         try:
             answer = await self.own.request(subject, json.dumps({"job": job}).encode(), timeout_s=1.0)
@@ -218,7 +218,7 @@ class Site:
         return None if entry is None else ResultRecord.model_validate_json(entry.value)
 
     async def ended(self, job: str, within_s: float = 60.0) -> ResultRecord:
-        """Wait for a job's end."""
+        """Wait for the end of a job."""
         found: list[ResultRecord] = []
 
         async def look() -> bool:
@@ -230,7 +230,7 @@ class Site:
         return found[0]
 
     async def empty(self, within_s: float = 60.0) -> None:
-        """Wait until the stream of tasks is."""
+        """Wait until the task stream is empty."""
         stream = await self.streams.tasks()
 
         async def look() -> bool:
@@ -246,11 +246,11 @@ class Site:
         return found
 
     async def tries(self) -> list[str]:
-        """Keys of tries that are noted."""
+        """Keys of recorded attempts."""
         return [entry.key for entry in await (await self.streams.results()).entries(self.names.tries_of())]
 
     async def eventually(self, check: Callable[[], bool | Awaitable[bool]], within_s: float = 60.0) -> None:
-        """Wait until something is so."""
+        """Wait until a condition holds."""
         async with asyncio.timeout(within_s):
             while True:
                 so = check()
@@ -258,10 +258,10 @@ class Site:
                     return
                 await asyncio.sleep(0.02)
 
-    # -- what is checked ------------------------------------------------------------------------------------------
+    # -- checks ---------------------------------------------------------------------------------------------------
 
     def twice(self) -> list[tuple[str, int]]:
-        """Tries that were started more than once."""
+        """Attempts that were started more than once."""
         counted = Counter((job, attempt) for job, attempt, _, _ in self.starts)
         return [try_ for try_, count in counted.items() if count > 1]
 
@@ -269,7 +269,7 @@ class Site:
         return [attempt for each, attempt, _, _ in self.starts if each == job]
 
     def holder(self) -> DispatcherNode:
-        """The dispatcher that has the queue of the pool; one that is frozen may believe the same."""
+        """The dispatcher that owns the queue of the pool; a frozen one may believe that it does, too."""
         nodes = [node for node in self.living() if self.pool in node.dispatcher.queues]
         return max(nodes, key=lambda node: node.dispatcher.queues[self.pool].since)
 
@@ -277,7 +277,7 @@ class Site:
         return [node for node in self.dispatchers if not self.loop.crashed(node.name)]
 
     async def taken(self, within_s: float = 60.0) -> DispatcherNode:
-        """Wait until some dispatcher has the queue, and starts tasks."""
+        """Wait until a dispatcher owns the queue and starts tasks."""
         await self.eventually(
             lambda: any(
                 self.pool in node.dispatcher.queues and node.dispatcher.queues[self.pool].core.open
@@ -287,7 +287,7 @@ class Site:
         )
         return self.holder()
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- lifecycle ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Site:
         return self
@@ -309,7 +309,7 @@ class Site:
 
 
 def simulate(story: Coroutine[Any, Any, None]) -> None:
-    """Run a story on a loop of its own, where killed processes may leave behind what they had."""
+    """Run a story on a loop of its own, on which killed processes may leave tasks behind."""
     loop = VirtualLoop(limit_s=86_400.0)
     try:
         loop.run_until_complete(loop.create_task(story, name="story"))

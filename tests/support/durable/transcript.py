@@ -1,4 +1,4 @@
-"""Events and effects as lines that can be read and compared."""
+"""Events and effects as readable lines that can be compared."""
 
 from __future__ import annotations
 

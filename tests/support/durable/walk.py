@@ -1,4 +1,4 @@
-"""Random histories by seed: fast, long, and the same each time."""
+"""Random histories by seed: fast, long, and reproducible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .actor import Actor
 
 
 def walk(seed: int, steps: int = 120) -> Actor:
-    """One history; raises AssertionError where a law is broken."""
+    """Run one history; raises AssertionError if a law is broken."""
     draw = random.Random(seed)
     actor = Actor(window=draw.choice([4096, 4096, 6]))
     rich = draw.random() < 0.5

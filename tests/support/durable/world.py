@@ -1,7 +1,7 @@
-"""A model of all that surrounds a queue's core: the stream, the buckets, workers and leases, and the shell between.
+"""A model of everything around a queue's core: the stream, the buckets, workers and leases, and the shell between.
 
-Everything that takes time is a parcel in `network`; tests deliver parcels in any order. The laws of core.py that can be
-seen from outside are asserted here, where the thing happens; what should start next is asserted by the oracle.
+Everything that takes time is a parcel in `network`; tests deliver parcels in any order. The laws of the core that can
+be observed from outside are asserted here, at the effect concerned; the oracle asserts which task starts next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .transcript import said_effect, said_event
 
 @dataclass
 class Run:
-    """A try that a worker has."""
+    """An attempt on a worker."""
 
     seq: int
     job: str
@@ -67,14 +67,14 @@ class World:
         self.marked: dict[str, int] = {}
         """Sequence by job: its TryRecord says that it is cancelled."""
         self.promised: set[int] = set()
-        """Sequences of which it was said that they are cancelled, before they had ended."""
+        """Sequences whose cancellation was confirmed before they had ended."""
         self.dead: list[tuple[str, str]] = []
         self.ends: Counter[str] = Counter()
-        """Stored ends by job: exactly one each, at last."""
+        """Stored outcomes by job: in the end exactly one each."""
         self.acked: set[int] = set()
         self.scheduled: list[Submission] = []
         self.runs: list[Run] = []
-        """What workers have; ended ones until they are acknowledged."""
+        """Jobs on workers; ended ones until they are acknowledged."""
         self.started: list[tuple[str, int]] = []
         """Job and attempt of each Start."""
         self.begun_at: list[float] = []
@@ -85,12 +85,12 @@ class World:
         self.facts: dict[str, on.PoolSeen] = {}
         self.draw = 0.5
         self.ending: int | None = None
-        """Whose end the core is being told."""
+        """The job whose end is being reported to the core."""
         self.repeats = 0
         """Messages that only repeated a job."""
         self._boot()
 
-    # -- the core's possession -----------------------------------------------------------------------------------------
+    # -- ownership of the queue ----------------------------------------------------------------------------------------
 
     def _boot(self) -> None:
         self.core = QueueCore(self.endpoint, self.settings)
@@ -106,7 +106,7 @@ class World:
         """Workers do not declare tasks idempotent."""
         self.acking: set[int] = set()
         self.asked: set[str] = set()
-        """Jobs that somebody has asked to be cancelled, and waits for the answer."""
+        """Jobs with a cancellation request that waits for its answer."""
 
     def take(self) -> None:
         """Take the queue over, up to the survey."""
@@ -119,12 +119,12 @@ class World:
         self.tell(on.QueueTaken)
 
     def survey(self) -> None:
-        """Ask all workers what they have."""
+        """Ask all workers which jobs they have."""
         for run in list(self.runs):
             self.tell(on.TaskAdopted, job=run.job, worker=run.worker, attempt=run.attempt)
 
     def recover(self) -> None:
-        """Survey, wait for what the predecessor had in hand, and open."""
+        """Survey, wait for the predecessor's pulled messages, and open."""
         self.survey()
         while self.pulled and self.next_undelivered() is not None:
             self.deliver_message()
@@ -138,7 +138,7 @@ class World:
         return self
 
     def die(self, applied: Callable[[], bool] = lambda: False) -> None:
-        """The dispatcher is no more. Of what was on its way some was `applied` by the server."""
+        """The dispatcher is dead. The server `applied` some of its messages in flight."""
         for name, action in self.network:
             if not name.startswith("deliver") and applied():
                 self._deaf = True
@@ -151,10 +151,10 @@ class World:
         self._boot()
 
     _deaf = False
-    """The answer goes to a dispatcher that is no more."""
+    """The answer goes to a dead dispatcher."""
 
     def tell(self, kind: Any, **fields: Any) -> list[do.Effect]:
-        """Tell the core, check everything, and carry out what it wants."""
+        """Pass the event to the core, check everything, and execute its effects."""
         if self._deaf:
             return []
         event = kind(now=self.now, wall=self.now, draw=self.draw, **fields)
@@ -186,7 +186,7 @@ class World:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def advance(self, seconds: float, *, flush: bool = True) -> None:
-        """Let time pass, with a Tick whenever one was asked for."""
+        """Advance the time, with a Tick whenever one was requested."""
         end = self.now + seconds
         while True:
             if flush:
@@ -202,7 +202,7 @@ class World:
         action()
 
     def flush(self) -> None:
-        """Deliver all that is on its way."""
+        """Deliver everything in flight."""
         while True:
             if self.network:
                 self.deliver()
@@ -274,7 +274,7 @@ class World:
         self.tell(on.PoolSeen, pool=pool, known=known, workers=workers, largest=largest, costs=costs)
 
     def credit(self, *free: int, pool: str = "e") -> None:
-        """These leases, with so many slots free."""
+        """Set the leases, with this many free slots each."""
         self.leases[pool] = list(free)
         for run in self.attached.values():
             if run.pool == pool:
@@ -285,7 +285,7 @@ class World:
         return next(run for run in self.runs if run.job == job and not run.ended)
 
     def end(self, job: str, error: GanglineError | None = None, *, keep_slot: bool = True) -> None:
-        """The code of a job's try has stopped; its slot is free for the next."""
+        """The code of a job's attempt has stopped; its slot is free for the next."""
         run = self.run_of(job)
         if run.stop is not None and error is None:
             error = TaskCancelled("stopped")
@@ -294,7 +294,7 @@ class World:
             self._answer(run, keep_slot=keep_slot)
 
     def finish(self, job: str) -> None:
-        """The code of a job's try ended well, even if it was told to stop."""
+        """The code of a job's attempt succeeded, even if it was cancelled."""
         run = self.run_of(job)
         run.ended, run.error = True, None
         if self.attached.get(run.seq) is run:
@@ -309,7 +309,7 @@ class World:
         self._answer(run)
 
     def kill(self, job: str) -> None:
-        """The worker that has the job dies."""
+        """The worker that runs the job dies."""
         run = self.run_of(job)
         self.runs.remove(run)
         if self.attached.get(run.seq) is run:
@@ -326,7 +326,7 @@ class World:
         else:
             self.tell(on.AttemptEnded, seq=run.seq, attempt=run.attempt, error=run.error, once=self.once)
 
-    # -- what the core wants -------------------------------------------------------------------------------------------
+    # -- effects of the core -------------------------------------------------------------------------------------------
 
     def _carry_out(self, effect: do.Effect) -> None:
         match effect:
@@ -346,7 +346,7 @@ class World:
                 self._attach(effect)
             case do.StopAttempt():
                 run = self.attached.get(effect.seq)
-                if run is None:  # an attach that found nothing, or what ends with this very event
+                if run is None:  # an attach that found nothing, or a job that ends with this very event
                     ends = any(name == f"lost {effect.job}" for name, _ in self.network) or self.ending == effect.seq
                     assert ends, f"{effect} of nothing"
                 else:

@@ -1,4 +1,4 @@
-"""Worlds to begin a story of the queue's core with."""
+"""Initial worlds for stories of the queue's core."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def words_of(paths: list[str]) -> Counter[str]:
 
 @pool.task
 def count_words(paths: list[str]) -> dict[str, int]:
-    """Each rank counts its share of the files, and every rank has the sum."""
+    """Each rank counts its share of the files, and every rank gets the sum."""
     gang = current_task().gang
     mine = words_of(paths[gang.rank :: gang.world_size])
     total: Counter[str] = Counter()
@@ -41,7 +41,7 @@ async def where() -> list[int]:
 
 @pool.task
 def wait_for(path: str) -> list[int]:
-    """Until the file is there. Another tells that it has begun: `<path>.<generation>.<rank>`."""
+    """Runs until the file exists. It creates another file when it has started: `<path>.<generation>.<rank>`."""
     task = current_task()
     Path(f"{path}.{task.gang.generation}.{task.gang.rank}").touch()
     while not Path(path).exists():

@@ -1,4 +1,4 @@
-"""Tasks of gangs for the tests on a real server; those of children must be importable by name."""
+"""Tasks of gangs for the tests on a real server; tasks of child processes must be importable by name."""
 
 from __future__ import annotations
 

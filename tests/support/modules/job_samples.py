@@ -1,4 +1,5 @@
-"""Durable tasks for tests with child processes and on a real server; those of children must be importable by name."""
+"""Durable tasks for tests with child processes and a real server; tasks of child processes must be importable by
+name."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def hang() -> None:
 
 @pool.task(executor="process")
 def in_child(steps: int, until: str = "") -> list[Any]:
-    """`until`: it does not end before there is a file of that name."""
+    """`until`: it does not end before this file exists."""
     context = current_task()
     for step in range(steps):
         context.progress_blocking({"step": step})

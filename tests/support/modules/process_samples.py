@@ -114,7 +114,7 @@ async def exit_async() -> None:
 
 @pool.task
 def hang(marker: str) -> None:
-    """Writes its pid, and that of a program it starts, then never ends."""
+    """Writes its pid and that of a program it starts, then never ends."""
     started = subprocess.Popen(["sleep", "600"])
     with open(marker + ".part", "w") as file:
         file.write(f"{os.getpid()} {started.pid}")

@@ -1,4 +1,4 @@
-"""A coordinator's hand: gang requests to one worker, as the leader would send them, and its writes in the ledger."""
+"""Acts as the leading coordinator: sends gang requests to one worker, and writes to the ledger."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .rig import Hand, Rig
 
 
 class Leader:
-    """Asks a worker for one gang `g` after the other, and listens to reports."""
+    """Requests gang `g` from a worker again and again, and receives reports."""
 
     def __init__(self, rig: Any, worker: Worker | None = None) -> None:
-        """`rig`: a Rig, or what has its `connect`, `names` and `worker`."""
+        """`rig`: a Rig, or anything with its `connect`, `names` and `worker`."""
         self.rig = rig
         self.worker = worker or rig.worker
         self.hand: Hand
@@ -30,7 +30,7 @@ class Leader:
         self.reported = asyncio.Event()
         self.deaf = False
         self.turns_away = 0
-        """So many reports are answered with an error that may pass."""
+        """Number of reports to be answered with a temporary error."""
         self.attempts = 0
         self.hold_s = 2.0
         self.kv: KeyValue
@@ -79,7 +79,7 @@ class Leader:
         generation: int = 1,
         **more: Any,
     ) -> dict[str, Any]:
-        """Hold `ranks` ranks of one slot each, or the seats given."""
+        """Hold `ranks` ranks of one slot each, or the given seats."""
         if "attempt" not in more:
             self.attempts += 1
             more["attempt"] = self.attempts
@@ -89,7 +89,7 @@ class Leader:
         )
 
     def seats(self, held: dict[str, Any], asked: list[dict[str, int]] | None = None) -> list[Seat]:
-        """What was held, as the coordinator would name it."""
+        """The held seats, as the coordinator would name them."""
         asked = asked or [{"rank": rank, "slots": 1} for rank in range(len(held["tokens"]))]
         return [
             Seat(
@@ -120,7 +120,7 @@ class Leader:
     async def commit(
         self, seats: list[Seat], held: dict[str, Any], gang: str = "g", *, generation: int = 1, **more: Any
     ) -> int:
-        """The batch that grants a gang; conditioned on the worker's registration as the hold named it."""
+        """Write the batch that grants a gang, conditioned on the worker's registration as in the hold."""
         member = MemberRecord(
             gang=gang,
             generation=generation,
@@ -157,7 +157,7 @@ class Leader:
         return await self.ask("form", **{**body, **more})
 
     async def gang(self, gang: str = "g", *, ranks: int = 1, generation: int = 1, **more: Any) -> list[Seat]:
-        """Hold, commit, form: the usual way. The seats."""
+        """Hold, commit and form. Returns the seats."""
         held = await self.hold(gang, ranks=ranks, generation=generation)
         assert held["accepted"], held
         seats = self.seats(held)
@@ -179,7 +179,7 @@ class Leader:
 
 
 def load_of(rig: Rig) -> tuple[int, int]:
-    """Running and reserved slots; the books are checked as well."""
+    """Running and reserved slots; the accounting is checked as well."""
     rig.worker.core.check()
     load = rig.worker.core.load
     return load.running, load.reserved

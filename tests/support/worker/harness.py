@@ -1,4 +1,4 @@
-"""Launching tasks of a pool without a worker around them."""
+"""Runs tasks of a pool without a worker around them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.worker.pool.pool import Execution, Outcome, Pool
 
 
 class Launched:
-    """One launched call and all that was heard of it."""
+    """One call and everything received from it."""
 
     def __init__(
         self, executors: ExecutorRegistry, pool: Pool, method: str, kwargs: dict[str, Any], options: dict[str, Any]

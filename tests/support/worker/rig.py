@@ -1,4 +1,4 @@
-"""What the tests of the serving side share: a worker on an in-memory server, and a hand to talk to it as a router."""
+"""Shared by the tests of the worker: a worker on an in-memory server, and a scripted router."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def make_pool(gates: Gates | None = None, slots: int = 2) -> Pool:
 
 
 class Hand:
-    """A router's end, driven by hand: frames out, answers in."""
+    """A router's side, driven by the test: frames out, answers in."""
 
     _numbers = itertools.count(1)
 
@@ -112,7 +112,7 @@ class Hand:
         self.bus.publish(self.worker.names.worker(self.worker.id, Operation.FRAMES), data, reply=reply)
 
     async def answer(self, request_id: int, *, within_s: float = PATIENCE_S) -> list[Any]:
-        """The last answer to a request, waited for."""
+        """Wait for the last answer to a request."""
         async with asyncio.timeout(within_s):
             while not self.answers_to(request_id):
                 self._arrived.clear()
@@ -124,7 +124,7 @@ class Hand:
         return await self.answer(request[1])
 
     async def quiet(self, seconds: float = 0.001) -> None:
-        """Let everything that is on its way arrive."""
+        """Let everything in flight arrive."""
         await asyncio.sleep(seconds)
 
     async def grant(self, request_id: int, **terms: Any) -> str:
@@ -135,7 +135,7 @@ class Hand:
         return token
 
     async def request(self, operation: str, body: Any = None, fmt: Format = Format.JSON) -> tuple[Any, dict[str, str]]:
-        """A plain request as the `nats` CLI sends it; the decoded answer and its headers."""
+        """A plain request as the `nats` CLI sends it; returns the decoded answer and its headers."""
         data = body if isinstance(body, bytes) else b"" if body is None else codec.encode(body, fmt)
         headers = {codec.CONTENT_TYPE: fmt.value} if fmt is Format.MSGPACK else None
         subject = f"{self.worker.names.namespace}.worker.{self.worker.id}.{operation}"
@@ -172,7 +172,7 @@ def reserve(
 
 
 class Rig:
-    """One worker on a hub of its own."""
+    """One worker on its own hub."""
 
     def __init__(self, *, slots: int = 2, **settings: Any) -> None:
         self.hub = MemoryServer()
@@ -185,7 +185,7 @@ class Rig:
         self.worker = self.make_worker(slots=slots, **settings)
 
     def make_worker(self, *, slots: int = 2, **settings: Any) -> Worker:
-        """A further worker; "w1" unless it is told another id."""
+        """Add another worker; its id is "w1" by default."""
         self.worker_bus = self.connect("worker")
         return Worker(
             make_pool(self.gates, slots),
@@ -236,7 +236,7 @@ Test = Callable[..., Coroutine[Any, Any, None]]
 
 
 def on_rig(**settings: Any) -> Callable[[Test], Test]:
-    """Give a test its `rig`, started, and close it before the test ends: no test leaves a task behind."""
+    """Pass a started `rig` to a test, and close it before the test ends, so that no test leaves a task behind."""
 
     def wrap(test: Test) -> Test:
         @functools.wraps(test)

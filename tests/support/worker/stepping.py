@@ -1,4 +1,4 @@
-"""What the tests of the stepper and of its carriers share: executions without a worker around them."""
+"""Shared by the tests of the stepper and its carriers: executions without a worker around them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Work = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Piece:
-    """An execution for the stepper, and how it ended."""
+    """An execution for the stepper, and its outcome."""
 
     def __init__(self, work: Work, *args: Any, name: str = "piece", keep: bool = False) -> None:
-        """`keep`: the task that carries it is known here also after its end."""
+        """`keep`: keep a reference to the carrying task after its end."""
         self.work = work
         self.keep = keep
         self.args = list(args)
         self.name = name
         self.carrier: asyncio.Task[None] | None = None
         self.number = 0
-        """Of its task, which is known to nobody by that."""
+        """Id of its task, unknown to everything else."""
         self.outcome: Any = None
         self.over = asyncio.Event()
 

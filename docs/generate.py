@@ -1,7 +1,7 @@
-"""Write what the pages repeat of the code: errors, settings, commands, the states of a gang.
+"""Generate the reference pages from the code: errors, settings, commands, the states of a gang.
 
-`python docs/generate.py` writes them, and the client for plain code (see generate_sync.py); tests compare them with
-what it would write.
+`python docs/generate.py` writes them, and the synchronous client (see generate_sync.py). Tests check that they are up
+to date.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NOTE = "<!-- Written by docs/generate.py from the code: change it there. -->\n"
 
 
 def cell(text: str) -> str:
-    """Text that fits one cell of a Markdown table."""
+    """Text for one cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|").replace("``", "`")
 
 
@@ -58,7 +58,7 @@ def cell(text: str) -> str:
 
 
 def _meanings() -> dict[str, str]:
-    """Class name -> what the trees in the modules' docstrings say of it."""
+    """Class name -> its description in the trees of the modules' docstrings."""
     lines = [
         line for module in (errors, gang_errors, task_errors) for line in (inspect.getdoc(module) or "").splitlines()
     ]
@@ -68,7 +68,7 @@ def _meanings() -> dict[str, str]:
 
 def _walk(root: type[GanglineError], depth: int = 0) -> Iterator[tuple[int, type[GanglineError]]]:
     yield depth, root
-    # In the order of the source, which does not depend on what was imported first.
+    # In the order of the source, which does not depend on the order of imports.
     for child in sorted(root.__subclasses__(), key=_place):
         yield from _walk(child, depth + 1)
 
@@ -98,16 +98,16 @@ def errors_page() -> str:
             "# Errors",
             "",
             "Every error is a `gangline.GanglineError`, and can be imported from `gangline.errors`. Its text says what",
-            "to do next; `code` is stable and meant for machines; `status` is the number in",
+            "to do next; `code` is stable and meant for programs; `status` is the number in",
             "`Nats-Service-Error-Code`; `may_have_started` says whether the",
-            "task's side effects may exist (below is the usual value; the error itself knows better); `details` has",
-            "further facts. On the wire the body is `{code, message, may_have_started, details}`.",
+            "task's side effects may exist (the table has the default; an instance may differ); `details` has",
+            "more information. On the wire the body is `{code, message, may_have_started, details}`.",
             "",
             "| class | code | status | started? | meaning |",
             "|---|---|---|---|---|",
             *rows,
             "",
-            "The exit codes of the command line are made of these: see [commands](cli.md).",
+            "The exit codes of the command line depend on these: see [commands](cli.md).",
             "",
         ]
     )
@@ -117,7 +117,7 @@ def errors_page() -> str:
 
 
 def _field_texts(cls: type) -> dict[str, str]:
-    """Field -> the string that stands below it in the source."""
+    """Field -> the docstring below it in the source."""
     (node,) = ast.parse(inspect.getsource(cls)).body
     assert isinstance(node, ast.ClassDef)
     texts: dict[str, str] = {}
@@ -166,8 +166,8 @@ def settings_page() -> str:
             NOTE,
             "# Settings",
             "",
-            "Settings are frozen and checked when they are made: a value out of its bounds is an `InvalidSettings`",
-            "that names the field and the bounds. Times are in seconds (`_s`), sizes in bytes (`_bytes`).",
+            "Settings are frozen and checked when they are created: a value out of bounds raises `InvalidSettings`,",
+            "which names the field and the bounds. Times are in seconds (`_s`), sizes in bytes (`_bytes`).",
             "",
             *_settings_section(ConnectionSettings, "Connection: `ConnectionSettings`"),
             *_settings_section(BucketSettings, "Ledger bucket: `BucketSettings`"),
@@ -184,8 +184,8 @@ def settings_page() -> str:
             "From the environment: `GANGLINE_STORAGE` and `GANGLINE_REPLICAS`, as for the ledger; but `file` if unset.",
             "",
             *_settings_section(CoordinatorSettings, "Coordinator, decisions about gangs: `CoordinatorSettings`"),
-            *_settings_section(ElectionSettings, "Coordinator, who leads: `ElectionSettings`"),
-            *_settings_section(ServiceSettings, "Coordinator, its process: `ServiceSettings`"),
+            *_settings_section(ElectionSettings, "Coordinator, leader election: `ElectionSettings`"),
+            *_settings_section(ServiceSettings, "Coordinator, process: `ServiceSettings`"),
         ]
     )
 
@@ -258,7 +258,7 @@ def cli_page() -> str:
             NOTE,
             "# Commands",
             "",
-            "Tables are for people; `--json` is for machines. Errors are one line on stderr and say what to do next.",
+            "Tables are for people, `--json` is for programs. Errors are one line on stderr and say what to do next.",
             "",
             "| exit code | meaning |",
             "|---|---|",
@@ -271,7 +271,7 @@ def cli_page() -> str:
             "",
             "## Connection options",
             "",
-            "All commands that connect have these.",
+            "All commands that connect to a server have these options.",
             "",
             "| option | environment | default | meaning |",
             "|---|---|---|---|",
@@ -293,8 +293,8 @@ def gang_states_page() -> str:
             NOTE,
             "# States of a gang",
             "",
-            "The coordinator's own words for where a gang is, as `step` in answers and in `gangline gang ls`. Drawn",
-            "from the table of transitions, which is the only way that a step changes.",
+            "The steps of a gang, as shown by `step` in answers and in `gangline gang ls`. The diagram is generated",
+            "from the table of transitions; steps change in no other way.",
             "",
             "```mermaid",
             states.states_diagram().rstrip(),
@@ -320,13 +320,13 @@ def permissions_page() -> str:
         NOTE,
         "# Permissions",
         "",
-        "What each role may publish to and subscribe in the namespace `gangline`; everything else is refused. Each",
-        "user subscribes its own inbox besides, `_INBOX.<user>.>`. `gangline roles` writes this as a server's",
-        "configuration, cut to pools and workers; [permissions](../how-to/permissions.md) says how to use that.",
+        "The subjects that each role may publish and subscribe to in the namespace `gangline`; everything else is",
+        "refused. Each user may also subscribe to its own inbox, `_INBOX.<user>.>`. `gangline roles` writes this as",
+        "server configuration, limited to pools and workers; [permissions](../how-to/permissions.md) says how to use it.",
     ]
     texts = _field_texts(Role)
     for role in Role:
-        # Where a user may be cut to one; a producer who is may do less besides.
+        # Show a placeholder where a user can be limited; a limited producer may do less, so show the unlimited one.
         allowed = permissions(role, Names(), pool="*" if role is Role.PRODUCER else "<pool>", worker="<worker>")
         lines += ["", f"## {role.value.capitalize()}", ""]
         if text := texts.get(role.name):
@@ -335,7 +335,7 @@ def permissions_page() -> str:
         rows = itertools.zip_longest(allowed.publish, allowed.subscribe)
         lines += [f"| {_code(published)} | {_code(heard)} |" for published, heard in rows]
         if allowed.answers_s:
-            lines += ["", f"And one answer to each request, within {allowed.answers_s} s (`allow_responses`)."]
+            lines += ["", f"In addition, one answer to each request within {allowed.answers_s} s (`allow_responses`)."]
     return "\n".join([*lines, ""])
 
 
@@ -360,12 +360,12 @@ EXPLAINED_TASKS = REFERENCE.parent / "explanation" / "durable-tasks.md"
 
 
 def with_diagram(page: str) -> str:
-    """The page on gangs, with the diagram of their states between its two marks, whatever was there before."""
+    """The page on gangs, with the current diagram of states between its two marks."""
     return _between_marks(page, "diagram", states.states_diagram())
 
 
 def with_task_diagram(page: str) -> str:
-    """Likewise the page on durable tasks, with the diagram of their steps."""
+    """The page on durable tasks, with the current diagram of states."""
     return _between_marks(page, "diagram of tasks", task_states.states_diagram())
 
 

@@ -1,6 +1,6 @@
-"""Write dispatcher/client/sync.py from the client's async classes: the same names and signatures as plain functions.
+"""Generate dispatcher/client/sync.py from the client's async classes: the same names and signatures as plain functions.
 
-`python docs/generate.py` runs this as well; a test compares the module with what this would write.
+`python docs/generate.py` runs this as well; a test checks that the module is up to date.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _CONTEXTS: Final[dict[type, type]] = {WorkerChoice: Selection, LeaseAcquisition:
 _ALL: Final = (*_PROXIES, *_CONTEXTS, Client)
 _SYNC: Final = {cls.__name__: f"Sync{cls.__name__}" for cls in _ALL}
 _ASYNC_ONLY: Final = {"Client.start", "Client.close", "Client.router"}
-"""`OwningProxy` has the first two."""
+"""The first two are already defined in `OwningProxy`."""
 _ON_LOOP: Final = {
     *("Lease.lost", "Lease.renew", "Lease.release"),
     *("Gang.state", "Gang.lost", "Gang.events", "Client.statistics"),
 }
-"""No coroutines, and yet only for the loop's thread: they change something, or read what changes together."""
+"""Plain functions that must still run on the loop's thread: they change state, or read values that change together."""
 
 _HEAD: Final = '''"""The client for code without an event loop: the same names, plain functions.
 
@@ -130,7 +130,7 @@ def _function(cls: type, name: str, member: FunctionType | property) -> list[str
 
 
 def _returned(cls: type, value: str, call: str) -> str:
-    """The statement that gives what `call` gives, in its plain form."""
+    """The statement that returns the result of `call`, in its synchronous form."""
     if value == "None":
         return call
     if value == cls.__name__ == "Client":
@@ -150,7 +150,7 @@ def _source(function: object) -> ast.FunctionDef | ast.AsyncFunctionDef:
 
 
 def _forwarded(arguments: ast.arguments) -> str:
-    """The arguments of a method, as they are handed on."""
+    """The arguments of a method, as passed on."""
     found = [each.arg for each in (*arguments.posonlyargs, *arguments.args) if each.arg != "self"]
     found += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
     found += [f"{each.arg}={each.arg}" for each in arguments.kwonlyargs]
@@ -160,7 +160,7 @@ def _forwarded(arguments: ast.arguments) -> str:
 
 def _connect_sync() -> str:
     arguments = _source(connect).args
-    # Randomness of one's own is for tests, which have a loop.
+    # Injected randomness is for tests, which have a loop.
     kept = [number for number, each in enumerate(arguments.kwonlyargs) if each.arg != "ambient"]
     arguments.kwonlyargs = [arguments.kwonlyargs[number] for number in kept]
     arguments.kw_defaults = [arguments.kw_defaults[number] for number in kept]
@@ -171,12 +171,12 @@ def _connect_sync() -> str:
 
 
 def _plain(code: str) -> str:
-    """Types as plain code knows them."""
+    """Types as seen by synchronous code."""
     return re.sub(r"\w+", lambda word: _SYNC.get(word[0], word[0]), code)
 
 
 def _about(member: object, full_name: str = "") -> str:
-    """The first paragraph of a docstring, and where the others are."""
+    """The first paragraph of a docstring, and a reference to the others."""
     first, _, rest = (inspect.getdoc(member) or "").partition("\n\n")
     if rest and full_name:
         first += f" See {full_name}."
@@ -221,7 +221,7 @@ def _imports(source: str) -> str:
 
 
 def _imported(module: str, body: list[ast.stmt]) -> dict[str, str]:
-    """Name -> module, for what these lines of a module import by name."""
+    """Name -> module, for the names imported by these lines of a module."""
     return {
         alias.name: resolve_name("." * node.level + (node.module or ""), module.rpartition(".")[0])
         for node in body
@@ -239,7 +239,7 @@ def _relative(module: str) -> str:
 
 
 def _tidy(source: str) -> str:
-    """As `make format` would leave it."""
+    """The source as `make format` would write it."""
     ruff = (sys.executable, "-m", "ruff")
     for command in (("check", "--select", "I", "--fix-only"), ("format",)):
         source = subprocess.run(

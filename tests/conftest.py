@@ -249,9 +249,7 @@ def _run_strictly(item: pytest.Item, coro: Coroutine[Any, Any, Any]) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
     test = pyfuncitem.obj
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
-    inner = getattr(
-        inner, "async_original", inner
-    )  # parametrized tests share one function, which may be wrapped already
+    inner = getattr(inner, "async_original", inner)  # parametrized tests share one function, maybe wrapped
     if inspect.iscoroutinefunction(inner):
         # Hypothesis calls the inner test once per example and knows nothing of loops.
         @functools.wraps(inner)

@@ -1,4 +1,4 @@
-"""One meter provider for the whole test process: instruments bind to the first that is set, for good."""
+"""One meter provider for the whole test process: instruments bind permanently to the first provider that is set."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """How much of the suite runs: the quick suite by default, everything with `pytest --all` (`make test-all`).
 
-The quick suite leaves out repetition and breadth, never a kind of check. A test says so in one of two ways:
+The quick suite leaves out repetition and breadth, never a kind of check. A test declares this in one of two ways:
 
 - `repetitions(10, whole=100)`: 10 seeds, examples or rounds in the quick suite, 100 in the whole one.
-- `@pytest.mark.long`: the test runs only in the whole suite. A quicker test makes the same kind of check.
+- `@pytest.mark.long`: the test runs only in the whole suite. A quicker test checks the same thing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A virtual loop that does something at a chosen step of what runs on it, so that a test can try every step."""
+"""A virtual loop that runs an action at a given step, so that a test can try every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEVER = 1_000_000_000
 
 
 class SteppedLoop(VirtualLoop):
-    """Schedules `action` when so many callbacks have been scheduled since `arm`."""
+    """Schedules `action` when this many callbacks have been scheduled since `arm`."""
 
     def __init__(self) -> None:
         super().__init__(limit_s=86_400.0)
@@ -21,7 +21,7 @@ class SteppedLoop(VirtualLoop):
         self._action: Callable[[], object] = lambda: None
 
     def arm(self, after: int, action: Callable[[], object]) -> None:
-        """Do that at the step of that number from now on, the next one being 1."""
+        """Run the action at the step with this number, counted from now; the next step is 1."""
         self._at, self._action = self.scheduled + after, action
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:

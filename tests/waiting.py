@@ -1,4 +1,4 @@
-"""Waiting for what gives no signal: asked again until it holds, within a bound that only ends a hang."""
+"""Waits for conditions that nothing signals: checks them repeatedly, within a bound that only ends a hang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from gangline.bus.port.bus import NoResponders, RequestTimeout
 
 PATIENCE_S: Final = 60.0
-"""How long tests wait before they call it a hang. Not a measure of speed: a busy machine may take most of it."""
+"""How long tests wait before a wait counts as a hang. Not a measure of speed: a busy machine may take most of it."""
 
 
 async def until(
@@ -23,10 +23,10 @@ async def until(
     """Wait until `holds()` is true; it may be a coroutine function.
 
     Args:
-        what: what is awaited, for the error; a function is called when it fails.
+        what: description of the condition for the error; a function is called only on failure.
 
     Raises:
-        TimeoutError: it never was within `within_s`.
+        TimeoutError: it did not become true within `within_s`.
     """
     try:
         async with asyncio.timeout(within_s):
@@ -41,8 +41,8 @@ async def until(
 
 
 async def until_nobody_responds(ask: Callable[[], Awaitable[object]]) -> None:
-    """Ask, each time for a short while, until the server says that nobody listens: it learns that a process has ended,
-    or a subscription, only a moment after we do, and until then passes on what nobody will answer."""
+    """Send requests with a short timeout until the server reports no responders. It notices the exit of a process,
+    or the end of a subscription, a moment later than we do, and until then forwards requests that nobody answers."""
 
     async def refused() -> bool:
         try:

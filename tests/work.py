@@ -1,4 +1,4 @@
-"""How much work a call is, counted and not timed: the same on every machine, however busy it is."""
+"""Counts the work of a call instead of timing it: the same on every machine, however busy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lines_run(work: Callable[[], object]) -> int:
-    """How many lines of Python `work` runs through, each turn of a loop and of a comprehension counted."""
+    """Number of lines of Python that `work` executes, counting each iteration of a loop or comprehension."""
     count = 0
 
     def trace(_frame: FrameType, event: str, _argument: Any) -> Any:

@@ -89,7 +89,7 @@ async def open_loop(once: Once, *, rate: float, seconds: float) -> list[float]:
             # Timers of the loop have a resolution of a millisecond, longer than the intervals measured: read the
             # clock instead.
             await asyncio.sleep(0)
-        while under_way:  # noqa: ASYNC110 — whoever ends it would have to be paid for by each request
+        while under_way:  # noqa: ASYNC110 — signalling the end would cost every request
             await asyncio.sleep(0)
     if errors:
         raise ExceptionGroup(f"{len(errors)} of {total} requests failed", errors)

@@ -1,4 +1,4 @@
-"""The command in this process (for parsing and errors) and as processes (for everything that stays)."""
+"""Runs the command in this process (for parsing and errors) and as processes (for everything that keeps running)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def invoke() -> Callable[..., Result]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs. One that has ended, and that nobody has looked after, does not."""
+    """Whether the process is running. A zombie counts as exited."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -55,7 +55,7 @@ def until(holds: Callable[[], object], what: str) -> None:
 
 
 def wait_gone(pid: int) -> None:
-    """Wait for the end of a process that is not our child."""
+    """Wait for the exit of a process that is not our child."""
     until(lambda: not alive(pid), f"the end of {pid}")
 
 
@@ -91,7 +91,7 @@ class Running:
         return "".join(self._lines)
 
     def await_output(self, pattern: str, *, times: int = 1) -> str:
-        """Wait until the output matches so many times; the last match."""
+        """Wait until the output matches this many times; returns the last match."""
 
         def found() -> list[str]:
             return [match.group() for match in re.finditer(pattern, self.output, re.MULTILINE)]
@@ -108,8 +108,7 @@ class Running:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Its exit code, when all that it printed has been read too (and whatever it started has let go of its
-        output)."""
+        """Its exit code, after all of its output was read (and all its children have closed the output)."""
         code = self.process.wait(PATIENCE_S)
         with self._news:
             self._news.wait_for(lambda: self._ended, PATIENCE_S)
@@ -142,13 +141,13 @@ class Commands:
         self._running: list[Running] = []
 
     def start(self, *arguments: str, **environment: str) -> Running:
-        """A process that stays."""
+        """Start a process that keeps running."""
         running = Running(self._forks, arguments, {**self.environment, **environment}, self.folder)
         self._running.append(running)
         return running
 
     def run(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        """A process that ends."""
+        """Run a process that exits by itself."""
         return self._forks.run(
             [*COMMAND, *arguments],
             environment={**self.environment, **environment},
@@ -158,13 +157,13 @@ class Commands:
         )
 
     def json(self, *arguments: str) -> Any:
-        """Run with --json; the document it printed."""
+        """Run with --json; returns the printed document."""
         done = self.run(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     def await_file(self, name: str) -> None:
-        """Wait for a file in the folder; the `hold` task makes some."""
+        """Wait for a file in the folder; the `hold` task creates some."""
         until((self.folder / name).exists, f"the file {name}")
 
     def close(self) -> None:
@@ -239,7 +238,7 @@ def commands(forks: ForkServer, nats_url: str, namespace: str, tmp_path: Path) -
 
 @pytest.fixture
 def publish_raw(nats_url: str, namespace: str) -> Callable[[str, bytes], int]:
-    """Publish a task as any NATS client would, without headers; its sequence in the stream."""
+    """Publish a task without headers, as any NATS client can; returns its sequence in the stream."""
 
     async def publish(target: str, body: bytes) -> int:
         from gangline.bus.nats_bus import connect

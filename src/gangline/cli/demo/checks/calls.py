@@ -137,7 +137,7 @@ def bodies_agree(done: Iterable[Done], slots: int) -> list[str]:
 
 
 def balanced(journals: Mapping[str, Sequence[Record]], killed: frozenset[str]) -> list[str]:
-    """L2: one start, one end; one grant, one giving back. Of a killed worker nothing is asked but "at most"."""
+    """L2: one end per start, one release per grant. For a killed worker: at most one."""
     found: list[str] = []
     for worker, records in journals.items():
         started = Counter(_task(record) for record in records if record["event"] == "start")
@@ -155,12 +155,12 @@ def balanced(journals: Mapping[str, Sequence[Record]], killed: frozenset[str]) -
 
 
 def slots_kept(journals: Mapping[str, Sequence[Record]], killed: frozenset[str], slots: int | None = None) -> list[str]:
-    """L1 and L2, as far as the journals tell."""
+    """L1 and L2, as far as the journals show."""
     return [*never_over_capacity(journals, slots), *journals_add_up(journals), *balanced(journals, killed)]
 
 
 def drained_well(worker: str, records: Sequence[Record], exit_code: int | None) -> list[str]:
-    """L11: after `drain` nothing is granted; the worker leaves with nothing running or reserved, and exit code 0."""
+    """L11: after `drain` nothing is granted; the worker exits with nothing running or reserved, and exit code 0."""
     found: list[str] = []
     events = [record["event"] for record in records]
     if "drain" not in events:

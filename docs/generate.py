@@ -321,8 +321,9 @@ def permissions_page() -> str:
         "# Permissions",
         "",
         "The subjects that each role may publish and subscribe to in the namespace `gangline`; everything else is",
-        "refused. Each user may also subscribe to its own inbox, `_INBOX.<user>.>`. `gangline roles` writes this as",
-        "server configuration, limited to pools and workers; [permissions](../how-to/permissions.md) says how to use it.",
+        "refused. Each user may also subscribe to its own inbox, `_INBOX.<user>.>`. `gangline roles` writes this",
+        "as server configuration, limited to pools and workers; [permissions](../how-to/permissions.md) says how to",
+        "use it.",
     ]
     texts = _field_texts(Role)
     for role in Role:

@@ -84,7 +84,7 @@ def _schemas(channels: tuple[Channel, ...]) -> tuple[Named, dict[str, Any]]:
     references, generated = models_json_schema(
         [(model, "validation") for model in ordered], ref_template=_REF + "{model}"
     )
-    # pydantic gives models of the same name long names. Use the last part of the module's name instead.
+    # pydantic prefixes models of the same name with their modules. Replace the module by its topic, gang or job.
     generated = json.loads(re.sub(r"gangline__schemas__(?:[a-z]+__)?(gang|job)\w*?__", _topic, json.dumps(generated)))
     named: Named = {
         model: re.sub(

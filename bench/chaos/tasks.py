@@ -88,7 +88,7 @@ async def job(id: str, seconds: float, failures: int) -> str:
     with _noted(id):
         await asyncio.sleep(seconds)
         if current_task().attempt <= failures:
-            raise RuntimeError("as it was told to")
+            raise RuntimeError("on purpose")
     return id
 
 

@@ -106,7 +106,7 @@ class Site(Crew):
                 return True
             return False
 
-        await self.until(answers, "somebody leads", pause_s=0.01)
+        await self.until(answers, "a coordinator leads", pause_s=0.01)
         return time.monotonic()
 
     async def event(self, kind: str, gang: str, *, since: float = 0.0) -> tuple[float, GangEvent]:

@@ -337,11 +337,11 @@ TORN = GangEvent(kind=GangEventKind.TORN_DOWN, gang="a", generation=1, size=2, r
 @pytest.mark.parametrize(
     ("torn", "after_s", "finding"),
     [
-        (None, 0.1, "no teardown was told"),
+        (None, 0.1, "no teardown event arrived"),
         (TORN.model_copy(update={"generation": 2}), 0.1, "generation 2 was torn down, not 1"),
-        (TORN.model_copy(update={"rank": 0}), 0.1, "rank 0 is said to be lost, killed were [1]"),
-        (TORN.model_copy(update={"rank": None}), 0.1, "rank None is said to be lost"),
-        (TORN, -0.5, "told 0.5 s before the kill"),
+        (TORN.model_copy(update={"rank": 0}), 0.1, "rank 0 was reported lost, but [1] were killed"),
+        (TORN.model_copy(update={"rank": None}), 0.1, "rank None was reported lost"),
+        (TORN, -0.5, "the event came 0.5 s before the kill"),
     ],
 )
 def test_a_kill_that_nobody_noticed_or_not_for_what_it_was_is_found(torn, after_s, finding):

@@ -24,5 +24,5 @@ def command(connection: ConnectionOptions, worker: str, grace: float | None, as_
 
     reply = with_client(connection, "gangline drain", lambda client: client.drain(worker, grace_s=grace))
     left = reply.load.ongoing
-    told = f"{worker} drains: {left} slot{'s'[: left != 1]} still in use" if left else f"{worker} leaves"
+    told = f"{worker} is draining: {left} slot{'s'[: left != 1]} still in use" if left else f"{worker} leaves"
     print_lines({"worker": worker, **reply.model_dump(mode="json")}, [told], as_json)

@@ -241,14 +241,14 @@ def dead_stay_dead(journals: Mapping[str, Sequence[Record]]) -> list[str]:
 def noticed(torn: GangEvent | None, *, generation: int, ranks: frozenset[int], after_s: float) -> list[str]:
     """A member's process was killed: its generation was torn down after that, for that reason."""
     if torn is None:
-        return ["no teardown was told"]
+        return ["no teardown event arrived"]
     found = []
     if torn.generation != generation:
         found.append(f"generation {torn.generation} was torn down, not {generation}")
     if torn.rank not in ranks:
-        found.append(f"rank {torn.rank} is said to be lost, killed were {sorted(ranks)}")
+        found.append(f"rank {torn.rank} was reported lost, but {sorted(ranks)} were killed")
     if after_s < 0:
-        found.append(f"told {-after_s:.1f} s before the kill")
+        found.append(f"the event came {-after_s:.1f} s before the kill")
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 
 from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvWrite
-from ...runtime.event_clock import EventClock
+from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidName
 from ...schemas.names import Names, WorkerId

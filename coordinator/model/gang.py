@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from ...runtime.backoff import exponential_s
 from ...runtime.state_machine import IllegalMove, Stepping, diagram
+from ...runtime.timers import exponential_s
 from ...schemas.messages.gangs import GangReply
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec, GangState, Rendezvous, RestartPolicy, Seat

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...bus.port.bus import Bus, KeyValue
-from ...runtime.event_clock import EventClock
+from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.errors.gangs import ShardConflict

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from ...bus.port.bus import Bus, Message
 from ...bus.port.types import Subscription
-from ...bus.rpc.listening import listen
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
-from ...bus.rpc.responder import CountingResponder
+from ...bus.rpc.responder import CountingResponder, listen
 from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.tasks import NoDispatcher, UnknownJob

@@ -27,7 +27,7 @@ from ...bus.port.bus import (
     Stream,
     StreamSettings,
 )
-from ...runtime.backoff import Backoff
+from ...runtime.timers import Backoff
 from ...schemas.errors.base import InvalidSettings, ServerUnsupported, Unavailable
 from ...schemas.names import Names
 from ...telemetry.logs import Log

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-from ....bus.memory.connection import MemoryBus
+from ....bus.memory.server import MemoryBus
 from ....bus.port.bus import RequestTimeout
 from ....bus.rpc.requester import raise_if_error
 from ....dispatcher.client.client import Client

@@ -15,8 +15,7 @@ from ....dispatcher.leases.selection import Selection, SelectionState
 from ....runtime.clock import Environment
 from ....schemas.names import Names
 from ....schemas.records.workers import Heartbeat
-from ....worker.context.gang_context import GangContext
-from ....worker.context.task_context import TaskContext
+from ....worker.context.task_context import GangContext, TaskContext
 from ....worker.service import Worker
 from ...loop import NodeClock, VirtualLoop, current_node, node_context
 from ..calls.ledger import LedgerWatch

@@ -138,7 +138,9 @@ class FastPath:
         self._targets = targets
         self._ways: dict[str, Way] = {}
         """By target; each is good for as long as its pool is the plain one."""
-        self._deadlines = Deadlines(caller)
+        self._timeouts: dict[float, TimeoutQueue[PlainFlight]] = {}
+        """By time. Most calls of a client have the same, and are answered within it; see TimeoutQueue for what that
+        costs."""
 
     def launch(
         self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: CallOptions, flags: int
@@ -185,7 +187,9 @@ class FastPath:
         deadline_ms = timeouts = None
         if timeout_s is not None:
             deadline_ms = int(timeout_s * 1000)
-            timeouts = self._deadlines.of(timeout_s)
+            timeouts = self._timeouts.get(timeout_s)
+            if timeouts is None:
+                timeouts = self._new_timeouts(timeout_s)
             if timeouts is None or deadline_ms <= 0:
                 return False
             flight.method, flight.timeout_s, flight.timeouts = method, timeout_s, timeouts
@@ -200,7 +204,9 @@ class FastPath:
 
     def close(self) -> None:
         """The router stops."""
-        self._deadlines.close()
+        for timeouts in self._timeouts.values():
+            timeouts.close()
+        self._timeouts.clear()
 
     def answered(self, flight: PlainFlight) -> None:
         """The task has its result; need only be told while `measured`."""
@@ -223,43 +229,19 @@ class FastPath:
         way = self._ways[target] = Way(*split, pool)
         return way
 
-
-class Deadlines:
-    """Ends plain calls that were not answered in time. Most calls of a client have the same time, and are answered
-    within it; see TimeoutQueue for what that costs."""
-
-    __slots__ = ("_by_time", "_caller")
-
-    def __init__(self, caller: AttemptLoop) -> None:
-        self._caller = caller
-        self._by_time: dict[float, TimeoutQueue[PlainFlight]] = {}
-
-    def of(self, timeout_s: float) -> TimeoutQueue[PlainFlight] | None:
+    def _new_timeouts(self, timeout_s: float) -> TimeoutQueue[PlainFlight] | None:
         """Where flights of that time are to be added; None: there are too many different ones."""
-        found = self._by_time.get(timeout_s)
-        if found is None:
-            if len(self._by_time) >= _MOST:
-                self._tidy()
-            if len(self._by_time) < _MOST:
-                found = self._by_time[timeout_s] = TimeoutQueue(self._expire)
+        if len(self._timeouts) >= _MOST:
+            for other, timeouts in list(self._timeouts.items()):
+                if not timeouts:
+                    timeouts.close()
+                    del self._timeouts[other]
+            if len(self._timeouts) >= _MOST:
+                return None
+        found = self._timeouts[timeout_s] = TimeoutQueue(self._expire)
         return found
-
-    def close(self) -> None:
-        """The router stops."""
-        for timeouts in self._by_time.values():
-            timeouts.close()
-        self._by_time.clear()
-
-    def _tidy(self) -> None:
-        for timeout_s, timeouts in list(self._by_time.items()):
-            if not timeouts:
-                timeouts.close()
-                del self._by_time[timeout_s]
 
     def _expire(self, flight: PlainFlight) -> None:
         if not flight.future.done():
             sent = self._caller.abandon(flight)
             flight.future.set_exception(too_late(f"{flight.endpoint}.{flight.method}", may_have_started=sent))
-
-    def __repr__(self) -> str:
-        return f"Deadlines({sum(map(len, self._by_time.values()))} of {len(self._by_time)} times)"

@@ -28,7 +28,7 @@ from .ownership.manager import OwnershipManager
 from .ownership.ownership_core import Take
 from .persistence.outcome_store import OutcomeStore
 from .policies.settings import DispatcherSettings
-from .queue.context import DispatcherContext
+from .queue.effect_executor import DispatcherContext
 from .queue.queue_runner import QueueRunner
 from .queue.stray_sweeper import StraySweeper
 from .workers.failure_detector import DoubtMonitor, WorkerFailureDetector

@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
-from ....bus.port.bus import Consumer
+from ....bus.port.bus import Bus, Consumer
+from ....runtime.clock import Environment
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.jobs import WorkerJob
 from ....schemas.names import JobFeed as Feed
+from ....schemas.names import Names
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
 from ....telemetry.logs import Log
-from ...jobs.storage import until_answered
+from ....telemetry.metrics.durable import DurableMetrics
+from ...jobs.storage import TaskStreams, until_answered
+from ...router.router import Router
 from ...routing.worker_table import WorkerEntry
+from ...traffic.table import RouteTable
 from ..core import effects as do
 from ..core import events as on
 from ..messages.entry import QueuedMessage
 from ..persistence.outcome_store import OutcomeStore
 from ..persistence.records import failure_of
-from ..workers.pool_observer import PoolObserver
+from ..policies.settings import DispatcherSettings
+from ..workers.failure_detector import DoubtMonitor, WorkerFailureDetector
+from ..workers.pool_observer import KnownPools, PoolObserver
 from .attempts import AttemptSender
-from .context import DispatcherContext
 from .slot_lessor import SlotLessor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherContext:
+    """Made with the dispatcher. Nothing in it has begun: whoever has it starts and stops it."""
+
+    dispatcher: str
+    """Its id."""
+    name: str
+    """For people."""
+    bus: Bus
+    names: Names
+    settings: DispatcherSettings
+    ambient: Environment
+    streams: TaskStreams
+    router: Router
+    routes: RouteTable
+    guard: DoubtMonitor
+    failure_detector: WorkerFailureDetector
+    known: KnownPools
+    metrics: DurableMetrics
+    chance: random.Random
+    """A generator of its own: the system's is a system call for every draw."""
+    log: Log
 
 
 class EventSink(Protocol):

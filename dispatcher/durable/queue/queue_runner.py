@@ -48,8 +48,7 @@ from ..ownership.manager import DISPATCHER, PRIVATELY, consumer_name
 from ..ownership.ownership_core import Take
 from ..ownership.verifier import OwnershipProof, OwnershipVerifier
 from ..workers.pool_observer import PoolObserver
-from .context import DispatcherContext
-from .effect_executor import KeptEnds, QueueEffectExecutor
+from .effect_executor import DispatcherContext, KeptEnds, QueueEffectExecutor
 from .recovery import QueueRecovery, by_try
 
 _ACK_WAIT_S: Final = 30.0

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from gangline.dispatcher.calls.call import CallOptions
-from gangline.dispatcher.calls.fast_path import Deadlines
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
@@ -22,7 +21,7 @@ async def warm(rig: Rig) -> None:
 
 def timeouts(rig: Rig) -> int:
     """How many calls have a deadline to come."""
-    return sum(map(len, rig.router._fast_path._deadlines._by_time.values()))
+    return sum(map(len, rig.router._fast_path._timeouts.values()))
 
 
 @on_rig()
@@ -34,6 +33,10 @@ async def test_the_time_that_is_left_travels_with_the_call(rig: Rig) -> None:
     assert (await flight.future)[2] == ["w1", "echo"]
     assert worker.heard[-1][5] == 2500
     assert timeouts(rig) == 0
+    kept = dict(rig.router._fast_path._timeouts)
+    flight = rig.router._fast_path.launch("images.echo", (2,), {}, CallOptions(timeout_s=2.5), 0)
+    assert kept == {2.5: flight.timeouts} == rig.router._fast_path._timeouts
+    await flight.future
     rig.balanced()
 
 
@@ -143,10 +146,10 @@ async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_gene
 
 @on_rig()
 async def test_closed_it_rings_for_nobody(rig: Rig) -> None:
-    deadlines = Deadlines(rig.router.caller)
-    made = deadlines.of(1.0)
-    assert made is not None and deadlines.of(1.0) is made
+    fast_path = rig.router._fast_path
+    made = fast_path._new_timeouts(1.0)
+    assert made is not None and fast_path._timeouts == {1.0: made}
     made.add(object(), asyncio.get_running_loop().time() + 1)  # _expire would fail on it
-    deadlines.close()
+    fast_path.close()
     await asyncio.sleep(2)
-    assert len(made) == 0
+    assert len(made) == 0 and fast_path._timeouts == {}

@@ -112,7 +112,7 @@ class LeaseSlots:
             self.pump()
 
     def settle(self, routed_request: RoutedRequest) -> None:
-        """The ticket's task is over: see inflight.Books. Idempotent."""
+        """The ticket's task is over: see Settlement. Idempotent."""
         if routed_request.worker is not None:
             routed_request.worker = None
             self.give(routed_request)

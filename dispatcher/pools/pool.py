@@ -205,7 +205,7 @@ class RoutedPool:
         if self._suspects.suspect(worker, why):
             self._exchange.on_gap()
 
-    # -- exchange.Listener ----------------------------------------------------------------------------------------
+    # -- AnswerListener -------------------------------------------------------------------------------------------
 
     def answered(self, worker: WorkerEntry, load: Load, epoch: int) -> None:
         now = self._loop.time()
@@ -223,7 +223,7 @@ class RoutedPool:
     def unreachable(self, worker: WorkerEntry) -> None:
         self.core.view.unreachable(worker)
 
-    # -- discovery.Census -----------------------------------------------------------------------------------------
+    # -- WorkerListener -------------------------------------------------------------------------------------------
 
     def registered(self, record: Registration, revision: int) -> None:
         replaced = self.core.registered(record, revision, self._loop.time())

@@ -4,9 +4,9 @@
 a try                      and then
 =========================  ==========================================================================================
 succeeded                  STORING done
-failed for good            BURYING with the reason of verdicts.VERDICTS
+failed for good            BURYING with the reason of retry_policy.VERDICTS
 failed, tries are left     NOTING, then WAITING or in line again
-failed, none is left       BURYING with the reason of verdicts.VERDICTS
+failed, none is left       BURYING with the reason of retry_policy.VERDICTS
 started nothing            in line again, at its old place; from the second time in a row on after a short wait
 was cancelled              STORING cancelled (done, if it was faster)
 ran past the deadline      BURYING expired (done, if it was faster)

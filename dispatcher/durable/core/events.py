@@ -160,8 +160,8 @@ class AttemptEnded(QueueEvent):
     attempt: int
     """That of the Start or Attach; others are ignored."""
     error: GanglineError | None = None
-    """None: it succeeded. Else see verdicts.classify, which says what becomes of it. A job that an Attach did not find
-    any more: ResultLost."""
+    """None: it succeeded. Else see retry_policy.classify, which says what becomes of it. A job that an Attach did not
+    find any more: ResultLost."""
     once: bool = False
     """The worker does not declare it idempotent: known of the try before it is known of the pool."""
 

@@ -12,7 +12,7 @@ Laws, which `check`, the model of the tests and the simulations assert:
 4. *Limits.* At no start more than `max_running`, the pool's limit, or `per_key` of a key run; starts keep the rate over
    all dispatchers that ever had the queue; no more slots are used than there was credit for.
 5. *Order.* Of an ordered key one task at a time is between its first start and its stored end, by sequence, through
-   retries, cancellation and death. Else, whoever goes first by place (see priority_order) of those that may start does.
+   retries, cancellation and death. Else, whoever goes first by place (see start_order) of those that may start does.
 6. *Bounded starvation.* A task that may start does so before every task of its pool and of higher priority that was
    published more than (difference of priorities) x `age_step_s` after it. One that takes more slots than any lease has
    free keeps those behind it waiting, and is passed by them, by turns of `age_step_s`.

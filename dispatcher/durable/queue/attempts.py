@@ -391,7 +391,7 @@ class AttemptSender:
                 self._exchange.forget(sent_attempt)
             self._finish(entry, sent_attempt)
 
-    # -- ends (job_flight.Pilot) ----------------------------------------------------------------------------------
+    # -- ends: AttemptListener ------------------------------------------------------------------------------------
 
     def item(self, sent_attempt: JobAttempt, frame: Frame) -> None:
         """One item of a stream: more are sent when it is stored."""

@@ -7,9 +7,9 @@ Laws:
    it.
 2. After the end (`close`, or the consumer lost) nothing is told and nothing new begins: another dispatcher may have the
    queue by then. What workers run goes on; whoever takes over attaches to it.
-3. Between a doubt (see guard and verifier) and the server's word that the consumer is ours the core holds everything
-   back: it hears OwnershipDoubted before any other event, and then OwnershipConfirmed, or nothing more; what is being
-   written waits for the same.
+3. Between a doubt (see DoubtMonitor and verifier) and the server's word that the consumer is ours the core holds
+   everything back: it hears OwnershipDoubted before any other event, and then OwnershipConfirmed, or nothing more; what
+   is being written waits for the same.
 4. Nothing is pulled before the tries that failed are known, and nothing is started before every worker that may run
    something of this queue has said what it runs; nor are those asked before a predecessor that gave up nothing has
    stopped believing that the queue is its own.

@@ -1,4 +1,4 @@
-"""Writes to a bucket: many at once, in order for each key, until storage has taken them."""
+"""What a queue has stored as it goes: many at once and in order, until storage has taken it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import BucketSettings, KeyValue
-from gangline.dispatcher.durable.persistence.writers import KvWriteBatcher
+from gangline.bus.port.bus import BucketSettings, KeyValue, Stream
+from gangline.dispatcher.durable.persistence.writers import JobEventPublisher, KvWriteBatcher
+from gangline.dispatcher.jobs.storage import TaskStreams
+from gangline.schemas.names import JobFeed, Names
+from gangline.schemas.records.jobs import JobEvent, JobState
 from gangline.telemetry.logs import logger_for
 
 
@@ -93,3 +96,25 @@ async def test_after_a_stop_nothing_is_written_and_nobody_waits(operations: Desk
     operations.sure.set()
     await asyncio.sleep(1)
     assert await operations.value("a") is None
+
+
+async def test_an_unexpected_error_does_not_end_what_stores_events(operations: Desk) -> None:
+    names, opened = Names("ns"), 0
+    streams = TaskStreams(operations.bus, names)
+
+    async def jobs() -> Stream:
+        nonlocal opened
+        opened += 1
+        if opened == 1:
+            raise ValueError("a bug")
+        return await streams.jobs()
+
+    feed = JobEventPublisher(jobs, names, limit_bytes=lambda: 1 << 20, sure=operations._sure, log=logger_for("test"))
+    feed.start()
+    feed.tell(JobEvent(job="j1", state=JobState.QUEUED, attempt=0, at=1.0))
+    stored = asyncio.Event()
+    feed.when_stored(stored.set)
+    await stored.wait()
+    await feed.stop()
+    last = await (await streams.jobs()).last(names.job("j1", JobFeed.STATE))
+    assert last is not None and opened == 2 and feed.retried == 1 and feed.pending == 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from ....bus.port.bus import Conflict, KeyValue, KvWrite, Stream
+from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, Unavailable
 from ....schemas.names import JobFeed as Feed
 from ....schemas.names import Names
@@ -46,20 +47,17 @@ class StorageWriter(Generic[T]):
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._task: asyncio.Task[None] | None = None
+        self._work = TaskSet(f"write {self.action}", log)
         self.retried = 0
 
     def start(self) -> None:
         """Idempotent."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._go_on(), name=f"gangline-write-{self.action}")
+        if not self._work:
+            self._work.start(self._go_on())
 
     async def stop(self) -> None:
         """Store nothing more; what is not stored yet is dropped. Idempotent, safe before `start`."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await self._work.stop()
         self._line.clear()
         self._idle.set()
 

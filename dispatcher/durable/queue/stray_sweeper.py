@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from ....bus.port.bus import Stream, StreamMessage
+from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName, MalformedMessage
 from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason
@@ -30,7 +31,7 @@ class StraySweeper:
         self._log = log
         self._in_order: set[str] = set()
         """Subjects of schedules that were read: not again while they stand in the stream."""
-        self._task: asyncio.Task[None] | None = None
+        self._round = TaskSet("strays", log)
         self._schedules = names.schedules[: -len(">")]
         self.buried = 0
 
@@ -39,10 +40,7 @@ class StraySweeper:
 
     async def stop(self) -> None:
         """Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await self._round.stop()
         await self._outcomes.stop()
 
     def found(self, stream: Stream, subjects: list[str]) -> None:
@@ -50,10 +48,10 @@ class StraySweeper:
         if self._in_order:
             self._in_order.intersection_update(subjects)
         doubtful = [subject for subject in subjects if subject not in self._in_order]
-        if doubtful and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._round(stream, doubtful), name="gangline-strays")
+        if doubtful and not self._round:
+            self._round.start(self._look_at(stream, doubtful))
 
-    async def _round(self, stream: Stream, subjects: list[str]) -> None:
+    async def _look_at(self, stream: Stream, subjects: list[str]) -> None:
         for subject in subjects:
             try:
                 await self._look(stream, subject)

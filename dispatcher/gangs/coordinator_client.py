@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, Message, NoResponders, NotPermitted, RequestTimeout
 from ...bus.rpc.requester import read_answer
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
 from ...schemas.errors.gangs import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
-from ...schemas.messages.gangs import AcquireRequest, GangReply, GetRequest, OwnedRequest
+from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, GetRequest, OwnedRequest
 from ...schemas.names import GangOperation, Names
 from ...telemetry.logs import logger_for
 from .owner_core import RENEWALS_PER_TTL
@@ -188,6 +188,16 @@ class CoordinatorClient:
             error,
             extra={"action": "gang.not_released", "gang": request.id},
         )
+
+
+def read_event(message: Message) -> GangEvent | None:
+    """What a coordinator broadcast; None, with a warning, for what cannot be read."""
+    try:
+        return GangEvent.model_validate_json(message.data)
+    except ValidationError as error:
+        first = str(error).splitlines()[0]
+        _log.warning("unreadable event on %s: %s", message.subject, first, extra={"action": "event.unreadable"})
+        return None
 
 
 def _not_formed(request: AcquireRequest) -> GangNotFormed:

@@ -9,16 +9,13 @@ from enum import StrEnum
 from typing import Final, assert_never
 from weakref import WeakSet
 
-from pydantic import ValidationError
-
 from ...bus.port.bus import Bus, ConnectionEvent, Message
 from ...bus.port.types import Subscription
 from ...schemas.errors.base import ClosedError, GanglineError, Unavailable
 from ...schemas.errors.gangs import GangNotFormed
 from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ...schemas.names import GangOperation, Names
-from ...telemetry.logs import logger_for
-from .coordinator_client import CoordinatorClient
+from .coordinator_client import CoordinatorClient, read_event
 from .members import Formation, MemberChannelFactory, copier
 from .owner_core import (
     ANSWER_S,
@@ -30,8 +27,6 @@ from .owner_core import (
     RanksLost,
     RenewOwnership,
 )
-
-_log = logger_for("dispatcher")
 
 _TRUST_S: Final = 1.0
 """How long after the deadline of an acquire its late answer may still be confirmed."""
@@ -261,11 +256,8 @@ class GangOwner:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _on_event(self, message: Message) -> None:
-        try:
-            event = GangEvent.model_validate_json(message.data)
-        except ValidationError as error:
-            first = str(error).splitlines()[0]
-            _log.warning("unreadable event on %s: %s", message.subject, first, extra={"action": "event.unreadable"})
+        event = read_event(message)
+        if event is None:
             return
         for queue in self._listeners:
             _put(queue, event)

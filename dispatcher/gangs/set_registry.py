@@ -10,13 +10,11 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from pydantic import ValidationError
-
 from ...bus.key_value.informer import Absent, BucketInformer
 from ...bus.port.bus import Bus, ConnectionEvent, KeyValue, KvEntry, Message, NotPermitted
 from ...bus.port.types import Subscription
 from ...schemas.errors.base import ClosedError, GanglineError
-from ...schemas.messages.gangs import GangEvent, GangEventKind
+from ...schemas.messages.gangs import GangEventKind
 from ...schemas.names import Names
 from ...schemas.records.gangs import GangRecord, GangSetRecord
 from ...telemetry.logs import logger_for
@@ -24,6 +22,7 @@ from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
 from ..transport.exchange import RequestExchange
+from .coordinator_client import read_event
 from .members import MemberChannelFactory
 from .standing_set import SetAsPool, StandingSetRouter
 
@@ -120,13 +119,8 @@ class SetDiscovery:
         return await self._bus.subscribe(self._names.gang_events, self._on_event)
 
     def _on_event(self, message: Message) -> None:
-        try:
-            event = GangEvent.model_validate_json(message.data)
-        except ValidationError as error:
-            first = str(error).splitlines()[0]
-            _log.warning("unreadable event on %s: %s", message.subject, first, extra={"action": "event.unreadable"})
-            return
-        if event.gangset is None:
+        event = read_event(message)
+        if event is None or event.gangset is None:
             return
         match event.kind:
             case GangEventKind.TORN_DOWN | GangEventKind.ENDED:

@@ -8,8 +8,7 @@ import pytest
 
 from gangline.testing.sim.calls.ledger import QUIET_S, LedgerWatch
 from gangline.testing.sim.calls.slots import LeaseModel, WorkerModel
-from gangline.testing.sim.history.checker import Checker
-from gangline.testing.sim.history.trace import Trace
+from gangline.testing.sim.history.checker import Checker, Trace
 
 KEY = "lease.alpha.w0.t"
 

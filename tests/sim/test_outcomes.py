@@ -6,8 +6,7 @@ import pytest
 
 from gangline.schemas.errors.base import Saturated, WorkerLost
 from gangline.testing.sim.calls.outcomes import Outcomes, lost_worker
-from gangline.testing.sim.history.checker import Checker
-from gangline.testing.sim.history.trace import Trace
+from gangline.testing.sim.history.checker import Checker, Trace
 
 
 class Clock:

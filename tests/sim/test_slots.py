@@ -9,8 +9,7 @@ import pytest
 
 from gangline.schemas.wire.frames import Load
 from gangline.testing.sim.calls.slots import Terms, WorkerModel
-from gangline.testing.sim.history.checker import Checker
-from gangline.testing.sim.history.trace import Trace
+from gangline.testing.sim.history.checker import Checker, Trace
 
 
 class Script:

@@ -9,8 +9,7 @@ from ....bus.port.bus import Message
 from ....schemas.errors.base import MalformedMessage
 from ....schemas.wire import frames
 from ....schemas.wire.frames import AnswerOp, RequestOp, ReserveFlag
-from ..history.checker import Checker
-from ..history.trace import Trace
+from ..history.checker import Checker, Trace
 from .slots import Terms, WorkerModel
 
 BUSY = 100

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ....bus.port.bus import StreamMessage
-from ..history.checker import Checker
-from ..history.trace import Trace
+from ..history.checker import Checker, Trace
 from ..history.troubles import Troubles
 from ..plan.durable_plan import JobKind, JobStep
 from .records import JobModel

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ....bus.memory.server import MemoryServer
+from ....bus.memory.stream_store import StreamStore
 from ....bus.port.bus import KvEntry, KvOperation
+from ....bus.port.subjects import SubjectPattern
 from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason, JobState, ResultRecord
 from ....schemas.wire import codec
-from ..history.checker import Checker
-from ..history.trace import Trace
+from ..history.checker import Checker, Trace
 from ..history.troubles import Troubles, pool_name
 from ..plan.durable_plan import UNKNOWN_AFTER_S, JobKind
 from ..tasks.durable_tasks import job_result
-from .objects import Objects
 from .records import JobModel
 
 
@@ -224,3 +224,29 @@ class Ends:
 
     def _fail(self, law: str, text: str) -> None:
         self._checker.fail(law, text)
+
+
+class Objects:
+    """Reads the object store without asking over a connection. See bus/object_store.py for how it is kept."""
+
+    def __init__(self, hub: MemoryServer, names: Names) -> None:
+        self._hub = hub
+        self._bucket = names.objects_store
+
+    def body(self, name: str) -> bytes | None:
+        """None: there is none of that name, or not all of it."""
+        stream = self._stream
+        described = None if stream is None else stream.last(self._described_at(name))
+        told = {} if described is None else json.loads(described.data)
+        if stream is None or not told or told.get("deleted"):
+            return None
+        pieces = [message.data for message in stream.after(1, SubjectPattern(f"$O.{self._bucket}.C.{told['nuid']}"))]
+        body = b"".join(pieces)
+        return body if (len(pieces), len(body)) == (told["chunks"], told["size"]) else None
+
+    def _described_at(self, name: str) -> str:
+        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+    @property
+    def _stream(self) -> StreamStore | None:
+        return self._hub.streams.find(f"OBJ_{self._bucket}")

@@ -15,8 +15,7 @@ from ....schemas.errors.base import GanglineError
 from ....schemas.names import Names
 from ....schemas.records.jobs import JobState, ResultRecord, TurnRecord
 from ....worker.context.task_context import TaskContext
-from ..history.checker import Checker
-from ..history.trace import Trace
+from ..history.checker import Checker, Trace
 from ..history.troubles import SERVER, SILENCE, Troubles
 from ..plan.durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
 from ..plan.plan import LATENCY_S, MAX_DELAY_S
@@ -223,7 +222,7 @@ class JobWatch:
         if not body.late:
             self._check_start(model, body)
             if self._limits is not None and self._turns is not None:
-                self._limits.starts(model, body, context)
+                self._limits.starts(model, context)
                 self._turns.starts(model, body)
         if self._idle is not None:
             self._idle.started(node)

@@ -52,7 +52,7 @@ class Limits:
         self._starts: dict[str, list[float]] = {}
         """By endpoint."""
 
-    def starts(self, model: JobModel, body: TaskBody, context: TaskContext) -> None:
+    def starts(self, model: JobModel, context: TaskContext) -> None:
         """A try is about to be counted."""
         step = model.step
         if context.endpoint != step.endpoint or context.key != step.key:

@@ -16,8 +16,7 @@ from ....schemas.names import Names
 from ....schemas.records.gangs import GangRecord, GangState
 from ....worker.context.task_context import GangContext
 from ...loop import node_context
-from ..history.checker import Checker
-from ..history.trace import Trace
+from ..history.checker import Checker, Trace
 from .ledger import GangLedger
 
 STOP_SLACK_S = 0.5

@@ -8,8 +8,7 @@ from ....bus.port.bus import Message
 from ....schemas.messages.gangs import FormRequest, HoldReply, HoldRequest, TeardownRequest
 from ....schemas.names import PRIVATE, Names, Operation, WorkerId
 from ....schemas.wire import headers
-from ..history.checker import Checker
-from ..history.trace import Trace
+from ..history.checker import Checker, Trace
 from .ledger import GangLedger, Held
 
 Told = Callable[[str, TeardownRequest], None]

@@ -27,8 +27,7 @@ from ..durable.idle import Room
 from ..durable.laws import JobWatch
 from ..gangs.members import GangWatch, meeting_value
 from ..gangs.wire import GangWire
-from ..history.checker import Checker
-from ..history.trace import Trace
+from ..history.checker import Checker, Trace
 from ..history.troubles import SERVER, SILENCE, WEATHER, Troubles, pool_name
 from ..plan.clocks import Machine, draw_machine
 from ..plan.gang_plan import BadStart

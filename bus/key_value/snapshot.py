@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
 from ..port.bus import ConnectionEvent, KvEntry, Message, StorageUnavailable
-from .ordered_feed import OrderedFeed, OrderedMessage
+from .watch import OrderedFeed, OrderedMessage
 from .wire import StoredEntry
 from .writer import NO_LEADER_S
 

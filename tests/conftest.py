@@ -33,11 +33,13 @@ from typing import Any
 import hypothesis
 import pytest
 
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.runtime import clock
 from gangline.testing.loop import VirtualLoop
 
 from . import scale
 from .processes import ForkServer
+from .waiting import PATIENCE_S
 
 REAL = ("docker", "processes", "server", "realtime")
 VIRTUAL_LIMIT_S = 30 * 86_400.0
@@ -58,6 +60,12 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, prin
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 hypothesis.settings.load_profile(PROFILE)
+
+
+# A machine that is busy with tests may take longer to connect than a user would wait.
+_CONNECTION_DEFAULTS = ConnectionSettings.__init__.__kwdefaults__
+assert _CONNECTION_DEFAULTS is not None and "connect_timeout_s" in _CONNECTION_DEFAULTS
+_CONNECTION_DEFAULTS["connect_timeout_s"] = PATIENCE_S
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

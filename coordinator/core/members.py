@@ -7,7 +7,7 @@ from ...schemas.messages.gangs import GangEventKind
 from ...schemas.names import WorkerId
 from ..model.commits import CommitKind
 from ..model.events import Cause, MemberFailed
-from ..model.gang import FINAL, Failure, GangStep, ManagedGang, Move, RestartDecision, decide, move
+from ..model.gang import FINAL, Failure, GangStep, ManagedGang, Move, RestartDecision, Verdict, decide, move
 from ..scheduling.inventory import WorkerFacts
 from . import holds
 from .state import SchedulerState
@@ -165,14 +165,7 @@ class MemberFailures:
         of_set = scheduler_state.sets.get(gang.gangset or "")
         if of_set is not None and failure.cause not in BLAMELESS:
             of_set.failed(gang, failure, scheduler_state.now)
-        verdict = decide(
-            gang.spec,
-            failure.cause,
-            failures=gang.failures,
-            streak=gang.streak,
-            draw=scheduler_state.draw,
-            settings=scheduler_state.settings,
-        )
+        verdict = self._decide(gang, failure, lost=len(failure.ranks))
         if verdict.counted:
             gang.failures += 1
             gang.streak += 1
@@ -181,13 +174,27 @@ class MemberFailures:
                 self._teardown.close(gang, failure, ends=True)
             case RestartDecision.RESTART:
                 self._teardown.close(gang, failure, ends=False, delay_s=verdict.delay_s)
-            case RestartDecision.REPAIR if len(failure.ranks) < gang.spec.size:
-                self._repair(gang, failure)
             case RestartDecision.REPAIR:
-                self._teardown.close(gang, failure, ends=False)
+                self._repair(gang, failure, verdict.delay_s)
 
-    def _repair(self, gang: ManagedGang, failure: Failure) -> None:
+    def _decide(self, gang: ManagedGang, failure: Failure, *, lost: int, repairing: bool = False) -> Verdict:
+        return decide(
+            gang.spec,
+            failure.cause,
+            failures=gang.failures,
+            streak=gang.streak,
+            draw=self._state.draw,
+            settings=self._state.settings,
+            some_left=lost < gang.spec.size,
+            repairing=repairing,
+        )
+
+    def _repair(self, gang: ManagedGang, failure: Failure, delay_s: float) -> None:
         scheduler_state = self._state
+        begins_at = scheduler_state.now + delay_s
+        if delay_s:
+            gang.not_before = begins_at
+            scheduler_state.agenda.set(("retry", gang.id), begins_at)
         move(gang, Move.LOST_MEMBER)
         gang.ready = False
         scheduler_state.look_at_set(gang)
@@ -195,23 +202,22 @@ class MemberFailures:
         gang.reason, gang.rank = failure.text, failure.rank
         scheduler_state.repairs[gang.id] = None
         scheduler_state.look_for_room = True
-        scheduler_state.agenda.set(("repair", gang.id), scheduler_state.now + scheduler_state.settings.repair_s)
+        scheduler_state.agenda.set(("repair", gang.id), begins_at + scheduler_state.settings.repair_s)
         scheduler_state.tell(GangEventKind.MEMBER_LOST, gang)
         self._teardown.stop_lost(gang)
 
     def _worse(self, gang: ManagedGang, failure: Failure) -> None:
         """Something more was lost while replacements were looked for."""
-        if failure.cause in FINAL or failure.cause in (Cause.NOT_REPAIRED, Cause.PREEMPTED):
-            self._teardown.close(gang, failure, ends=failure.cause in FINAL)
-            return
         new = {rank: None for rank in failure.ranks if rank not in gang.lost}
+        verdict = self._decide(gang, failure, lost=len(gang.lost) + len(new), repairing=True)
+        if verdict.fate is not RestartDecision.REPAIR:
+            ends = verdict.fate is RestartDecision.END
+            self._teardown.close(gang, failure, ends=ends, delay_s=verdict.delay_s)
+            return
         if not new:
             return
         holds.abandon(self._state, gang)
         gang.lost.update(new)
-        if len(gang.lost) >= gang.spec.size:
-            self._teardown.close(gang, failure, ends=False)
-            return
         move(gang, Move.LOST_MEMBER)
         self._state.repairs[gang.id] = None
         gang.reason, gang.rank = failure.text, failure.rank

@@ -342,21 +342,36 @@ class Verdict:
     counted: bool = False
     """As one failure of the gang, however many members failed."""
     delay_s: float = 0.0
-    """Before the next generation is queued."""
+    """Before the next generation is queued, or replacements are looked for."""
 
 
 def decide(
-    spec: GangSpec, cause: Cause, *, failures: int, streak: int, draw: float, settings: CoordinatorSettings
+    spec: GangSpec,
+    cause: Cause,
+    *,
+    failures: int,
+    streak: int,
+    draw: float,
+    settings: CoordinatorSettings,
+    some_left: bool = True,
+    repairing: bool = False,
 ) -> Verdict:
-    """What a gang does after a failure: a decision, without state.
+    """What a gang does after a failure: a decision, without state. Every loss comes here.
 
     Args:
         failures: those before this one that counted.
         streak: failures since the gang was last stable; the backoff doubles with each.
         draw: from [0, 1); the wait is between half of the backoff and all of it.
+        some_left: not all of its members are lost.
+        repairing: replacements for earlier losses are being looked for. That failure was counted, and this one is part
+            of it.
     """
     if cause in FINAL:
         return Verdict(fate=RestartDecision.END)
+    if repairing and cause is not Cause.PREEMPTED:
+        if some_left and cause is not Cause.NOT_REPAIRED:
+            return Verdict(fate=RestartDecision.REPAIR)
+        return Verdict(fate=RestartDecision.RESTART, delay_s=backoff_s(spec, max(streak - 1, 0), draw, settings))
     counted = cause not in UNCOUNTED
     if spec.restart is RestartPolicy.FAIL:
         return Verdict(fate=RestartDecision.END, counted=counted)
@@ -364,8 +379,10 @@ def decide(
         return Verdict(fate=RestartDecision.END)
     if not counted:
         return Verdict(fate=RestartDecision.RESTART)
-    if spec.restart is RestartPolicy.RESTART_MEMBER and cause is not Cause.NOT_REPAIRED:
-        return Verdict(fate=RestartDecision.REPAIR, counted=True)
+    if spec.restart is RestartPolicy.RESTART_MEMBER and some_left:
+        # The first loss since the gang was stable is repaired at once.
+        delay_s = backoff_s(spec, streak - 1, draw, settings) if streak else 0.0
+        return Verdict(fate=RestartDecision.REPAIR, counted=True, delay_s=delay_s)
     return Verdict(fate=RestartDecision.RESTART, counted=counted, delay_s=backoff_s(spec, streak, draw, settings))
 
 

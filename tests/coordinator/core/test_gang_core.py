@@ -457,6 +457,30 @@ def test_a_repair_that_finds_no_room_becomes_a_restart_of_the_gang():
     assert world.core.get("a").state is GangState.FORMED
 
 
+@pytest.mark.parametrize("ranks_lost", ["one", "all", "another during the repair"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("restart", ["restart_gang", "restart_member"])
+def test_a_gang_that_fails_again_and_again_starts_members_no_faster_than_its_back_off(
+    restart: str, size: int, ranks_lost: str
+) -> None:
+    """It is half of 1, 2, 4, 8, 16 s at least. `restart_member` once replaced a member as often as it failed."""
+    world = world_of(*[2] * size)
+    world.acquire("a", size, restart=restart, strategy="spread", max_restarts=1000, backoff_s=1.0)
+    world.flush()
+    for _ in range(300):
+        world.advance(0.1)
+        gang = world.core.get("a")
+        seats = gang.seats
+        failing = seats if ranks_lost == "all" else seats[:1]
+        if ranks_lost == "another during the repair" and gang.step == "repairing":
+            failing = seats[1:2]
+        for worker in (world.workers[WorkerId(seat.pool, seat.worker)] for seat in failing):
+            if "a" in worker.members:
+                world.report(worker, "a")
+        world.flush()
+    assert 3 <= world.core.get("a").generation <= 9
+
+
 # -- cost and settings ------------------------------------------------------------------------------------------------
 
 

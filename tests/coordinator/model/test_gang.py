@@ -23,9 +23,10 @@ from gangline.schemas.records.gangs import GangSpec
 SETTINGS = CoordinatorSettings()
 
 
-def verdict(cause: Cause, *, failures: int = 0, **spec: object):
+def verdict(cause: Cause, *, failures: int = 0, some_left: bool = True, repairing: bool = False, **spec: object):
     asked = GangSpec.model_validate({"pool": "p", "size": 2, **spec})
-    return decide(asked, cause, failures=failures, streak=failures, draw=0.5, settings=SETTINGS)
+    how = {"some_left": some_left, "repairing": repairing}
+    return decide(asked, cause, failures=failures, streak=failures, draw=0.5, settings=SETTINGS, **how)
 
 
 def test_restart_gang_is_the_default():
@@ -33,8 +34,17 @@ def test_restart_gang_is_the_default():
 
 
 def test_restart_member_repairs_and_a_failed_repair_restarts_the_gang():
-    assert verdict(Cause.CRASHED, restart="restart_member").fate is RestartDecision.REPAIR
-    assert verdict(Cause.NOT_REPAIRED, restart="restart_member").fate is RestartDecision.RESTART
+    first, second = (verdict(Cause.CRASHED, restart="restart_member", failures=failures) for failures in (0, 1))
+    assert (first.fate, first.delay_s, second.fate) == (RestartDecision.REPAIR, 0.0, RestartDecision.REPAIR)
+    assert second.delay_s == verdict(Cause.CRASHED).delay_s > 0, "repaired at once, and then with the backoff"
+    for worse in ({"repairing": True, "some_left": False}, {"some_left": False}):
+        found = verdict(Cause.CRASHED, restart="restart_member", failures=1, **worse)
+        assert found.fate is RestartDecision.RESTART and found.delay_s > 0
+    late = verdict(Cause.NOT_REPAIRED, restart="restart_member", failures=1, repairing=True)
+    assert (late.fate, late.counted) == (RestartDecision.RESTART, False) and late.delay_s > 0
+    for cause, fate in ((Cause.CRASHED, RestartDecision.REPAIR), (Cause.PREEMPTED, RestartDecision.RESTART)):
+        found = verdict(cause, restart="restart_member", failures=1, repairing=True)
+        assert (found.fate, found.counted, found.delay_s) == (fate, False, 0.0)
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in FINAL])

@@ -171,10 +171,16 @@ class WorkerServer:
             stall_s = 0.0
         subject = message.subject
         if subject != self._frames_channel and subject != self._frames_subject:
+            operation = subject.rpartition(".")[2]
             if self.core.doubted:
                 self._held.append(message)
+            elif operation == Operation.HOLD and not self.registrar.sure(now):
+                # Nothing can be committed without storage: that a hold waits for its word costs nothing.
+                if not self._held:
+                    self.registrar.confirm(self._take_held)
+                self._held.append(message)
             else:
-                self.operations.take(subject.rpartition(".")[2], message)
+                self.operations.take(operation, message)
             return
         try:
             self.frame_server.take(message, now, stall_s)
@@ -190,6 +196,9 @@ class WorkerServer:
 
     def _undoubted(self) -> None:
         self.new_epoch("frozen")
+        self._take_held()
+
+    def _take_held(self) -> None:
         held, self._held = self._held, []
         for message in held:
             self.take(message)
@@ -253,6 +262,7 @@ class WorkerServer:
         if event is ConnectionEvent.RECONNECTED:
             self._connected_at = self._loop.time()
             self.answer_batcher.resume()
+            self.registrar.unsure()
             self.registrar.rewrite()
 
     # -- operators ------------------------------------------------------------------------------------------------

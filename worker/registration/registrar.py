@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from ...bus.port.bus import Bus, Conflict, KeyValue, KvEntry, NotPermitted
 from ...runtime.clock import Environment
 from ...runtime.tasks import TaskSet
+from ...schemas.deadline import margin_s
 from ...schemas.errors.base import ClosedError, GanglineError, MalformedMessage, Unavailable, WorkerIdTaken
 from ...schemas.names import Names, WorkerId
 from ...schemas.records.workers import Heartbeat, Registration
@@ -194,6 +195,8 @@ class Registrar:
         """Call `on_confirmed` after the next heartbeat that storage takes."""
         self._confirm: Callable[[], None] | None = None
         """Told once by the next heartbeat that storage takes, if it was begun after this was set."""
+        self._ours_until = float("-inf")
+        """Until then the heartbeat that storage took last cannot have expired."""
         self._stopped = False
         self.lost = False
 
@@ -218,7 +221,7 @@ class Registrar:
             try:
                 entry = await self._alive.read()
                 if entry is None or owner_of(entry) == self._instance:
-                    await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
+                    await self._write_alive()
                     previous = await self._reg.read()
                     self._loop_task = loop.create_task(self._run(), name="gangline heartbeat")
                     return max(epoch, epoch_of(previous)) if previous is not None else epoch
@@ -242,7 +245,7 @@ class Registrar:
         """
         try:
             # First the heartbeat: if the id was lost during a standstill, another's registration must not be touched.
-            await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
+            await self._write_alive()
             await self._take_over()
         except KeyLost as lost:
             raise self._taken(lost.instance) from lost
@@ -296,6 +299,15 @@ class Registrar:
         except KeyLost as lost:
             self._fence_ourselves(lost)
             raise self._taken(lost.instance) from lost
+
+    def sure(self, now: float) -> bool:
+        """Whether nobody else can have our id, as far as storage keeps what it took: our last heartbeat has not expired
+        (counted from before it was written, less a margin), and the server was not away since."""
+        return now < self._ours_until
+
+    def unsure(self) -> None:
+        """The server was away, and may have lost our heartbeat: only the next one makes sure."""
+        self._ours_until = float("-inf")
 
     def confirm(self, then: Callable[[], None]) -> None:
         """Call `then` once storage has confirmed that the id is ours now; never, if it is not."""
@@ -360,7 +372,7 @@ class Registrar:
 
     async def _write_heartbeat(self) -> None:
         confirm = self._confirm
-        await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
+        await self._write_alive()
         if confirm is not None and confirm is self._confirm:
             self._confirm = None
             confirm()
@@ -372,6 +384,12 @@ class Registrar:
         if self._compare:
             self._compare = False
             self._on_confirmed()
+
+    async def _write_alive(self) -> None:
+        ttl_s = self._settings.heartbeat_ttl_s
+        until = asyncio.get_running_loop().time() + ttl_s - margin_s(ttl_s)
+        await self._alive.write(_body(self._heartbeat()), ttl_s)
+        self._ours_until = max(self._ours_until, until)
 
     async def _write_registration(self) -> None:
         await self._reg.write(_body(self._registration()), REGISTRATION_TTL_S)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from gangline.worker.settings import WorkerSettings
+
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 from gangline.worker.service import Worker
 
+from ...support.worker.gang_rig import Leader, load_of
 from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
 
 LATER = 1_000_000
@@ -66,4 +69,35 @@ async def test_one_whose_id_was_taken_leaves_without_a_word_for_its_successor(ri
     assert min(envelope.epoch for envelope in rig.hand.envelopes) == epoch
     rig.gates.open.set()
     assert await router.answer(1) == [AnswerOp.OK, 1, " done"]
+    await second.stop()
+
+
+@on_rig()
+async def test_while_its_heartbeat_may_have_expired_a_hold_waits_until_the_id_is_confirmed(rig: Rig):
+    leader = await Leader(rig).listen()
+    epoch = rig.worker.core.epoch
+    rig.hub.storage_down()
+    await asyncio.sleep(1.0)
+    assert (await leader.hold("a"))["accepted"], "nobody can have its id yet"
+    await asyncio.sleep(WorkerSettings().heartbeat_ttl_s)
+    waiting = [asyncio.ensure_future(leader.hold(gang)) for gang in ("b", "c")]
+    await asyncio.sleep(1.0)
+    assert not any(each.done() for each in waiting) and load_of(rig) == (0, 1)
+    assert (await rig.hand.ask(*task(1)))[0] == AnswerOp.OK, "what needs no storage goes on"
+    rig.hub.storage_back()
+    answers = await asyncio.gather(*waiting)
+    assert all(each["accepted"] for each in answers) and rig.worker.core.epoch == epoch
+
+
+@on_rig()
+async def test_one_whose_id_was_taken_in_an_outage_holds_nothing_beside_its_successor(rig: Rig):
+    leader = await Leader(rig).listen()
+    await rig.worker._worker_server.registrar.stop()  # type: ignore[union-attr]  # its heartbeats reach nobody
+    await asyncio.sleep(WorkerSettings().heartbeat_ttl_s + 1.0)
+    second = rig.make_worker()
+    await second.start()
+    held = await leader.hold(ranks=2)
+    assert held["accepted"] and held["epoch"] == second.core.epoch
+    await rig.hand.quiet(1.0)
+    assert load_of(rig) == (0, 0) and second.core.load.reserved == 2
     await second.stop()

@@ -40,8 +40,7 @@ def test_no_law_is_broken_by_durable_tasks(first):
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(2, whole=60)))
 def test_a_dispatcher_that_is_not_heard_starts_nothing_that_another_has_taken_over(seed):
     report = run(seed, plan=draw_unheard_plan(seed))
-    # A failed try that was noted late, when its task had ended elsewhere, may leave its note behind: L12.
-    assert not [each for each in report.violations if each.law != "L12"], str(report)
+    assert report.ok, str(report)
     assert "dispatcher unheard" in report.plan and report.durable["done"]
 
 

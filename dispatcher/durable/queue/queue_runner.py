@@ -61,6 +61,8 @@ _SMALL: Final = 512
 """Bytes of a body up to which its arguments are kept as they were read, and not read again for the start."""
 _HEARD_S: Final = 0.25
 """Until all servers of a cluster know that we can be asked."""
+_SWEEP_S: Final = 60.0
+"""How often tries that belong to no task are looked for."""
 _LAST_WORDS_S: Final = 1.0
 """How long the end of a possession waits for what is being written."""
 
@@ -222,7 +224,7 @@ class QueueRunner:
         context.metrics.recovered(self.endpoint, self.recovery_s)
         self._asked_of = False
         self.tell(on.Recovered)
-        self._forget_orphans()
+        self._forget_orphans(self._tries)
         self._acknowledge(jobs, noted)
         self._log.info(
             "took over the queue in %.3f s: %d tasks found, %d running",
@@ -232,6 +234,10 @@ class QueueRunner:
             extra={"action": "queue.taken"},
         )
         await self._be_asked()
+        while True:
+            # What a predecessor had sent may be written long after we have read all that there was.
+            await asyncio.sleep(_SWEEP_S)
+            self._forget_orphans(await recovery.tries())
 
     async def _let_others_come_back(self, recovery: QueueRecovery, turn: OwnershipProof) -> None:
         """When the server has just restarted, workers that run tasks of a predecessor may be later than we are. And a
@@ -253,12 +259,14 @@ class QueueRunner:
                 return
             await asyncio.sleep(_PAUSE_S)
 
-    def _forget_orphans(self) -> None:
-        """Tries of jobs that ended with their holder, just before it forgot them."""
-        for job, record in list(self._tries.items()):
+    def _forget_orphans(self, tries: dict[str, TryRecord]) -> None:
+        """Tries of jobs that ended with their holder, which did not forget them, or noted them after we took over."""
+        jobs = {entry.submission.job for entry in self.entries.values() if entry.submission is not None}
+        for job, record in list(tries.items()):
             if record.sequence <= self._newest:
-                del self._tries[job]
-                if record.sequence not in self.entries:
+                del tries[job]
+                # A job that was sent anew has its old id: its note is of another message than the one that was read.
+                if job not in jobs and not self._executor.has(record.sequence):
                     self._executor.outcomes.forget_try(self.endpoint, job)
 
     def _acknowledge(self, jobs: list[tuple[WorkerId, WorkerJob]], noted: dict[tuple[str, int], int]) -> None:

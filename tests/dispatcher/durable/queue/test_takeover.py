@@ -20,7 +20,7 @@ from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecuto
 from gangline.dispatcher.durable.queue.queue_runner import QueueRunner
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.names import Names
-from gangline.schemas.records.jobs import JobState
+from gangline.schemas.records.jobs import JobState, TryRecord
 from gangline.testing.loop import current_node
 
 from ....scale import repetitions
@@ -111,6 +111,28 @@ async def test_a_stopped_dispatcher_hands_its_queues_over_at_once_and_what_runs_
         await site.loop.spawn(leaver.name, leaver.dispatcher.stop())
         assert await _next_start(site) - stopped_at < 0.3
         assert (await site.ended(long)).result == 81 and site.attempts(long) == [1]
+
+
+async def test_a_try_that_is_noted_after_the_takeover_is_removed_when_it_belongs_to_no_task() -> None:
+    async with Site(backoff_s=300.0, backoff_max_s=300.0) as site:
+        site.worker()
+        site.dispatcher()
+        await site.taken()
+        ended = await site.submit("square", {"x": 1})
+        await site.ended(ended)
+        waiting = await site.submit("fail", {"times": 1})
+        await site.eventually(site.tries)
+        results = await site.streams.results()
+        [noted] = await results.entries(site.names.tries_of("work"))
+        late = TryRecord(job=ended, sequence=1, attempts=1, not_before=0.0)
+        again = TryRecord(job=waiting, sequence=1, attempts=1, not_before=0.0)
+        assert TryRecord.model_validate_json(noted.value).sequence == 2
+        await results.put(site.names.try_key("work", ended), late.model_dump_json().encode())
+        await results.put(noted.key, again.model_dump_json().encode())
+        await asyncio.sleep(70.0)
+        assert await site.tries() == [noted.key], "what stands under a living job is its own"
+        await site.ended(waiting, within_s=600.0)
+        assert not await site.tries()
 
 
 @pytest.mark.parametrize("away_s", [0.05, 1.0, 2.0])

@@ -151,9 +151,9 @@ class Ends:
         """Nothing is left in the stream or noted of tries, and nothing runs."""
         stream = self._hub.streams.find(self._names.tasks_stream)
         running = any(each.running for each in self._models.values())
-        return (stream is None or not stream.messages) and not running and not self._tries()
+        return (stream is None or not stream.messages) and not running and not self.tries()
 
-    def _tries(self) -> list[str]:
+    def tries(self) -> list[str]:
         """What is noted of them."""
         return [entry.key for entry in self._hub.peek(self._names.results_bucket) if entry.key.startswith("try.")]
 
@@ -171,7 +171,7 @@ class Ends:
         stream = self._hub.streams.find(self._names.tasks_stream)
         for message in [] if stream is None else stream.messages.values():
             self._fail("L10", f"at rest {message.subject} is still in the stream, at {message.sequence}")
-        for key in self._tries():
+        for key in self.tries():
             self._fail("L12", f"at rest {key} is still in the bucket of results")
         letters = self.letters()
         for model in self._models.values():

@@ -248,6 +248,7 @@ class Registrar:
             await self._write_alive()
             await self._take_over()
         except KeyLost as lost:
+            self.lost = True
             raise self._taken(lost.instance) from lost
         self._published = True
 

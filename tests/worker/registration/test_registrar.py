@@ -264,6 +264,19 @@ def test_unreadable_entries_name_neither_owner_nor_epoch(value):
     assert (owner_of(entry), epoch_of(entry)) == ("", 0)
 
 
+@pytest.mark.parametrize("had", [False, True])
+async def test_not_even_a_delete_that_storage_would_refuse_is_sent_for_the_key_of_another(had: bool):
+    async with Bench(MemoryServer()) as bench:
+        key, passed = OwnedKey(bench.kv, "k", "one"), []
+        if had:
+            await key.write(codec.to_json({"instance": "one"}), 60.0)
+        await bench.kv.put("k", codec.to_json({"instance": "other"}))
+        await bench.hub.connect("router").subscribe("$KV.>", lambda message: passed.append(message.headers))
+        await key.delete()
+        await asyncio.sleep(0.1)
+        assert passed == [] and bench.values()["k"] == {"instance": "other"}
+
+
 async def test_only_the_last_confirmation_that_was_asked_for_comes():
     async with Bench(MemoryServer()) as bench:
         await bench.serve()

@@ -87,13 +87,11 @@ class OwnedKey:
         Raises:
             Unavailable: storage did not take it; the key expires by itself.
         """
-        try:
-            await self._kv.delete(self._key, revision=self._revision)
-        except Conflict:
-            entry = await self.read()
-            if entry is not None and owner_of(entry) == self._instance:
-                await self._kv.delete(self._key, revision=entry.revision)
+        # Read first: routers see a delete pass and believe it, also one that storage then refuses.
         self._revision = 0
+        entry = await self.read()
+        if entry is not None and owner_of(entry) == self._instance:
+            await self._kv.delete(self._key, revision=entry.revision)
 
     async def _follow(self) -> None:
         entry = await self.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.worker.settings import WorkerSettings
+from gangline.worker.ledger.settings import WorkerSettings
 
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 from gangline.worker.service import Worker

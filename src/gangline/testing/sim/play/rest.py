@@ -115,6 +115,7 @@ def durable_at_rest(world: World) -> bool:
     """As far as can be seen from outside."""
     return not world.dispatchers or (
         world.jobs.ends.settled
+        and not world.jobs.ends.tries()
         and not world.routes.busy
         and all(each.running for each in world.dispatchers.values())
         and not _held(world)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.worker.ledger.settings import WorkerSettings
-
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
+from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
 
 from ...support.worker.gang_rig import Leader, load_of

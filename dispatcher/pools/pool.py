@@ -16,7 +16,7 @@ from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..routing.outcome import TryOutcome
-from ..routing.policy import Candidates, Draw, Policy, PolicyBase, PowerOfTwo, Requirements, Sticky
+from ..routing.policy import Candidates, Draw, Policy, PolicyBase, PowerOfTwo, Requirements
 from ..routing.pool_core import Effect, PlacementRefused, RoutingCore
 from ..routing.request import RoutedRequest
 from ..routing.settings import RouterSettings
@@ -443,5 +443,5 @@ class GuardedPolicy(PolicyBase):
 
 
 def guarded(policy: Policy, pool: str) -> Policy:
-    """The policy behind the guard; one of ours as it is."""
-    return policy if type(policy) in (PowerOfTwo, Sticky) else GuardedPolicy(policy, pool)
+    """The policy behind the guard; one that ships with Gangline as it is."""
+    return policy if type(policy).__module__ == PolicyBase.__module__ else GuardedPolicy(policy, pool)

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 FOLDERS = ("bench", "bus", "coordinator", "dispatcher", "docs", "schemas", "src", "tests", "worker")
 PATHS = sorted(path for path in set(re.findall(r"`([\w/.]+)`", TEXT)) if path.split("/")[0] in FOLDERS and "/" in path)
+NAMED = sorted(set(re.findall(r"`(\w+)(?:\(\))?` in\s+`([\w/.]+\.py)`", TEXT)))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -20,3 +21,13 @@ def test_a_path_is_there(path: str):
 
 def test_the_page_names_files():
     assert len(PATHS) > 25
+
+
+@pytest.mark.parametrize(("name", "path"), NAMED)
+def test_a_name_is_defined_in_its_file(name: str, path: str):
+    defined = rf"^\s*(class|(async )?def) {name}\b|^{name}\b"
+    assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE)
+
+
+def test_the_page_names_definitions():
+    assert len(NAMED) > 10

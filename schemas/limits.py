@@ -8,6 +8,8 @@ WIRE_VERSION: Final = 1
 """Version of frames and records. Frames of another version are refused with a clear error; of a record, a reader
 uses the fields that it knows."""
 
+MAX_TRACEPARENT_CHARS: Final = 128
+"""More than twice what a W3C `traceparent` takes today."""
 MAX_NAME_CHARS: Final = 128
 """Longest pool, worker, endpoint or method name."""
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidResult, MalformedMessage, PayloadTooLarge, UnknownMethod
+from ...schemas.limits import MAX_TRACEPARENT_CHARS
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...telemetry.logs import Log
@@ -53,6 +54,12 @@ class Responder:
     @property
     def headers(self) -> Mapping[str, str]:
         return self._message.headers or {}
+
+    @property
+    def traceparent(self) -> str | None:
+        """The caller's span, as W3C writes it; None without one, and if it is too long to be one."""
+        value = self.headers.get(headers.TRACEPARENT)
+        return value if value is None or len(value) <= MAX_TRACEPARENT_CHARS else None
 
     @property
     def subject(self) -> str:

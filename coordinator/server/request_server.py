@@ -32,7 +32,6 @@ from ...schemas.names import GangOperation, Names, WorkerId
 from ...schemas.public_id import public_id
 from ...schemas.records.gangs import GangState
 from ...schemas.records.workers import LeaseRecord
-from ...schemas.wire import headers
 from ...telemetry.logs import Log
 from ..core.gang_core import SchedulerCore
 from ..ledger.storage import parse
@@ -176,7 +175,7 @@ class RequestServer:
         request = AcquireRequest.parse(body)
         new_id = f"g{self._clock.token()}"
         gang = request.id or new_id
-        parent = request.traceparent or responder.headers.get(headers.TRACEPARENT)
+        parent = request.traceparent or responder.traceparent
         if self._core.get(gang) is None:
             goes_on = self._traces.asked(gang, parent)
             if goes_on != request.traceparent:

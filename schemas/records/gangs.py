@@ -13,7 +13,14 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors.base import InvalidName
-from ..limits import MAX_NAME_CHARS, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S
+from ..limits import (
+    MAX_NAME_CHARS,
+    MAX_SLOTS,
+    MAX_TOKEN_CHARS,
+    MAX_TRACEPARENT_CHARS,
+    MAX_TTL_S,
+    MIN_TTL_S,
+)
 from ..names import check_name
 from .workers import Record
 
@@ -155,7 +162,7 @@ class GangSpec(BaseModel):
     """The gang ends if its owner does not renew it for this time. Standing gangs ignore it."""
     owner: str = Field(default="", max_length=256)
     """Who requested it and why; shown to people."""
-    traceparent: str | None = Field(default=None, max_length=128)
+    traceparent: str | None = Field(default=None, max_length=MAX_TRACEPARENT_CHARS)
 
     @model_validator(mode="before")
     @classmethod

@@ -21,7 +21,6 @@ from ...schemas.errors.base import (
 )
 from ...schemas.messages import operations as messages
 from ...schemas.names import Operation
-from ...schemas.wire import headers
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import Log
 from ..execution.runner import TaskRun, TaskRunner
@@ -217,7 +216,7 @@ class OperationsServer:
                 RunResponder(responder, self._driver),
                 token=request.token,
                 deadline_at=None if deadline_at == NEVER else deadline_at,
-                trace=responder.headers.get(headers.TRACEPARENT),
+                trace=responder.traceparent,
                 meta=None,
                 stream=False,
             )

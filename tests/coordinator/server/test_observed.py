@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 
 import pytest
@@ -161,4 +162,15 @@ async def test_log_lines_have_an_action_and_the_ids(system, caplog):
     assert restarting.levelno == logging.WARNING
     assert (restarting.gang, restarting.generation, restarting.rank) == (gang["id"], 2, 1)
     assert restarting.term == lines["coordinator.elected"].term
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_traceparent_that_cannot_be_one_is_ignored(system, caplog):
+    """It once raised where the gang's record was written, and the request was answered with an internal error."""
+    await system.worker("w1", slots=2)
+    await leading(system)
+    request = system.owner.bus.request
+    subject = f"{system.names.namespace}.gang.acquire"
+    answer = await request(subject, b'{"pool": "train", "size": 1}', timeout_s=60.0, headers={"traceparent": "0" * 129})
+    assert json.loads(answer.data)["state"] == "formed"
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -28,6 +28,8 @@ QUIET_BEFORE_S = 5.0
 WAITS_SLACK_S = 1.5
 """What a gang that waits may stay beyond its time to live when nobody asks for it any more: a second, and what a look
 and a message take."""
+COMMIT_IN_DOUBT_S = 5.0
+"""... and when the answer to its commit was lost: what storage may take before it is asked again."""
 FOUND_OUT_S = 14.0
 """... and since the last accident, if there was one: members look into the ledger by themselves every ten seconds."""
 
@@ -246,7 +248,8 @@ class GangWatch:
             if died_at is None or gang.gangset is not None or gang.state is not GangState.QUEUED or gang.restarts:
                 continue
             waited_s = now - max(died_at, since)
-            if waited_s > gang.ttl_s + WAITS_SLACK_S:
+            in_doubt_s = COMMIT_IN_DOUBT_S if gang.step == "committing" else 0.0
+            if waited_s > gang.ttl_s + WAITS_SLACK_S + in_doubt_s:
                 self._fail("L4", f"gang {gang.id} still waits, {waited_s:.1f} s after {owner} died that asked for it")
 
     def check_rest(self, sets: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The client: what users call."""
+"""The public client."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Client(Operations):
         async with gangline.connect("nats://127.0.0.1:4222") as client:
             await client.call("images.thumbnail", path="a.png")
 
-    Made by `connect`, or from a bus of your own. Belongs to one event loop. `options(...)` returns copies that share
-    everything with it.
+    Create one with `connect`, or from a bus of your own. Belongs to one event loop. `options(...)` returns copies that
+    share its connection and state.
     """
 
     def __init__(
@@ -60,20 +60,19 @@ class Client(Operations):
         """
         Args:
             bus: an open connection.
-            names: the namespace; `gangline` if not given.
+            names: the namespace; default `gangline`.
             settings: see RouterSettings.
-            ambient: randomness and tokens; the system's if not given.
-            bucket: how the ledger is made if it does not exist yet.
-            tasks: how the streams of durable tasks are made if they do not exist yet; as the environment says
-                (GANGLINE_STORAGE, GANGLINE_REPLICAS) if not given.
-            policy: makes the routing policy of a pool from its name; by default Sticky.
-            name: shown in the ledger as the owner of leases; the bus's name if not given.
+            ambient: source of randomness and tokens; default: the system's.
+            bucket: settings of the ledger if it has to be created.
+            tasks: settings of the streams of durable tasks if they have to be created; default: from the environment
+                (GANGLINE_STORAGE, GANGLINE_REPLICAS).
+            policy: makes the routing policy of a pool from its name; default: Sticky.
+            name: the owner of leases in the ledger; default: the bus's name.
             owns_bus: whether `close` closes the bus.
-            middleware: what runs around calls, streams and submissions; the first one outermost. See
-                dispatcher.client.hooks.
+            middleware: hooks around calls, streams and submissions, outermost first. See dispatcher.client.hooks.
 
         Raises:
-            InvalidSettings: a middleware that is none.
+            InvalidSettings: an item of `middleware` is not a hook.
         """
         self._bus = bus
         self._owns_bus = owns_bus
@@ -91,7 +90,7 @@ class Client(Operations):
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> Client:
-        """Begin; `async with` and `connect` do it. Idempotent.
+        """Start the client; `async with` and `connect` call this. Idempotent.
 
         Raises:
             ClosedError: it was closed.
@@ -100,10 +99,10 @@ class Client(Operations):
         return self
 
     async def close(self) -> None:
-        """Refuse new requests, and end what is under way with ClosedError: waiting requests leave the line, running
-        tasks are told to stop, slots are given back. Then close the connection, if it is the client's own. Idempotent.
+        """Refuse new requests and end those in progress with ClosedError: queued requests are withdrawn, running tasks
+        are cancelled, slots are released. Then close the connection if the client owns it. Idempotent.
 
-        Wait for your calls first if you want their results.
+        To get results, wait for your calls before closing.
         """
         await self._router.stop()
         if self._owns_bus:
@@ -120,11 +119,11 @@ class Client(Operations):
     def options(self, **given: Unpack[ClientOptions]) -> Client:
         """A cheap copy of this client with these options; those not given are inherited.
 
-        See CallOptions for what the first eight mean, and SubmitOptions for the others, which are for `submit` alone.
-        For `submit`, `timeout_s` bounds one try, and `max_attempts` counts tries that were started.
+        See CallOptions for the first eight, and SubmitOptions for the others, which apply to `submit` only. For
+        `submit`, `timeout_s` limits one attempt, and `max_attempts` counts started attempts.
 
         Raises:
-            InvalidSettings: a value out of its bounds.
+            InvalidSettings: a value is out of bounds.
         """
         bound = Client.__new__(Client)
         bound.__dict__.update(self.__dict__)
@@ -133,26 +132,26 @@ class Client(Operations):
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    # `call` and `dispatch` are no `async def`: they would await another coroutine only, at every request.
+    # `call` and `dispatch` are not `async def`: each request would only pay for awaiting one more coroutine.
 
     def call(self, target: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """Run a task on some worker and return its result: one round trip.
+        """Run a task on some worker and return its result, in one round trip.
 
         Args:
             target: `ENDPOINT.METHOD`, for example `images.thumbnail`.
-            args, kwargs: the task's own arguments, nothing else; see `options` for deadlines and the like.
+            args, kwargs: arguments of the task only; deadlines and other settings are set with `options`.
 
-        Cancelling stops the task, wherever it is, and does not wait for that. Inside a task of a worker, the deadline
-        and the trace of that task are inherited.
+        Cancelling cancels the task, queued or running, without waiting for it to stop. Inside a worker's task, the call
+        inherits that task's deadline and trace.
 
         Raises:
             InvalidName, InvalidRequest, PayloadTooLarge: nothing was sent.
-            InvalidArguments, UnknownMethod: the task does not take these, or is not there.
-            QueueFull: too many wait here already; at once.
-            NoWorkers, Saturated, Draining, Disconnected: no worker took it in the time allowed; nothing started.
-            DeadlineExceeded: `may_have_started` says whether it may have begun.
+            InvalidArguments, UnknownMethod: the task does not accept these arguments, or does not exist.
+            QueueFull: too many requests are queued here; raised at once.
+            NoWorkers, Saturated, Draining, Disconnected: no worker accepted it in time; nothing started.
+            DeadlineExceeded: `may_have_started` says whether it may have started.
             TaskFailed, TaskCrashed, TaskCancelled, InvalidResult: it started and did not succeed.
-            WorkerLost, ResultLost: it may have run; not repeated since it is not idempotent.
+            WorkerLost, ResultLost: it may have run; it is not idempotent, so it was not retried.
             ClosedError: this client was closed.
         """
         if self._hooks is not None and self._hooks.calls:
@@ -161,20 +160,20 @@ class Client(Operations):
         return self._router.call(target, args, kwargs, options=self._options)
 
     def stream(self, target: str | Selection, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """Run a task that yields, and yield its items as they come: `async for item in client.stream(...)`.
+        """Run a task that yields, and yield its items as they arrive: `async for item in client.stream(...)`.
 
         Args:
-            target: `ENDPOINT.METHOD`. Or a selection, followed by the name of the method: the task runs on the slot
-                that was chosen, and what `dispatch` says of it holds. (`dispatch` gives all items as a list.)
-            args, kwargs: the task's own arguments.
+            target: `ENDPOINT.METHOD`. Or a selection, followed by the name of the method: the task runs on the selected
+                slot, as described for `dispatch`. (`dispatch` returns all items as a list.)
+            args, kwargs: arguments of the task.
 
         The worker stays at most `RouterSettings.stream_window` items ahead. Leaving the loop early, closing or
-        cancelling stops the task (use `contextlib.aclosing` to have that happen at once).
+        cancelling stops the task (with `contextlib.aclosing`, immediately).
 
         Raises:
             InvalidRequest: the task does not stream; nothing was sent.
-            StreamBroken: items were lost; those yielded before are right.
-            SelectionUsed, SelectionClosed, WrongPool, WrongClient: of a selection; nothing was sent.
+            StreamBroken: items were lost; those yielded before are correct.
+            SelectionUsed, SelectionClosed, WrongPool, WrongClient: from a selection; nothing was sent.
             GanglineError: as `call`.
         """
         if isinstance(target, Selection):
@@ -185,34 +184,35 @@ class Client(Operations):
         return self._router.stream(target, args, kwargs, options=self._options)
 
     def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> WorkerChoice:
-        """`async with client.choose_worker("images") as selection:` — hold a slot, and see whose, before sending.
+        """`async with client.choose_worker("images") as selection:` — reserve a slot, and see on which worker, before
+        sending.
 
-        Of a standing set a gang is chosen: the slot is held on rank 0, or one on every rank or none if the set's calls
-        run on all. `selection.gang` names it, and the rest tells of the worker of rank 0.
+        In a standing set, a gang is selected: the slot is reserved on rank 0, or one on every rank (all or nothing) if
+        the set's calls run on all ranks. `selection.gang` is its id; the other properties describe rank 0's worker.
 
         Args:
-            target: a pool, a standing set, or `ENDPOINT.METHOD` to hold what that task costs.
-            slots: slots to hold instead; of each rank.
-            move: whether `dispatch` may send the task to another worker (or gang), when this one has gone before the
-                task can have started. False: it raises WorkerLost then.
+            target: a pool, a standing set, or `ENDPOINT.METHOD` to reserve the slots that task takes.
+            slots: number of slots to reserve instead; per rank.
+            move: whether `dispatch` may use another worker (or gang) if this one is lost before the task can have
+                started. False: `dispatch` raises WorkerLost.
 
-        The slot is released when the block is left without a dispatch. It is renewed by itself meanwhile.
+        The slot is renewed automatically, and released if the block ends without a dispatch.
 
         Raises:
-            NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is held.
+            NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is reserved.
         """
         return self._router.choose_worker(target, slots=slots, move=move, options=self._options)
 
     def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """Run a task on the slot that was chosen; it cannot be rejected for want of room.
+        """Run a task on the selected slot; it cannot be rejected for lack of capacity.
 
-        If the worker went before the task can have started, it runs within the deadline on another one, with the labels
-        and the key that were asked for in the choice; `selection.worker` names that one then. Likewise on another gang
-        if the chosen one was torn down. A task that had started then is run again if it is idempotent. Where a set's
-        calls run on all ranks, the result is the list of all.
+        If the worker is lost before the task can have started, the task runs within its deadline on another worker that
+        matches the labels and key of the choice; `selection.worker` then names that one. The same applies to another
+        gang if the selected one was torn down. A task that may have started is retried only if it is idempotent. If the
+        set's calls run on all ranks, the result is the list of their results.
 
         Raises:
-            SelectionUsed, SelectionClosed, WrongPool, WrongClient, LeaseExpired: before anything is sent.
+            SelectionUsed, SelectionClosed, WrongPool, WrongClient, LeaseExpired: nothing was sent.
             GanglineError: as `call`.
         """
         if self._hooks is not None and self._hooks.calls:
@@ -225,41 +225,40 @@ class Client(Operations):
     def lease(
         self, target: str, /, *, slots: int = 1, ttl_s: float = 15.0, ledger: str = "behind", wait: bool = True
     ) -> LeaseAcquisition:
-        """`async with client.lease("images", slots=4) as lease:` — hold slots of one worker for many tasks.
+        """`async with client.lease("images", slots=4) as lease:` — reserve slots of one worker for many tasks.
 
-        Of a standing set they are slots of one gang: of rank 0, or as many of every rank if the set's calls run on all.
-        The lease is lost when the gang is torn down or replaced; its calls raise WorkerLost then.
+        In a standing set, the slots belong to one gang: to rank 0, or the same number on every rank if the set's calls
+        run on all ranks. The lease is lost when the gang is torn down or replaced; its calls then raise WorkerLost.
 
         Args:
             target: a pool, a standing set, or `ENDPOINT.METHOD`.
-            slots: how many, all of one worker. More than any worker has is refused at once with Saturated.
-            ttl_s: the lease dies when it is not renewed for so long; 1 to 86400. It is renewed by itself, so this only
-                says how long the slots stay taken after this process vanished.
-            ledger: `sync` writes the ledger before the grant; `lease.fence` then grows over the whole system. Not for a
-                standing set: its slots are in the ledger with their gang, whose fence the lease has.
-            wait: whether `lease.call` waits while all slots of the lease are in use, or raises LeaseBusy. To enter the
-                lease now or not at all: `client.options(queue=False).lease(...)`.
+            slots: number of slots, all on one worker. More than any worker has is refused at once with Saturated.
+            ttl_s: time to live without renewal, 1 to 86400 s. The lease renews itself, so this only limits how long the
+                slots stay taken after this process disappears.
+            ledger: `sync` writes the ledger before the grant; `lease.fence` then grows across the whole system. Not for
+                a standing set: its slots are in the ledger with their gang, whose fence the lease has.
+            wait: whether `lease.call` waits while all slots of the lease are in use, or raises LeaseBusy. To get the
+                lease at once or not at all: `client.options(queue=False).lease(...)`.
 
         Raises:
-            NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is held.
-            InvalidRequest: on entering; a ledger="sync" lease of a standing set was asked for.
+            NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is reserved.
+            InvalidRequest: on entering: ledger="sync" was given for a standing set.
         """
         return self._router.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait, options=self._options)
 
     def gang(self, **wanted: Unpack[GangOptions]) -> GangAcquisition:
         """`async with client.gang(pool="train", size=8) as gang:` — slots on many workers, all or nothing.
 
-        Entering waits in the coordinator's queue until the gang is formed. That does not mean that its members have
-        started: a task waits for the `gang_start` functions of its member, and `await gang.ready()` for those of all.
-        Leaving releases it, and returns when its members have stopped. It is renewed by itself meanwhile.
-
-        See GangOptions for what can be asked for.
+        Entering waits in the coordinator's queue until the gang is formed. Its members may not have started yet: a task
+        waits for the `gang_start` functions of its own member, `await gang.ready()` for those of all members. Leaving
+        releases the gang and returns when its members have stopped. It is renewed automatically. See GangOptions for
+        the arguments.
 
         Raises:
-            InvalidRequest: at once; names what is wrong.
-            GangImpossible, QueueFull: on entering; nothing is held.
-            GangNotFormed: not by the deadline; says what stood in the way.
-            NoCoordinator: none leads: by the deadline, and without one at once.
+            InvalidRequest: at once; names the invalid fields.
+            GangImpossible, QueueFull: on entering; nothing is reserved.
+            GangNotFormed: not formed by the deadline; says why.
+            NoCoordinator: no coordinator leads, by the deadline; without a deadline, at once.
         """
         self._check_open()
         check_names("gang", wanted, GangOptions)
@@ -270,23 +269,23 @@ class Client(Operations):
     async def submit(self, target: str, /, *args: Any, **kwargs: Any) -> Job:
         """Submit a durable task: it runs now or later, even if this process exits. Returns when it is stored.
 
-        The task is not lost, not started twice while it runs, and retried when it fails; it ends as done, as a dead
-        letter, or cancelled. Its result is kept for an hour. `options` has all settings.
+        The task is not lost, never runs twice at the same time, and is retried when it fails; it ends as done,
+        dead-lettered or cancelled. Its result is kept for an hour. See `options` for all settings.
 
-        A standing set runs it on rank 0 of one of its gangs, or on all ranks if its calls run on all; then the result
-        is the list of theirs. An attempt whose gang is torn down counts as one whose worker died.
+        A standing set runs it on rank 0 of one of its gangs, or on all ranks if its calls run on all ranks; the result
+        is then the list of their results. An attempt whose gang is torn down counts like one whose worker died.
 
         Args:
             target: `ENDPOINT.METHOD`, for example `images.thumbnail`; the endpoint may be a standing set.
-            args, kwargs: the task's own arguments: named or positional ones, not both.
+            args, kwargs: arguments of the task, either named or positional, not both.
 
-        Not acknowledged at once, it is tried again for up to 30 s, without ever making two tasks of it. Cancelling may
-        leave it stored.
+        If it is not acknowledged, the message is sent again for up to 30 s, without creating a second task. If this is
+        cancelled, the task may be stored.
 
         Raises:
             InvalidName, InvalidRequest, InvalidArguments, InvalidSettings, PayloadTooLarge: nothing was sent.
             InvalidSchedule: the server does not understand `cron`; says why.
-            StorageUnavailable: not acknowledged; `may_have_started` says whether it may be stored all the same.
+            StorageUnavailable: not acknowledged; `may_have_started` says whether it may still be stored.
             ClosedError: this client was closed.
         """
         self._check_open()
@@ -296,11 +295,11 @@ class Client(Operations):
         return await self._submit_now(request)
 
     async def submit_many(self, target: str, arguments: Sequence[Mapping[str, Any]], /) -> list[Job]:
-        """Submit a task for each of these named arguments concurrently; jobs are returned in order. With an
-        `idempotency_key`, each uses that key with its index in the list.
+        """Submit a task for each of these sets of named arguments concurrently; returns the jobs in order. With an
+        `idempotency_key`, each submission uses that key with its index in the list.
 
         Raises:
-            GanglineError: the first failure, as `submit`; all others were attempted: `details["jobs"]` has the ids in
+            GanglineError: the first failure, as `submit`. All others were attempted: `details["jobs"]` has their ids in
                 order, None for those that failed.
         """
         self._check_open()
@@ -322,15 +321,16 @@ class Client(Operations):
 
         Args:
             id: `Job.id`; for a task published without the client, its sequence in the stream.
-            endpoint: endpoint of its task; finds it faster, and is needed to find one far down a long queue.
+            endpoint: endpoint of its task; finds it faster, and is required to find one far down a long queue.
 
         Raises:
-            InvalidName: no id, or no name.
+            InvalidName: the id or the endpoint is invalid.
         """
         return Job(self._queries, JobRef(id=id, endpoint=endpoint))
 
     async def queues(self) -> list[QueueStats]:
-        """Queues of all endpoints with waiting or running tasks, or a dispatcher: depth, oldest, running, idle slots.
+        """Queues of all endpoints that have waiting or running tasks, or a dispatcher: depth, oldest task, running
+        tasks, idle slots.
 
         Raises:
             Disconnected, StorageUnavailable: the stream could not be read.
@@ -344,7 +344,7 @@ class Client(Operations):
         """Tasks that will not be retried, of all endpoints or one: the newest `limit`, oldest first.
 
         Args:
-            limit: None: all of them.
+            limit: None: all.
             bodies: whether to return bodies; without them, thousands of large dead letters take little memory.
 
         Raises:
@@ -372,7 +372,7 @@ class Client(Operations):
 
         Raises:
             UnknownJob: there is no such letter.
-            JobError: the job has ended otherwise since, or somebody else replays it just now.
+            JobError: the job has ended otherwise since, or is being replayed by another client.
         """
         self._check_open()
         return Job(self._queries, await self._letters.replay(job))
@@ -389,15 +389,15 @@ class Client(Operations):
         self._check_open()
         await self._letters.drop(job)
 
-    # -- what can be seen -----------------------------------------------------------------------------------------
+    # -- introspection --------------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
-        """What this client knows and does: pools with workers and queues, requests in flight, slots held."""
+        """A snapshot of this client: pools with workers and queues, requests in flight, slots held."""
         return self._router.statistics()
 
     @property
     def router(self) -> Router:
-        """The router underneath."""
+        """The router that this client uses."""
         return self._router
 
     def __repr__(self) -> str:
@@ -470,7 +470,7 @@ class Client(Operations):
 
 
 def _on(selection: Selection, method: str) -> str:
-    """The target of a task that runs on what was chosen."""
+    """The target of a task that runs on the selection."""
     return method if "." in method else f"{selection.endpoint}.{method}"
 
 
@@ -484,7 +484,7 @@ class Connecting:
     def __await__(self) -> Generator[Any, None, Client]:
         return self._open().__await__()
 
-    if not TYPE_CHECKING:  # type checkers know what it has; people try client.call and the like
+    if not TYPE_CHECKING:  # type checkers see the real attributes; this explains the mistake of using it as a client
 
         def __getattr__(self, name):
             raise AttributeError(
@@ -518,20 +518,20 @@ def connect(
     """Connect to NATS: `async with connect(...) as client`, or `client = await connect(...)` and close it later.
 
     Args:
-        server: `nats://host:port`, several separated by commas, or ConnectionSettings. None: what the `nats` CLI would
-            use (NATS_URL, NATS_CONTEXT, the selected context), else `nats://127.0.0.1:4222`.
+        server: `nats://host:port`, several separated by commas, or ConnectionSettings. None: as the `nats` CLI
+            (NATS_URL, NATS_CONTEXT, the selected context), else `nats://127.0.0.1:4222`.
         namespace: prefix of all subjects; workers and clients of one namespace see each other.
-        name: shown in the server's connection list and, as the owner of leases, in the ledger.
+        name: shown in the server's connection list, and in the ledger as the owner of leases.
         settings: see RouterSettings.
-        policy: makes the routing policy of a pool from its name; by default Sticky.
-        bucket: how the ledger is made if it does not exist yet.
-        tasks: how the streams of durable tasks are made if they do not exist yet; as the environment says
-            (GANGLINE_STORAGE, GANGLINE_REPLICAS) if not given.
-        middleware: what runs around calls, streams and submissions, the first one outermost: async functions of
-            `(request, call_next)`, or objects as dispatcher.client.hooks describes.
+        policy: makes the routing policy of a pool from its name; default: Sticky.
+        bucket: settings of the ledger if it has to be created.
+        tasks: settings of the streams of durable tasks if they have to be created; default: from the environment
+            (GANGLINE_STORAGE, GANGLINE_REPLICAS).
+        middleware: hooks around calls, streams and submissions, outermost first: async functions of `(request,
+            call_next)`, or objects as described in dispatcher.client.hooks.
 
     Raises:
-        ServerUnreachable: no server answered, or it refused us; on entering or awaiting.
+        ServerUnreachable: no server answered, or it refused the connection; on entering or awaiting.
         InvalidSettings, InvalidName: likewise.
     """
 

@@ -1,8 +1,8 @@
-"""Hooks of a client: what runs around its calls and submissions; see `connect(middleware=...)`.
+"""Hooks around calls and submissions of a client; see `connect(middleware=...)`.
 
-A hook is an object with one or several of the methods below, or simply an async function of `request` and `call_next`,
-which then runs around calls, dispatches and submissions. Several hooks nest, the first one outermost. A client without
-hooks of a kind pays nothing for it. (What runs around the execution itself, on the worker, is `Pool.middleware`.)
+A hook is an object with one or more of the methods below, or an async function of `request` and `call_next`, which runs
+around calls, dispatches and submissions. Several hooks nest, outermost first. Kinds of requests without hooks have no
+overhead. (`Pool.middleware` runs around the execution on the worker.)
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """What is asked for. Hooks pass on another one (`dataclasses.replace`) to change it."""
+    """A request of the user. To change it, pass on a copy (`dataclasses.replace`)."""
 
     kind: Literal["call", "dispatch", "stream", "submit"]
     target: str
-    """`ENDPOINT.METHOD`; of a dispatch, that of the endpoint that was chosen."""
+    """`ENDPOINT.METHOD`; for a dispatch, with the endpoint of the selection."""
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: CallOptions = CallOptions()
 
 
 CallNext = Callable[[ClientRequest], Awaitable[Any]]
-"""Goes on: to the next hook, and at last to the router."""
+"""Calls the next hook; the last one sends the request."""
 StreamNext = Callable[[ClientRequest], AsyncGenerator[Any, None]]
 SubmitNext = Callable[[ClientRequest], "Awaitable[Job]"]
 
@@ -42,9 +42,9 @@ class CallHook(Protocol):
     """Runs around `client.call` and `client.dispatch`."""
 
     async def call(self, request: ClientRequest, call_next: CallNext) -> Any:
-        """Await `call_next(request)` for the result, once, never, or again: what this returns or raises is what the
-        caller gets. It runs in the caller's task: its cancellation arrives here as CancelledError. Retries, placement
-        and waiting in line happen inside `call_next`."""
+        """Await `call_next(request)` for the result, any number of times; the caller gets what this returns or raises.
+        It runs in the caller's task: a cancellation arrives as CancelledError. Retries, placement and queueing happen
+        inside `call_next`."""
         ...
 
 
@@ -53,7 +53,7 @@ class StreamHook(Protocol):
     """Runs around `client.stream`."""
 
     def stream(self, request: ClientRequest, call_next: StreamNext) -> AsyncGenerator[Any, None]:
-        """Yield what the reader gets: usually an async generator over `call_next(request)`. Close what you open: a
+        """Yield the items for the reader: usually an async generator over `call_next(request)`. Close what you open: a
         reader that leaves early closes this generator."""
         ...
 
@@ -63,7 +63,7 @@ class SubmitHook(Protocol):
     """Runs around `client.submit`, and around each task of `client.submit_many`."""
 
     async def submit(self, request: ClientRequest, call_next: SubmitNext) -> Job:
-        """Await `call_next(request)` for the job, which is stored by then."""
+        """Await `call_next(request)` for the job, which is then stored."""
         ...
 
 
@@ -78,7 +78,7 @@ class HookChain:
     def __init__(self, hooks: Sequence[Hook]) -> None:
         """
         Raises:
-            InvalidSettings: an object that is no hook.
+            InvalidSettings: an object is not a hook.
         """
         found = [_checked(hook) for hook in hooks]
         self.calls: tuple[CallHook, ...] = tuple(hook for hook in found if isinstance(hook, CallHook))
@@ -129,7 +129,7 @@ def _checked(hook: object) -> object:
 def _through(
     methods: Sequence[Callable[[ClientRequest, Callable[[ClientRequest], R]], R]], last: Callable[[ClientRequest], R]
 ) -> Callable[[ClientRequest], R]:
-    """The first of them, which goes on to the next, and so on to `last`."""
+    """The first method, with the rest of the chain as its `call_next`."""
     if not methods:
         return last
     return lambda request: methods[0](request, _through(methods[1:], last))

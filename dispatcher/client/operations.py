@@ -1,4 +1,4 @@
-"""What operators ask: who serves, which leases are held, drain, resize, statistics, and how routes are changed."""
+"""Operator functions of the client: list workers and leases, drain, resize, statistics, change routes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ R = TypeVar("R", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """One living worker, as the ledger shows it."""
+    """A living worker, as recorded in the ledger."""
 
     registration: Registration
     heartbeat: Heartbeat
@@ -43,18 +43,17 @@ class WorkerInfo:
 
     @property
     def name(self) -> str:
-        """`<pool>.<worker>`, as `drain` and `resize` take it."""
+        """`<pool>.<worker>`, the argument of `drain` and `resize`."""
         return f"{self.registration.pool}.{self.registration.worker}"
 
     @property
     def ongoing(self) -> int:
-        """Slots running or reserved."""
+        """Slots that are running a task or reserved."""
         return self.heartbeat.running + self.heartbeat.reserved
 
 
 class Operations:
-    """The part of Client that is for operators: workers are asked on their own subjects, the ledger is read, routes are
-    written."""
+    """Operator functions of Client: they send requests to workers, read the ledger, and write routes."""
 
     _bus: Bus
     _options: CallOptions
@@ -65,7 +64,7 @@ class Operations:
         raise NotImplementedError
 
     async def workers(self, pool: str | None = None) -> list[WorkerInfo]:
-        """Living workers of one pool, or of all, by name.
+        """Living workers of one pool, or of all pools, sorted by name.
 
         Raises:
             Disconnected, StorageUnavailable: the ledger could not be read.
@@ -79,7 +78,7 @@ class Operations:
         ]
 
     async def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:
-        """Living leases, oldest first; `worker` is the name within its pool.
+        """Current leases, oldest first; `worker` is the name within its pool.
 
         Raises:
             Disconnected, StorageUnavailable: the ledger could not be read.
@@ -90,31 +89,30 @@ class Operations:
         return sorted(records.values(), key=lambda record: (record.granted_at, record.token))
 
     async def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
-        """Have a worker (`POOL.WORKER`) take nothing new, finish and leave; what runs after `grace_s` is cancelled.
-
-        Returns as soon as the worker has begun.
+        """Drain a worker (`POOL.WORKER`): it accepts nothing new, finishes its tasks and leaves; tasks still running
+        after `grace_s` are cancelled. Returns as soon as draining has begun.
 
         Raises:
             NoWorkers: there is no such worker.
-            InvalidRequest: not a number of seconds.
+            InvalidRequest: `grace_s` is not a number of seconds.
             RequestTimeout: it did not answer.
         """
         request = parse_request(DrainRequest, {"grace_s": grace_s})
         return await self._ask(worker, Operation.DRAIN, request, DrainReply)
 
     async def resize(self, worker: str, slots: int) -> ResizeReply:
-        """Change the number of slots of a worker (`POOL.WORKER`), live; 0 pauses it.
+        """Change the number of slots of a running worker (`POOL.WORKER`); 0 pauses it.
 
         Raises:
             NoWorkers: there is no such worker.
-            InvalidRequest: not a number of slots.
+            InvalidRequest: `slots` is not a number of slots.
             RequestTimeout: it did not answer.
         """
         request = parse_request(ResizeRequest, {"slots": slots})
         return await self._ask(worker, Operation.RESIZE, request, ResizeReply)
 
     async def stats(self, worker: str) -> StatsReply:
-        """What a worker (`POOL.WORKER`) says of itself: load, leases, counts.
+        """Statistics of a worker (`POOL.WORKER`): load, leases, counts.
 
         Raises:
             NoWorkers: there is no such worker.
@@ -123,16 +121,16 @@ class Operations:
         return await self._ask(worker, Operation.STATS, None, StatsReply)
 
     async def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
-        """Send an endpoint's traffic where `route` says, from now on and from everywhere; replaces the route it has.
+        """Set or replace the route of an endpoint, for the traffic of all clients.
 
         ::
 
             await client.set_route("resize", {"to": {"resize-v1": 90, "resize-v2": 10}, "shadow": {"resize-v3": 5}})
 
-        Everybody follows within a second; this client when it returns.
+        This client follows the new route when this returns, all others within a second.
 
         Raises:
-            InvalidRoute: it cannot be followed; which field, and why. Nothing was written.
+            InvalidRoute: the route is invalid; says which field, and why. Nothing was written.
             Disconnected, StorageUnavailable: it may not have been written.
         """
         self._check_open()
@@ -144,18 +142,17 @@ class Operations:
         return record
 
     async def delete_route(self, endpoint: str, /) -> None:
-        """The endpoint is the pool of its name again. One that has no route is no error.
+        """Delete a route: the endpoint is the pool of its name again. No error if there is none.
 
         Raises:
-            Disconnected, StorageUnavailable: it may not have been written.
+            Disconnected, StorageUnavailable: it may still be in effect.
         """
         self._check_open()
         await (await self._streams.routes()).delete(check_name(endpoint, "endpoint"))
         await self._router.routes.refresh(endpoint)
 
     async def routes(self) -> dict[str, RouteRecord]:
-        """Routes by endpoint, as they are followed now. Values that cannot be followed are in
-        `statistics()["routes"]["refused"]`.
+        """Routes in effect, by endpoint. Invalid routes are in `statistics()["routes"]["refused"]`.
 
         Raises:
             Disconnected, Unavailable: they could not be read.
@@ -177,7 +174,7 @@ class Operations:
         return read_answer(answer, reply, worker)
 
     async def _channel(self, worker: WorkerId) -> str:
-        """See Registration.channel. While storage cannot tell, the worker is reached on its public subject.
+        """See Registration.channel. If storage is unavailable, the public subject is used.
 
         Raises:
             NoResponders: it has no registration, so it does not serve.
@@ -192,8 +189,8 @@ class Operations:
 
 
 async def registered(ledger: KeyValue, names: Names, pool: str = "*") -> list[tuple[Registration, Heartbeat | None]]:
-    """Registered workers, by name. A registration outlives a worker that crashed by up to a minute, its heartbeat by
-    three seconds; None is that it has none any more."""
+    """Registered workers, sorted by name. After a crash, the registration remains for up to a minute and the heartbeat
+    for three seconds; None: the worker has no heartbeat."""
     beats = await _read(ledger, names.alive_of(pool), Heartbeat)
     found = []
     for key, record in (await _read(ledger, names.registrations_of(pool), Registration)).items():
@@ -208,7 +205,7 @@ async def _read(ledger: KeyValue, pattern: str, model: type[R]) -> dict[str, R]:
 
 
 def read_record(model: type[R], entry: KvEntry) -> R | None:
-    """What stands there; None for what a newer or a foreign writer wrote under that key."""
+    """Parse a record; None if it is invalid, for example because a newer version or a foreign program wrote it."""
     try:
         return model.model_validate_json(entry.value)
     except ValidationError as error:

@@ -1,1 +1,1 @@
-"""Slots that are held. Imports only: calls, pools, transport, routing."""
+"""Held slots: leases and selections. Imports only: calls, pools, transport, routing."""

@@ -1,7 +1,7 @@
-"""The short ways of held slots: choosing a worker, a task on what was chosen, a task on a lease.
+"""Fast paths for held slots: choosing a worker, a task on a selection, a task on a lease.
 
-See calls.fast_path: what these do for requests that ask for nothing special, the engine and its targets do for all; and
-what turns out to be special is left to them.
+See calls.fast_path: these handle requests without special options; all others are left to the general engine and its
+targets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
 
 
 class _OnHold(PlainFlight):
-    """A task on slots that are held."""
+    """A task on held slots."""
 
     def __init__(self, id: int, future: asyncio.Future[Any], hold: HeldSlots) -> None:
         self.id = id
@@ -70,7 +70,7 @@ class LeasedFlight(_OnHold):
 
 
 class TokenFlight(_OnHold):
-    """A task on a slot that was chosen: it takes the slot over, and what counts for it."""
+    """A task on a selected slot: it takes over the slot and its accounting."""
 
     def settle(self) -> None:
         self.hold.settle()
@@ -86,22 +86,22 @@ class TokenFlight(_OnHold):
 
 
 class PlainReserve(ShortFlight, ReservationRequest):
-    """A slot of any worker. If its future ends with a grant, it still counts, for the HeldSlots that is made of it."""
+    """A reservation of one slot on any worker. When it is granted, it stays counted, for the HeldSlots made from it."""
 
     _counts = True
 
     def settle(self) -> None:
-        """Idempotent: one that was too slow is given up after its end."""
+        """Idempotent: a reservation that timed out is given up after its end."""
         if self._counts:
             self._counts = False
             self.pool.core.end_plain(self.worker)
 
 
 class LeaseFastPath:
-    """For one router."""
+    """Fast paths of one router."""
 
     def __init__(self, fast_path: FastPath, settings: RouterSettings, metrics: RouterMetrics, owner: str) -> None:
-        """`owner`: who holds, as the ledger says it."""
+        """`owner`: owner of the slots, as shown in the ledger."""
         self._fast_path = fast_path
         self.answered = fast_path.answered
         self.failed = fast_path.failed
@@ -109,7 +109,7 @@ class LeaseFastPath:
         self._metrics = metrics
         self._probe_s = settings.probe_first_s
         self.terms = terms = LeaseTerms(max(MIN_TTL_S, settings.claim_s), settings.claim_s)
-        """Of what is held for one task."""
+        """Terms of slots that are held for one task."""
         self._asked = (
             terms.ttl_ms,
             round(terms.claim_s * 1000),
@@ -117,20 +117,20 @@ class LeaseFastPath:
             max(1, round(settings.probe_first_s * 1000)),
             {"owner": owner} if owner else None,
         )
-        """Of a reserve: time to live, claim timeout, flags, deadline, and who asks."""
+        """Fields of a reserve: time to live, claim timeout, flags, deadline, owner."""
         self._probes: TimeoutQueue[PlainReserve] = TimeoutQueue(
             lambda flight: self._exchange.lose(flight, TryOutcome.SLOW)
         )
 
     def close(self) -> None:
-        """The router stops."""
+        """Called when the router stops."""
         self._probes.close()
         self._fast_path.close()
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
     def reserve(self, endpoint: str, options: CallOptions) -> PlainReserve | None:
-        """Ask a worker for a slot; None: nothing was done."""
+        """Send a reservation to a worker; None: nothing was done."""
         fast_path = self._fast_path
         pool = fast_path.plain_pools.get(endpoint)
         timed = options.timeout_s is not None or fast_path.timeout_s is not None
@@ -153,10 +153,10 @@ class LeaseFastPath:
         return HeldSlots(self._exchange, pool, flight.worker, flight.id, frame, self.terms, asked_at)
 
     def reserved(self, flight: PlainReserve) -> None:
-        """There is an answer, or nobody waits for it any more."""
+        """The reservation was answered, or is no longer awaited."""
         self._probes.drop(flight)
 
-    # -- tasks on what is held ------------------------------------------------------------------------------------
+    # -- tasks on held slots --------------------------------------------------------------------------------------
 
     def dispatch(
         self,
@@ -166,7 +166,7 @@ class LeaseFastPath:
         kwargs: Mapping[str, Any] | None,
         options: CallOptions,
     ) -> PlainFlight | None:
-        """Send a task to the slot that was chosen, which is used then; None: nothing was done."""
+        """Send a task to the selected slot and mark the selection used; None: nothing was done."""
         hold, exchange = selection.hold, self._exchange
         if (
             selection.state is not OPEN
@@ -193,7 +193,7 @@ class LeaseFastPath:
         kwargs: Mapping[str, Any] | None,
         options: CallOptions,
     ) -> PlainFlight | None:
-        """Send a task on a lease that has a slot for it now; None: nothing was done."""
+        """Send a task on a lease that has a free slot; None: nothing was done."""
         exchange = self._exchange
         declared = hold.worker.methods.get(method)
         if (

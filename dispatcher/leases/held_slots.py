@@ -1,11 +1,11 @@
-"""Slots of one worker that this router holds by a token: asked for, kept alive, given back exactly once.
+"""Slots of one worker that this router holds by a token: reserved, renewed, and given back exactly once.
 
 Laws:
 
-1. Whatever was reserved ends in exactly one way: released (one RELEASE frame), used up by the task of a single-use
-   token, or lost with its worker. This holds on every path, cancellation at any await included; no clean-up awaits.
-2. A hold is trusted until its time to live, measured from before the request, less a margin: this end always stops
-   trusting first.
+1. Every reservation ends in exactly one way: released (one RELEASE frame), used up by the task of a single-use token,
+   or lost with its worker. This holds on every path, including cancellation at any await; no clean-up awaits.
+2. A hold is trusted for its time to live, measured from before the request, minus a margin, so this side always stops
+   trusting it before the worker does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ H = TypeVar("H", bound="HeldSlots")
 
 
 class RenewalRequest(InFlightRequest):
-    """A RENEW; its answer goes to the hold."""
+    """A RENEW in flight; its answer goes to the hold."""
 
     __slots__ = ("hold", "sent_at")
 
@@ -51,43 +51,43 @@ class RenewalRequest(InFlightRequest):
         return True
 
     def lose(self, fate: TryOutcome) -> None:
-        """The timer tries again for as long as the hold is trusted."""
+        """The timer retries as long as the hold is trusted."""
 
 
 class LeaseTerms:
-    """For how long slots are asked for, and for how long they are trusted then. Made once for many."""
+    """How long slots are requested and trusted for. One object serves many holds."""
 
     __slots__ = ("claim_s", "first_s", "renew_s", "ttl_ms", "ttl_s", "used_s")
 
     def __init__(self, ttl_s: float, claim_s: float) -> None:
         """
         Args:
-            ttl_s: for how long they are good after a use or a renewal.
-            claim_s: for how long the grant is good without either, if that is less.
+            ttl_s: how long slots stay valid after a use or a renewal, in seconds.
+            claim_s: how long a grant stays valid without either, if that is less.
         """
         self.ttl_s = ttl_s
         self.ttl_ms = round(ttl_s * 1000)
         self.claim_s = min(claim_s, ttl_s)
         self.first_s = self.claim_s - margin_s(self.claim_s)
-        """For how long a grant is trusted, measured from before the request."""
+        """How long a grant is trusted, measured from before the request."""
         self.used_s = ttl_s - margin_s(ttl_s)
-        """For how long a use or a renewal is, likewise."""
+        """The same after a use or a renewal."""
         self.renew_s = self.claim_s / _RENEWALS_PER_TTL
-        """When the first renewal is due, likewise."""
+        """When the first renewal is due, measured likewise."""
 
 
 class HeldSlots:
-    """Slots held by a token. Whoever makes one sees to it that it is renewed: see RenewalSet."""
+    """Slots held by a token. The creator must have them renewed: see RenewalSet."""
 
-    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+    # No __slots__: most holds never set these, and class attributes make holds cheaper to create.
 
     slots = 1
     failure: GanglineError | None = None
     """Why it is lost; None while it is not known to be."""
     keeper: RenewalSet | None = None
-    """Who keeps it among those that are held now."""
+    """The set that renews it."""
     charge: RoutedRequest | None = None
-    """What counts for it on the worker. None: it counts as one slot, as a plain request does."""
+    """The request that accounts for it on the worker. None: it counts as one slot, like a plain request."""
     _ended = False
     _timer: asyncio.TimerHandle | None = None
     _renewal: RenewalRequest | None = None
@@ -105,14 +105,14 @@ class HeldSlots:
         """
         Args:
             granted: the worker's answer.
-            terms: as they were asked for, `asked_at`: before the request.
+            terms: those requested, at `asked_at` (loop time before the request).
 
-        One slot is held, without a ticket, unless `charged` says otherwise.
+        Holds one slot without a request, unless `charged` is called.
         """
         self._exchange = exchange
         self.pool = pool
         self.endpoint = pool.name
-        """What was asked for: the pool, or an endpoint whose route led there."""
+        """The name in the request: the pool, or an endpoint routed to it."""
         self.worker = worker
         self.reserve_id = reserve_id
         self.token: str = granted[2]
@@ -126,7 +126,7 @@ class HeldSlots:
         pool.held.count += 1
 
     def allows_repeat(self, order: Call) -> bool:
-        """Whether a task that may have started here may be sent once more."""
+        """Whether a task that may have started here may be sent again."""
         if order.options.idempotent is not None:
             return order.options.idempotent
         method = self.worker.methods.get(order.method)
@@ -137,38 +137,39 @@ class HeldSlots:
     def check_streams(self, target: HeldTarget) -> None:
         """
         Raises:
-            InvalidRequest: items are asked for, and the task has none.
+            InvalidRequest: a stream is wanted, and the task does not stream.
         """
         target.check_streams()
 
     def attempt(self, target: HeldTarget, caller: AttemptLoop, span: Span) -> Coroutine[Any, Any, Outcome]:
-        """One try of a task; see TaskTarget."""
+        """One attempt of a task; see TaskTarget."""
         return TaskTarget.attempt(target, caller, span)
 
     def items(self, target: HeldTarget, caller: AttemptLoop, span: Span) -> AsyncGenerator[Any, None]:
-        """One try of a task that streams; see TaskTarget."""
+        """One attempt of a streaming task; see TaskTarget."""
         return TaskTarget.items(target, caller, span)
 
     async def fate_after(self, error: GanglineError, deadline: float | None) -> TryOutcome | None:
-        """Why a try that failed on several workers may be made elsewhere; None: the error is the task's own."""
+        """The outcome after which an attempt that failed on several workers may be made elsewhere; None: the error is
+        the task's own."""
         return None
 
     async def lost_by(self, error: GanglineError, deadline: float | None) -> GanglineError:
-        """What such a failure says: that the slots are lost, if they are."""
+        """The error to raise for such a failure: if the slots are lost, one that says so."""
         return error
 
     def elsewhere(self, order: Call, routed_request: RoutedRequest) -> AttemptTarget:
-        """Who takes a task that could not start on it."""
+        """The target of a task that could not start on these slots."""
         return PoolTarget(self.pool, order, routed_request)
 
     # -- its life -------------------------------------------------------------------------------------------------
 
     def is_of(self, exchange: RequestExchange) -> bool:
-        """Whether that exchange granted it: only that one hears what becomes of a task sent with its token."""
+        """Whether that exchange got the grant: only that one receives answers to tasks sent with its token."""
         return self._exchange is exchange
 
     def charged(self, routed_request: RoutedRequest) -> Self:
-        """Slots are held, as many as the ticket costs, which counts for them on the worker."""
+        """Hold as many slots as the request costs; the request accounts for them on the worker."""
         self.charge = routed_request
         self.slots = routed_request.cost
         self.pool.held.count += routed_request.cost - 1
@@ -176,17 +177,17 @@ class HeldSlots:
 
     @property
     def counts_on(self) -> WorkerEntry:
-        """Where the pool counts them: the worker, or the gang that they are slots of."""
+        """What the pool counts them on: the worker, or the gang that they belong to."""
         return self.worker
 
     @property
     def leaving(self) -> bool:
-        """Whether they are slots of a gang that is to be sent nothing new. (A draining worker honours what is held.)"""
+        """Whether they belong to a gang that must get nothing new. (A draining worker honours existing holds.)"""
         return False
 
     @property
     def gang(self) -> str | None:
-        """The gang of a standing set that they are slots of; None: of none."""
+        """The gang of a standing set that they belong to; None for a plain pool."""
         return None
 
     @property
@@ -196,7 +197,7 @@ class HeldSlots:
 
     @property
     def routed_request(self) -> RoutedRequest:
-        """Its `charge`, which is made now if there was none. After its end: what that would have been, settled."""
+        """Its `charge`, created if there is none. After its end: a settled request of the same kind."""
         if self.charge is not None:
             return self.charge
         routed_request = RoutedRequest(method=None, slots=1)
@@ -207,7 +208,7 @@ class HeldSlots:
         return routed_request
 
     def usable(self, now: float) -> bool:
-        """Whether it may be used now: there is no `trouble`, and it has not ended."""
+        """Whether it may be used now: `trouble()` is None and it has not ended."""
         worker = self.worker
         return (
             now < self.trusted_until
@@ -218,7 +219,7 @@ class HeldSlots:
         )
 
     def trouble(self) -> GanglineError | None:
-        """Why the hold must not be used, or None. Asked before each use."""
+        """Why the hold must not be used, or None. Checked before each use."""
         if not self.worker.known:
             return WorkerLost(
                 f"{self.worker.id} is gone, and the lease with it; nothing was sent",
@@ -237,17 +238,17 @@ class HeldSlots:
         return None
 
     def used(self, sent_at: float) -> None:
-        """The worker took a task of it, which is as good as a renewal."""
+        """The worker accepted a task on it, which renews it."""
         until = sent_at + self.terms.used_s
         if until > self.trusted_until:
             self.trusted_until = until
 
     def release(self, *, aside_s: float = 0.0) -> None:
-        """Give the slots back. Idempotent, never fails, never waits: it cannot be skipped, nor mask an error.
+        """Give the slots back. Idempotent; never fails or waits, so it cannot be skipped or mask an error.
 
         Args:
-            aside_s: for so long this router's own requests do not go for them. Else whoever of ours waits is there
-                before the worker can invite others.
+            aside_s: for this many seconds, requests of this router do not take the freed slots, so that the worker can
+                offer them to other routers first.
         """
         if not self._ended:
             self.consume()
@@ -258,14 +259,16 @@ class HeldSlots:
                 self._settle_and_pump()
 
     def settle(self) -> None:
-        """It no longer counts on the worker. Once; after `consume` by whoever took the slot over. Pump afterwards."""
+        """Stop counting it on the worker. Call this once; after `consume`, by the new owner of the slot. Then call
+        `pump`."""
         if self.charge is None:
             self.pool.core.end_plain(self.worker)
         else:
             self.pool.settle(self.charge)
 
     def consume(self) -> None:
-        """It ends, and whoever calls takes over what counts for it, to settle it: the task of a single-use token."""
+        """End the hold without giving the slot back: the caller (the task of a single-use token) takes over its
+        accounting and settles it."""
         self._ended = True
         if self._timer is not None or self._renewal is not None:
             self._stop()
@@ -274,7 +277,8 @@ class HeldSlots:
             self.keeper.drop(self)
 
     def give_back(self) -> None:
-        """After `consume`: the task may not have arrived, so that the token may still hold the slot."""
+        """After `consume`: release the token, because the task may not have arrived and the token may still hold the
+        slot."""
         self._exchange.post(self.worker, (RequestOp.RELEASE, self.reserve_id, self.token))
 
     def _settle_and_pump(self) -> None:
@@ -282,7 +286,7 @@ class HeldSlots:
         self.pool.pump()
 
     def renew(self) -> None:
-        """Ask for more time now; the answer comes later. No-op when it is over."""
+        """Send a renewal now; the answer arrives later. No-op if the hold is over."""
         if self._ended or self.failure is not None:
             return
         if self._renewal is not None:
@@ -291,7 +295,7 @@ class HeldSlots:
         flight = RenewalRequest(self._exchange.new_id(), self.worker, self, now)
         self._renewal = flight
         self._exchange.launch(flight, (RequestOp.RENEW, flight.id, self.token, terms.ttl_ms))
-        # Unanswered, it is asked again sooner; answered, the answer schedules the next.
+        # If it is not answered, it is sent again earlier; an answer schedules the next one.
         self._schedule(now + terms.ttl_s / _RENEWALS_PER_TTL / 4)
 
     def renewed(self, flight: RenewalRequest, frame: Frame) -> None:
@@ -309,7 +313,7 @@ class HeldSlots:
             self._fail(stale(self.worker, self.epoch))
 
     def renew_in_time(self) -> None:
-        """Renew it from now on by itself, until it ends."""
+        """Renew it automatically from now on, until it ends."""
         self._schedule(self.asked_at + self.terms.renew_s)
 
     def _schedule(self, at: float) -> None:
@@ -318,7 +322,7 @@ class HeldSlots:
         self._timer = self._exchange.loop.call_at(at, self.due)
 
     def due(self) -> None:
-        """It is time to renew."""
+        """The renewal timer has fired."""
         self._timer = None
         trouble = self.trouble()
         if trouble is not None:
@@ -361,10 +365,10 @@ class HeldTarget(TaskTarget):
 
 
 class SlotReserver:
-    """Asks workers for slots."""
+    """Reserves slots on workers."""
 
     def __init__(self, exchange: RequestExchange, settings: RouterSettings, owner: str) -> None:
-        """`owner`: who holds, as the ledger says it."""
+        """`owner`: owner of the slots, as shown in the ledger."""
         self._exchange = exchange
         self.settings = settings
         self._meta = {"owner": owner} if owner else None
@@ -381,14 +385,15 @@ class SlotReserver:
         seat: str | None = None,
         make: type[H] | None = None,
     ) -> H | HeldSlots | TryOutcome:
-        """Ask one worker, once, for as many slots as the ticket costs, which counts for them in the pool.
+        """Reserve as many slots on one worker as the request costs, in one attempt; the request accounts for them in
+        the pool.
 
         Args:
-            seat: token of a gang's seat there, whose slots they are to be.
-            make: what to make of the grant; a HeldSlots if not given.
+            seat: token of a gang's seat there, whose slots to reserve.
+            make: class of the hold; default: HeldSlots.
 
         Raises:
-            GanglineError: what the worker answered.
+            GanglineError: the worker's error answer.
         """
         exchange, loop = self._exchange, self._exchange.loop
         flight = ReservationRequest(exchange.new_id(), worker, loop, pool, routed_request)
@@ -414,29 +419,29 @@ class SlotReserver:
             hold = (make or HeldSlots)(exchange, pool, worker, flight.id, outcome, terms, asked_at)
             return hold.charged(flight.routed_request)
         except asyncio.CancelledError:
-            # Granted or not, known or not: one release, and the books are straight.
+            # Granted or not, known or not: one release undoes it.
             self.undo(flight)
             raise
         finally:
             timer.cancel()
 
     def refused(self, flight: AwaitedRequest, outcome: Outcome) -> TryOutcome:
-        """What an outcome that grants nothing comes to.
+        """Map an outcome without a grant to the outcome of the attempt.
 
         Raises:
-            GanglineError: what the worker answered.
+            GanglineError: the worker's error answer.
         """
         if isinstance(outcome, TryOutcome):
             if outcome is TryOutcome.SLOW:
                 self.undo(flight)
-            # A reservation starts nothing: what was lost with its worker may be asked for elsewhere.
+            # A reservation starts nothing: if it was lost with its worker, another worker may be tried.
             return TryOutcome.GONE if outcome.may_have_started else outcome
         if outcome[0] == AnswerOp.REJECTED:
             return TryOutcome.of_reason(outcome[2])
         raise error_of(outcome)
 
     def undo(self, flight: AwaitedRequest) -> None:
-        """Give back what may have been granted, or will be."""
+        """Give back slots that were or may yet be granted."""
         exchange = self._exchange
         if not exchange.recall(flight):
             exchange.forget(flight)
@@ -446,30 +451,30 @@ class SlotReserver:
 
 
 class SlotRequest(NamedTuple):
-    """Slots that are wanted."""
+    """A request for slots."""
 
     routed_request: RoutedRequest
-    """How many, and of which worker."""
+    """How many, and requirements on the worker."""
     ttl_s: float
     flags: ReserveFlag
     deadline: float | None
-    """Loop time by which they are to be held."""
+    """Loop time by which they must be held."""
 
 
 class ReserveTarget(AttemptTarget):
-    """Slots of any worker of a pool. Cancelling releases whatever may have been granted."""
+    """Slots of any worker of a pool. Cancelling releases slots that may have been granted."""
 
     worker: WorkerEntry
-    """Who is asked."""
+    """The worker of the current attempt."""
     _wait_s = 0.0
-    """For so long."""
+    """Timeout of the current attempt."""
 
     def __init__(self, reserver: SlotReserver, pool: RoutedPool, asked: SlotRequest) -> None:
         self.reserver = reserver
         self.pool = pool
         self.asked = asked
         settings = reserver.settings
-        # With the ledger written first, an answer takes as long as storage does.
+        # If the ledger is written first, an answer takes as long as storage does.
         self._probe_s = settings.probe_max_s if asked.flags & ReserveFlag.SYNC else settings.probe_first_s
 
     async def place(self, fate: TryOutcome | None) -> AttemptTarget:
@@ -505,11 +510,11 @@ class ReserveTarget(AttemptTarget):
 
 
 class HeldSlotsInfo:
-    """Whose slots they are, and what they are known by. Stays true after they were given back."""
+    """Properties of held slots and their worker. Still valid after the slots were given back."""
 
     def __init__(self, hold: HeldSlots) -> None:
         self.hold = hold
-        """For the router."""
+        """The hold itself, for the router."""
 
     @property
     def pool(self) -> str:
@@ -517,18 +522,18 @@ class HeldSlotsInfo:
 
     @property
     def endpoint(self) -> str:
-        """What was asked for: the pool, or an endpoint whose route led there."""
+        """The name in the request: the pool, or an endpoint routed to it."""
         return self.hold.endpoint
 
     @property
     def worker(self) -> str:
-        """`<pool>.<worker>`, as operators name it; of a standing set, where rank 0 of the gang is. The same goes for
-        what else is told of the worker."""
+        """`<pool>.<worker>`; in a standing set, the worker of rank 0, which the other properties of the worker also
+        describe."""
         return str(self.hold.worker.id)
 
     @property
     def gang(self) -> str | None:
-        """The gang of a standing set whose slots they are: of rank 0, or of every rank. None: of no gang."""
+        """The gang of a standing set that the slots belong to (rank 0's, or every rank's); None for a plain pool."""
         return self.hold.gang
 
     @property
@@ -541,7 +546,7 @@ class HeldSlotsInfo:
 
     @property
     def address(self) -> str:
-        """Where others can reach the process, if it told; host or host:port."""
+        """Address at which other processes can reach the worker, if it published one; host or host:port."""
         return self.hold.worker.address
 
     @property
@@ -550,49 +555,49 @@ class HeldSlotsInfo:
 
     @property
     def token(self) -> str:
-        """As it stands in the ledger."""
+        """The token, as in the ledger."""
         return self.hold.token
 
     @property
     def epoch(self) -> int:
-        """The worker's epoch; the token dies with it."""
+        """The worker's epoch; the token is invalid in any other."""
         return self.hold.epoch
 
     @property
     def fence(self) -> int:
-        """A number that grows with each lease of the worker, for resources that refuse zombies; of a lease with
-        `ledger="sync"` it grows over the whole system."""
+        """Fencing token: grows with each lease of the worker, so that resources can reject stale holders. With
+        `ledger="sync"` it grows across the whole system."""
         return self.hold.fence
 
     @property
     def slots(self) -> int:
-        """How many; of a gang whose calls run on all ranks, so many of each."""
+        """Number of slots; for a gang whose calls run on all ranks, per rank."""
         return self.hold.slots
 
 
 class RenewalSet:
-    """Sees to it that each hold is renewed until it ends, and knows those that have not ended."""
+    """Renews each hold until it ends, and lists those that have not ended."""
 
     __slots__ = ("_brief", "_kept", "closed")
 
     def __init__(self) -> None:
         self.closed = False
-        """All were released, and what is kept from now on must be released too."""
+        """All were released; holds that are kept from now on must be released too."""
         self._kept: dict[HeldSlots, None] = {}  # not a set: the order of releases must not depend on addresses
         self._brief: TimeoutQueue[HeldSlots] = TimeoutQueue(self._outlast)
-        """Those that will nearly all be used up before they have to be renewed: they need no timer so far."""
+        """Holds that will nearly all be used up before their first renewal: they have no timers of their own yet."""
 
     def __len__(self) -> int:
         return len(self._kept) + len(self._brief)
 
     def keep(self, hold: HeldSlots) -> None:
-        """Keep it, until it ends."""
+        """Renew it until it ends."""
         hold.keeper = self
         self._kept[hold] = None
         hold.renew_in_time()
 
     def keep_briefly(self, hold: HeldSlots) -> None:
-        """Likewise, for one that will hardly live so long that it has to be renewed."""
+        """The same, for a hold that will rarely live long enough to be renewed."""
         hold.keeper = self
         self._brief.add(hold, hold.asked_at + hold.terms.renew_s)
 
@@ -602,7 +607,7 @@ class RenewalSet:
             self._kept.pop(hold, None)
 
     def release_all(self) -> None:
-        """The router stops."""
+        """Called when the router stops."""
         self.closed = True
         for hold in [*self._kept, *self._brief]:
             hold.release()

@@ -1,4 +1,4 @@
-"""Slots that are held for many tasks: reserve once, dispatch as often as wanted, at most so many at once."""
+"""Leases: slots of one worker, reserved once and used for many tasks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .lease_slots import LeaseSlots
 
 _OK: Final = int(AnswerOp.OK)
 _COMES_BACK_S: Final = 3.0
-"""For so long after a server's restart a worker that is not there may only be later than we are."""
+"""For this long after a reconnect, a worker without a subscription may just not have reconnected yet."""
 _ASK_AGAIN_S: Final = 0.05
 _LOST: Final = frozenset((TryOutcome.DRAINING,))
-"""A worker that drains honours what is held; one that does not is as good as gone."""
+"""A draining worker honours existing leases; one that rejects them as draining counts as lost."""
 
 
 class RequestObserver(Protocol):
-    """Counts and traces a request; `since`: when it was sent, and counted, elsewhere."""
+    """Counts and traces a request. `since`: when the fast path sent it, if it has already been counted."""
 
     def __call__(
         self, order: Call, since: float | None = None
@@ -42,7 +42,7 @@ MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Call]
 
 
 class Lease(HeldSlotsInfo):
-    """Some slots of one worker, or of one gang of a standing set, renewed by itself while held. Not for use after its
+    """Reserved slots of one worker, or of one gang of a standing set, renewed automatically. Not for use after its
     `async with` block."""
 
     def __init__(
@@ -67,12 +67,12 @@ class Lease(HeldSlotsInfo):
 
     @property
     def used(self) -> int:
-        """Slots in use by this lease's tasks now, those included that were cancelled and have not stopped yet."""
+        """Slots in use by tasks of this lease, including cancelled tasks that have not stopped yet."""
         return self._slots.used
 
     @property
     def lost(self) -> GanglineError | None:
-        """Why the lease cannot be used any more; None while it can."""
+        """Why the lease can no longer be used; None while it can."""
         if self.hold.ended:
             return LeaseExpired(f"the lease on {self.worker} was released")
         return self.hold.trouble()
@@ -80,13 +80,12 @@ class Lease(HeldSlotsInfo):
     # -- work -----------------------------------------------------------------------------------------------------
 
     async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a task on the lease and return its result. Waits while all slots of the lease are in use.
-
-        Cancelling stops the task; its slot is the lease's again when it has stopped.
+        """Run a task on the lease and return its result. Waits while all slots of the lease are in use. Cancelling
+        cancels the task; its slot is free again when it has stopped.
 
         Raises:
             LeaseExpired, StaleEpoch, WorkerLost: the lease is lost; `may_have_started` says whether the task may have
-                begun.
+                started.
             LeaseBusy: all slots are in use and the lease was made with `wait=False`; nothing was sent.
             GanglineError: see Client.call.
         """
@@ -128,11 +127,11 @@ class Lease(HeldSlotsInfo):
                     yield item
 
     def renew(self) -> None:
-        """Ask for the full time to live now, rather than when it is due by itself."""
+        """Renew the lease now instead of waiting for the next automatic renewal."""
         self.hold.renew()
 
     def release(self) -> None:
-        """Give the slots back now; those in use come back as their tasks end. Idempotent, never waits."""
+        """Release the slots now; those in use are released as their tasks end. Idempotent, never waits."""
         self.hold.release()
         self._slots.close()
 
@@ -156,12 +155,12 @@ class Lease(HeldSlotsInfo):
 
 
 class LeaseTarget(HeldTarget):
-    """The slots of a lease. What never arrived, and never will, may be sent again."""
+    """The slots of a lease. A task that cannot have reached the worker may be sent again."""
 
     spans = True
     told = False
     sent_at = 0.0
-    """Loop time, not later than the sending of the last try."""
+    """Loop time, not after the last attempt was sent."""
 
     def __init__(
         self,
@@ -173,7 +172,7 @@ class LeaseTarget(HeldTarget):
         wait: bool,
         exchange: RequestExchange,
     ) -> None:
-        """`request`: counts the tries; `wait`: for a slot, while all are in use."""
+        """`request`: counts the attempts; `wait`: whether to wait while all slots are in use."""
         super().__init__(order, lease.hold, slots)
         self._slots = slots
         self._lease = lease
@@ -206,10 +205,10 @@ class LeaseTarget(HeldTarget):
         raise lost from error
 
     async def _may_repeat(self, fate: TryOutcome) -> bool:
-        """Waits until it is worth while.
+        """Whether to send it again; waits until a retry makes sense.
 
-        What nobody listened to after we regained the connection may be sent again, too: the worker may only be later
-        than we are, and has the lease as before.
+        After a reconnect, a request without subscriber may be sent again: the worker may reconnect later than this
+        client and still have the lease.
         """
         exchange = self._exchange
         if fate is TryOutcome.UNHEARD and exchange.loop.time() - exchange.reconnected_at < _COMES_BACK_S:

@@ -1,6 +1,6 @@
-"""The slots of one lease: who uses them, and who waits for one.
+"""The slots of one lease: counts those in use and queues requests for them.
 
-A slot is in use until the worker has answered its task (or is lost): a task whose caller gave up may still be stopping.
+A slot is in use until the worker has answered the task (or is lost): a task that was cancelled may still be stopping.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..routing.worker_table import WorkerEntry
 
 
 class SlotConsumer(Protocol):
-    """What takes so many slots: a ticket, or a flight without one."""
+    """A request or flight that takes `cost` slots."""
 
     cost: int
 
 
 class LeaseSlots:
-    """Counts slots in use; whoever waits is served in order of asking."""
+    """Counts slots in use; waiting requests are served in order of arrival."""
 
     __slots__ = ("_loop", "_waiters", "closed", "total", "used")
 
@@ -40,7 +40,7 @@ class LeaseSlots:
         return len(self._waiters)
 
     def take_nowait(self, routed_request: SlotConsumer) -> bool:
-        """Take the ticket's slots if they are free and nobody waits."""
+        """Take the request's slots if they are free and no request is waiting."""
         if self._waiters or self.used + routed_request.cost > self.total:
             return False
         self.used += routed_request.cost
@@ -52,12 +52,12 @@ class LeaseSlots:
         """Take slots for one task on that worker, until its flight has ended.
 
         Args:
-            whose: slots they are, as str() tells people.
-            wait: while they are in use.
-            check: raises when they cannot be used any more.
+            whose: owner of the slots; its str() is used in error texts.
+            wait: whether to wait while they are in use.
+            check: raises if the slots can no longer be used.
 
         Raises:
-            LeaseBusy: the task takes more than there are, or they are in use and it may not wait.
+            LeaseBusy: the task takes more slots than there are, or they are in use and `wait` is False.
             DeadlineExceeded: they were in use until the task's deadline.
         """
         check()
@@ -81,7 +81,7 @@ class LeaseSlots:
         return routed_request
 
     async def take(self, routed_request: RoutedRequest, deadline: float | None, too_late: GanglineError) -> None:
-        """Take the ticket's slots, waiting for them if need be. When the lease is closed meanwhile, it takes none.
+        """Take the request's slots, waiting if necessary. If the lease is closed meanwhile, returns without slots.
 
         Raises:
             too_late: at the deadline (loop time).
@@ -99,26 +99,26 @@ class LeaseSlots:
                 self._waiters.remove(entry)
                 self.pump()
             elif _served(waiter) and not self.closed:
-                self.give(routed_request)  # served and cancelled in one turn: the slots go to the next
+                self.give(routed_request)  # served and cancelled in one turn of the loop: the slots go to the next
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
     def give(self, routed_request: SlotConsumer) -> None:
-        """The ticket's slots are free again."""
+        """Free the request's slots."""
         self.used -= routed_request.cost
         if self._waiters:
             self.pump()
 
     def settle(self, routed_request: RoutedRequest) -> None:
-        """The ticket's task is over: see Settlement. Idempotent."""
+        """The request's task has ended: see Settlement. Idempotent."""
         if routed_request.worker is not None:
             routed_request.worker = None
             self.give(routed_request)
 
     def pump(self) -> None:
-        """Serve whoever waits, as far as there is room."""
+        """Serve waiting requests while there are free slots."""
         while self._waiters and self.used + self._waiters[0][0].cost <= self.total:
             routed_request, waiter = self._waiters.popleft()
             if not waiter.done():
@@ -126,7 +126,7 @@ class LeaseSlots:
                 waiter.set_result(None)
 
     def close(self) -> None:
-        """Nobody gets a slot any more: wake those who wait."""
+        """Grant no more slots, and wake all waiting requests."""
         self.closed = True
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
@@ -135,7 +135,7 @@ class LeaseSlots:
 
 
 def _served(waiter: asyncio.Future[None]) -> bool:
-    """Whether slots were taken for it. One that had given up in the turn in which it came first got none."""
+    """Whether slots were taken for it: not if its caller had given up before."""
     return waiter.done() and not waiter.cancelled() and waiter.exception() is None
 
 

@@ -1,4 +1,4 @@
-"""A worker that was chosen and holds a slot for one task, until that is dispatched.
+"""A worker that was selected, with a slot reserved for one task until it is dispatched.
 
 ======== =================================== ========
 state    event                               becomes
@@ -44,40 +44,41 @@ class SelectionState(Enum):
     CLOSED = "closed"
 
 
-# Looking a member up in its enumeration costs ten times as much as a name of the module (CPython 3.11).
+# Reading an enum member costs ten times as much as a module global (CPython 3.11).
 OPEN: Final = SelectionState.OPEN
 _USED: Final = SelectionState.USED
 _CLOSED: Final = SelectionState.CLOSED
 
 
 class Selection(HeldSlotsInfo):
-    """Who was chosen: a worker, or a gang of a standing set. Renewed by itself while it is held."""
+    """A selected worker, or a selected gang of a standing set. Its slot is renewed automatically while it is held."""
 
     state: SelectionState = OPEN
     choice: Choice | None = None
-    """What was asked of the worker, if that was anything."""
+    """Requirements on the worker, if there are any."""
     _moved: WorkerId | None = None
     _moved_to_gang: str | None = None
 
     @property
     def gang(self) -> str | None:
-        """The gang of a standing set that was chosen; once its task had to run on another one, that. None: of none."""
+        """The selected gang of a standing set, or the gang that ran the task if it had to move; None for a plain
+        pool."""
         return self._moved_to_gang or self.hold.gang
 
     @property
     def worker(self) -> str:
-        """`<pool>.<worker>`, as operators name it: who was chosen; once its task had to run elsewhere, who ran it."""
+        """`<pool>.<worker>`: the selected worker, or the one that ran the task if it had to move."""
         return str(self._moved or self.hold.worker.id)
 
     def moved_to(self, worker: WorkerId | None, gang: str | None = None) -> None:
-        """Its task was sent there instead; to the worker of rank 0, if that is of a gang."""
+        """Note that the task was sent elsewhere: to this worker, which for a gang is that of rank 0."""
         self._moved, self._moved_to_gang = worker, gang
 
     def moving(self, fate: TryOutcome) -> None:
-        """To be called before its task is sent elsewhere, for what became of it where it was.
+        """Call this before the task is sent elsewhere, with the outcome of the first attempt.
 
         Raises:
-            WorkerLost, ResultLost: it is to run on the worker that was chosen, or not at all.
+            WorkerLost, ResultLost: the choice forbids moving.
         """
         if self.choice is None or self.choice.move:
             return
@@ -89,7 +90,7 @@ class Selection(HeldSlotsInfo):
         )
 
     def check_usable(self, pool: str) -> None:
-        """Whether it can be dispatched; asked before anything is sent.
+        """Check, before anything is sent, that the selection can be dispatched.
 
         Raises:
             SelectionUsed, SelectionClosed, WrongPool, LeaseExpired.
@@ -110,7 +111,7 @@ class Selection(HeldSlotsInfo):
         self.state = _USED
 
     def close(self) -> None:
-        """Release the slot if it was not used. Idempotent, never fails, never waits."""
+        """Release the slot if it was not used. Idempotent; never fails or waits."""
         if self.state is OPEN:
             self.state = _CLOSED
             self.hold.release()
@@ -121,15 +122,15 @@ class Selection(HeldSlotsInfo):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What holds for the worker that was chosen, and for the one that takes its place."""
+    """Requirements on the selected worker and on any replacement."""
 
     labels: Mapping[str, str] | None = None
     key: str | None = None
     move: bool = True
-    """Whether another worker may take its place."""
+    """Whether another worker may replace it."""
 
     def put_on(self, routed_request: RoutedRequest) -> None:
-        """Have a ticket ask for the same, beside what it asks for itself."""
+        """Add these requirements to a request's own."""
         if self.labels:
             routed_request.labels = {**self.labels, **(routed_request.labels or {})}
         if routed_request.key is None:
@@ -140,11 +141,11 @@ class WorkerChoice:
     """`async with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
 
     selection: Selection | None = None
-    """Who was chosen, as soon as `choose` knows."""
+    """The selection, as soon as `choose` has made it."""
     _entered = False
 
     choice: Choice | None = None
-    """What the selection shall remember."""
+    """Requirements to pass on to the selection."""
 
     def __init__(self, choose: Choose, *args: Any) -> None:
         """`choose`: called with this object and these arguments on entry."""
@@ -158,7 +159,7 @@ class WorkerChoice:
         return self._choose(self, *self._args)
 
     def chosen(self, hold: HeldSlots) -> Selection:
-        """This slot is held."""
+        """Make the selection from this slot."""
         self.selection = selection = Selection(hold)
         if self.choice is not None:
             selection.choice = self.choice
@@ -172,16 +173,16 @@ class WorkerChoice:
 
 
 Choose = Callable[..., Coroutine[Any, Any, Selection]]
-"""Holds a slot, and tells the WorkerChoice that it gets first."""
+"""Reserves a slot. Its first argument is the WorkerChoice, which it informs with `chosen`."""
 
 
 class SelectedTarget(HeldTarget):
-    """The slot that a selection holds; and if its task cannot have started there, or may be repeated, any other."""
+    """The slot of a selection, or any other slot if its task cannot have started there or may be retried."""
 
     _next: AttemptTarget | None = None
-    """Where it goes instead."""
+    """The target of further attempts."""
     _token_lives = True
-    """The token may still hold the slot, though the task was sent with it."""
+    """The token may still hold the slot, although the task was sent with it."""
 
     def __init__(
         self, selection: Selection, order: Call, *, max_attempts: int, loop: asyncio.AbstractEventLoop
@@ -212,14 +213,14 @@ class SelectedTarget(HeldTarget):
         return at
 
     def _leave(self, fate: TryOutcome | None) -> RoutedRequest:
-        """Give up the slot; returns a ticket for another worker or gang: what held for the choice holds for that, too.
+        """Give up the slot; returns a request for another worker or gang with the same requirements.
 
         Raises:
-            WorkerLost, ResultLost: it is to run on the one that was chosen, or not at all.
+            WorkerLost, ResultLost: the choice forbids moving, or the task must not be retried.
         """
         selection, hold = self._selection, self.hold
         if fate is None:
-            # The worker is gone or began anew: nothing was sent, any other will do.
+            # The worker is lost or has a new epoch: nothing was sent, so any other will do.
             fate = TryOutcome.GONE
             selection.mark_used()
             hold.release()
@@ -256,11 +257,11 @@ class SelectedTarget(HeldTarget):
         self.hold.consume()
 
     def unsent(self) -> None:
-        """The selection stays open, and is released."""
+        """The selection stays open and is released when its block ends."""
 
     def left(self, flight: TaskRequest | StreamRequest | None, error: BaseException | None) -> None:
         if error is not None:
-            # Cancelled or out of time. The task may not have reached the worker: then the token still has the slot.
+            # Cancelled or out of time: if the task did not reach the worker, the token still holds the slot.
             self._give_back()
 
     def _give_back(self) -> None:

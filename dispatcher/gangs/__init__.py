@@ -1,1 +1,1 @@
-"""Gangs and standing sets, for those who call them. Imports only: leases, calls, pools, transport."""
+"""Gangs and standing sets, the caller's side. Imports only: leases, calls, pools, transport."""

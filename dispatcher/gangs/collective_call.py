@@ -1,4 +1,4 @@
-"""One task on every rank: all results, or the first failure and nobody left running."""
+"""One task on every rank: all results, or the first failure with all other ranks cancelled."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def same_for_all(size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
 
 
 def by_rank(size: int, arguments: Sequence[Any]) -> list[Arguments]:
-    """One item for each rank: a mapping is keyword arguments, a list or tuple positional ones.
+    """One item for each rank: a mapping has keyword arguments, a list or tuple positional ones.
 
     Raises:
-        InvalidArguments: not so many items as ranks, or an item that is neither.
+        InvalidArguments: the number of items is not the number of ranks, or an item is neither.
     """
     if isinstance(arguments, (str, bytes)) or not isinstance(arguments, Sequence) or len(arguments) != size:
         raise InvalidArguments(f"give a list with the arguments of each of the {size} ranks")
@@ -47,11 +47,11 @@ async def run_on_all(formation: Formation, call: RankCall, arguments: list[Argum
     """Results by rank. Cancelling cancels all.
 
     Args:
-        partial: wait for every rank, and have errors stand among the results.
+        partial: wait for every rank, and return errors among the results.
 
     Raises:
         GangFailed: the first failure, with its rank; the others were cancelled.
-        GangRestarted, GangEnded: the whole generation went.
+        GangRestarted, GangEnded: the whole generation has ended.
         InvalidRequest, DeadlineExceeded: as a rank raised it.
     """
     loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ async def run_on_all(formation: Formation, call: RankCall, arguments: list[Argum
         when = asyncio.ALL_COMPLETED if partial else asyncio.FIRST_EXCEPTION
         await asyncio.wait(tasks, return_when=when)
     finally:
-        # Also when we are cancelled ourselves: each tells its worker to stop and ends in this turn of the loop.
+        # Also if this is cancelled: each task cancels its work on the worker and ends in this turn of the loop.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -80,7 +80,7 @@ async def run_on_all(formation: Formation, call: RankCall, arguments: list[Argum
 
 
 def failure(formation: Formation, errors: Mapping[int, BaseException], results: dict[int, Any]) -> GanglineError:
-    """What a run raises: the fate of the whole generation if that is known, else the first failure of a rank."""
+    """The error of a run: the end of the whole generation if that is known, else the first failure of a rank."""
     started = _may_have_started(formation.size, errors)
     whole = next((error for error in errors.values() if isinstance(error, GangFailed)), None)
     if whole is not None:
@@ -103,7 +103,7 @@ def failure(formation: Formation, errors: Mapping[int, BaseException], results: 
 
 
 def _may_have_started(size: int, errors: Mapping[int, BaseException]) -> bool:
-    """Of a run that failed: whether any rank did. One that was cancelled or succeeded is not among the errors."""
+    """Whether any rank of a failed run may have started. `errors` has no ranks that succeeded or were cancelled."""
     return len(errors) < size or any(
         not isinstance(error, GanglineError) or error.may_have_started for error in errors.values()
     )

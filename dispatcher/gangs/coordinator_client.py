@@ -1,4 +1,4 @@
-"""Asking the leading coordinator. Only the leader listens there, so that "no responders" is known at once."""
+"""Requests to the leading coordinator. Only the leader subscribes, so "no responders" means at once that none leads."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ M = TypeVar("M", bound=BaseModel)
 
 ASK_AGAIN_FIRST_S: Final = 1.0
 ASK_AGAIN_S: Final = 5.0
-"""A request without an answer for so long is sent again: a new leader knows nothing of who waited with the old one. The
-first time after a second, then after twice as long each time, up to this."""
+"""A request without an answer for this long is sent again, because a new leader does not have the queue of the old one.
+The first time after a second, then after twice as long each time, up to this."""
 _LAST_WORD_S: Final = 1.0
-"""How long after the deadline the coordinator may still say what stood in the way."""
+"""How long after the deadline the coordinator may still report why the gang was not formed."""
 _LAST_ASK_S: Final = 0.25
-"""A request that would be sent again less than this before the deadline is not: the one before it waits for the last
-word."""
+"""A request is not sent again less than this before the deadline: the previous one waits for the final report."""
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MAX_S: Final = 1.0
 _RELEASE_S: Final = 10.0
-"""How long a release is repeated, beside the grace time if somebody leads: longer than it takes to elect a leader.
-After that the gang's time to live does it."""
+"""How long a release is retried, plus the grace time if a coordinator leads: longer than an election takes. After that,
+the gang's time to live ends it."""
 _ANY_GANG: Final = GetRequest(id="-").model_dump_json().encode()
 _PROMPT_S: Final = 0.5
-"""Within this whoever leads says what it knows of a gang."""
+"""A leader answers a request about any gang within this time."""
 
 
 class CoordinatorClient:
@@ -46,21 +45,21 @@ class CoordinatorClient:
         self._bus = bus
         self._names = names
         self._publicly = False
-        """Whoever answered last does not listen on private subjects."""
+        """The last coordinator that answered does not listen on private subjects."""
 
     async def ask(self, operation: GangOperation, request: BaseModel, timeout_s: float) -> GangReply:
-        """Ask once for a gang. Raises as `ask_for`."""
+        """Send one request about a gang. Raises as `ask_for`."""
         return await self.ask_for(GangReply, operation, request, timeout_s)
 
     async def ask_for(self, answer: type[M], operation: GangOperation, request: BaseModel, timeout_s: float) -> M:
-        """Ask once.
+        """Send one request.
 
         Raises:
-            NoCoordinator: nobody leads.
+            NoCoordinator: no coordinator leads.
             RequestTimeout, Disconnected: no answer.
-            GanglineError: what the coordinator answered.
+            GanglineError: the coordinator's error answer.
         """
-        # What is as usual is left out: a coordinator of an earlier version may not know every field.
+        # Defaults are left out: a coordinator of an earlier version may not know every field.
         body = request.model_dump_json(exclude_defaults=True).encode()
         try:
             message = await self._request(operation, body, timeout_s)
@@ -76,8 +75,8 @@ class CoordinatorClient:
         try:
             answer = await self._bus.request(self._names.private(public), body, timeout_s=timeout_s)
         except NoResponders:
-            # Coordinators of earlier versions listen on public subjects only. Whether one leads is asked first: who
-            # watches there keeps the server from saying that nobody does.
+            # Coordinators of earlier versions listen on public subjects only. First check that one leads: if anything
+            # else subscribes there (monitoring), the server does not answer "no responders".
             if not await self._led_publicly():
                 raise
             self._publicly = True
@@ -95,14 +94,15 @@ class CoordinatorClient:
     async def acquire(
         self, request: AcquireRequest, deadline: float | None, patience_s: float
     ) -> tuple[GangReply, float]:
-        """Wait until the gang is formed; also over changes of the coordinator. The request names id and owner token.
+        """Wait until the gang is formed, across changes of the coordinator. The request has the gang's id and owner
+        token.
 
         Args:
-            deadline: loop time; None: for ever while a coordinator leads, no longer than `patience_s` once it has gone,
-                and not at all if none led from the first.
+            deadline: loop time; None: wait forever while a coordinator leads, up to `patience_s` after it has gone, and
+                not at all if there was none from the start.
 
         Returns:
-            The answer, and when it was asked for.
+            The answer, and when its request was sent.
 
         Raises:
             GangNotFormed, NoCoordinator: by the deadline.
@@ -112,7 +112,7 @@ class CoordinatorClient:
         alone_since: float | None = None
         heard = False
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
-        # Asking again keeps the request in the queue, as a renewal does.
+        # Sending the request again keeps it in the queue, as a renewal does.
         longest_s = min(ASK_AGAIN_S, request.ttl_s / RENEWALS_PER_TTL)
         asking = Backoff(ASK_AGAIN_FIRST_S, longest_s)
         while True:
@@ -146,7 +146,7 @@ class CoordinatorClient:
                     raise error from None
 
     async def release(self, request: OwnedRequest, grace_s: float) -> None:
-        """Give the gang back; returns when its members have stopped, or it is known to be over. Never fails."""
+        """Release the gang; returns when its members have stopped or the gang has ended. Never fails."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + _RELEASE_S
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
@@ -173,7 +173,7 @@ class CoordinatorClient:
             await asyncio.sleep(backoff.next_s())
 
     def release_unheard(self, request: OwnedRequest) -> None:
-        """Give the gang back without waiting for an answer. Never fails."""
+        """Release the gang without waiting for an answer. Never fails."""
         body = request.model_dump_json().encode()
         try:
             subject = self._names.gang(GangOperation.RELEASE)
@@ -191,7 +191,7 @@ class CoordinatorClient:
 
 
 def read_event(message: Message) -> GangEvent | None:
-    """What a coordinator broadcast; None, with a warning, for what cannot be read."""
+    """Parse an event; None, with a warning, if it cannot be read."""
     try:
         return GangEvent.model_validate_json(message.data)
     except ValidationError as error:

@@ -42,14 +42,14 @@ from .owner import EventQueue, GangOwner, OwnedState
 T = TypeVar("T")
 
 VERDICT_S: Final = 4.5
-"""How long a call whose member seems lost waits for the coordinator's word on the whole gang: a frozen worker is found
-out within 4 s."""
+"""How long a call whose member seems lost waits for the coordinator to report the state of the gang: a frozen worker is
+detected within 4 s."""
 
 _MEMBER_LOST: Final = (OutcomeUnknown, TaskCrashed, TaskCancelled, LeaseError, NoWorkers)
-"""Errors of one rank behind which may be the end of the whole generation."""
+"""Errors of one rank that the end of the whole generation may have caused."""
 
 _UNREACHED: Final = (OutcomeUnknown, NoWorkers, Disconnected)
-"""Errors of a rank that say nothing against its task."""
+"""Errors of a rank that are not failures of its task."""
 
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MAX_S: Final = 1.0
@@ -57,19 +57,19 @@ _RETRY_MAX_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangCallOptions:
-    """How tasks are run on a gang, beside their own arguments."""
+    """Options of tasks on a gang."""
 
     call: CallOptions = CallOptions()
     retries: int = 0
-    """How often a run (or call) is made again: on the next generation when its own was torn down; on the same one when
-    a member could not be reached and nothing can have started or the task is idempotent. Tasks then run again from
-    their beginning."""
+    """How often a run (or call) is retried: on the next generation if its own was torn down; on the same one if a
+    member could not be reached and either nothing can have started or the task is idempotent. Tasks then run again from
+    the beginning."""
     partial: bool = False
-    """A run waits for all ranks, and gives errors among the results instead of raising the first."""
+    """Whether a run waits for all ranks and returns errors among the results, instead of raising the first error."""
 
 
 class Gang:
-    """A gang that this process owns: renewed by itself while held. Not for use after its `async with` block."""
+    """A gang that this process owns; renewed automatically while held. Not for use after its `async with` block."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Gang:
         self._observe = observe
         self._options = options
 
-    # -- who it is ------------------------------------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
@@ -92,12 +92,12 @@ class Gang:
 
     @property
     def generation(self) -> int:
-        """Of the newest members; grows with each restart."""
+        """Generation of the current members; grows with each restart."""
         return self._newest.generation
 
     @property
     def size(self) -> int:
-        """The number of ranks: the world size. With a range of sizes, that of the newest members."""
+        """Number of ranks (the world size). With a range of sizes, that of the current members."""
         return self._newest.size
 
     @property
@@ -107,40 +107,41 @@ class Gang:
 
     @property
     def rendezvous(self) -> HostPort | None:
-        """Host and port at rank 0's worker, for the tasks to meet at; free when the gang was formed."""
+        """Host and port at rank 0's worker where the tasks can meet; the port was free when the gang was formed."""
         return None if self._newest.rendezvous is None else self._newest.rendezvous.plain
 
     @property
     def fence(self) -> int:
-        """A number that grows over the whole system with each generation, for resources that refuse zombies."""
+        """Fencing token: grows across the whole system with each generation, so that resources can reject stale
+        holders."""
         return self._newest.fence
 
     @property
     def restarts(self) -> int:
-        """How often it was formed again or repaired so far, for whatever reason: the generations before this one. The
-        same number stands in the ledger, in answers and in events."""
+        """How often the gang was formed again or repaired, for any reason: the number of generations before this one.
+        The ledger, answers and events have the same number."""
         return self._owner.core.restarts
 
     @property
     def failures(self) -> int:
-        """How many failures count against `max_restarts` so far; drains and preemptions do not."""
+        """Failures counted against `max_restarts` so far; drains and preemptions are not counted."""
         return self._owner.core.failures
 
     @property
     def state(self) -> OwnedState:
-        """How it fares: formed, repairing, restarting, unconfirmed or ended."""
+        """Formed, repairing, restarting, unconfirmed or ended."""
         return self._owner.state
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:
-        """Ranks that are lost and being replaced while the others go on (`restart="restart_member"`), ascending. What
-        was under way there has ended with GangRestarted; what is sent there waits for the replacement."""
+        """Ranks that are lost and being replaced while the others go on (`restart="restart_member"`), ascending. Tasks
+        in progress there have ended with GangRestarted; new ones wait for the replacement."""
         return tuple(sorted(self._newest.lost))
 
     @property
     def lost(self) -> GanglineError | None:
-        """Why nothing can be sent now: over, between two generations, or not renewed in time. None while it can, if
-        only to ranks that are not among `lost_ranks`."""
+        """Why nothing can be sent now: ended, between two generations, or not renewed in time. None while tasks can be
+        sent to at least the ranks that are not in `lost_ranks`."""
         try:
             self._owner.check()
         except GanglineError as error:
@@ -157,7 +158,7 @@ class Gang:
         retries: int | None = None,
         partial: bool | None = None,
     ) -> Gang:
-        """The same gang, with calls that are made so; what is not given stays as it is. Cheap.
+        """A cheap copy of this gang with these options; those not given are inherited.
 
         Args:
             timeout_s: deadline of each call or run from its start; tasks are cancelled when it passes.
@@ -166,7 +167,7 @@ class Gang:
             partial: see GangCallOptions.
 
         Raises:
-            InvalidSettings: a value out of its bounds.
+            InvalidSettings: a value is out of bounds.
         """
         if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
             raise InvalidSettings(f"retries is {retries!r}, it must be a whole number, at least 0")
@@ -184,32 +185,32 @@ class Gang:
         return Gang(self._owner, deadline=self._deadline, observe=self._observe, options=options)
 
     async def run(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Run a task on all ranks, with the same arguments, and return the results by rank.
+        """Run a task on all ranks with the same arguments, and return the results by rank.
 
-        Waits for the next generation if the gang is just restarting. Cancelling cancels all ranks.
+        Waits for the next generation if the gang is restarting. Cancelling cancels all ranks.
 
         Args:
             method: name of the task; each rank runs that of its own pool.
-            args, kwargs: the task's own arguments.
+            args, kwargs: arguments of the task.
 
         Raises:
-            GangFailed: a rank failed (`rank`, `__cause__`); the others were cancelled. The gang stays.
+            GangFailed: a rank failed (`rank`, `__cause__`) and the others were cancelled; the gang stays formed.
             GangRestarted: the generation was torn down; the next one follows. See `options(retries=...)`.
-            GangEnded, GangFailed: the gang is over.
+            GangEnded, GangFailed: the gang has ended.
             LeaseExpired: it could not be renewed in time; nothing was sent.
             DeadlineExceeded, InvalidRequest: as for Client.call.
         """
         return await self._run(method, lambda size: same_for_all(size, args, kwargs))
 
     async def run_each(self, method: str, arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /) -> list[Any]:
-        """Run a task on all ranks, each with its own arguments; else as `run`.
+        """Run a task on all ranks, each with its own arguments; otherwise like `run`.
 
         Args:
             arguments: by rank: a tuple or list of positional arguments, or a dict of named ones. Or a function that
-                makes this list of the world size, which a gang with a range of sizes may change when it restarts.
+                returns this list for a world size, which may change at restarts of a gang with a range of sizes.
 
         Raises:
-            InvalidArguments: not one item for each rank; nothing was sent.
+            InvalidArguments: the number of items is not the number of ranks; nothing was sent.
         """
         return await self._run(
             method, lambda size: by_rank(size, arguments(size) if callable(arguments) else arguments)
@@ -219,7 +220,7 @@ class Gang:
         """Run a task on one rank and return its result. Waits while all slots of the member are in use.
 
         Raises:
-            GanglineError: what the task raised; else as `run`.
+            GanglineError: the task's error; otherwise as `run`.
         """
 
         async def once(formation: Formation, deadline: float | None) -> Any:
@@ -230,10 +231,10 @@ class Gang:
         return await self._retried(method, once, rank)
 
     async def stream(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never repeated.
+        """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never retried.
 
         Raises:
-            GanglineError: as `call`; StreamBroken when items were lost.
+            GanglineError: as `call`; StreamBroken if items were lost.
         """
         deadline = self._deadline(self._options.call)
         formation = await self._living(deadline, rank)
@@ -249,20 +250,20 @@ class Gang:
                     yield item
 
     async def wait_formed(self) -> int:
-        """The living generation; between two, and while ranks of it are lost, wait for the next.
+        """The current generation; waits for the next one between two generations and while ranks are lost.
 
         Raises:
-            GangEnded, GangFailed, ClosedError: no further one comes.
+            GangEnded, GangFailed, ClosedError: there will be no further generation.
         """
         return (await self._owner.formed()).generation
 
     async def ready(self) -> int:
-        """The living generation, once all its members have started: their `gang_start` functions have ended well. Waits
-        for that, also over restarts, until the deadline of `options(timeout_s=...)`, if there is one.
+        """The current generation, once the `gang_start` functions of all its members have succeeded. Waits for that,
+        across restarts, until the deadline of `options(timeout_s=...)`, if there is one.
 
         Raises:
-            GangNotFormed: not by the deadline; the gang stays.
-            GangEnded, GangFailed, ClosedError: it is over, for example because it failed at its start too often.
+            GangNotFormed: not ready by the deadline; the gang stays.
+            GangEnded, GangFailed, ClosedError: it has ended, for example because its start failed too often.
         """
         try:
             async with asyncio.timeout_at(self._deadline(self._options.call)):
@@ -273,11 +274,11 @@ class Gang:
             ) from (self._newest.down() if self._newest.down is not None else None)
 
     def events(self) -> AsyncGenerator[GangEvent, None]:
-        """What is broadcast of this gang, from now until it is over. Events may be lost."""
+        """Events of this gang, from now until it has ended. Events may be lost."""
         return _events(self._owner.listen())
 
     async def release(self) -> None:
-        """Give the gang back now; returns when its members have stopped. Idempotent. What is under way ends with
+        """Release the gang; returns when its members have stopped. Idempotent. Calls in progress end with
         ClosedError."""
         await asyncio.shield(self._owner.release())
 
@@ -294,7 +295,7 @@ class Gang:
         return self._owner.formation
 
     async def _living(self, deadline: float | None, rank: int | None = None) -> Formation:
-        """The generation whose members (or that one) can be sent to."""
+        """The generation to whose members (or to whose `rank`) tasks can be sent."""
         self._owner.check()
         if self._newest.fate(rank) is None:
             return self._newest
@@ -326,7 +327,7 @@ class Gang:
     async def _retried(
         self, method: str, once: Callable[[Formation, float | None], Awaitable[T]], rank: int | None = None
     ) -> T:
-        """`rank`: the only one that it is about."""
+        """`rank`: the only rank used by `once`; None: all."""
         deadline = self._deadline(self._options.call)
         left, started = self._options.retries, False
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
@@ -353,7 +354,7 @@ class Gang:
                 await asyncio.sleep(backoff.next_s())
 
     def _worth_another(self, error: GanglineError, method: str) -> bool:
-        """Whether a run that ended so may be made again."""
+        """Whether a run that ended with this error may be retried."""
         if isinstance(error, GangRestarted):
             return True
         cause = error.__cause__ if isinstance(error, GangFailed) else error
@@ -368,8 +369,8 @@ class Gang:
         return all(line.idempotent(name) for line in self._newest.lines)
 
     async def _guarded(self, formation: Formation, rank: int, work: Awaitable[Any], deadline: float | None) -> Any:
-        """Have an error that may come from the end of the rank, or of the whole generation, tell so, if that is known
-        by the deadline."""
+        """Replace an error that the end of the rank or of the whole generation may have caused by one that says so, if
+        that is known by the deadline."""
         try:
             return await work
         except (*_MEMBER_LOST, GangFailed) as error:
@@ -415,9 +416,9 @@ class Gang:
 
 
 class GangAcquisition:
-    """`async with client.gang(...) as gang`: waits until it is formed, releases on leaving.
+    """`async with client.gang(...) as gang`: waits until it is formed, releases it on exit.
 
-    Left normally, it returns when the members have stopped; left by an error, at once, and the release goes on.
+    A normal exit returns when the members have stopped; after an error, it returns at once and the release continues.
     """
 
     def __init__(self, make: Callable[[], Awaitable[Gang]]) -> None:
@@ -436,8 +437,8 @@ class GangAcquisition:
         if self._gang is None:
             return
         if error is not None:
-            # Nothing is awaited, so nothing can hold the body's error back or take its place: neither a coordinator
-            # that does not answer, nor a cancellation meanwhile.
+            # Nothing is awaited: neither a coordinator that does not answer nor a cancellation may delay or replace the
+            # body's error.
             self._gang._owner.release()
             return
         with contextlib.suppress(ClosedError):
@@ -445,7 +446,7 @@ class GangAcquisition:
 
 
 def _did_not_start(error: GangFailed, formation: Formation) -> bool:
-    """Whether this is the word of a worker whose member did not start; the coordinator decides what comes of it."""
+    """Whether a worker reports that its member did not start; the coordinator decides what follows."""
     return error.may_have_started is False and error.generation == formation.generation
 
 
@@ -455,52 +456,52 @@ async def _events(queue: EventQueue) -> AsyncGenerator[GangEvent, None]:
 
 
 def _items(results: object) -> list[object]:
-    """Results by rank, among which errors may stand; empty for the result of one rank."""
+    """Results by rank, possibly with errors among them; empty for the result of one rank."""
     return list(results) if isinstance(results, list) else []
 
 
 class GangOptions(TypedDict, total=False):
-    """What `Client.gang` takes. None stands for the default, but for `max_restarts`."""
+    """Arguments of `Client.gang`. None means the default, except for `max_restarts`."""
 
     pool: str | None
-    """Where the members are, if they are all of one shape; else give `bundles`."""
+    """Pool of the members, if all have the same shape; otherwise give `bundles`."""
     size: int | tuple[int, int] | None
-    """So many members. `(2, 8)`: as soon as 2 fit, and as many as there is room for, up to 8. Each generation is placed
-    anew, so it may be larger or smaller than the one before; `gang.size` tells. Beyond the smallest size it takes what
-    is free and what no other gang in the queue needs. Default: 1."""
+    """Number of members. `(2, 8)`: formed as soon as 2 fit, with up to 8 if there is room. Each generation is placed
+    again, so its size may differ from the one before; see `gang.size`. Above the minimum, only slots that are free and
+    that no other gang in the queue needs are used. Default: 1."""
     slots: int | None
-    """Of each member. Default: 1."""
+    """Slots per member. Default: 1."""
     labels: Mapping[str, str] | None
     """Labels that the workers must have."""
     bundles: Sequence[Bundle | Mapping[str, Any]] | None
-    """Instead of these four: members of several shapes, over several pools; see schemas.records.gangs.Bundle."""
+    """Instead of these four: members of several shapes, across several pools; see schemas.records.gangs.Bundle."""
     strategy: str | None
-    """`pack`, `spread`, `strict_pack` (one node) or `strict_spread` (a node for each)."""
+    """`pack`, `spread`, `strict_pack` (all on one node) or `strict_spread` (one node each)."""
     deadline_s: float | None
-    """Give up when not formed by then. None: wait for ever, if a coordinator leads."""
+    """Give up when not formed within this many seconds. None: wait forever, as long as a coordinator leads."""
     wait_for_workers: bool | None
-    """Wait even if the workers that are registered now could never hold it (a rolling deployment, an autoscaler); else
-    that is GangImpossible at once."""
+    """Wait even if the workers that are registered now could never hold the gang (rolling deployment, autoscaler);
+    otherwise GangImpossible is raised at once."""
     priority: int | None
-    """Higher goes first."""
+    """Gangs with a higher priority go first."""
     preempt: bool | None
-    """Gangs of lower priority may be torn down to make room."""
+    """Whether gangs of lower priority may be torn down to make room."""
     restart: str | None
-    """`restart_gang`, `restart_member` or `fail`: what becomes of it when a member fails."""
+    """What to do when a member fails: `restart_gang`, `restart_member` or `fail`."""
     max_restarts: int | None
-    """Failures before it ends; None: no bound."""
+    """Failures before it ends; None: unlimited."""
     backoff_s: float | None
-    """Wait before the first restart; doubles with each."""
+    """Wait before the first restart, in seconds; doubles with each."""
     grace_s: float | None
-    """How long a member may take to stop before it is killed."""
+    """How long a member may take to stop before it is killed, in seconds."""
     start_timeout_s: float | None
-    """How long the `gang_start` functions of a member may take before it has failed at its start."""
+    """How long the `gang_start` functions of a member may take, in seconds, before its start counts as failed."""
     ttl_s: float | None
-    """The gang ends when it is not renewed for so long; says how long it outlives this process."""
+    """The gang ends when it is not renewed for this many seconds: how long it outlives this process."""
 
 
 class GangClient:
-    """Acquires gangs, and gives all back when the router stops."""
+    """Acquires gangs, and releases all when the router stops."""
 
     def __init__(
         self,
@@ -530,7 +531,7 @@ class GangClient:
         """See Client.gang. `fields` are those of AcquireRequest.
 
         Raises:
-            InvalidRequest: names each field that is wrong.
+            InvalidRequest: names each invalid field.
         """
         given = {name: value for name, value in fields.items() if value is not None or name == "max_restarts"}
         given.setdefault("owner", self._owner_name)
@@ -575,14 +576,14 @@ class GangClient:
         return Gang(owner, deadline=self._deadline, observe=self._observe, options=GangCallOptions(call=options))
 
     async def stop(self) -> None:
-        """Give all gangs back, without waiting for their members; calls on them end with ClosedError. Idempotent."""
+        """Release all gangs without waiting for their members; calls on them end with ClosedError. Idempotent."""
         self._stopped = True
         owned, self._owned = list(self._owned), {}
         for owner in owned:
             await owner.abandon(ClosedError("this router was stopped"))
 
     def statistics(self) -> dict[str, int]:
-        """Gangs owned now."""
+        """The number of gangs owned now."""
         return {"gangs": len(self._owned)}
 
     def __repr__(self) -> str:

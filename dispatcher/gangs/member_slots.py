@@ -1,8 +1,8 @@
-"""Slots of a standing set's gang that this router holds: of rank 0, or as many of every rank, all or none.
+"""Slots of a standing set's gang that this router holds: on rank 0, or the same number on every rank, all or none.
 
-They are held at the members: each grants a lease of slots that the gang's seat has idle there (a RESERVE with the
-seat's token). So what is sent on them is not refused, whoever else sends to the gang; and they end like any lease:
-released, used up, not renewed in time, or with the gang.
+They are held at the members: each grants a lease on idle slots of the gang's seat there (a RESERVE with the seat's
+token). Tasks sent on them are therefore not rejected, whatever other routers send to the gang; and they end like any
+lease: released, used up, not renewed in time, or with the gang.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _STREAM: Final = int(TaskFlag.STREAM)
 
 
 class HeldSet(Protocol):
-    """What held slots of a gang need of the standing set that the gang is of."""
+    """The interface of a standing set that held slots of its gangs use."""
 
     name: str
     suspected: dict[str, None]
-    """Gangs whose members could not be reached; to be looked up."""
+    """Gangs whose members could not be reached; their records are to be read."""
 
     @property
     def pool(self) -> RoutedPool:
         """Its gangs, as workers."""
 
     def stands(self, formation: Formation) -> bool:
-        """Whether that is what its gang is made of now."""
+        """Whether this is its gang's current formation."""
 
     async def run(
         self,
@@ -66,31 +66,31 @@ class HeldSet(Protocol):
         """Run a task on that gang: on rank 0, or on all ranks.
 
         Args:
-            held: slots by rank that are held for it.
+            held: slots held for it, by rank.
         """
 
     async def fate_of_error(
         self, error: GanglineError, formation: Formation, worker: WorkerEntry, deadline: float | None
     ) -> TryOutcome | None:
-        """Why a try came to nothing and may be made again; None when the error is the task's own."""
+        """Why a failed attempt may be retried; None if the error is the task's own."""
 
     def target(self, order: Call, routed_request: RoutedRequest) -> AttemptTarget:
-        """Any gang of it."""
+        """Any gang of the set."""
 
 
 class GangHeldSlots(HeldSlots):
-    """Slots of rank 0, and with them those of the other ranks where the set's calls run on all of them."""
+    """Slots of rank 0, plus those of the other ranks if the set's calls run on all ranks."""
 
     others: tuple[HeldSlots, ...] = ()
-    """By rank, from 1 on; none where tasks run on rank 0 alone."""
+    """Holds of ranks 1 and up; empty if tasks run on rank 0 only."""
     routed: HeldSet
     formation: Formation
     lines: tuple[MemberChannel, ...] = ()
-    """Of the ranks on which slots are held; none until it was joined."""
+    """Channels of the ranks with held slots; empty until `join`."""
     stands_for: WorkerEntry
-    """The gang, as a worker of its set."""
+    """The worker that represents the gang in its set."""
     on_all = False
-    """Tasks run on all ranks."""
+    """Whether tasks run on all ranks."""
 
     def join(
         self,
@@ -101,7 +101,7 @@ class GangHeldSlots(HeldSlots):
         *,
         on_all: bool,
     ) -> GangHeldSlots:
-        """It is of this gang, and is lost with any of its members."""
+        """Bind the slots to this gang: they are lost with any of its members."""
         self.routed, self.formation, self.stands_for, self.others = routed, formation, stands_for, tuple(others)
         self.lines, self.on_all = tuple(formation.lines[: 1 + len(others)]), on_all
         for line in self.lines:
@@ -122,11 +122,11 @@ class GangHeldSlots(HeldSlots):
 
     @property
     def parts(self) -> tuple[HeldSlots, ...]:
-        """By rank."""
+        """Holds by rank."""
         return (self, *self.others)
 
     def slots_for(self, books: Settlement, routed_request: RoutedRequest) -> list[RankSlots]:
-        """What one task on it takes, by rank; the ticket is settled in the books when it has ended on all of them."""
+        """The slots that one task takes, by rank; the request is settled when the task has ended on all of them."""
         if not self.others:
             return [RankSlots(self.worker, self.token, books, routed_request)]
         jointly = _Jointly(books, routed_request, len(self.parts))
@@ -174,7 +174,7 @@ class GangHeldSlots(HeldSlots):
     # -- Hold -----------------------------------------------------------------------------------------------------
 
     def usable(self, now: float) -> bool:
-        """See HeldSlots. Never: the short ways know of no gangs."""
+        """See HeldSlots. Always False: the fast paths do not support gangs."""
         return False
 
     def trouble(self) -> GanglineError | None:
@@ -184,7 +184,7 @@ class GangHeldSlots(HeldSlots):
         return None if error is None else self._lost(error)
 
     def lose(self, error: GanglineError) -> None:
-        """Its gang was torn down, or has lost one of these members. What stays of it gets its slots back."""
+        """Its gang was torn down or has lost one of these members. The remaining members get their slots back."""
         if not self.ended and self.failure is None:
             self._fail(self._lost(error))
             for part in self.parts:
@@ -248,13 +248,13 @@ def no_stream_of_all(name: str) -> InvalidRequest:
 
 
 def cause_of(error: GanglineError) -> GanglineError:
-    """Of a failed rank: its own error."""
+    """For a failed rank: the rank's own error."""
     cause = error.__cause__
     return cause if isinstance(error, GangFailed) and isinstance(cause, GanglineError) else error
 
 
 def for_rank(order: Call, formation: Formation, rank: int) -> Call:
-    """The order as it goes to one rank."""
+    """The call as it is sent to one rank."""
     each = Call(
         endpoint=formation.lines[rank].seat.pool,
         method=order.method,
@@ -277,7 +277,7 @@ async def attempt_on(
     *,
     on_all: bool,
 ) -> Outcome:
-    """One try of a task on a gang; see TaskTarget."""
+    """One attempt of a task on a gang; see TaskTarget."""
     try:
         return (_OK, 0, await routed.run(formation, target.order, target.routed_request, span, held, on_all=on_all))
     except GanglineError as error:
@@ -290,7 +290,7 @@ async def attempt_on(
 async def items_of(
     formation: Formation, target: TaskTarget, span: Span, held: RankSlots | None = None
 ) -> AsyncGenerator[Any, None]:
-    """One try of a task that streams, on rank 0 of a gang; see TaskTarget."""
+    """One attempt of a streaming task, on rank 0 of a gang; see TaskTarget."""
     read = 0
     try:
         items = formation.lines[0].stream(for_rank(target.order, formation, 0), span, patient=False, held=held)
@@ -309,7 +309,7 @@ async def items_of(
 
 
 class _Jointly:
-    """Books of one task on several ranks: it counts until it has ended on the last of them."""
+    """Settles one task on several ranks when it has ended on the last of them."""
 
     def __init__(self, books: Settlement, routed_request: RoutedRequest, ranks: int) -> None:
         self._books = books
@@ -328,14 +328,14 @@ class _Jointly:
 
 
 def _part_of(routed_request: RoutedRequest) -> RoutedRequest:
-    """For one rank."""
+    """The request of one rank."""
     part = RoutedRequest(method=routed_request.method)
     part.cost, part.attempts, part.worker = routed_request.cost, routed_request.attempts, routed_request.worker
     return part
 
 
 class _Refused(Exception):  # noqa: N818
-    """A member grants nothing."""
+    """A member did not grant slots."""
 
     def __init__(self, fate: TryOutcome) -> None:
         super().__init__(fate)
@@ -350,12 +350,12 @@ async def hold_members(
     *,
     on_all: bool,
 ) -> GangHeldSlots | TryOutcome:
-    """Hold slots of rank 0, or of all members or none; cancelling gives back whatever may have been granted.
+    """Reserve slots on rank 0, or on all members or none; cancelling releases slots that may have been granted.
 
-    Rank 0 comes first and the others then, at once: of several routers that want all ranks, one gets them.
+    Rank 0 is first and the others follow together, so that one of several competing routers gets all ranks.
 
     Args:
-        asked: its ticket is placed on the gang, and stays so if a hold is returned.
+        asked: its request is placed on the gang, and stays so if a hold is returned.
     """
     loop, routed_request, deadline = asyncio.get_running_loop(), asked.routed_request, asked.deadline
     stands_for = routed_request.worker
@@ -398,7 +398,7 @@ async def hold_members(
             routed.suspected[formation.gang] = None
         return refused.fate
     except (GangFailed, LeaseError, WorkerLost):
-        # Its gang is no more, here at least: we are told of that soon, or find it out.
+        # The gang has ended, at least on this member: an event or the look-up will confirm it.
         routed.suspected[formation.gang] = None
         return TryOutcome.GONE
     finally:
@@ -410,7 +410,7 @@ _AWAY: Final = frozenset((TryOutcome.UNHEARD, TryOutcome.GONE))
 
 
 async def _all_of(asking: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all; raise what the first failed with. Cancelling cancels all."""
+    """Wait for all; raise the first error. Cancelling cancels all."""
     tasks = [asyncio.get_running_loop().create_task(each, name="gangline-hold-rank") for each in asking]
     try:
         if tasks:
@@ -424,7 +424,7 @@ async def _all_of(asking: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def _unplaced(routed_request: RoutedRequest) -> RoutedRequest:
-    """For a further rank: what is held there is counted with rank 0."""
+    """A request for a further rank; its slots are counted with rank 0."""
     part = RoutedRequest(method=routed_request.method, slots=routed_request.cost)
     part.cost = routed_request.cost
     return part

@@ -1,4 +1,4 @@
-"""The members of one generation, as whoever dispatches to them sees them."""
+"""The members of one generation, and the channels that send tasks to them."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ from ..routing.worker_table import Method, WorkerEntry
 from ..transport.channel import Outcome, Settlement, TaskRequest
 
 PoolOf = Callable[[str, float | None], Awaitable[RoutedPool]]
-"""Finds a pool of the router, by a deadline."""
+"""Finds a pool of the router by its name, by a deadline."""
 
 _SENT_AGAIN: Final = frozenset((TryOutcome.UNSEEN, TryOutcome.FULL, TryOutcome.UNSENT))
-"""Nothing started, and the same member may take it yet."""
+"""Nothing started, and the same member may still accept the task."""
 _ABSENT: Final = frozenset((TryOutcome.UNHEARD, TryOutcome.GONE))
-"""Nothing started. The member's process may have died, which the coordinator finds out, or may be on its way back to a
-server that was restarted."""
+"""Nothing started. The member's process may have died, which the coordinator detects, or may be reconnecting to a
+restarted server."""
 _LOST: Final = frozenset((TryOutcome.UNSENT, TryOutcome.DRAINING))
-"""Whoever says that of a member cannot reach it, and may try another gang."""
+"""The member cannot be reached; another gang may be tried."""
 _ABSENT_S: Final = 10.0
-"""How long a call without a deadline tries to reach a member that is not there while its generation stands."""
+"""How long a call without a deadline retries to reach an absent member while its generation lasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangMember:
-    """One rank of a generation: the worker on which its tasks run, and what is held there."""
+    """One rank of a generation: its worker, and the slots it holds there."""
 
     rank: int
     pool: str
     worker: str
-    """`<pool>.<worker>`, as operators name it."""
+    """`<pool>.<worker>`."""
     node: str
     zone: str
     address: str
-    """Where others can reach the process, if it told; host or host:port."""
+    """Address at which other processes can reach the worker, if it published one; host or host:port."""
     labels: Mapping[str, str]
     slots: int
     token: str
-    """Of the member's lease, as it stands in the ledger."""
+    """Token of the member's lease, as in the ledger."""
     extras: tuple[Seat, ...] = field(default=(), repr=False)
-    """Further parts that are held with it, licences for example."""
+    """Further parts held with it, for example licences."""
 
     @classmethod
     def of(cls, seats: list[Seat]) -> GangMember:
-        """From the seats of one rank, part 0 first."""
+        """Make a member from the seats of one rank, part 0 first."""
         first, *extras = seats
         return cls(
             rank=first.rank,
@@ -83,7 +83,7 @@ class RankSlots(NamedTuple):
     worker: WorkerEntry
     token: str
     books: Settlement
-    """Where the ticket counts until the task has ended."""
+    """What accounts for the request until the task has ended."""
     routed_request: RoutedRequest
 
 
@@ -93,11 +93,11 @@ class MemberHold(Protocol):
     formation: Formation
 
     def lose(self, error: GanglineError) -> None:
-        """A member that they are of is no more."""
+        """One of their members has ended."""
 
 
 class MemberChannel:
-    """The way to one member: sends tasks on its token, at most as many at once as it has slots."""
+    """Sends tasks to one member on its token, at most as many at once as it has slots."""
 
     def __init__(self, gang: str, seat: Seat, *, caller: AttemptLoop, pool: PoolOf) -> None:
         self.seat = seat
@@ -107,11 +107,11 @@ class MemberChannel:
         self._loop = caller.exchange.loop
         self.slots = LeaseSlots(seat.slots, self._loop)
         self.flights: dict[TaskRequest | StreamRequest, None] = {}
-        """Tries that somebody waits for."""
+        """Attempts with a waiting caller."""
         self.methods: Mapping[str, Method] = {}
-        """Of the worker that was asked last."""
+        """Methods of the worker at the last attempt."""
         self.holds: dict[MemberHold, None] = {}
-        """Slots of it that are held by tokens of their own: lost when it is no more."""
+        """Holds on its slots with tokens of their own: lost when the member ends."""
         self._end: Callable[[], GanglineError] | None = None
         self._ended = asyncio.Event()
 
@@ -128,12 +128,12 @@ class MemberChannel:
         return self.name
 
     def idempotent(self, method: str) -> bool:
-        """Whether its worker says so of the method."""
+        """Whether its worker declares the method idempotent."""
         return method in self.methods and self.methods[method].idempotent
 
     def end(self, error: Callable[[], GanglineError]) -> None:
-        """The member is no more: whatever is under way ends at once with the error (a fresh one for each), and the
-        worker is told to stop it. Idempotent, never waits."""
+        """End the member: tasks in progress end at once with the error (a new copy for each), and the worker is told to
+        cancel them. Idempotent, never waits."""
         if self._end is not None:
             return
         self._end = error
@@ -157,13 +157,13 @@ class MemberChannel:
         together: TwoPhaseStart | None = None,
         held: RankSlots | None = None,
     ) -> Any:
-        """Run a task on the member. Cancelling stops it.
+        """Run a task on the member. Cancelling cancels the task.
 
         Args:
-            patient: wait while all slots of the member are in use, and try again while nobody listens there, until the
-                deadline or the end of the generation; else LeaseBusy or WorkerLost.
-            together: with these others: it begins when all of them have their slots.
-            held: on these slots, and sent once at most.
+            patient: wait while all slots of the member are in use, and retry while it is absent, until the deadline or
+                the end of the generation; False: raise LeaseBusy or WorkerLost.
+            together: start only when all tasks of this group hold their slots.
+            held: use these slots; the task is sent at most once.
 
         Raises:
             GanglineError: see Gang.call.
@@ -174,16 +174,16 @@ class MemberChannel:
     def stream(
         self, order: Call, span: Span = NO_SPAN, *, patient: bool = True, held: RankSlots | None = None
     ) -> AsyncGenerator[Any, None]:
-        """Run a task on the member and yield its items; else as `call`."""
+        """Run a task on the member and yield its items; otherwise like `call`."""
         target = MemberTarget(self, order, self._loop, patient=patient, held=held)
         return self._caller.stream(order, target, span)
 
     async def reach(self, deadline: float | None, target: str) -> WorkerEntry:
-        """The member's worker; `target`: what it is wanted for, for people.
+        """The member's worker; `target` is used in error texts.
 
         Raises:
             WorkerLost: it is gone; nothing was sent.
-            GanglineError: the member is no more, or the deadline passed; nothing was sent.
+            GanglineError: the member has ended, or the deadline passed; nothing was sent.
         """
         self.check()
         seat = self.seat
@@ -192,8 +192,9 @@ class MemberChannel:
         backoff = Backoff(0.025, 0.5)
         give_up_at = self._loop.time() + LOST_AFTER_S
         while worker is None and pool.discovery is not None and self._loop.time() < give_up_at:
-            # The coordinator knows it. It may have registered a moment ago, or have been silent so long that we gave
-            # it up, and its next heartbeat is on the way. If it is gone indeed, the gang is torn down meanwhile.
+            # The coordinator knows this worker. It may have registered a moment ago, or have been silent for so long
+            # that this router gave it up, with its next heartbeat on the way. If it is really gone, the gang is torn
+            # down meanwhile.
             limit = give_up_at if deadline is None else min(give_up_at, deadline)
             with contextlib.suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout_at(limit):
@@ -212,7 +213,7 @@ class MemberChannel:
     def check(self) -> None:
         """
         Raises:
-            GanglineError: the member is no more; nothing was sent.
+            GanglineError: the member has ended; nothing was sent.
         """
         if self._end is not None:
             error = self._end()
@@ -222,10 +223,10 @@ class MemberChannel:
     async def pause(
         self, delay_s: float, deadline: float | None, target: str, why: GanglineError | None = None
     ) -> None:
-        """Wait before the next look at it, but not for longer than it lives.
+        """Wait before the next attempt to reach it, but not beyond its end.
 
         Raises:
-            DeadlineExceeded: it would be too late then.
+            DeadlineExceeded: the deadline would pass meanwhile.
             GanglineError: as `check`.
         """
         if deadline is not None and self._loop.time() + delay_s >= deadline:
@@ -281,10 +282,10 @@ class MemberTarget(TaskTarget):
         return self
 
     async def _before_another(self, fate: TryOutcome) -> None:
-        """Wait until another try is worth while.
+        """Wait until a retry makes sense.
 
         Raises:
-            GanglineError: it will not be.
+            GanglineError: there must be no retry.
         """
         line, order = self._line, self.order
         error = error_of_fate(fate, line.name, attempts=1, lost=_LOST)
@@ -296,7 +297,7 @@ class MemberTarget(TaskTarget):
                 self._give_up_at = now + _ABSENT_S
             again = order.deadline is not None or now < self._give_up_at
         elif fate is TryOutcome.STALE:
-            # Our idea of the epoch may have been older than the coordinator's; the answer has brought the new one.
+            # The epoch known here may have been older than the coordinator's; the answer had the new one.
             again = self.worker.epoch == line.seat.epoch
         else:
             again = fate in _SENT_AGAIN and (self._patient or fate is not TryOutcome.FULL)
@@ -307,7 +308,7 @@ class MemberTarget(TaskTarget):
     def settle(self, outcome: Outcome) -> TryOutcome | None:
         fate = fate_of(outcome)
         if fate is None and self._patient and says_busy(outcome):
-            return TryOutcome.FULL  # a task of ours that was told to stop has not stopped yet
+            return TryOutcome.FULL  # an earlier task of this router was cancelled and has not stopped yet
         return fate
 
     def sent(self, flight: TaskRequest | StreamRequest | None) -> None:
@@ -322,7 +323,7 @@ class MemberTarget(TaskTarget):
 
 
 class Formation:
-    """One generation: its members and the ways to them."""
+    """One generation: its members and their channels."""
 
     def __init__(
         self,
@@ -342,12 +343,12 @@ class Formation:
         self.lines = lines
         self._seats = seats
         self.down: Callable[[], GanglineError] | None = None
-        """Makes the error that says why it is no more; None while it lives."""
+        """Makes the error that says why it has ended; None while it lives."""
         self.lost: dict[int, Callable[[], GanglineError]] = {}
-        """Ranks that are lost and being replaced while the others go on; each makes the error that says so."""
+        """Ranks that are lost and being replaced while the others go on; the value makes the error that says so."""
         self._runs = itertools.count(1)
         self._went = asyncio.Event()
-        """Set, and another one takes its place, when it is no more or has lost ranks."""
+        """Set, and replaced by a new one, when the generation ends or loses ranks."""
 
     @property
     def size(self) -> int:
@@ -355,7 +356,7 @@ class Formation:
 
     @cached_property
     def members(self) -> tuple[GangMember, ...]:
-        """By rank. Made for who asks: nobody has to wait for them when a gang is formed."""
+        """By rank. Created on first use, so that forming a gang does not wait for it."""
         by_rank: dict[int, list[Seat]] = {}
         for seat in sorted(self._seats, key=lambda seat: (seat.rank, seat.part)):
             by_rank.setdefault(seat.rank, []).append(seat)
@@ -363,7 +364,7 @@ class Formation:
 
     @property
     def later(self) -> int:
-        """Its number, if it is not the first: what a survivor's worker may have yet to be told of."""
+        """Its generation number if it is not the first, else 0: workers of surviving members may not know it yet."""
         return self.generation if self.generation > 1 else 0
 
     def next_run(self) -> int:
@@ -371,7 +372,7 @@ class Formation:
         return next(self._runs)
 
     def end(self, error: GanglineError, stay: Set[str] = frozenset()) -> None:
-        """It is no more. Idempotent. Members whose tokens are in `stay` go on in the next one."""
+        """End the generation. Idempotent. Members whose tokens are in `stay` go on in the next one."""
         if self.down is None:
             self.down = make = copier(error)
             self._tell()
@@ -380,7 +381,7 @@ class Formation:
                     line.end(make)
 
     def lose(self, ranks: Sequence[int], error: GanglineError) -> None:
-        """These ranks are no more; whatever is under way there ends with the error. Idempotent."""
+        """End these ranks: tasks in progress there end with the error. Idempotent."""
         make = copier(error)
         for rank in ranks:
             if self.down is None and rank not in self.lost and rank < self.size:
@@ -389,13 +390,14 @@ class Formation:
         self._tell()
 
     def fate(self, rank: int | None = None) -> Callable[[], GanglineError] | None:
-        """Makes the error that says why nothing can be sent to that rank (None: to all of them); None if it can."""
+        """Makes the error that says why nothing can be sent to that rank (None: to all ranks); None if tasks can be
+        sent."""
         if self.down is not None:
             return self.down
         return next(iter(self.lost.values()), None) if rank is None else self.lost.get(rank)
 
     async def wait_fate(self, rank: int, timeout_s: float) -> Callable[[], GanglineError] | None:
-        """Wait until it is known that this rank is no more; None when it still lives after so long."""
+        """Wait until this rank has ended; None if it has not after that time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.fate(rank) is None:
@@ -412,18 +414,18 @@ class Formation:
 
 
 class MemberChannelFactory:
-    """Opens the ways to members."""
+    """Opens channels to members."""
 
     def __init__(self, *, caller: AttemptLoop, pool: PoolOf) -> None:
         self._caller = caller
         self.pool = pool
 
     def together(self, size: int) -> TwoPhaseStart:
-        """For one try to begin on all ranks."""
+        """A joint start of one attempt on all ranks."""
         return TwoPhaseStart(self._caller, size)
 
     def lines(self, gang: str, seats: Sequence[Seat], before: Formation | None = None) -> list[MemberChannel]:
-        """By rank. Members that stayed from the generation before keep theirs."""
+        """Channels by rank. Members that stayed from the previous generation keep theirs."""
         known = {line.seat.token: line for line in before.lines} if before is not None else {}
         first = sorted((seat for seat in seats if seat.part == 0), key=lambda seat: seat.rank)
         return [known.get(seat.token) or self._line(gang, seat) for seat in first]
@@ -433,11 +435,11 @@ class MemberChannelFactory:
 
 
 def copier(error: GanglineError) -> Callable[[], GanglineError]:
-    """Makes fresh errors like this one: each of many waiters raises its own."""
+    """Makes copies of this error, so that each of many waiters raises its own."""
     return lambda: type(error)(error.message, details=dict(error.details), may_have_started=error.may_have_started)
 
 
 def _uncertain(error: GanglineError) -> GanglineError:
-    """For a task that was sent."""
+    """Mark the error of a task that was sent."""
     error.may_have_started = True
     return error

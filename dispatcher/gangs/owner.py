@@ -1,4 +1,4 @@
-"""Owning one gang: renewals, events, and what they say of its generations."""
+"""Ownership of one gang: renewals, events, and the generations they report."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from .owner_core import (
 )
 
 _TRUST_S: Final = 1.0
-"""How long after the deadline of an acquire its late answer may still be confirmed."""
+"""How long after the deadline of an acquire a late answer may still be confirmed."""
 _EVENTS_KEPT: Final = 10_000
-"""Events that a listener may be behind; older ones are dropped."""
+"""Capacity of a listener's queue; the oldest events are dropped."""
 
 EventQueue = asyncio.Queue[GangEvent | None]
 
 
 class OwnedState(StrEnum):
-    """How a gang fares, as its owner knows."""
+    """State of a gang as its owner sees it."""
 
     FORMED = "formed"
     """Tasks can be sent to all ranks."""
@@ -46,13 +46,14 @@ class OwnedState(StrEnum):
     RESTARTING = "restarting"
     """Its generation was torn down, and the next one is not formed yet."""
     UNCONFIRMED = "unconfirmed"
-    """It could not be renewed in time and may have ended: nothing is sent until a renewal is answered."""
+    """It could not be renewed in time and may have ended: nothing is sent until a renewal succeeds."""
     ENDED = "ended"
-    """Released, or ended for good."""
+    """Released, or ended permanently."""
 
 
 class GangOwner:
-    """Keeps one gang alive and knows its living generation. `start` after it was acquired, `stop` in the end."""
+    """Keeps one gang alive and tracks its current generation. Begin with `acquire`, end with `release`, `abandon` or
+    `stop`."""
 
     def __init__(
         self,
@@ -63,15 +64,15 @@ class GangOwner:
         coordinator_client: CoordinatorClient,
         lines: MemberChannelFactory,
     ) -> None:
-        """`request` names the gang and its owner token."""
+        """`request` has the ids of the gang and its owner token."""
         self.on_released: Callable[[GangOwner], object] = _nothing
-        """Called once, when it was given back and nothing is left to do."""
+        """Called once, when the gang was released and nothing is left to do."""
         assert request.id is not None and request.owner_token is not None
         self.request = request
         self.id = request.id
         self.core = OwnerCore(request.id, request.ttl_s)
         self.formation: Formation | None = None
-        """The newest that came; it may be down."""
+        """The newest generation received; it may be down."""
         self._bus = bus
         self._names = names
         self._coordinator = coordinator_client
@@ -87,12 +88,12 @@ class GangOwner:
         self._over: Callable[[], GanglineError] | None = None
         self._released: asyncio.Task[None] | None = None
         self._asking: asyncio.Timeout | None = None
-        """Ends the wait for the answer to the acquire, when what it would say is known."""
+        """Ends the wait for the answer to the acquire once an event has made it redundant."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def acquire(self, deadline: float | None, patience_s: float) -> None:
-        """Wait until the gang is formed. Whatever interrupts this gives it back."""
+        """Wait until the gang is formed. If this is interrupted, the gang is released."""
         try:
             self._subscription = await self._bus.subscribe(self._names.gang_event(self.id), self._on_event)
             self._unlisten = self._bus.on_connection(self._on_connection)
@@ -105,17 +106,17 @@ class GangOwner:
             raise
 
     async def _first(self, deadline: float | None, patience_s: float) -> None:
-        """Until the answer comes, or the event that tells of it: the answer may be lost with the leader."""
+        """Wait for the answer, or for the event that replaces it: the answer may be lost with the leader."""
         try:
             async with asyncio.timeout(None) as self._asking:
                 await self._asked(deadline, patience_s)
         except TimeoutError:
-            pass  # heard of otherwise
+            pass  # an event came first
         finally:
             self._asking = None
         if self.formation is not None or self.core.over is not None:
             return
-        # Formed, and torn down before we could be sure of it: the next generation will do.
+        # Formed, but torn down before this could be confirmed: use the next generation.
         try:
             async with asyncio.timeout_at(deadline):
                 await self.formed()
@@ -126,14 +127,14 @@ class GangOwner:
     async def _asked(self, deadline: float | None, patience_s: float) -> None:
         reply, asked_at = await self._coordinator.acquire(self.request, deadline, patience_s)
         if self._loop.time() - asked_at > self.core.ttl_s / 6:
-            # It may have been formed long before this answer came: ask anew, so that the trust has a beginning.
+            # It may have been formed long before this answer came: renew, so that trust is measured from a known time.
             reply, asked_at = await self._trust(deadline, patience_s)
         self._asking = None
         self._carry_out(self.core.answered(reply, asked_at, self._loop.time()))
 
     async def _trust(self, deadline: float | None, patience_s: float) -> tuple[GangReply, float]:
-        """Renew the gang before it is used. The caller's deadline may be over by now; whoever waited for it does not
-        wait much longer."""
+        """Renew the gang before it is used. If the caller's deadline has passed by now, this waits only a little
+        longer."""
         now = self._loop.time()
         limit = now + min(patience_s, self.core.ttl_s)
         if deadline is not None:
@@ -149,7 +150,7 @@ class GangOwner:
                 await asyncio.sleep(0.2)
 
     def release(self) -> asyncio.Task[None]:
-        """Give the gang back; the task ends when its members have stopped. Idempotent, never fails."""
+        """Release the gang; the task ends when its members have stopped. Idempotent, never fails."""
         if self._released is None:
             wanted = self.core.over is None
             self._carry_out(self.core.close(ClosedError(f"gang {self.id} was released")))
@@ -163,11 +164,11 @@ class GangOwner:
         self.on_released(self)
 
     async def abandon(self, error: GanglineError) -> None:
-        """Give the gang back without waiting for its members (the router stops); what is under way ends with the error.
+        """Release the gang without waiting for its members (the router stops); calls in progress end with the error.
         Idempotent."""
         releasing = self._released
         if releasing is not None and not releasing.done():
-            # It may not have been sent yet; the coordinator takes it twice.
+            # The release may not have been sent yet; the coordinator accepts it twice.
             releasing.cancel()
             await asyncio.wait([releasing])
             self._coordinator.release_unheard(self._owned)
@@ -176,7 +177,7 @@ class GangOwner:
         await self.stop(error)
 
     async def stop(self, error: GanglineError | None = None) -> None:
-        """Listen and renew no more. Idempotent."""
+        """Stop listening and renewing. Idempotent."""
         self._carry_out(self.core.close(error or ClosedError(f"gang {self.id} was released")))
         if self._unlisten is not None:
             self._unlisten()
@@ -192,11 +193,11 @@ class GangOwner:
     # -- generations ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Whether something may be sent to members now.
+        """Check that tasks may be sent to members now.
 
         Raises:
             LeaseExpired: not renewed in time.
-            GangEnded, GangFailed, ClosedError: it is over.
+            GangEnded, GangFailed, ClosedError: it has ended.
         """
         if self._over is not None:
             raise self._over()
@@ -215,7 +216,7 @@ class GangOwner:
         return OwnedState.REPAIRING if self.formation.lost else OwnedState.FORMED
 
     async def formed(self, rank: int | None = None) -> Formation:
-        """The living generation, waiting for the next one if need be: also while ranks of it (or this one) are lost.
+        """The current generation; waits for the next one while it is down or has lost ranks (or has lost `rank`).
 
         Raises:
             GangEnded, GangFailed, ClosedError: there will be none.
@@ -229,7 +230,7 @@ class GangOwner:
             await self._news.wait()
 
     async def ready(self) -> Formation:
-        """The living generation, when all its members have started.
+        """The current generation, once all its members have started.
 
         Raises:
             GangEnded, GangFailed, ClosedError: there will be none.
@@ -242,7 +243,7 @@ class GangOwner:
             await self._news.wait()
 
     def listen(self) -> EventQueue:
-        """A queue of the events from now on; None is the end. Let go of it to stop."""
+        """A queue of events from now on; None marks the end. To unsubscribe, drop the reference."""
         queue: EventQueue = asyncio.Queue(_EVENTS_KEPT)
         if self._over is not None:
             queue.put_nowait(None)
@@ -250,7 +251,7 @@ class GangOwner:
         return queue
 
     def suspect(self) -> None:
-        """A member seems to be lost: ask the coordinator now rather than when it is due."""
+        """A member seems to be lost: renew now instead of when it is due."""
         self._carry_out(self.core.tick(self._loop.time()))
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -311,11 +312,11 @@ class GangOwner:
         self._tell()
 
     def _tell(self) -> None:
-        """Whoever waits for news shall look."""
+        """Wake everything that waits for news of the gang."""
         self._news.set()
         asking, self._asking = self._asking, None
         if asking is not None:
-            # The answer that says why it is over says more than the event did, and is close behind it.
+            # The answer with the error follows shortly and says more than the event.
             asking.reschedule(self._loop.time() + (0.0 if self._over is None else ANSWER_S))
 
     def _renew(self) -> None:
@@ -354,4 +355,4 @@ def _put(queue: EventQueue, event: GangEvent | None) -> None:
 
 
 def _nothing(_: GangOwner) -> None:
-    """Nobody wants to know."""
+    """Does nothing."""

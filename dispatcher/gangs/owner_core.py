@@ -1,13 +1,14 @@
-"""What the owner of a gang knows of it. Pure: no IO, no clock, no await.
+"""The owner's view of a gang. Pure: no IO, no clock, no await.
 
 Laws:
 
-1. A generation comes once and goes once (by GenerationLost, or by the GenerationFormed of the next), in order; what is
-   told of one that has gone changes nothing. Events may be lost, doubled and late: answers to renewals say the same.
-2. The gang is trusted until its time to live, measured from before the last renewal that was answered, less a margin:
-   the owner always stops trusting it before the coordinator can have ended it. A later answer restores the trust.
-3. When it is over it stays over.
-4. Of a living generation each rank is lost once at most, and never alone when all are: then the generation goes.
+1. Each generation begins once and ends once (by GenerationLost, or by the GenerationFormed of the next), in order;
+   messages about one that has ended change nothing. Events may be lost, duplicated and late: answers to renewals have
+   the same facts.
+2. The gang is trusted for its time to live, measured from before the last renewal that was answered, minus a margin, so
+   the owner always stops trusting it before the coordinator can end it. A later answer restores the trust.
+3. An ended gang stays ended.
+4. Each rank of the current generation is lost at most once; if all ranks are lost, the generation itself ends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...schemas.records.gangs import GangState
 RENEWALS_PER_TTL: Final = 3
 _AGAIN_PER_TTL: Final = 12
 ANSWER_S: Final = 0.1
-"""How long the answer to an acquire may be behind the event that tells of the same."""
+"""How long the answer to an acquire may lag behind the event with the same news."""
 _FINAL: Final = (GangEnded, NotOwner, UnknownGang)
 
 
@@ -35,8 +36,8 @@ class GenerationFormed:
 
     reply: GangReply
     instead: GanglineError | None = None
-    """The generation before had not gone until now. Members that stayed (the same token) go on; for the others this is
-    what became of them."""
+    """Set if the previous generation had not ended yet. Members that stayed (same token) go on; the others ended with
+    this error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,13 @@ class RanksLost:
 
     generation: int
     ranks: tuple[int, ...]
-    """Those of which it was not known before."""
+    """Only those not reported before."""
     error: GanglineError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationLost:
-    """The newest generation that came is no more: end what is under way in it."""
+    """The newest generation has ended: end all work on it."""
 
     generation: int
     error: GanglineError
@@ -59,44 +60,44 @@ class GenerationLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipEnded:
-    """No further generation comes. After the GenerationLost of the last."""
+    """There will be no further generation. Comes after the GenerationLost of the last one."""
 
     error: GanglineError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewOwnership:
-    """Ask for more time now; the answer goes to `answered`, `refused` or `unanswered`."""
+    """Send a renewal now; report the result with `answered`, `refused` or `unanswered`."""
 
 
 Effect = GenerationFormed | GenerationLost | RanksLost | OwnershipEnded | RenewOwnership
 
 
 class OwnerCore:
-    """One gang, as its owner knows it."""
+    """One gang as its owner sees it."""
 
     def __init__(self, gang: str, ttl_s: float) -> None:
         self.gang = gang
         self.ttl_s = ttl_s
         self.formed: GangReply | None = None
-        """The living generation; None between two, and when it is over."""
+        """The current generation; None between two generations and after the end."""
         self.over: GanglineError | None = None
         self.ready = 0
-        """The newest generation of which it is known that all its members have started."""
+        """The newest generation whose members are known to have all started."""
         self.restarts = 0
         self.failures = 0
         self.lost: dict[int, None] = {}
-        """Ranks of the living generation that are lost and being replaced."""
+        """Ranks of the current generation that are lost and being replaced."""
         self.renew_at: float | None = None
-        """When `tick` is to be called."""
+        """When to call `tick`."""
         self.trusted_until = float("-inf")
         self._newest = 0
-        """The newest generation that came."""
+        """The newest generation received."""
         self._gone = 0
-        """All generations up to this have gone."""
+        """All generations up to this one have ended."""
 
     def trouble(self, now: float) -> GanglineError | None:
-        """Why nothing new may be sent to its members, though they are formed as far as is known."""
+        """Why nothing new may be sent to members, even if they are formed as far as is known."""
         if self.over is not None:
             return self.over
         if now >= self.trusted_until:
@@ -110,7 +111,7 @@ class OwnerCore:
     # -- what happens ---------------------------------------------------------------------------------------------
 
     def answered(self, reply: GangReply, asked_at: float, now: float) -> list[Effect]:
-        """The coordinator answered an acquire (after which the gang was granted) or a renewal."""
+        """The coordinator answered an acquire (the gang is formed) or a renewal."""
         if self.over is not None:
             return []
         if asked_at + self.ttl_s - margin_s(self.ttl_s) > self.trusted_until:
@@ -119,30 +120,30 @@ class OwnerCore:
         self._count(reply)
         alive = reply.state in (GangState.FORMED, GangState.RETIRING) and bool(reply.seats)
         if alive:
-            if reply.ready is not False:  # to an older coordinator, formed is ready
+            if reply.ready is not False:  # for older coordinators, formed means ready
                 self.ready = max(self.ready, reply.generation)
             return [*self._formed(reply), *self._ranks_lost(reply.generation, reply.lost, reply.reason)]
         if reply.state is GangState.ENDED:
             return self._end(self._error(reply.generation, reply.rank, reply.reason, ends=True))
-        # Torn down, or queued again: then all generations before the one that is named are gone.
+        # Torn down or queued again: all generations before the one named have ended.
         gone = reply.generation if reply.state is GangState.TEARING_DOWN else reply.generation - 1
         return self._lost(gone, reply.rank, reply.reason, ends=False)
 
     def refused(self, error: GanglineError, now: float) -> list[Effect]:
         """The coordinator answered a renewal with an error."""
-        # Before its first members came, only the answer to the acquire itself is final.
+        # Before the first members are known, only the answer to the acquire itself is final.
         if self.over is None and self._newest > 0 and isinstance(error, _FINAL):
             return self._end(error)
         return self.unanswered(now)
 
     def unanswered(self, now: float) -> list[Effect]:
-        """A renewal had no answer: ask again soon."""
+        """A renewal was not answered: retry soon."""
         if self.over is None:
             self.renew_at = now + self.ttl_s / _AGAIN_PER_TTL
         return []
 
     def told(self, event: GangEvent, now: float) -> list[Effect]:
-        """An event of the gang was broadcast."""
+        """An event of the gang was received."""
         if self.over is not None or event.gang != self.gang:
             return []
         self._count(event)
@@ -154,7 +155,7 @@ class OwnerCore:
             case GangEventKind.ENDED:
                 return self._end(self._error(event.generation, event.rank, event.reason, ends=True))
             case GangEventKind.FORMED | GangEventKind.READY if self._newest == 0:
-                self.renew_at = now + ANSWER_S  # the answer to the acquire is on its way, if it was not lost
+                self.renew_at = now + ANSWER_S  # the answer to the acquire is on its way, unless it was lost
                 return []
             case GangEventKind.FORMED | GangEventKind.READY if event.generation > self._newest:
                 return self._ask(now)  # the seats are in the answer
@@ -170,11 +171,11 @@ class OwnerCore:
                 return []
 
     def tick(self, now: float) -> list[Effect]:
-        """The time of `renew_at` has come (or somebody has reason to ask earlier)."""
+        """`renew_at` has come, or there is a reason to renew earlier."""
         return [] if self.over is not None else self._ask(now)
 
     def close(self, error: GanglineError) -> list[Effect]:
-        """The owner gives it up."""
+        """The owner releases the gang."""
         return self._end(error) if self.over is None else []
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class OwnerCore:
         return [GenerationFormed(reply=reply, instead=instead)]
 
     def _replaced(self, before: GangReply, reply: GangReply) -> GangRestarted:
-        """Repaired in place, or its teardown was never heard of."""
+        """The error for members that a repair replaced, or of a generation whose teardown was not reported."""
         stayed = {seat.token for seat in before.seats} & {seat.token for seat in reply.seats}
         what = "lost the member" if stayed else "was torn down"
         text = (
@@ -224,7 +225,7 @@ class OwnerCore:
         self.failures = max(self.failures, told.failures)
 
     def _lost(self, generation: int, rank: int | None, reason: str, *, ends: bool) -> list[Effect]:
-        """Every generation up to this is gone."""
+        """All generations up to this one have ended."""
         if generation <= self._gone:
             return []
         self._gone = generation

@@ -1,7 +1,6 @@
-"""The standing sets of a namespace, as one router knows them: which are declared, and which of their gangs are formed.
+"""The standing sets of a namespace as one router sees them: which are declared, and which of their gangs are formed.
 
-Only what stands in the ledger makes a gang known; events say what to look up, and at once what must not be used any
-more.
+Gangs become known only from the ledger; events say which records to read, and end generations at once.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ _log = logger_for("dispatcher")
 
 
 class SetListener(Protocol):
-    """Who is told."""
+    """Receives changes of standing sets."""
 
     def declared(self, name: str, record: GangSetRecord | None) -> None:
-        """The set stands in the ledger like this; None: not at all."""
+        """The set's declaration in the ledger; None: it has none."""
 
     async def seen(self, record: GangRecord, revision: int) -> None:
-        """The record of a gang of some set stands in the ledger."""
+        """The record of a gang of some set, as in the ledger."""
 
     def gone(self, gang: str, generation: int, reason: str) -> None:
-        """That generation (and those before it) is no more."""
+        """That generation, and all before it, have ended."""
 
     def leaving(self, gang: str, generation: int) -> None:
-        """That generation is to be sent nothing new."""
+        """That generation must get nothing new."""
 
     def vanished(self, gang: str) -> None:
-        """The gang is not in the ledger any more."""
+        """The gang's record is no longer in the ledger."""
 
 
 class _GangOfSet(NamedTuple):
@@ -54,7 +53,7 @@ class _GangOfSet(NamedTuple):
 
 
 class SetDiscovery:
-    """Follows all standing sets of a namespace."""
+    """Watches all standing sets of a namespace."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class SetDiscovery:
         resync_s: float,
         patience_s: float | None = None,
     ) -> None:
-        """For the last two see BucketInformer."""
+        """For the last two arguments see BucketInformer."""
         self._bus = bus
         self._names = names
         self._listener = listener
@@ -92,7 +91,7 @@ class SetDiscovery:
 
     def _listed(self) -> Iterator[str]:
         yield self._names.gangset_key()
-        if len(self.informer):  # else there are no gangs of sets
+        if len(self.informer):  # else sets have no gangs
             yield self._names.gang_key()
 
     def _parse(self, entry: KvEntry) -> GangSetRecord | _GangOfSet | None:
@@ -139,7 +138,7 @@ class SetDiscovery:
 
 
 class SetRegistry:
-    """Finds the set that a name stands for. Nothing is read before the first call."""
+    """Finds the set of a name. Nothing is read before the first call."""
 
     def __init__(
         self,
@@ -160,7 +159,7 @@ class SetRegistry:
         """
         Args:
             numbers, strays: see RoutedPool.
-            on_change: called with a name that is a set's from now on, or no longer.
+            on_change: called with a name that became a set's, or no longer is one.
         """
         self._bus = bus
         self._settings = settings
@@ -174,24 +173,24 @@ class SetRegistry:
         self._on_change = on_change
         self._sets: dict[str, StandingSetRouter] = {}
         self._deleted: dict[str, float] = {}
-        """Sets that are declared no more, and some of whose gangs still stood: when (loop time) to look again."""
+        """Sets that were deleted while gangs were still formed: when (loop time) to check again."""
         self._feed = SetDiscovery(
             bus, ledger, names, self, resync_s=settings.reconcile_s, patience_s=settings.saturated_wait_s
         )
         self._unlisten: Callable[[], None] | None = None
         self._stopped = False
         self._forbidden = False
-        """Our user may not follow them; it has to connect anew when that is changed."""
+        """The user has no permission to watch standing sets; a change takes effect after a reconnect."""
 
     # -- finding --------------------------------------------------------------------------------------------------
 
     @property
     def none(self) -> bool:
-        """Known for certain: no set is declared."""
+        """Whether it is certain that no set is declared."""
         return self._feed.informer.pulled and not self._sets
 
     async def find(self, name: str, deadline: float | None) -> StandingSetRouter | None:
-        """The set of that name; None when the name is a pool's.
+        """The set of that name; None if it is a pool's name.
 
         Raises:
             Disconnected, Unavailable: the ledger could not be read in time.
@@ -204,7 +203,8 @@ class SetRegistry:
         return self._sets.get(name)
 
     async def find_if_permitted(self, name: str, deadline: float | None) -> StandingSetRouter | None:
-        """`find`, for who may not be allowed to follow standing sets: there are none then, and the log says so once."""
+        """`find` for users who may lack the permission to watch standing sets: they get None, and one log line says
+        so."""
         if self._forbidden:
             return None
         try:
@@ -216,30 +216,30 @@ class SetRegistry:
             return None
 
     def refuse(self, error: GanglineError) -> None:
-        """Tell whoever waits for a gang, or has something under way on one."""
+        """Refuse requests that wait for a gang, and end tasks on gangs."""
         self._stopped = True
         self._feed.informer.close()
         for routed in self._sets.values():
             routed.close(error)
 
     async def stop(self) -> None:
-        """Follow nothing any more. After `refuse`; idempotent, and safe before the first call."""
+        """Stop watching. Call it after `refuse`; idempotent, and safe before the first call."""
         if self._unlisten is not None:
             self._unlisten()
         await self._feed.informer.stop()
 
     def waiting(self) -> dict[str, int]:
-        """Requests that wait for a gang with room, by set; of those for which any does."""
+        """Number of requests that wait for a gang with free slots, by set; sets without any are left out."""
         return {name: routed.pool.core.waiting for name, routed in self._sets.items() if routed.pool.core.waiting}
 
     def statistics(self) -> dict[str, Any]:
-        """By set: its gangs, requests waiting and placed."""
+        """Statistics by set: its gangs, requests waiting and placed."""
         return {name: routed.statistics() for name, routed in self._sets.items()}
 
     def __repr__(self) -> str:
         return f"SetRegistry({', '.join(self._sets) or 'none'})"
 
-    # -- SetListener -------------------------------------------------------------------------------------------------
+    # -- SetListener ----------------------------------------------------------------------------------------------
 
     def declared(self, name: str, record: GangSetRecord | None) -> None:
         known = self._sets.get(name)
@@ -266,7 +266,7 @@ class SetRegistry:
             self._on_change(name)
 
     def _remove_deleted(self) -> None:
-        # While a gang still stands the name is the set's: what retires takes nothing new, and then it is over.
+        # While gangs of it are formed, the name still belongs to the set: retiring gangs take nothing new and end soon.
         now = self._exchange.loop.time()
         for name in [name for name, at in self._deleted.items() if at <= now]:
             if self._sets[name].gangs:
@@ -278,11 +278,11 @@ class SetRegistry:
             known.close(ClosedError(f"standing set {name!r} was deleted"))
 
     def pools(self) -> list[SetAsPool]:
-        """Of each set, what its calls wait in."""
+        """The pool of each set, in which its calls wait."""
         return [routed.pool for routed in self._sets.values()]
 
     def pool_of(self, name: str) -> SetAsPool | None:
-        """The same of one set; None: there is none of that name, so far as is known."""
+        """The pool of one set; None: no set of that name is known."""
         routed = self._sets.get(name)
         return None if routed is None else routed.pool
 

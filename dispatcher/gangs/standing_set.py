@@ -1,7 +1,7 @@
-"""One standing set as callers see it: each of its formed gangs is like one worker.
+"""One standing set as its callers use it: each formed gang is treated as one worker.
 
-To the routing core a gang *is* a worker: it has slots, takes its share by power of two choices, drains when it retires.
-So calls to a set wait, back off, stick to keys and are repeated exactly as calls to a pool.
+For the routing core, a gang *is* a worker: it has slots, gets its share by power of two choices, and drains when it
+retires. So calls to a set wait, back off, stick to keys and are retried exactly like calls to a pool.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ _OK: Final = int(AnswerOp.OK)
 _END: Final = int(AnswerOp.END)
 _STREAM: Final = int(TaskFlag.STREAM)
 _WORD_S: Final = 1.0
-"""How long a task that was cancelled, by nobody here, waits for the news that its gang was torn down."""
+"""How long a task that was cancelled by neither the caller nor the router waits for the news that its gang was torn
+down."""
 
 
 _REMEMBERED: Final = 1000
-"""Gangs of which it is remembered what was told of them."""
+"""Maximum number of gangs for which generation numbers from events are kept."""
 
 
 class SetAsPool(RoutedPool):
     """The gangs of a set, as workers of a pool of that name."""
 
     def formed(self, record: GangRecord, revision: int, methods: dict[str, Method], slots: int) -> WorkerEntry:
-        """A generation stands; returns the worker that stands for it."""
+        """A generation is formed; returns the worker that represents the gang."""
         first = record.seats[0]
         self.registered(
             Registration(
@@ -62,7 +63,8 @@ class SetAsPool(RoutedPool):
                 worker=record.id,
                 epoch=record.generation,
                 instance=f"{record.id}.{record.generation}",
-                # Members may still start, beside those that stayed when others were replaced.
+                # A gang that is not ready counts as draining: new members may still be starting beside those that
+                # stayed.
                 state="draining" if record.state is GangState.RETIRING or record.ready is False else "serving",
                 slots=slots,
                 methods={name: MethodInfo(**method._asdict()) for name, method in methods.items()},
@@ -75,30 +77,30 @@ class SetAsPool(RoutedPool):
         return self.core.view.workers[record.id]
 
     def expect(self, coming: bool) -> None:
-        """Whether the members of some gang are starting, so that requests wait for it though none is ready."""
+        """Say whether the members of a gang are starting, so that requests wait for it even if no gang is ready."""
         if coming != self.core.coming:
             self.core.expect(coming, self._loop.time())
             self._arm_sooner()
 
     def gone(self, gang: str) -> None:
-        """It is not there any more."""
+        """The gang no longer exists."""
         known = self.core.view.workers.get(gang)
         if known is not None and self.core.gone(known, self._loop.time()):
             self._arm_sooner()
 
     def full(self, worker: WorkerEntry) -> None:
-        """Its members say that others have all of its slots."""
+        """Its members report that other routers use all of its slots."""
         if self.contains(worker) and not worker.draining:
             load = Load(worker.total, 0, worker.total)
             self.core.loaded(worker, load, worker.epoch, self._loop.time())
 
     def took(self, worker: WorkerEntry) -> None:
-        """It took a task, so it has room again, as far as we know."""
+        """It accepted a task, so it is assumed to have free slots again."""
         if self.contains(worker) and worker.ongoing > worker.own and not worker.draining:
             self.core.loaded(worker, Load(worker.own, 0, worker.total), worker.epoch, self._loop.time())
 
     def tick(self, now: float) -> None:
-        """See RoutedPool. A gang is not heard of by heartbeats of its own: its coordinator says when it goes."""
+        """See RoutedPool. Gangs send no heartbeats: the coordinator reports when they end."""
         for worker in self.core.view.workers.values():
             worker.heard_at = now
         super().tick(now)
@@ -116,25 +118,25 @@ class StandingSetRouter:
         self._lines = lines
         self._draw = draw
         self._formations: dict[str, Formation] = {}
-        """By gang; those that retire are among them."""
+        """By gang, including those that retire."""
         self._gone: dict[str, int] = {}
-        """By gang: the newest generation that is known to be no more."""
+        """By gang: the newest generation known to have ended."""
         self._starting: dict[str, int] = {}
-        """By gang: the generation whose members start, and that nothing can be sent to yet."""
+        """By gang: the generation whose members are starting, to which nothing can be sent yet."""
         self._leaving: dict[str, int] = {}
-        """... to be sent nothing new; an older reading of its record does not change that."""
+        """By gang: the generation that must get nothing new, even if an older version of its record is read later."""
         self.suspected: dict[str, None] = {}
-        """Gangs whose members could not be reached; to be looked up."""
+        """Gangs whose members could not be reached; their records are to be read."""
 
     @property
     def gangs(self) -> list[str]:
-        """Those that stand."""
+        """Formed gangs."""
         return list(self._formations)
 
-    # -- what is told ---------------------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------------------
 
     async def seen(self, record: GangRecord, revision: int) -> None:
-        """A gang's record stands in the ledger."""
+        """A gang's record was read from the ledger."""
         standing = record.state in (GangState.FORMED, GangState.RETIRING)
         if not standing or not record.seats:
             gone = (
@@ -146,7 +148,7 @@ class StandingSetRouter:
             return
         known = self._formations.get(record.id)
         if record.ready is False and (known is None or not _stays(known, record)):
-            # Its members start. Whoever was on the generation before has lost it.
+            # Its members are starting: the previous generation has ended.
             self.gone(record.id, record.generation - 1, record.reason)
             if record.generation > self._gone.get(record.id, 0):
                 self._starts(record.id, record.generation)
@@ -157,7 +159,7 @@ class StandingSetRouter:
             with contextlib.suppress(GanglineError):
                 await pool.discovery.pull()
             first = pool.core.view.workers.get(record.seats[0].worker)
-        # No await from here on: what was told meanwhile counts.
+        # No await from here on: events that arrived during the wait count.
         known = self._formations.get(record.id)
         if record.generation <= self._gone.get(record.id, 0) or first is None:
             return
@@ -185,7 +187,7 @@ class StandingSetRouter:
             self.pool.core.view.retire(worker)
 
     def gone(self, gang: str, generation: int, reason: str) -> None:
-        """That generation of a gang (and those before it) is no more: what is under way on it ends now."""
+        """That generation of a gang, and all before it, have ended: end all tasks on them now."""
         _note(self._gone, gang, generation)
         if self._starting.get(gang, generation + 1) <= generation:
             self._starts(gang, 0)
@@ -194,13 +196,13 @@ class StandingSetRouter:
             self._end(known, reason)
 
     def vanished(self, gang: str) -> None:
-        """It is not in the ledger any more."""
+        """Its record is no longer in the ledger."""
         self._starts(gang, 0)
         if (known := self._formations.get(gang)) is not None:
             self._end(known, "its record is gone")
 
     def leaving(self, gang: str, generation: int) -> None:
-        """It is to be sent nothing new."""
+        """The gang must get nothing new."""
         _note(self._leaving, gang, generation)
         known = self._formations.get(gang)
         worker = self.pool.core.view.workers.get(gang)
@@ -208,7 +210,7 @@ class StandingSetRouter:
             self.pool.core.view.retire(worker)
 
     def close(self, error: GanglineError) -> None:
-        """Refuse whoever waits, and end what is under way."""
+        """Refuse waiting requests and end tasks in progress."""
         self.pool.close(error)
         for formation in self._formations.values():
             formation.end(error)
@@ -221,17 +223,17 @@ class StandingSetRouter:
     def __repr__(self) -> str:
         return f"StandingSetRouter({self.name}, {len(self._formations)} gangs, route={self.record.route.value})"
 
-    # -- slots that are held --------------------------------------------------------------------------------------
+    # -- held slots -----------------------------------------------------------------------------------------------
 
     def stands(self, formation: Formation) -> bool:
-        """Whether that is what its gang is made of now."""
+        """Whether this is its gang's current formation."""
         return self._formations.get(formation.gang) is formation
 
     def reserve_target(self, reserver: SlotReserver, asked: SlotRequest) -> SetReserveTarget:
-        """Any gang of it, to hold slots of.
+        """Reserve slots of any gang.
 
         Raises:
-            InvalidRequest: a record in the ledger was asked for.
+            InvalidRequest: ledger='sync' was requested.
         """
         if asked.flags & ReserveFlag.SYNC:
             raise InvalidRequest(
@@ -243,7 +245,7 @@ class StandingSetRouter:
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     def target(self, order: Call, routed_request: RoutedRequest) -> SetTarget:
-        """Any gang of it: its rank 0, or all its ranks."""
+        """Any gang of the set: rank 0, or all ranks."""
         return SetTarget(self, order, routed_request)
 
     async def place(
@@ -261,7 +263,7 @@ class StandingSetRouter:
             ) from error
 
     def formation_of(self, worker: WorkerEntry) -> Formation | None:
-        """What the gang that this stands for is made of now; None: it is no more."""
+        """The current formation of the gang that this worker represents; None: it has ended."""
         return self._formations.get(worker.id.worker)
 
     async def run(
@@ -278,10 +280,10 @@ class StandingSetRouter:
         if not on_all:
             slots = held[0] if held else None
             return await formation.lines[0].call(for_rank(order, formation, 0), span, patient=False, held=slots)
-        run = 1 + self._draw.getrandbits(48)  # unlike those of other routers, which may use the same gang
+        run = 1 + self._draw.getrandbits(48)  # unlike the numbers of other routers that use the same gang
 
         together = self._lines.together(formation.size)
-        # After a refusal rank 0 goes first, so that of several routers that want one gang, one gets all of it.
+        # After a refusal, rank 0 goes first, so that one of several competing routers gets the whole gang.
         in_order = routed_request.attempts > 1 and not held
 
         async def on_rank(rank: int, _: Arguments) -> Any:
@@ -311,7 +313,7 @@ class StandingSetRouter:
             left_s = _WORD_S if deadline is None else deadline - asyncio.get_running_loop().time()
             await formation.wait_fate(0, max(0.0, min(_WORD_S, left_s)))
             if formation.down is None and started is False:
-                return TryOutcome.FULL  # it was held, and heard nothing of us for too long
+                return TryOutcome.FULL  # it was held and got no BEGIN for too long
         if formation.down is not None and isinstance(cause, (GangFailed, LeaseError, WorkerLost, TaskCancelled)):
             return TryOutcome.LOST if started else TryOutcome.GONE
         if isinstance(cause, LeaseBusy):
@@ -325,7 +327,7 @@ class StandingSetRouter:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _starts(self, gang: str, generation: int) -> None:
-        """Members of that generation start; 0: none of it do."""
+        """Members of that generation are starting; 0: no generation is starting."""
         if generation:
             self._starting[gang] = generation
         else:
@@ -338,16 +340,16 @@ class StandingSetRouter:
         self.pool.gone(formation.gang)
 
     def _slots(self, record: GangRecord) -> int:
-        """How many calls the gang takes at once."""
+        """Number of concurrent calls per gang."""
         slots = [seat.slots for seat in sorted(record.seats, key=lambda seat: seat.rank) if seat.part == 0]
         return slots[0] if self.record.route is Route.RANK0 else min(slots)
 
 
 class SetTarget(PoolTarget):
-    """Any gang of a standing set: its rank 0, or all its ranks."""
+    """Any gang of a standing set: rank 0, or all ranks."""
 
     _formation: Formation | None = None
-    """Of the gang that takes the try."""
+    """Formation of the gang that runs the attempt."""
 
     def __init__(self, routed: StandingSetRouter, order: Call, routed_request: RoutedRequest) -> None:
         super().__init__(routed.pool, order, routed_request)
@@ -409,7 +411,7 @@ class SetTarget(PoolTarget):
         return fate
 
     def _took(self) -> None:
-        """The gang took the task, and has ended it."""
+        """The gang accepted the task, and it has ended."""
         self.pool.accepted(self.routed_request)
         self.pool.settle(self.routed_request)
         self._routed.pool.took(self.worker)
@@ -420,8 +422,8 @@ class SetTarget(PoolTarget):
 
 
 class SetReserveTarget(ReserveTarget):
-    """Slots of any gang, at its members: of rank 0, or of all, as the set's calls run. Cancelling gives back whatever
-    may have been granted."""
+    """Slots of any gang, reserved at its members: on rank 0, or on all ranks, as the set's calls run. Cancelling
+    releases slots that may have been granted."""
 
     def __init__(self, routed: StandingSetRouter, reserver: SlotReserver, asked: SlotRequest) -> None:
         super().__init__(reserver, routed.pool, asked)
@@ -461,7 +463,7 @@ def _note(newest: dict[str, int], gang: str, generation: int) -> None:
 
 
 def _stays(known: Formation, record: GangRecord) -> bool:
-    """Whether members of that generation, or all, are in this one too."""
+    """Whether some or all members of that generation are also in this one."""
     tokens = {line.seat.token for line in known.lines}
     return known.generation == record.generation or any(seat.token in tokens for seat in record.seats)
 

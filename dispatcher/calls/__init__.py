@@ -1,1 +1,1 @@
-"""One call with all its tries. Imports only: pools, transport, routing."""
+"""One call with all its attempts. Imports only: pools, transport, routing."""

@@ -1,7 +1,7 @@
-"""The one place where requests are tried, and tried again where that is safe.
+"""The single place where requests are sent and retried where that is safe.
 
-`AttemptLoop` sends, waits and repeats. Who takes a try, and whether there may be another, is for the `AttemptTarget` to
-say: of a pool, a lease, a selection, a member of a gang, a standing set.
+`AttemptLoop` sends, waits and retries. The `AttemptTarget` (a pool, a lease, a selection, a member of a gang, a
+standing set) decides where each attempt goes and whether there may be another.
 """
 
 from __future__ import annotations
@@ -25,74 +25,74 @@ from .call import Call, fate_of, result_of
 from .streaming import StreamRequest, no_stream, stream_end, streams
 
 _STREAM: Final = int(TaskFlag.STREAM)
-"""A plain number: arithmetic with flags of an enum takes long."""
+"""A plain number: arithmetic with enum flags is slow."""
 
 
 class AttemptTarget:
-    """Who takes the tries of one request, and whether there is to be another. Made for one request."""
+    """Decides where the attempts of one request go and whether there is another. Made for one request."""
 
     @property
     def uncertain(self) -> bool:
-        """Whether an earlier try may have started something, whatever the last one says."""
+        """Whether an earlier attempt may have started something, whatever the last one reports."""
         return False
 
     def place_nowait(self, fate: TryOutcome | None) -> AttemptTarget | None:
-        """`place`, if that need not wait. None: it has to; ask `place` then."""
+        """`place` without waiting. None: it would have to wait; call `place`."""
         return None
 
     async def place(self, fate: TryOutcome | None) -> AttemptTarget:
-        """Get the next try a place; returns the target that takes it, which is this one or one that it leads to.
+        """Place the next attempt; returns the target that takes it: this one, or one that it leads to.
 
         Args:
-            fate: what became of the try before; None: this is the first.
+            fate: outcome of the previous attempt; None: this is the first.
 
         Raises:
-            GanglineError: there is to be none.
+            GanglineError: there must be no further attempt.
         """
         raise NotImplementedError
 
     def attempt(self, caller: AttemptLoop, span: Span) -> Coroutine[Any, Any, Any]:
-        """One try; returns what came of it, for `settle` and `result`."""
+        """Make one attempt; returns its outcome, for `settle` and `result`."""
         raise NotImplementedError
 
     def settle(self, outcome: Any) -> TryOutcome | None:
-        """A try has ended: why it came to nothing; None: it is the one that counts."""
+        """Account for the outcome of an attempt. Returns why it failed, or None if it is final."""
         raise NotImplementedError
 
     @staticmethod
     def result(outcome: Any, /) -> Any:
-        """What the request has come to.
+        """The result of the request.
 
         Raises:
-            GanglineError: the outcome says so.
+            GanglineError: the outcome is an error.
         """
         raise NotImplementedError
 
 
 class TaskTarget(AttemptTarget):
-    """Takes tries of a task. Each goes to a worker, and counts in books until its flight has ended."""
+    """Target of a task. Each attempt goes to one worker and is accounted for until its flight has ended."""
 
     books: Settlement
     routed_request: RoutedRequest
     worker: WorkerEntry
     token: str | None = None
-    """Of the slots that it is sent on; None: of any."""
+    """Token of the slots to use; None: any slots."""
     spans = False
-    """Each try has a span of its own."""
+    """Whether each attempt has a span of its own."""
     told = True
-    """Whether it wants to know of `sent` and `left`."""
+    """Whether `sent` and `left` are to be called."""
     ended: Outcome
-    """How the last try of a stream ended."""
+    """How the last attempt of a stream ended."""
 
     def __init__(self, order: Call) -> None:
         self.order = order
 
     async def attempt(self, caller: AttemptLoop, span: Span) -> Outcome:
-        """See AttemptTarget. The ticket is settled when the worker has answered, also after a cancellation.
+        """See AttemptTarget. The request is settled when the worker has answered, even after a cancellation.
 
         Raises:
-            InvalidRequest: arguments that have no form on the wire; nothing was sent.
-            DeadlineExceeded: the deadline passed; the worker was told to stop.
+            InvalidRequest: the arguments cannot be serialized; nothing was sent.
+            DeadlineExceeded: the deadline passed; the worker was told to cancel the task.
         """
         order, exchange = self.order, caller.exchange
         spans = self.spans and span is not NO_SPAN
@@ -130,7 +130,7 @@ class TaskTarget(AttemptTarget):
         return outcome
 
     async def items(self, caller: AttemptLoop, span: Span) -> AsyncGenerator[Any, None]:
-        """One try of a task that streams: its items; `ended` tells afterwards how it ended.
+        """The items of one attempt of a streaming task; afterwards, `ended` says how it ended.
 
         Raises:
             GanglineError: it ended with an error.
@@ -155,40 +155,40 @@ class TaskTarget(AttemptTarget):
 
     @property
     def where(self) -> tuple[WorkerId, str | None]:
-        """The worker of the try, and the gang of a standing set, if it is of one."""
+        """The worker of the attempt, and its gang if it is of a standing set."""
         return self.worker.id, None
 
     def check_streams(self) -> None:
         """
         Raises:
-            InvalidRequest: a stream is asked for, and the worker has a task of one result.
+            InvalidRequest: a stream is wanted, and the worker's task returns one result.
         """
         if self.order.flags & _STREAM and not streams(self.worker, self.order):
             raise no_stream(self.order)
 
-    # -- what it is told ------------------------------------------------------------------------------------------
+    # -- notifications --------------------------------------------------------------------------------------------
 
     def sent(self, flight: TaskRequest | StreamRequest | None) -> None:
-        """A try was sent; None: as several."""
+        """An attempt was sent; None: as several flights."""
 
     def unsent(self) -> None:
-        """It could not be."""
+        """The attempt could not be sent."""
         self.books.settle(self.routed_request)
         self.books.pump()
 
     def left(self, flight: TaskRequest | StreamRequest | None, error: BaseException | None) -> None:
-        """Nobody waits for it any more: there is an outcome, or the error that ended the wait."""
+        """The attempt is no longer awaited: it has an outcome, or `error` ended the wait."""
 
     async def failed(self, error: GanglineError) -> TryOutcome:
-        """A try on several workers failed: why it may be made again.
+        """An attempt on several workers failed: return why it may be retried.
 
         Raises:
-            GanglineError: it may not.
+            GanglineError: it must not be retried.
         """
         raise error
 
     def accepted(self) -> None:
-        """An item came."""
+        """An item was received."""
 
 
 class PoolTarget(TaskTarget):
@@ -226,7 +226,7 @@ class PoolTarget(TaskTarget):
             raise no_stream(order)
         self.worker = await pool.place(self.routed_request, order.deadline, fate)
         try:
-            self.check_streams()  # nobody, or others, were known before the wait
+            self.check_streams()  # the workers known before the wait may have been others, or none
         except GanglineError:
             self.unsent()
             raise
@@ -245,20 +245,20 @@ class PoolTarget(TaskTarget):
 
 
 class AttemptLoop:
-    """Sends tasks and takes their answers; repeats what its target wants repeated."""
+    """Sends tasks and receives their answers; retries as the target decides."""
 
     def __init__(self, exchange: RequestExchange, window: int) -> None:
-        """`window`: items of a stream that may come ahead of their reader."""
+        """`window`: how many items of a stream may be sent ahead of the reader."""
         self.exchange = exchange
         self.window = window
 
     async def run(
         self, target: AttemptTarget, span: Span = NO_SPAN, *, tried: tuple[AttemptTarget, Any] | None = None
     ) -> Any:
-        """The result of a request. Cancelling stops the task, wherever it is, and does not wait for that.
+        """The result of a request. Cancelling cancels the task, wherever it is, without waiting for that.
 
         Args:
-            tried: a first try that was made elsewhere: who took it, and what came of it.
+            tried: a first attempt made elsewhere: its target and its outcome.
 
         Raises:
             GanglineError: see Client.call.
@@ -276,15 +276,15 @@ class AttemptLoop:
                     return at.result(outcome)
         except GanglineError as error:
             if target.uncertain:
-                error.may_have_started = True  # an earlier try may have, whatever the last one says
+                error.may_have_started = True  # an earlier attempt may have started, whatever the last one reports
             raise
 
     async def stream(self, order: Call, target: AttemptTarget, span: Span = NO_SPAN) -> AsyncGenerator[Any, None]:
-        """The items of a task. Tried again like a call, until the first item has come. Closing it cancels the task.
+        """The items of a task. Retried like a call until the first item has arrived. Closing it cancels the task.
 
         Raises:
             InvalidRequest: the task does not stream; nothing was sent.
-            StreamBroken: items were lost on the way.
+            StreamBroken: items were lost.
             GanglineError: see Client.call.
         """
         order.flags |= _STREAM
@@ -309,7 +309,7 @@ class AttemptLoop:
     def launch(
         self, target: TaskTarget, flight: TaskRequest | StreamRequest, trace: str | None, window: int | None = None
     ) -> None:
-        """Send one try.
+        """Send one attempt.
 
         Raises:
             InvalidRequest, DeadlineExceeded: nothing was sent.
@@ -329,7 +329,7 @@ class AttemptLoop:
             target.sent(flight)
 
     async def read(self, order: Call, flight: StreamRequest) -> AsyncGenerator[Any, None]:
-        """The items of one try, as they come; `flight.end` says afterwards how it ended."""
+        """The items of one attempt as they arrive; afterwards, `flight.end` says how it ended."""
         exchange = self.exchange
         flight.on_stall = lambda: self._credit_anew(flight)
         timer = None
@@ -350,11 +350,11 @@ class AttemptLoop:
                 self._stop(flight)
 
     def abandon(self, flight: AwaitedRequest | StreamRequest) -> bool:
-        """Nobody wants the answer any more; False when nothing had been sent. Never fails, never waits."""
+        """The answer is no longer needed. False if nothing had been sent. Never fails or waits."""
         return self._stop(flight) if self.exchange.is_open(flight) else True
 
     def _stop(self, flight: AwaitedRequest | StreamRequest) -> bool:
-        """Take it back, else tell its worker to stop."""
+        """Take the frame back, or tell the worker to cancel."""
         exchange = self.exchange
         if exchange.recall(flight):
             flight.settle()
@@ -364,7 +364,7 @@ class AttemptLoop:
         return True
 
     def expire(self, order: Call, flight: TaskRequest) -> None:
-        """Its time is up: tell the worker to stop."""
+        """The deadline has passed: tell the worker to cancel."""
         if not flight.future.done():
             sent = self.abandon(flight)
             flight.future.set_exception(order.too_late(may_have_started=sent))
@@ -376,8 +376,8 @@ class AttemptLoop:
             flight.credited = 0
 
     def _credit_anew(self, flight: StreamRequest) -> None:
-        """All that came was read: the whole window is free again, of which the worker takes what it has sent. If the
-        last items were lost, the next one shows the gap."""
+        """All received items were read, so the whole window is free; the worker subtracts what it has already sent. If
+        the last items were lost, the next one reveals the gap."""
         flight.credited = 0
         self.exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, self.window))
 
@@ -392,33 +392,32 @@ def _attempt_span(worker: WorkerEntry, attempt: int, parent: Span) -> Span:
 
 
 HELD_WITHIN_S: Final = 1.0
-"""Half of what workers hold for: no rank gives up while another may yet be told to begin."""
+"""Half of the time for which workers hold slots, so that no rank gives up while another may still get BEGIN."""
 
 
 class TwoPhaseStart:
-    """One try of a call on all ranks of a gang: it starts on all of them or on none.
+    """One attempt of a call on all ranks of a gang: it starts on all of them or on none.
 
-    Several routers may send to one gang, so each rank may be taken by another call when ours comes. Therefore every
-    rank first takes its slots and says so (HELD), and when all have, all are told to begin (BEGIN). One that has no
-    room, or does not answer in time, ends the try: the others are cancelled, nothing has started anywhere, and it may
-    be tried again here or on another gang.
+    Several routers may send to one gang, so a rank may be busy with another call. Therefore every rank first takes its
+    slots and reports HELD; when all have, all get BEGIN. A rank that has no free slots or does not answer in time ends
+    the attempt: the others are cancelled, nothing has started, and it may be retried on this or another gang.
     """
 
     def __init__(self, caller: AttemptLoop, size: int) -> None:
         self._caller = caller
         self._size = size
         self._flights: dict[TaskRequest, bool] = {}
-        """Whether it holds its slots."""
+        """Whether each holds its slots."""
         self._first: asyncio.Future[None] = caller.exchange.loop.create_future()
         self._timer = caller.exchange.loop.call_later(HELD_WITHIN_S, self._give_up)
         self.begun = False
-        """All were told to begin. Before that nothing has started."""
+        """BEGIN was sent to all. Before that, nothing has started."""
 
     def __repr__(self) -> str:
         return f"TwoPhaseStart({sum(self._flights.values())} of {self._size} held, begun={self.begun})"
 
     async def first_held(self) -> None:
-        """Wait until one rank holds its slots. In a cancelled try nobody comes by."""
+        """Wait until one rank holds its slots. Cancelled when the attempt ends before."""
         await self._first
 
     def sent(self, flight: TaskRequest) -> None:
@@ -447,7 +446,7 @@ class TwoPhaseStart:
                 )
 
     def close(self) -> None:
-        """The try is over. Idempotent."""
+        """The attempt has ended. Idempotent."""
         self._timer.cancel()
         if not self._first.done():
             self._first.cancel()

@@ -1,4 +1,4 @@
-"""One task as its caller wants it done or submitted, how its answers are read, and what metrics and traces see."""
+"""One task to call or submit with its options, the errors in its answers, and its metrics and traces."""
 
 from __future__ import annotations
 
@@ -43,39 +43,40 @@ _TIMES: Final = frozenset(("delay_s", "at", "cron"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOptions:
-    """What `Client.options` takes for `Client.submit` alone. None leaves it to the endpoint's route, or the default.
+    """Options of `Client.options` that apply to `Client.submit` only. None: as in the endpoint's route, else the
+    default.
 
     Raises:
-        InvalidSettings: a value out of its bounds.
-        InvalidSchedule: a `cron` that the server would not take.
+        InvalidSettings: a value is out of bounds.
+        InvalidSchedule: the server would not accept `cron`.
     """
 
     priority: int | None = None
-    """Higher goes first; 0 is usual."""
+    """Higher goes first; default 0."""
     idempotency_key: str | None = None
-    """The same key for the same target is the same job, however often it is submitted: surely within two minutes, and
-    as long as its result is kept."""
+    """Submissions with the same key and target are one job: guaranteed for two minutes, and as long as the result is
+    kept."""
     deadline_s: float | None = None
-    """How long after its submission (of a delayed one, after its time) it may start and run; then it is a dead letter,
-    `expired`."""
+    """How long after its submission (or its scheduled time) it may start and run, in seconds; after that it becomes a
+    dead letter, `expired`."""
     delay_s: float | None = None
-    """Not before so long from now."""
+    """Start it not before this many seconds from now."""
     at: datetime | None = None
-    """Not before that moment, which needs a time zone."""
+    """Start it not before this time, which must have a time zone."""
     cron: str | None = None
     """Recurring: a six-field cron expression, seconds first (`0 0 3 * * *`), or `@every 5m`, `@hourly`, `@daily`."""
     ordered: bool | None = None
-    """One at a time, and in the order of submission, among those of the same `key`."""
+    """Tasks with the same `key` run one at a time, in the order of submission."""
     backoff_s: float | None = None
-    """Wait before the second try; doubles with each."""
+    """Wait before the second attempt, in seconds; doubles with each."""
     result_ttl_s: float | None = None
-    """How long the result is kept; 0: not at all."""
+    """How long the result is kept, in seconds; 0: not at all."""
     events: bool | None = None
-    """Whether each change of the job's state is told, for `Job.events`."""
+    """Whether changes of the job's state are published, for `Job.events`."""
 
     @property
     def given(self) -> list[str]:
-        """Names of what is not None."""
+        """Names of fields that are not None."""
         return [each.name for each in fields(self) if getattr(self, each.name) is not None]
 
     def __post_init__(self) -> None:
@@ -101,8 +102,8 @@ class SubmitOptions:
 
 
 class ClientOptions(TypedDict, total=False):
-    """What `Client.options` takes: the fields of CallOptions, and for `submit` alone those of SubmitOptions. None is as
-    if it were not given."""
+    """Arguments of `Client.options`: the fields of CallOptions, and those of SubmitOptions, which apply to `submit`
+    only. None means not given."""
 
     timeout_s: float | None
     key: str | None
@@ -125,10 +126,10 @@ class ClientOptions(TypedDict, total=False):
 
 
 def check_names(function: str, given: Iterable[str], options: Any) -> None:
-    """Python checks the names of parameters by itself, but not those of options, a TypedDict.
+    """Check names of options, which Python does not do for a TypedDict.
 
     Raises:
-        TypeError: one of them is none of its names.
+        TypeError: an unknown name.
     """
     for name in given:
         if name not in options.__annotations__:
@@ -139,8 +140,8 @@ SUBMIT_ONLY: Final = frozenset(each.name for each in fields(SubmitOptions))
 
 
 def submit_options(base: SubmitOptions | None, given: Mapping[str, Any]) -> SubmitOptions | None:
-    """`base` with what is given; `base` itself where nothing is: so it is for calls, and costs them little. A time that
-    is given (`delay_s`, `at`, `cron`) replaces another one.
+    """`base` with these changes; `base` itself if there are none, which keeps calls cheap. A given time (`delay_s`,
+    `at`, `cron`) replaces the others.
 
     Raises:
         InvalidSettings, InvalidSchedule: see SubmitOptions.
@@ -161,10 +162,10 @@ def _check_priority(value: object) -> None:
 
 
 def check_header_text(name: str, value: object) -> None:
-    """A text that travels in a header arrives as it was given.
+    """Check that a header transmits this text unchanged.
 
     Raises:
-        InvalidSettings: empty, too long, with control characters, or with blanks at an end.
+        InvalidSettings: empty, too long, with control characters, or with leading or trailing blanks.
     """
     if value is None:
         return
@@ -182,34 +183,34 @@ _REJECTED: Final = int(AnswerOp.REJECTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """How a call is made, beside the task's own arguments. None leaves the default.
+    """Options of a call, apart from the task's arguments. None means the default.
 
     Raises:
-        InvalidSettings, InvalidName: a value out of its bounds.
+        InvalidSettings, InvalidName: a value is out of bounds.
     """
 
     timeout_s: float | None = None
-    """The deadline, from now; travels with the task, which is cancelled when it passes. Above 0. Default:
-    RouterSettings.default_timeout_s, and never later than the deadline of the task that makes the call."""
+    """Deadline in seconds from now; sent with the task, which is cancelled when it passes. Above 0. Default:
+    RouterSettings.default_timeout_s. Never later than the deadline of the task that makes the call."""
     key: str | None = None
-    """Session or shard key: the same key goes to the same worker while that lives."""
+    """Session or shard key: calls with the same key go to the same worker while it lives."""
     model: str | None = None
     """Model id, for pools that multiplex models."""
     idempotent: bool | None = None
-    """Whether running it twice does no harm, so that it is sent again when its outcome is unknown. Default: what the
-    task declares."""
+    """Whether the task may safely run twice, so that it is retried when its outcome is unknown. Default: as the task
+    declares."""
     max_attempts: int | None = None
-    """Most times it is sent. Default: RouterSettings.max_attempts."""
+    """Maximum number of attempts. Default: RouterSettings.max_attempts."""
     labels: Mapping[str, str] | None = None
     """Labels that the worker must have."""
     pool: str | None = None
-    """The pool to use. Default: the one that is named as the endpoint."""
+    """The pool to use. Default: the pool with the endpoint's name."""
     queue: bool | None = None
-    """Whether to wait for a worker with room. False: Saturated at once when none has any. Default: True."""
+    """Whether to wait for a worker with a free slot. False: Saturated at once if there is none. Default: True."""
     submit: SubmitOptions | None = None
-    """What is said of submitted tasks alone."""
+    """Options for submitted tasks only."""
     plain: bool = field(init=False, repr=False, compare=False)
-    """Whether calls ask for nothing but, maybe, to be done in time. Found out once, and asked at every call."""
+    """Whether no option except `timeout_s` is set. Computed once, read at every call."""
 
     def __post_init__(self) -> None:
         asked = (
@@ -226,11 +227,11 @@ class CallOptions:
             check_name(self.pool, "pool")
 
     def changed(self, given: ClientOptions) -> CallOptions:
-        """These, but what is given; None is not.
+        """A copy with these changes; None means unchanged.
 
         Raises:
             TypeError: there is no such option.
-            InvalidSettings, InvalidName, InvalidSchedule: a value out of its bounds.
+            InvalidSettings, InvalidName, InvalidSchedule: a value is out of bounds.
         """
         check_names("options", given, ClientOptions)
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -242,7 +243,7 @@ class CallOptions:
     def check_for_call(self) -> None:
         """
         Raises:
-            InvalidRequest: something is said that only `submit` heeds.
+            InvalidRequest: an option is set that applies to `submit` only.
         """
         if self.submit is not None:
             given = ", ".join(self.submit.given)
@@ -252,16 +253,16 @@ class CallOptions:
 
 
 class Call:
-    """One task to be run."""
+    """One task to run."""
 
-    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+    # No __slots__: most calls never set these, and class attributes make calls cheaper to create.
 
     flags = 0
     span_parent: str | None = None
     run = 0
-    """Number of the gang run that it is part of; 0: none."""
+    """Number of the gang run that it belongs to; 0: none."""
     generation = 0
-    """Of the gang, as far as the sender knows; 0: not said."""
+    """The gang's generation as the sender knows it; 0: not sent."""
     hold = False
     """Only take the slots, and wait for BEGIN."""
 
@@ -285,7 +286,7 @@ class Call:
         self.kwargs = kwargs
         self.options = options
         self.deadline = deadline
-        """Loop time; None is never."""
+        """Loop time; None: no deadline."""
         if flags:
             self.flags = flags
         if span_parent is not None:
@@ -298,7 +299,7 @@ class Call:
         return f"{self.endpoint}.{self.method}"
 
     def routed_request(self, max_attempts: int) -> RoutedRequest:
-        """The order's place in a pool."""
+        """The routing state of this call."""
         options = self.options
         return RoutedRequest(
             method=self.method,
@@ -312,10 +313,10 @@ class Call:
         )
 
     def remaining_ms(self, now: float) -> int | None:
-        """What is left, for the wire.
+        """Remaining time in ms, for the wire.
 
         Raises:
-            DeadlineExceeded: nothing is, so nothing was sent.
+            DeadlineExceeded: no time is left; nothing was sent.
         """
         if self.deadline is None:
             return None
@@ -330,7 +331,7 @@ class Call:
     def frame(
         self, id: int, now: float, token: str | None, trace: str | None, attempt: int, window: int | None = None
     ) -> Frame:
-        """The TASK frame of one try; `window`: items of a stream that may come ahead of our credit.
+        """The TASK frame of one attempt; `window`: how many items of a stream may be sent ahead of credit.
 
         Raises:
             DeadlineExceeded: no time is left.
@@ -365,7 +366,7 @@ class Call:
 
 
 def too_late(target: str, *, may_have_started: bool) -> DeadlineExceeded:
-    """The error for a task that had no answer in time."""
+    """The error for a task that was not answered in time."""
     what = "it was told to stop, and may have done some of its work" if may_have_started else "nothing was sent"
     return DeadlineExceeded(
         f"{target} did not answer by its deadline: {what}",
@@ -375,10 +376,10 @@ def too_late(target: str, *, may_have_started: bool) -> DeadlineExceeded:
 
 
 def result_of(frame: Frame) -> Any:
-    """The result that an OK frame carries.
+    """The result in an OK frame.
 
     Raises:
-        GanglineError: the error that an ERROR frame carries.
+        GanglineError: the error in an ERROR frame.
     """
     if frame[0] == _OK:
         return frame[2]
@@ -393,9 +394,9 @@ def error_of(frame: Frame) -> GanglineError:
 
 
 def fate_of(outcome: Outcome) -> TryOutcome | None:
-    """Why an outcome is no answer of the task; None when it is one."""
+    """Why an outcome is not an answer of the task; None if it is."""
     if type(outcome) is list and outcome[0] == _OK:
-        return None  # as nearly all are; asking an enum for its instances takes long
+        return None  # the usual case; isinstance of an enum is slow
     if isinstance(outcome, TryOutcome):
         return outcome
     if outcome[0] == _REJECTED:
@@ -404,12 +405,12 @@ def fate_of(outcome: Outcome) -> TryOutcome | None:
 
 
 def refuses_token(outcome: Outcome) -> bool:
-    """Whether it is an error that says that the token was not good: nothing started."""
+    """Whether the outcome is an error that says that the token is invalid: nothing started."""
     return _refuses(outcome, (LeaseError, Unavailable))
 
 
 def says_busy(outcome: Outcome) -> bool:
-    """Whether it is an error that says that the slots of the token are in use: nothing started."""
+    """Whether the outcome is an error that says that the token's slots are in use: nothing started."""
     return _refuses(outcome, LeaseBusy)
 
 
@@ -420,8 +421,8 @@ def _refuses(outcome: Outcome, kind: type[GanglineError] | tuple[type[GanglineEr
 
 
 class RequestTelemetry:
-    """`with RequestTelemetry(...) as (ticket, span)`: counted when it is entered and when it is left, and traced if
-    traces are on. A class and not a generator: it is entered at every call."""
+    """`with RequestTelemetry(...) as (routed_request, span)`: counts a request on entry and exit, and traces it if
+    tracing is on. A class and not a generator, because it is entered at every call."""
 
     __slots__ = ("_began_at", "_counted", "_loop", "_metrics", "_order", "_since", "_span", "_routed")
 
@@ -437,8 +438,8 @@ class RequestTelemetry:
     ) -> None:
         """
         Args:
-            counted: counted as taken when it is entered; else when it is left, since its pool is not known before.
-            since: when it was taken and counted, elsewhere.
+            counted: count the request on entry; False: on exit, because its pool is not known before.
+            since: when the fast path sent it, if it has already been counted.
         """
         self._counted = counted
         self._since = since
@@ -483,7 +484,7 @@ class RequestTelemetry:
 
 
 def code_of(error: BaseException) -> str:
-    """What an error is counted as."""
+    """The label under which an error is counted."""
     if isinstance(error, GanglineError):
         return error.code
     return "cancelled" if isinstance(error, (asyncio.CancelledError, GeneratorExit)) else "internal"

@@ -1,10 +1,10 @@
-"""The short way of plain calls: from the arguments to the wire in one function.
+"""The fast path of plain calls: from the arguments to the wire in one function.
 
-Most calls ask for nothing but a task, and maybe to be done in time: no key, model or labels, no trace, one slot of any
-worker. What a ticket would know of such a request is the same for all, so none is made: a flight of these counts on its
-worker as one slot by itself, from its placing to its end. Whatever turns out to be special, before it is sent (nobody
-has room, a line is waiting) or after (anything but a result), is left to `AttemptLoop`, as if that had made the first
-try. A call that takes this way costs about half of one that `AttemptLoop` makes from the start, both sides counted.
+Most calls have no options except, perhaps, a deadline: no key, model or labels, no trace, one slot of any worker. Their
+routing state would be the same for all, so none is created: each flight counts on its worker as one slot from placement
+to end. Special cases are left to `AttemptLoop`, whether they show before sending (no free slot, a queue) or after (any
+answer but a result); it continues as if it had made the first attempt. A call on the fast path costs about half of one
+that `AttemptLoop` makes from the start, counting both sides.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _under: Final = UNDER.get
 _traced: Final = tracer.on
 
 _MOST: Final = 64
-"""Different times that are kept apart at once. More of them are not common, and go the general way."""
+"""Number of different timeouts with queues of their own. More are rare, and take the general path."""
 
 
 class Way(NamedTuple):
-    """The short way to one task: where its calls go for as long as its endpoint is served by that pool alone."""
+    """The fast path to one task, valid while its endpoint is served by that pool alone."""
 
     endpoint: str
     method: str
@@ -46,7 +46,7 @@ class Way(NamedTuple):
 
 
 class ShortFlight(AwaitedRequest):
-    """A request on its short way. Times are those of the message: of a frame of its own nobody needs one."""
+    """A request on the fast path. Times are those of its message; no frame needs its own."""
 
     pool: RoutedPool
 
@@ -62,7 +62,7 @@ class ShortFlight(AwaitedRequest):
 
     @property
     def sent_at(self) -> float:
-        """Loop time, not later than its sending."""
+        """Loop time, not after it was sent."""
         return self.future.get_loop().time() if self.outbound is None else self.outbound.begun_at
 
 
@@ -73,16 +73,16 @@ class PlainFlight(ShortFlight):
     method = ""
     timeout_s: float | None = None
     timeouts: TimeoutQueue[PlainFlight] | None = None
-    """Where it is, to be ended at its deadline."""
+    """The queue that ends it at its deadline."""
 
     @property
     def deadline(self) -> float | None:
-        """Loop time; None: never."""
+        """Loop time; None: no deadline."""
         return None if self.timeout_s is None else self.sent_at + self.timeout_s
 
     @property
     def endpoint(self) -> str:
-        """What was asked for."""
+        """The endpoint of the call."""
         return self.pool.name
 
     def settle(self) -> None:
@@ -94,8 +94,8 @@ class PlainFlight(ShortFlight):
                 return False
             self._end(frame)
             return True
-        self.worker.ended += 1  # all that one message ends are settled together
-        # As `_done`, which nearly all would have to call.
+        self.worker.ended += 1  # all flights that one message ends are settled together
+        # `_done`, inlined for speed.
         if self.timeouts is not None:
             self.timeouts.drop(self)
         if not self.future.done():
@@ -127,8 +127,8 @@ class FastPath:
     ) -> None:
         """
         Args:
-            targets: endpoint and method of each `ENDPOINT.METHOD` that was found right.
-            plain_pools: the open pool that alone serves an endpoint, where there is no more to it.
+            targets: endpoint and method of each validated `ENDPOINT.METHOD`.
+            plain_pools: open pools that serve their endpoint alone, with no route or set.
         """
         self.exchange = exchange
         self.plain_pools = plain_pools
@@ -137,15 +137,14 @@ class FastPath:
         self._metrics = metrics
         self._targets = targets
         self._ways: dict[str, Way] = {}
-        """By target; each is good for as long as its pool is the plain one."""
+        """By target; each is valid as long as its pool is the plain one."""
         self._timeouts: dict[float, TimeoutQueue[PlainFlight]] = {}
-        """By time. Most calls of a client have the same, and are answered within it; see TimeoutQueue for what that
-        costs."""
+        """By timeout. Most calls of a client have the same, and are answered in time; see TimeoutQueue for the cost."""
 
     def launch(
         self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: CallOptions, flags: int
     ) -> PlainFlight | None:
-        """Send a call, if it is as plain as all that; None: nothing was done."""
+        """Send a call if it is plain; None: nothing was done."""
         way = self._ways.get(target)
         if way is None or self.plain_pools.get(way.endpoint) is not way.pool:
             way = self._find(target)
@@ -167,7 +166,7 @@ class FastPath:
         return flight
 
     def allows(self, options: CallOptions) -> bool:
-        """Whether a request made now, with these options, asks for nothing special."""
+        """Whether a request with these options needs nothing special now."""
         if not options.plain or _traced():
             return False
         under = _under()
@@ -183,7 +182,7 @@ class FastPath:
         token: str | None,
         flags: int = 0,
     ) -> bool:
-        """False: it cannot be sent; the general way says why."""
+        """Send a task. False: it cannot be sent; the general path finds out why."""
         deadline_ms = timeouts = None
         if timeout_s is not None:
             deadline_ms = int(timeout_s * 1000)
@@ -203,18 +202,18 @@ class FastPath:
         return True
 
     def close(self) -> None:
-        """The router stops."""
+        """Called when the router stops."""
         for timeouts in self._timeouts.values():
             timeouts.close()
         self._timeouts.clear()
 
     def answered(self, flight: PlainFlight) -> None:
-        """The task has its result; need only be told while `measured`."""
+        """The task has its result; only called while `measured`."""
         seconds = self.exchange.loop.time() - flight.sent_at
         self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, None)
 
     def failed(self, flight: PlainFlight, error: BaseException) -> None:
-        """Nobody waits for the answer any more: the caller was cancelled, or the router stopped, or time is up."""
+        """The answer is no longer awaited: the caller was cancelled, the router stopped, or the deadline passed."""
         if isinstance(error, asyncio.CancelledError):
             self._caller.abandon(flight)
         seconds = self.exchange.loop.time() - flight.sent_at
@@ -230,7 +229,7 @@ class FastPath:
         return way
 
     def _new_timeouts(self, timeout_s: float) -> TimeoutQueue[PlainFlight] | None:
-        """Where flights of that time are to be added; None: there are too many different ones."""
+        """The queue of that timeout; None: there are too many different ones."""
         if len(self._timeouts) >= _MOST:
             for other, timeouts in list(self._timeouts.items()):
                 if not timeouts:

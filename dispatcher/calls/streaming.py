@@ -1,4 +1,4 @@
-"""Streamed results: items in order, none lost, and never more than a window ahead of their reader."""
+"""Streamed results: items in order, none lost, and never more than a window ahead of the reader."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class StreamRequest(InFlightRequest):
         """Received and not read yet."""
         self.received = 0
         self.credited = 0
-        """Items read and not yet told to the worker."""
+        """Items read for which the worker has no credit yet."""
         self.end: Outcome | GanglineError | None = None
-        """What came after the last item."""
+        """The frame, outcome or error after the last item."""
         self.on_stall: Callable[[], None] = _nothing
-        """Called when its worker has run on, and nothing came, though all that had come was read."""
+        """Called when the worker reports it is still running, but nothing arrived although all received items were
+        read."""
         self._seen = -1
-        """Items received when its worker last said that it runs."""
+        """Items received when the worker last reported that it is running."""
         self._wakeup: asyncio.Future[None] | None = None
 
     def deliver(self, frame: Frame) -> bool:
@@ -58,10 +59,11 @@ class StreamRequest(InFlightRequest):
         return True
 
     def runs(self) -> None:
-        """Credit or items may have been lost with a connection: then its worker waits for credit, and we for items."""
+        """Credit or items may have been lost with a connection: then the worker waits for credit, and the reader for
+        items."""
         if self.received != self._seen:
             self._seen = self.received
-            self.check_every_s = 0.0  # look again soon
+            self.check_every_s = 0.0  # check again soon
         elif not self.items and self.end is None:
             self.on_stall()
 
@@ -72,13 +74,13 @@ class StreamRequest(InFlightRequest):
         self._finish(error)
 
     def stop(self, error: GanglineError) -> None:
-        """End it from this side."""
+        """End it from the caller's side."""
         if self.end is None:
             self.end = error
             self._wake()
 
     async def wait(self) -> None:
-        """Until there is an item, or the end."""
+        """Wait for an item or the end."""
         if not self.items and self.end is None:
             self._wakeup = asyncio.get_running_loop().create_future()
             try:
@@ -88,11 +90,11 @@ class StreamRequest(InFlightRequest):
 
     @property
     def is_broken(self) -> bool:
-        """Whether items were lost, and its worker does not know."""
+        """Whether items were lost without the worker noticing."""
         return isinstance(self.end, StreamBroken)
 
     def settle(self) -> None:
-        """It no longer counts on its worker. Idempotent."""
+        """Stop counting it on its worker. Idempotent."""
         self.books.settle(self.routed_request)
 
     def _finish(self, end: Outcome | GanglineError) -> None:
@@ -112,13 +114,13 @@ class StreamRequest(InFlightRequest):
 
 
 def streams(worker: WorkerEntry, order: Call) -> bool:
-    """Whether the task streams there, so far as is known."""
+    """Whether the task streams there, as far as is known."""
     method = worker.methods.get(order.method)
     return method is None or method.streams
 
 
 def no_stream(order: Call) -> InvalidRequest:
-    """The error for a task that answers with one result; nothing was sent."""
+    """The error for a task that returns one result; nothing was sent."""
     return InvalidRequest(
         f"{order.target} does not stream, it has one result: use call() for it, or have the task yield its items",
         details={"target": order.target},
@@ -126,7 +128,7 @@ def no_stream(order: Call) -> InvalidRequest:
 
 
 def stream_end(flight: StreamRequest) -> Outcome:
-    """How a stream that was read ended: with its END, or with a fate after which it may be tried again.
+    """How a fully read stream ended: with its END, or with an outcome after which it may be retried.
 
     Raises:
         GanglineError: it ended with an error.
@@ -137,7 +139,7 @@ def stream_end(flight: StreamRequest) -> Outcome:
         raise end
     if fate_of(end) is not None:
         if flight.received:
-            # What was read cannot be taken back, and a second run would begin anew.
+            # Items that were read cannot be taken back, and a second run would start from the beginning.
             raise error_of_fate(TryOutcome.LOST, str(flight.worker.id), attempts=flight.routed_request.attempts)
         return end
     assert not isinstance(end, TryOutcome)

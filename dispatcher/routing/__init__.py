@@ -1,1 +1,1 @@
-"""Which worker gets a request. Pure. Imports only: schemas."""
+"""Chooses the worker of a request. Pure. Imports only: schemas."""

@@ -1,19 +1,19 @@
-"""What became of a try, and whether there may be another. Pure.
+"""Outcomes of failed attempts, and whether a retry is safe. Pure.
 
 =============  ==========================================================  =======================================
-fate           how it is known                                             another try
+outcome        how it is known                                             retry
 =============  ==========================================================  =======================================
-UNSENT         we had no connection                                        yes: nothing was sent
-UNHEARD        the server answered 503, nobody listens there               yes: nothing was received
-UNSEEN         CHECK: the worker never saw it, and refuses it from now on  yes: nothing started
+UNSENT         there was no connection                                     yes: nothing was sent
+UNHEARD        the server answered 503 (no responders)                     yes: nothing was received
+UNSEEN         CHECK: the worker never saw it, and now rejects it          yes: nothing started
 FULL           REJECTED full                                               yes
 DRAINING       REJECTED draining                                           yes
 STALE          REJECTED stale                                              yes
 LATE           REJECTED expired                                            yes, if there is time left
 NOT_HERE       REJECTED unknown_job                                        yes: nothing started
-SLOW           a reservation without an answer, now released               yes
+SLOW           a reservation was not answered, and was released            yes
 GONE           the worker left or died before anything was sent            yes
-LOST           the worker vanished and had (or may have had) it            only if the task is idempotent
+LOST           the worker disappeared and had (or may have had) it         only if the task is idempotent
 FORGOTTEN      CHECK: it ran, but its answer is no longer kept             only if the task is idempotent
 =============  ==========================================================  =======================================
 """
@@ -38,7 +38,7 @@ from ...schemas.wire.frames import Reason
 
 
 class TryOutcome(Enum):
-    """Why a try came to nothing. The value is for people."""
+    """Why an attempt failed. The value is used in texts."""
 
     UNSENT = "not sent: no connection to the server"
     UNHEARD = "nobody listens there"
@@ -55,7 +55,7 @@ class TryOutcome(Enum):
 
     @property
     def may_have_started(self) -> bool:
-        """Whether some of the task may have run."""
+        """Whether the task may have run, even in part."""
         return self in _UNCERTAIN
 
     def allows_retry(self, idempotent: bool) -> bool:
@@ -64,7 +64,7 @@ class TryOutcome(Enum):
 
     @classmethod
     def of_reason(cls, reason: str) -> TryOutcome:
-        """The fate that a REJECTED frame tells. An unknown reason (a newer worker's) counts as full."""
+        """The outcome for the reason in a REJECTED frame. An unknown reason (of a newer worker) counts as full."""
         return _BY_REASON.get(reason, cls.FULL)
 
 
@@ -85,18 +85,18 @@ _ERRORS: Final[dict[TryOutcome, type[GanglineError]]] = {
     TryOutcome.STALE: StaleEpoch,
     TryOutcome.LATE: DeadlineExceeded,
 }
-"""Of those after which nothing started. The others are WorkerLost."""
+"""Errors for outcomes after which nothing started. The others are WorkerLost."""
 
 
 def error_of_fate(
     fate: TryOutcome, worker: str, *, attempts: int = 0, lost: Collection[TryOutcome] = ()
 ) -> GanglineError:
-    """The error for a try of that fate which is not to be followed by another.
+    """The error for an attempt that must not be retried.
 
     Args:
-        worker: who was tried, for people.
-        attempts: how often the task was sent; 0: not to be told.
-        lost: fates that say that whoever was tried cannot be reached any more.
+        worker: the worker of the attempt, for the text.
+        attempts: how often the task was sent; 0: not in the details.
+        lost: outcomes that mean that the target can no longer be reached.
     """
     details: dict[str, Any] = {"worker": worker}
     if attempts:

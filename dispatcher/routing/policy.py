@@ -1,5 +1,5 @@
-"""Who takes a request: the workers that may, the protocol of policies, and those that we have. Pure but for the draws
-that it is given."""
+"""The candidates for a request, the protocol of policies, and the built-in policies. Pure except for the random numbers
+passed in."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _HOMES_KEPT = 4096
 
 
 class Requirements(Protocol):
-    """What a request asks of a worker."""
+    """Requirements of a request."""
 
     @property
     def method(self) -> str | None:
-        """Name of the task; None when only a slot is asked for."""
+        """Name of the task; None if only a slot is reserved."""
 
     @property
     def slots(self) -> int | None:
-        """Slots to reserve; None: what the task costs."""
+        """Slots to reserve; None: as many as the task takes."""
 
     @property
     def key(self) -> str | None:
@@ -41,13 +41,13 @@ class Requirements(Protocol):
 
     @property
     def avoid(self) -> set[WorkerEntry] | None:
-        """Workers that turned this request down a moment ago."""
+        """Workers that just rejected this request."""
 
 
 class Candidates:
-    """Iterates over all that fit, nearest tier first; `draw` picks without looking at all of them.
+    """Iterates over all workers that fit, nearest tier first; `draw` picks some without looking at all.
 
-    One object serves all requests of a pool: it is only good during the `choose` it was given to.
+    One object serves all requests of a pool: it is valid only during the `choose` it was passed to.
     """
 
     __slots__ = ("_anyhow", "_draw", "_homes", "_homes_version", "_plain", "_request", "_view")
@@ -62,7 +62,7 @@ class Candidates:
         self._homes_version = -1
 
     def of(self, request: Requirements, *, anyhow: bool = False) -> Candidates:
-        """Aim at one request. `anyhow` asks for workers that may have room for all we know for certain."""
+        """Set the request. `anyhow`: include workers that may have free slots, judging only by what is certain."""
         self._request = request
         self._anyhow = anyhow
         self._plain = (
@@ -75,19 +75,19 @@ class Candidates:
         return self
 
     def fits(self, worker: WorkerEntry) -> bool:
-        """Whether the worker has room for the request (or, when looked for `anyhow`, may have)."""
+        """Whether the worker has room for the request (with `anyhow`: may have)."""
         if not self.serves(worker):
             return False
         request = self._request
         assert request is not None
         if request.avoid and worker in request.avoid:
             return False
-        # What others had there may have ended unheard; what is our own has not.
+        # Other routers' tasks may have ended unreported; this router's own have not.
         taken = worker.own if self._anyhow else worker.ongoing
         return taken + cost_on(worker, request) <= worker.total
 
     def serves(self, worker: WorkerEntry) -> bool:
-        """Whether the worker could ever take it: it has the task and the labels, and is not about to leave."""
+        """Whether the worker could ever take it: it has the task and the labels, and is not draining."""
         request = self._request
         assert request is not None
         if not worker.eligible or (request.method is not None and request.method not in worker.methods):
@@ -100,7 +100,7 @@ class Candidates:
         return True
 
     def draw(self, count: int) -> list[WorkerEntry]:
-        """At most `count` different workers that fit, at random, all of the nearest tier that has any."""
+        """At most `count` different workers that fit, at random, all from the nearest tier that has any."""
         for tier in self._tiers():
             size = len(tier)
             if not size:
@@ -118,11 +118,11 @@ class Candidates:
             yield from (worker for worker in tier if self.fits(worker))
 
     def with_model(self, model: str) -> list[WorkerEntry]:
-        """Those that fit and have the model."""
+        """Workers that fit and have the model."""
         return [worker for worker in self._view.by_model.get(model, ()) if self.fits(worker)]
 
     def home(self, key: str) -> WorkerEntry | None:
-        """The worker where the key lives, full or not; None if no worker could ever take the request."""
+        """The home worker of the key, full or not; None if no worker could ever take the request."""
         request = self._request
         assert request is not None
         labels = tuple(sorted(request.labels.items())) if request.labels else ()
@@ -155,7 +155,7 @@ class Candidates:
         return tiers
 
     def _matching(self, tier: list[WorkerEntry]) -> list[WorkerEntry]:
-        """The tier, or the fewer workers that have one of the labels asked for."""
+        """The tier, or the subset of workers with one of the required labels if that is smaller."""
         request = self._request
         assert request is not None
         if not request.labels:
@@ -180,7 +180,7 @@ class Candidates:
 
 
 def sample(row: list[WorkerEntry], count: int, draw: Draw) -> list[WorkerEntry]:
-    """At most so many of the row, at random and different."""
+    """At most `count` different workers of the row, at random."""
     size = len(row)
     if size <= count:
         return list(row)
@@ -190,7 +190,7 @@ def sample(row: list[WorkerEntry], count: int, draw: Draw) -> list[WorkerEntry]:
     if count == 2:
         second = int(draw() * (size - 1))
         return [row[first], row[second if second < first else second + 1]]
-    # A run from a random start: cheap, and row order has no meaning.
+    # A run from a random start: cheap, and the order of the row has no meaning.
     return [row[(first + step) % size] for step in range(count)]
 
 
@@ -203,7 +203,7 @@ def cost_on(worker: WorkerEntry, request: Requirements) -> int:
 
 
 def cost(view: WorkerTable, request: Requirements) -> int:
-    """Slots that the request takes, where all workers have the same tasks."""
+    """Slots that the request takes, if all workers have the same tasks."""
     if request.slots is not None:
         return request.slots
     method = view.method(request.method or "")
@@ -211,9 +211,9 @@ def cost(view: WorkerTable, request: Requirements) -> int:
 
 
 class Policy(Protocol):
-    """A way of choosing. One object per pool and router; called on the event loop, so it must not block.
+    """Chooses workers. One object per pool and router; called on the event loop, so it must not block.
 
-    `routed` and `completed` come in pairs, once each for every try that was placed on a worker, on every path.
+    `routed` and `completed` are paired: each is called once for every attempt placed on a worker, on every path.
     """
 
     def choose(self, candidates: Candidates, request: Requirements) -> WorkerEntry | None:
@@ -225,16 +225,16 @@ class Policy(Protocol):
         ...
 
     def completed(self, worker: WorkerEntry, request: Requirements) -> None:
-        """... and no longer counts there: answered, refused, released or lost."""
+        """The request no longer counts on the worker: answered, refused, released or lost."""
         ...
 
     def worker_lost(self, worker: WorkerEntry) -> None:
-        """The worker left or vanished; it comes up no more."""
+        """The worker left or disappeared; it will not be a candidate again."""
         ...
 
 
 class PolicyBase:
-    """The hooks of a policy that needs none; a base class for convenience."""
+    """A base class for policies that need none of the hooks."""
 
     def routed(self, worker: WorkerEntry, request: Requirements) -> None:
         """See Policy."""
@@ -247,9 +247,9 @@ class PolicyBase:
 
 
 class PowerOfTwo(PolicyBase):
-    """The less loaded of two drawn at random (Mitzenmacher 1996), in the nearest tier that has room.
+    """The less loaded of two workers drawn at random (Mitzenmacher 1996), in the nearest tier that has room.
 
-    Load is relative to size, so that a worker of 16 slots gets four times as much as one of 4. Equals take turns.
+    Load is relative to size, so that a worker of 16 slots gets four times as much as one of 4. Ties alternate.
     """
 
     def choose(self, candidates: Candidates, request: Requirements) -> WorkerEntry | None:
@@ -258,7 +258,7 @@ class PowerOfTwo(PolicyBase):
 
 
 def less_loaded(workers: list[WorkerEntry]) -> WorkerEntry:
-    """The one with the most room for its size; of equals the one whose turn it is."""
+    """The worker with the lowest relative load; ties go to the one chosen least recently."""
     best = workers[0]
     for worker in workers[1:]:
         mine, its = worker.ongoing * best.total, best.ongoing * worker.total
@@ -268,12 +268,12 @@ def less_loaded(workers: list[WorkerEntry]) -> WorkerEntry:
 
 
 class Sticky(PowerOfTwo):
-    """The default: keys and models where they were before, everything else by power of two choices.
+    """The default: keys and models go where they were before, everything else by power of two choices.
 
-    - A request with a *key* goes to the key's home (rendezvous hashing over the pool's workers, the same from every
-      router) and waits there while that worker is full: the same key, the same worker, as long as that lives.
-    - A request with a *model* goes to a worker that has it, if one has room; else to the one with the fewest models
-      (of at most 32 drawn); so to any.
+    - A request with a *key* goes to the key's home (rendezvous hashing over the pool's workers, the same in every
+      router) and waits while that worker is full: the same key goes to the same worker as long as it lives.
+    - A request with a *model* goes to a worker that has the model and a free slot; else to the one with the fewest
+      models (of at most 32 drawn); else to any.
     """
 
     DRAWN_FOR_MODELS = 32

@@ -1,16 +1,16 @@
-"""Routing of one pool: which request goes to which worker, and which waits. Pure: no IO, no clock, no await.
+"""Routing of one pool: assigns requests to workers, or queues them. Pure: no IO, no clock, no await.
 
 Laws, which `check` asserts and tests quote:
 
-1. A ticket is in one place at a time: waiting in line, placed on one worker, or neither (not yet admitted, or over).
-2. A placement is charged to its worker once and discharged once; the policy's `routed` and `completed` come with them,
-   so they are always paired.
-3. Tickets of one class are placed in order of arrival. A retry keeps its number, and with it its place.
-4. A ticket is placed on a worker that is not known to have room only as a *probe*: at most once in each backoff
-   interval and class.
-5. A ticket is placed at most `max_attempts` times. A try that may have started something is followed by another only if
-   the task is idempotent.
-6. With no worker left, whoever waits is told so within `no_workers_wait_s`; nobody waits for ever.
+1. A request is in one place at a time: queued, placed on one worker, or neither (not yet admitted, or over).
+2. A placement is charged to its worker once and discharged once; the policy's `routed` and `completed` are called with
+   them, so they are always paired.
+3. Requests of one class are placed in order of arrival. A retry keeps its number, and with it its place.
+4. A request is placed on a worker that is not known to have room only as a *probe*: at most once per backoff interval
+   and class.
+5. A request is placed at most `max_attempts` times. An attempt that may have started something is retried only if the
+   task is idempotent.
+6. If no worker is left, waiting requests are refused within `no_workers_wait_s`; no request waits forever.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from .worker_table import WorkerEntry, WorkerTable
 
 
 class Placed(NamedTuple):
-    """The ticket's turn has come: send it to `routed_request.worker`."""
+    """The request was placed: send it to `routed_request.worker`."""
 
     routed_request: RoutedRequest
 
 
 class PlacementRefused(NamedTuple):
-    """The ticket will not be placed any more."""
+    """The request will not be placed any more."""
 
     routed_request: RoutedRequest
     error: GanglineError
@@ -59,7 +59,7 @@ Effect = Placed | PlacementRefused
 
 
 class RoutingCore:
-    """Decides for one pool. Every method that can let others go on returns the effects, in order."""
+    """Decides for one pool. Methods that may let other requests proceed return the effects, in order."""
 
     def __init__(
         self, pool: str, settings: RouterSettings, policy: Policy, draw: Draw, numbers: Iterator[int] | None = None
@@ -71,7 +71,7 @@ class RoutingCore:
         hooks = (getattr(type(policy), "routed", None), getattr(type(policy), "completed", None))
         self._tells_policy = hooks != (PolicyBase.routed, PolicyBase.completed)
         self._plain = type(policy).choose in (PowerOfTwo.choose, Sticky.choose) and not self._tells_policy
-        """A request that is not choosy may be placed without asking the policy, nor telling it."""
+        """A request without special requirements may be placed without calling the policy."""
         self.connected = True
         self._settings = settings
         self._draw = draw
@@ -81,39 +81,39 @@ class RoutingCore:
         self._numbers = numbers or itertools.count(1)
         self._placed = 0
         self._progress: dict[Hashable, float] = {}
-        """When a request of each class was last taken by a worker, while others wait."""
+        """When a request of each class was last accepted by a worker, kept while others wait."""
         self._empty_since = 0.0
-        """When the pool last became empty; meaningful while it is."""
+        """When the pool last became empty; valid while it is."""
         self.coming = False
-        """Somebody who will serve it is on the way; see `expect`."""
+        """A worker or gang for it is starting; see `expect`."""
         self._changed_at = 0.0
-        """When a worker last came or went."""
+        """When a worker last joined or left."""
         self._moving = False
-        """Whether a worker took something since the last interval began."""
+        """Whether a worker accepted a request since the current interval began."""
         self.probes = 0
-        """How often a backoff interval ended with a probe."""
+        """Number of backoff intervals that ended with a probe."""
 
     @property
     def waiting(self) -> int:
-        """Requests in line."""
+        """Number of queued requests."""
         return self._line.size
 
     @property
     def placed(self) -> int:
-        """Requests charged to workers now."""
+        """Number of requests charged to workers now."""
         return self._placed
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     def admit(self, routed_request: RoutedRequest, now: float) -> bool:
-        """Take a new request: True when it was placed (see `routed_request.worker`), False when it waits. One that was
-        moved has a number already, and with it its place.
+        """Admit a new request: True if it was placed (see `routed_request.worker`), False if it waits. One that was
+        moved keeps its number, and with it its place.
 
         Raises:
             UnknownMethod: there are workers, and none has the task.
             InvalidRequest: it names a model, and no worker has models.
-            Saturated: no worker has so many slots, busy or not.
-            QueueFull: it would have to wait, and `max_queued` do so already.
+            Saturated: no worker has that many slots, busy or not.
+            QueueFull: it would have to wait, and `max_queued` requests wait already.
         """
         if not routed_request.number:
             routed_request.number = next(self._numbers)
@@ -133,7 +133,7 @@ class RoutingCore:
         return False
 
     def admit_at_once(self, routed_request: RoutedRequest, now: float) -> bool:
-        """Take a new request only if it need not wait, nor overtake one that does; it is forgotten otherwise."""
+        """Admit a new request only if it neither waits nor overtakes a waiting one; otherwise nothing is kept of it."""
         routed_request.queue = self._class_of(routed_request)
         if not self.connected or not self.view.workers or self._line.has_line(routed_request.queue):
             return False
@@ -141,15 +141,14 @@ class RoutingCore:
         return self._impossible(routed_request) is None and self._try(routed_request, now)
 
     def place_plain(self, method: str | None) -> WorkerEntry | None:
-        """Take and place a request for one slot of any worker that has the task, the way of nearly every call: what
-        `admit` would do, without the general machinery and without a ticket. It counts there until `ended` or
-        `end_plain`.
+        """Place a request for one slot of any worker that has the task, as nearly every call is: like `admit`, without
+        the general machinery and without a RoutedRequest. It counts there until `ended` or `end_plain`.
 
-        None: nothing was done, it is not as plain as that (nobody has room, somebody waits, workers differ, the policy
-        is the user's own).
+        None: nothing was done, because the case is not plain (no free slot, requests wait, workers differ, or a custom
+        policy).
 
         Args:
-            method: None: the slot alone is asked for.
+            method: None: reserve only a slot.
         """
         view = self.view
         table = view.table
@@ -170,12 +169,12 @@ class RoutingCore:
         return worker
 
     def end_plain(self, worker: WorkerEntry, count: int = 1) -> None:
-        """So many plain requests no longer count on the worker. Pump afterwards."""
+        """This many plain requests no longer count on the worker. Call `pump` afterwards."""
         self._placed -= count
         self.view.discharge(worker, count)
 
     def ended(self, worker: WorkerEntry, now: float) -> None:
-        """The worker took those plain requests that `worker.ended` counts, and they are over."""
+        """The plain requests counted in `worker.ended` were accepted by the worker and have ended."""
         count, worker.ended = worker.ended, 0
         self.end_plain(worker, count)
         self.progressed(None, now)
@@ -183,12 +182,11 @@ class RoutingCore:
     def tried_plain(
         self, routed_request: RoutedRequest, worker: WorkerEntry, number: int, since: float
     ) -> RoutedRequest:
-        """What the ticket of a plain request would be by now, had it had one: the try on that worker is over, and
-        settled.
+        """The RoutedRequest of a plain request after its attempt on that worker, which has ended and is settled.
 
         Args:
             number: its place in the order of arrival.
-            since: when it was taken.
+            since: when it was admitted.
         """
         routed_request.number, routed_request.queued_at = number, since
         routed_request.attempts, routed_request.cost, routed_request.last = 1, 1, worker.id
@@ -197,7 +195,7 @@ class RoutingCore:
         return routed_request
 
     def again(self, routed_request: RoutedRequest, fate: TryOutcome, now: float) -> bool:
-        """A try came to nothing and was settled: place it again (True), or let it wait at its old place (False).
+        """An attempt failed and was settled: place the request again (True), or let it wait at its old place (False).
 
         Raises:
             WorkerLost, ResultLost: it may have started and is not idempotent.
@@ -213,15 +211,15 @@ class RoutingCore:
         return False
 
     def judge(self, routed_request: RoutedRequest, fate: TryOutcome, now: float) -> None:
-        """Whether there may be another try after one of that fate.
+        """Check that there may be another attempt after this outcome.
 
         Raises:
-            GanglineError: there may not; as `again`.
+            GanglineError: there must not; as `again`.
         """
         assert routed_request.worker is None and not routed_request.waits, routed_request
         routed_request.fate = fate
         if fate.may_have_started or fate is TryOutcome.UNSEEN:
-            routed_request.queued_at = now  # until now it was in a worker's hands, so far as anybody knew
+            routed_request.queued_at = now  # until now it was with a worker, as far as was known
         if not fate.allows_retry(routed_request.repeatable):
             raise self.outcome_unknown(routed_request, fate)
         if fate.may_have_started:
@@ -230,7 +228,7 @@ class RoutingCore:
             raise self.give_up(routed_request, f"after {count_of(routed_request.attempts, 'attempt')}")
 
     def take_out(self, endpoint: str) -> list[RoutedRequest]:
-        """Let go of all that wait and follow that endpoint's route, oldest first."""
+        """Remove all waiting requests that follow that endpoint's route, oldest first."""
         found = [routed_request for routed_request in self._line if routed_request.endpoint == endpoint]
         for routed_request in found:
             self._line.remove(routed_request)
@@ -239,17 +237,17 @@ class RoutingCore:
         return found
 
     def withdraw(self, routed_request: RoutedRequest) -> None:
-        """The caller gave up while the ticket waited or was placed. Idempotent. Pump afterwards."""
+        """The caller gave up, while the request waited or was placed. Idempotent. Call `pump` afterwards."""
         if not self._line.remove(routed_request):
             self.settle(routed_request)
 
     def accepted(self, routed_request: RoutedRequest, now: float) -> None:
-        """A worker took it."""
+        """A worker accepted the request."""
         self.progressed(routed_request.queue, now)
 
     def progressed(self, queue: Hashable, now: float) -> None:
-        """A worker took a request of that class: the pool makes progress, so the others need not be so patient nor so
-        careful."""
+        """A worker accepted a request of that class: reset the backoff, and restart the `saturated_wait_s` of waiting
+        requests of that class."""
         self._moving = True
         self._backoff.failures = 0
         if self._line.size:
@@ -258,7 +256,7 @@ class RoutingCore:
             self._progress.clear()
 
     def settle(self, routed_request: RoutedRequest) -> None:
-        """The ticket no longer counts on its worker. Idempotent: law 2. Pump afterwards."""
+        """Stop counting the request on its worker. Idempotent (law 2). Call `pump` afterwards."""
         worker = routed_request.worker
         if worker is None:
             return
@@ -271,8 +269,8 @@ class RoutingCore:
             routed_request.admission.settled()
 
     def turned_down(self, routed_request: RoutedRequest, worker: WorkerEntry, fate: TryOutcome) -> None:
-        """The try came to nothing there: not there again until the next backoff is over. But once more at once, if only
-        our idea of the worker's epoch was old."""
+        """The worker rejected the request: it is avoided until the next backoff is over. But if only the known epoch
+        was outdated, retry there once at once."""
         if fate is TryOutcome.STALE and routed_request.fate is not TryOutcome.STALE:
             return
         if routed_request.avoid is None:
@@ -280,7 +278,7 @@ class RoutingCore:
         routed_request.avoid.add(worker)
 
     def invited(self, worker: WorkerEntry) -> None:
-        """The worker says that it has room again: that it turned somebody down no longer counts. Pump afterwards."""
+        """The worker reports free slots: it no longer counts that it rejected requests. Call `pump` afterwards."""
         for head in self._line.heads():
             if head.avoid:
                 head.avoid.discard(worker)
@@ -288,8 +286,8 @@ class RoutingCore:
     # -- workers --------------------------------------------------------------------------------------------------
 
     def registered(self, record: Registration, revision: int, now: float) -> WorkerEntry | None:
-        """Learn a registration that stands in the ledger; returns the worker whose process it replaced, which is dead.
-        That worker is still `known` if its answers told of the new process before: see WorkerTable.register."""
+        """Apply a registration from the ledger; returns the worker whose process it replaced, which is dead. That
+        worker is still `known` if its answers named the new epoch before: see WorkerTable.register."""
         count = len(self.view.workers)
         _, replaced = self.view.register(record, revision, now)
         if replaced is not None or len(self.view.workers) != count:
@@ -299,7 +297,7 @@ class RoutingCore:
         return replaced
 
     def gone(self, worker: WorkerEntry, now: float) -> bool:
-        """The worker left or is lost; False when that was known."""
+        """The worker left or is lost; False if that was known."""
         if self.view.workers.get(worker.id.worker) is not worker:
             return False
         self.view.remove(worker)
@@ -310,18 +308,18 @@ class RoutingCore:
         return True
 
     def loaded(self, worker: WorkerEntry, load: Load, epoch: int, now: float) -> None:
-        """An answer or a heartbeat came, with the load as of its sending."""
+        """An answer or a heartbeat arrived, with the load when it was sent."""
         self.view.heard(worker, now)
         self.view.loaded(worker, load, epoch, now)
 
     # -- progress -------------------------------------------------------------------------------------------------
 
     def pump(self, now: float, freed: WorkerEntry | None = None) -> list[Effect]:
-        """Place whoever can be placed now, oldest first. Cheap when nobody waits or nobody has room.
+        """Place all requests that can be placed now, oldest first. Cheap if none waits or no worker has room.
 
         Args:
-            freed: the only worker that may have got room since the last time. With thousands of classes (keys) in
-                line, all of which wait for others, looking at each of them at each answer would take all our time.
+            freed: the only worker that may have gained room since the last call. With thousands of queued classes
+                (keys) that wait for other workers, checking each at every answer would use all CPU time.
         """
         if not self._line.size or not self.connected or not self._has_room(freed):
             return []
@@ -337,14 +335,14 @@ class RoutingCore:
         return effects
 
     def wake(self, now: float) -> list[Effect]:
-        """A backoff interval is over: forget refusals, probe, and tell those who wait in vain."""
+        """A backoff interval has ended: forget rejections, probe, and refuse requests that wait in vain."""
         effects = self._refuse_hopeless(now)
         if not self.connected or not self.view.workers:
             return effects
         for head in self._line.heads():
             head.avoid = None
         effects += self.pump(now)
-        # While requests are being taken, answers tell where there is room, and a probe would only be refused.
+        # While requests are being accepted, answers show where there is room, and a probe would only be rejected.
         for head in [] if self._moving else self._line.heads():
             if self._try(head, now, anyhow=True):
                 self.probes += 1
@@ -353,7 +351,7 @@ class RoutingCore:
         return effects
 
     def next_wake_s(self, now: float) -> float | None:
-        """Seconds until `wake` is to be called; None: nobody waits. Each call counts as one backoff."""
+        """Seconds until `wake` must be called; None: no request waits. Each call counts as one backoff."""
         if not self._line:
             return None
         if not self.connected:
@@ -367,13 +365,13 @@ class RoutingCore:
         return self._backoff.next_s(self._draw())
 
     def expect(self, coming: bool, now: float) -> None:
-        """Somebody who will serve the pool is on the way, or no longer: requests wait for that as for a full pool."""
+        """Say whether a worker or gang for the pool is starting: requests then wait as for a full pool."""
         if self.coming and not coming:
             self._empty_since = now
         self.coming = coming
 
     def refuse_all(self, error: GanglineError) -> list[Effect]:
-        """Nobody will be placed any more (the router closes)."""
+        """Refuse all waiting requests (the router closes)."""
         effects: list[Effect] = []
         for routed_request in list(self._line):
             self._line.remove(routed_request)
@@ -383,7 +381,7 @@ class RoutingCore:
     # -- errors ---------------------------------------------------------------------------------------------------
 
     def give_up(self, routed_request: RoutedRequest, after: str) -> GanglineError:
-        """The error for a request that may not be tried any longer, and of which nothing started so far as is known."""
+        """The error for a request that must not be tried any longer, and of which nothing is known to have started."""
         details = {"pool": self.pool, "attempts": routed_request.attempts}
         if routed_request.uncertain is not None:
             return self.outcome_unknown(routed_request, routed_request.uncertain)
@@ -412,14 +410,14 @@ class RoutingCore:
         )
 
     def outcome_unknown(self, routed_request: RoutedRequest, fate: TryOutcome) -> GanglineError:
-        """The error for a try that may have started something and is not to be repeated."""
+        """The error for an attempt that may have started something and must not be retried."""
         return error_of_fate(fate, str(routed_request.last or self.pool), attempts=routed_request.attempts)
 
     # -- checking -------------------------------------------------------------------------------------------------
 
     @property
     def empty_since(self) -> float | None:
-        """Since when there have been no workers; 0: ever. None: there are some."""
+        """Since when there have been no workers; 0: always. None: there are some."""
         return None if self.view.workers else self._empty_since
 
     def check(self) -> None:
@@ -441,14 +439,14 @@ class RoutingCore:
 
     def _class_of(self, routed_request: RoutedRequest) -> Hashable:
         labels = frozenset(routed_request.labels.items()) if routed_request.labels else None
-        # During a roll-out, a task that only the new workers have must not hold up the others.
+        # During a roll-out, a task that only the new workers have must not block the others.
         method = None if self.view.uniform else routed_request.method
         if labels is None and method is None and routed_request.key is None:
             return None
         return (labels, method, routed_request.key)
 
     def _waits_before(self, routed_request: RoutedRequest) -> bool:
-        """Whether somebody of the same class with an older number waits."""
+        """Whether a request of the same class with an older number waits."""
         if not self._line.has_line(routed_request.queue):
             return False
         head = self._line.next_after(routed_request)
@@ -478,7 +476,7 @@ class RoutingCore:
             self.policy.routed(worker, routed_request)
 
     def _impossible(self, routed_request: RoutedRequest) -> GanglineError | None:
-        """Why none of the workers could ever take it; to be asked while there are some."""
+        """Why none of the workers could ever take it. Call this while there are workers."""
         if routed_request.method is not None and not self.view.serves(routed_request.method):
             known = self.view.methods
             return UnknownMethod(
@@ -496,9 +494,10 @@ class RoutingCore:
         return None
 
     def _too_large(self, routed_request: RoutedRequest) -> Saturated | None:
-        """Slots were asked for that no worker has even when idle. A paused worker (0 slots) may have any number."""
+        """The error if more slots are wanted than any worker has, even when idle. A paused worker (0 slots) may get any
+        number."""
         if routed_request.slots is None:
-            return None  # what a task costs was declared for its workers: one that was resized may grow again
+            return None  # the slots of a task were declared for its workers: a resized worker may grow again
         workers = self.view.workers.values()
         if any(worker.total >= routed_request.slots or worker.total == 0 for worker in workers):
             return None
@@ -510,7 +509,7 @@ class RoutingCore:
         )
 
     def _unlabelled(self, routed_request: RoutedRequest) -> NoWorkers | None:
-        """No worker has the labels that were asked for; to be asked while there are some."""
+        """The error if no worker has the required labels. Call this while there are workers."""
         wanted = routed_request.labels
         if not wanted or any(wanted.items() <= worker.labels.items() for worker in self.view.workers.values()):
             return None
@@ -545,7 +544,7 @@ class RoutingCore:
             if not self.coming and self._hopeless_at(routed_request) <= now:
                 return self.give_up(routed_request, f"for {plain(self._settings.no_workers_wait_s)} s")
             return None
-        # A large worker that restarts, or comes after smaller ones, is waited for like the only one.
+        # A large or matching worker that restarts, or starts later than others, is waited for like the only one.
         waited_s = now - max(routed_request.queued_at, self._changed_at)
         unfit: GanglineError | None = None
         if waited_s >= self._settings.no_workers_wait_s:
@@ -554,7 +553,7 @@ class RoutingCore:
 
 
 def stale(worker: WorkerEntry, epoch: int) -> StaleEpoch:
-    """The error for a token of an epoch that is over."""
+    """The error for a token of an outdated epoch."""
     return StaleEpoch(
         f"worker {worker.id} is in epoch {worker.epoch}, the lease is of epoch {epoch}: lease again",
         details={"worker": str(worker.id), "epoch": worker.epoch},

@@ -1,4 +1,4 @@
-"""A request on its way to a worker, and the line in which requests wait for one. Pure."""
+"""A request on its way to a worker, and the queue in which requests wait. Pure."""
 
 from __future__ import annotations
 
@@ -12,58 +12,60 @@ from .worker_table import WorkerEntry
 
 
 class RouteStay(Protocol):
-    """A request's stay with the route that chose its pool."""
+    """A request's admission by the route that chose its pool."""
 
     def settled(self) -> None:
-        """It no longer counts on a worker."""
+        """The request no longer counts on a worker."""
 
     def sent(self) -> None:
-        """A try of it was sent."""
+        """An attempt was sent."""
 
 
 class RoutedRequest:
-    """One request on its way to a worker, through all its tries."""
+    """One request on its way to a worker, through all its attempts."""
 
-    # No slots: what most requests never set stands in the class, which makes one of them cheaper to make.
+    # No __slots__: most requests never set these, and class attributes make requests cheaper to create.
 
     slots: int | None = None
-    """Slots to reserve; None: what the task costs."""
+    """Slots to reserve; None: as many as the task takes."""
     key: str | None = None
     model: str | None = None
     labels: Mapping[str, str] | None = None
     idempotent: bool | None = None
     """None: as the task declares."""
     in_line = True
-    """Whether it may wait for a worker with room."""
+    """Whether it may wait for a worker with a free slot."""
     patient = False
-    """Whether the caller ends the wait itself (it has a deadline); else `saturated_wait_s` does."""
+    """Whether the caller ends the wait (it has a deadline); otherwise `saturated_wait_s` does."""
     repeatable = False
-    """`idempotent`, or what the task of the last try declares."""
+    """`idempotent`, or as the task of the last attempt declares."""
     number = 0
     queue: Hashable = None
     waits = False
     queued_at = 0.0
-    """Since when it has been waiting to be taken, refusals included."""
+    """Since when it has been waiting to be accepted, including refusals."""
     attempts = 0
     avoid: set[WorkerEntry] | None = None
     worker: WorkerEntry | None = None
-    """Where it is placed and charged; None while it is not."""
+    """The worker on which it is placed and counted; None: none."""
     cost = 0
-    """Slots charged there."""
+    """Slots counted there."""
     asked_at: float | None = None
-    """Loop time at which a worker was first looked for."""
+    """Loop time of the first attempt to place it."""
     last: WorkerId | None = None
-    """Where the last try went."""
+    """Worker of the last attempt."""
     uncertain: TryOutcome | None = None
-    """The fate of a try that may have started something and was repeated: whatever error comes, it may have run."""
+    """Outcome of an attempt that may have started something and was retried: every later error says that it may have
+    run."""
     fate: TryOutcome | None = None
-    """What became of the last try."""
+    """Outcome of the last attempt."""
     waiter: object | None = None
-    """The shell's own attachment."""
+    """For use by the caller of the core."""
     endpoint: str | None = None
-    """The endpoint whose route it follows, so that it leaves a pool that leaves the route. None: it means the pool."""
+    """The endpoint whose route it follows: it leaves a pool that is removed from the route. None: the caller named the
+    pool."""
     moved = False
-    """It waited before, in another pool: that too many wait is no reason to refuse it."""
+    """It has already waited in another pool, so it is not refused because the queue is full."""
     admission: RouteStay | None = None
     """None: no route chose its pool."""
 
@@ -103,25 +105,24 @@ class RoutedRequest:
 
 
 class Waiting(Protocol):
-    """What can wait."""
+    """An item of a WaitQueue."""
 
     number: int
-    """Order of arrival; kept over retries, so that a retry gets its old place back."""
+    """Order of arrival; kept across retries, so that a retry gets its old place back."""
     queue: Hashable
     """The class it waits in."""
     waits: bool
-    """Whether it waits now; belongs to WaitQueue."""
+    """Whether it is waiting now; set by WaitQueue."""
 
 
 W = TypeVar("W", bound=Waiting)
 
 
 class WaitQueue(Generic[W]):
-    """Lines by class, each a heap on `number`; those that left are dropped when they come up.
+    """Queues by class, each a heap ordered by `number`; removed items are dropped when they reach the top.
 
-    A *class* is of requests that the same workers could take. Within it the order of arrival is strict, so that a
-    request that needs many slots is not starved by those that need one; a class whose workers are full does not hold up
-    another.
+    A *class* has requests that the same workers could take. Within it, the order of arrival is strict, so that a
+    request for many slots is not starved by requests for one; a class whose workers are full does not block another.
     """
 
     __slots__ = ("_lines", "size")
@@ -129,29 +130,29 @@ class WaitQueue(Generic[W]):
     def __init__(self) -> None:
         self._lines: dict[Hashable, list[tuple[int, W]]] = {}
         self.size = 0
-        """How many wait."""
+        """Number of waiting items."""
 
     def __len__(self) -> int:
         return self.size
 
     def __iter__(self) -> Iterator[W]:
-        """All that wait, oldest first."""
+        """All waiting items, oldest first."""
         waiting = {number: item for line in self._lines.values() for number, item in line if item.waits}
         return iter([waiting[number] for number in sorted(waiting)])
 
     def has_line(self, queue: Hashable) -> bool:
-        """Whether somebody of the class waits."""
+        """Whether the class has waiting items."""
         return self._head(queue) is not None
 
     def add(self, item: W) -> None:
-        """Let it wait at the place that its number gives it."""
+        """Add an item at the place given by its number."""
         assert not item.waits, item
         item.waits = True
         self.size += 1
         heapq.heappush(self._lines.setdefault(item.queue, []), (item.number, item))
 
     def remove(self, item: W) -> bool:
-        """Take it out; False when it did not wait."""
+        """Remove an item; False if it was not waiting."""
         if not item.waits:
             return False
         item.waits = False
@@ -159,11 +160,11 @@ class WaitQueue(Generic[W]):
         if self.size == 0:
             self._lines.clear()
         else:
-            self._head(item.queue)  # drops a class that nobody waits in any more
+            self._head(item.queue)  # drops the class if it is empty
         return True
 
     def sweep(self) -> None:
-        """Forget those that left at once, since they are about to wait in another line: here they would seem to wait
+        """Drop removed items at once, because they are about to wait in another queue: here they would seem to wait
         again."""
         for queue, line in list(self._lines.items()):
             line[:] = [entry for entry in line if entry[1].waits]
@@ -182,7 +183,7 @@ class WaitQueue(Generic[W]):
         return found
 
     def next_after(self, item: W) -> W | None:
-        """Who is first in the class of one that has just been taken out."""
+        """The first item in the class of an item that was just removed."""
         return self._head(item.queue)
 
     def _head(self, queue: Hashable) -> W | None:
@@ -191,7 +192,7 @@ class WaitQueue(Generic[W]):
             return None
         while line:
             item = line[0][1]
-            # One that left and came back stands in the heap twice with one number; either entry will do.
+            # An item that left and came back is in the heap twice with the same number; either entry will do.
             if item.waits:
                 return item
             heapq.heappop(line)

@@ -1,4 +1,4 @@
-"""What may be tuned in a router. Each field gives unit, bound and advice."""
+"""Settings of a router, with unit, bounds and advice for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...schemas.limits import MAX_DEADLINE_S, MAX_TTL_S
 from ...schemas.text import plain
 
 LOST_AFTER_S: Final = 3.0
-"""Time to live of a worker's heartbeat key; routers and server agree on it."""
+"""Time to live of a worker's heartbeat key; routers and the server use the same value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,58 +21,62 @@ class RouterSettings:
     """Settings of one router. The defaults suit a local network.
 
     Raises:
-        InvalidSettings: a value out of its bounds, with the bound in the text.
+        InvalidSettings: a value is out of bounds; the text names the bounds.
     """
 
     node: str = field(default_factory=lambda: os.environ.get("GANGLINE_NODE", "") or socket.gethostname())
-    """Name of this machine; workers that registered the same are preferred. Default: $GANGLINE_NODE, else the host's
-    name. Empty: no preference."""
+    """Name of this machine; workers registered with the same name are preferred. Default: $GANGLINE_NODE, else the
+    host's name. Empty: no preference."""
     zone: str = field(default_factory=lambda: os.environ.get("GANGLINE_ZONE", ""))
     """Failure domain of this machine; second preference after the node. Default: $GANGLINE_ZONE, else none."""
     max_queued: int = 10_000
-    """Requests that may wait for a slot, per pool; one more raises QueueFull at once. 0: never wait."""
+    """Maximum number of requests that wait for a slot, per pool; one more raises QueueFull at once. 0: never wait."""
     max_attempts: int = 10_000
-    """Most times that one request is sent before it gives up with Saturated. At least 1. The deadline, or
-    `saturated_wait_s` without one, usually ends it first."""
+    """Maximum number of attempts per request before Saturated is raised. At least 1. Usually the deadline, or
+    `saturated_wait_s` without one, ends it first."""
     backoff_first_s: float = 0.025
-    """The first retry is at once; the next waits so long, at most (jitter takes off up to half). Doubles each time."""
+    """The first retry is immediate; this is the maximum wait before the second (jitter subtracts up to half). Doubles
+    with each retry."""
     backoff_max_s: float = 0.5
-    """... up to this. A sign of room ends the wait earlier."""
+    """Upper limit of the backoff. A sign of free slots ends the wait early."""
     saturated_wait_s: float = 60.0
-    """A request without a deadline raises Saturated when no request like it was taken by a worker for so long."""
+    """A request without a deadline raises Saturated if no worker accepted a request like it for this many seconds."""
     no_workers_wait_s: float = 1.0
-    """How long a request waits for a worker to appear when its pool has none; then NoWorkers. Long enough to bridge a
-    worker's restart if there is only one. 0: at once."""
+    """How long a request waits for a worker if its pool has none; then NoWorkers. The default bridges a restart of the
+    only worker. 0: fail at once."""
     default_timeout_s: float | None = None
-    """Deadline of calls that give none. None: a call waits as long as its task runs."""
+    """Deadline of calls without one, in seconds. None: a call waits as long as its task runs."""
     stale_after_s: float = 10.0
-    """A worker's load that was not confirmed for so long counts as unknown, that is, as having room."""
+    """A worker's load that was not confirmed for this many seconds counts as unknown: the worker is assumed to have
+    free slots."""
     lost_after_s: float = LOST_AFTER_S
-    """A worker not heard of for so long (while we are connected) gets nothing new, and is looked up in the ledger:
-    it is lost when its heartbeat key has expired. At least three heartbeats."""
+    """A worker that was silent for this many seconds (while connected) gets nothing new and is looked up in the ledger:
+    it is lost if its heartbeat key has expired. At least three heartbeats."""
     unconfirmed_after_s: float = 30.0
-    """A call to a worker that is not heard of ends as lost after so long, too, if the ledger says nothing of the worker
-    meanwhile. More: calls wait longer for a server that is slow to come back. Durable tasks wait for the ledger
-    however long that takes."""
+    """A call to a silent worker also ends as lost after this many seconds if the ledger cannot be read meanwhile. A
+    larger value makes calls wait longer for a server that is slow to come back. Durable tasks wait for the ledger as
+    long as it takes."""
     check_after_s: float = 2.0
-    """A task without an answer for so long is asked for (CHECK); the interval then doubles up to 16 s."""
+    """A task without an answer for this many seconds is checked (CHECK); the interval then doubles up to 16 s."""
     probe_first_s: float = 0.1
-    """A reservation not answered for so long is released and tried elsewhere; doubles with each try."""
+    """A reservation not answered within this many seconds is released and tried elsewhere; doubles with each
+    attempt."""
     probe_max_s: float = 1.0
-    """... up to this."""
+    """Upper limit of the reservation timeout."""
     claim_s: float = 2.0
-    """A selected slot that is neither used nor renewed for so long frees itself at the worker: how long it stays taken
-    after this process vanished. It is renewed three times as often. At least 1 for selections."""
+    """A selected slot that is neither used nor renewed for this many seconds frees itself at the worker: how long it
+    stays taken after this process disappears. It is renewed after each third of this time. At least 1 for
+    selections."""
     reconcile_s: float = 5.0
-    """How often registrations are pulled again, in case a change was missed."""
+    """Interval at which registrations are read again, in seconds, in case a change was missed."""
     stream_window: int = 64
-    """Items of a streamed result that a worker may be ahead of its reader. At least 1."""
+    """How many items of a streamed result the worker may be ahead of the reader. At least 1."""
     shadow_timeout_s: float = 5.0
-    """A copy of a request to a shadow pool is told to stop after so long, whatever the request's own deadline."""
+    """A copy of a request to a shadow pool is cancelled after this many seconds, whatever the request's deadline."""
     max_shadows: int = 100
-    """Copies that may be under way to one shadow pool; further ones are dropped, and counted."""
+    """Maximum number of copies in progress per shadow pool; further ones are dropped and counted."""
     max_releases_kept: int = 10_000
-    """Releases and cancellations kept while disconnected, to be sent on reconnection."""
+    """Maximum number of releases and cancellations kept while disconnected, to be sent after the reconnect."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
@@ -109,10 +113,10 @@ _BOUNDS: Final = (
 def check_bounds(settings: Any, bounds: Iterable[tuple[str, float, float]]) -> None:
     """
     Args:
-        bounds: names of fields, with the least and the most that each may be.
+        bounds: names of fields with their minimum and maximum.
 
     Raises:
-        InvalidSettings: a field is out of its bounds, or no whole number where it is declared as one.
+        InvalidSettings: a field is out of bounds, or not a whole number although declared as one.
     """
     whole = {each.name for each in fields(settings) if each.type == "int"}
     for name, low, high in bounds:

@@ -1,14 +1,15 @@
-"""What one router knows of the workers of one pool.
+"""The workers of one pool as one router sees them.
 
-The view is told of registrations, heartbeats, answers and of what the router itself sends; it answers who may take a
-request. Pure: no clock, no randomness of its own, no IO. Time comes with every event, in seconds of a monotonic clock.
+The table is updated with registrations, heartbeats, answers and the router's own placements; it says which workers may
+take a request. Pure: no clock, no randomness of its own, no IO. Every event has its time, in seconds of a monotonic
+clock.
 
 Laws:
 
-1. `own` is what this router has placed on a worker and not yet settled; `ongoing >= own` always.
-2. A worker is in the open list of its tier exactly when it serves, is reachable and has room for one more slot.
-3. Loads of an older epoch than the known one change nothing.
-4. Choosing costs the same whether ten workers are known or ten thousand: two draws from an indexed list.
+1. `own` counts slots that this router has placed on a worker and not yet settled; `ongoing >= own` always.
+2. A worker is in the open list of its tier exactly when it is not draining, is reachable and has a free slot.
+3. Loads of an epoch older than the known one change nothing.
+4. The cost of choosing does not depend on the number of workers: two draws from an indexed list.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from ...schemas.records.workers import Registration
 from ...schemas.wire.frames import Load
 
 # Rendezvous hashing (Thaler & Ravishankar 1996): the same key goes to the same worker, in every process. Each worker's
-# name is hashed once, each key once; the pair's score mixes the two (the finaliser of SplitMix64). When a worker goes,
-# only its own keys move; when one comes, only the keys that it wins.
+# name is hashed once, each key once; the pair's score mixes the two (the finaliser of SplitMix64). When a worker
+# leaves, only its own keys move; when one joins, only the keys that it wins.
 _MASK: Final = (1 << 64) - 1
 
 
 def fingerprint(name: str) -> int:
-    """64 bits that depend on the text alone (not on PYTHONHASHSEED)."""
+    """A 64-bit hash of the text, independent of PYTHONHASHSEED."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
 def score(key: int, worker: int) -> int:
-    """How much the key wants that worker; the highest wins."""
+    """The weight of that worker for the key; the highest wins."""
     x = (key ^ worker) & _MASK
     x = (x + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -47,7 +48,7 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 class Method(NamedTuple):
-    """What a router needs of a task's declaration."""
+    """The part of a task's declaration that routers need."""
 
     slots: int = 1
     idempotent: bool = False
@@ -55,7 +56,7 @@ class Method(NamedTuple):
 
 
 class WorkerEntry:
-    """One process of a pool, as far as one router knows it. Policies read it and never write it."""
+    """One process of a pool as one router sees it. Policies must only read it."""
 
     __slots__ = (
         "_index",
@@ -93,15 +94,15 @@ class WorkerEntry:
         self.id = id
         self.instance = instance
         self.acks = False
-        """It wants to be told when the end of a durable task is stored."""
+        """It wants an acknowledgement when the end of a durable task is stored."""
         self.channel = ""
         """See Registration.channel."""
         self.known = False
-        """Whether it is in its pool's view: false again for one that left or is lost."""
+        """Whether it is in its pool's table; False again after it left or is lost."""
         self.epoch = 0
-        """The newest that we know of. An answer may name it before we know that another process gave it."""
+        """The newest known epoch. An answer may name it before it is known that another process announced it."""
         self.confirmed = 0
-        """The newest that this instance is known to have had, by its registration or heartbeat."""
+        """The newest epoch that this instance has confirmed by its registration or a heartbeat."""
         self.node = ""
         self.zone = ""
         self.address = ""
@@ -110,41 +111,42 @@ class WorkerEntry:
         self.models: tuple[str, ...] = ()
         self.max_models = 0
         self.routed_models: dict[str, float] | None = None
-        """Models of requests routed here lately, with the time: it will have them before it reports them."""
+        """Models of recent requests placed here, with the time: it will have them before it reports them."""
         self.total = 0
         self.ongoing = 0
-        """Estimate of running + reserved, from all routers: + when sent, - when settled, absolute on answers."""
+        """Estimate of running + reserved slots of all routers: increased when sent, decreased when settled, set by
+        answers."""
         self.own = 0
-        """The part of it that is certainly there, since it is this router's."""
+        """The part of `ongoing` that is certain because it is this router's."""
         self.ended = 0
-        """Of these, slots of plain requests that the message being read answers; see RoutingCore.ended."""
+        """The part of `own` that plain requests answered in the current message held; see RoutingCore.ended."""
         self.draining = False
         self.reachable = True
-        """False after the server said that nobody listens there, until the worker is heard again."""
+        """False after the server reported no responders, until the worker is heard from again."""
         self.tier = ANYWHERE
         self.revision = 0
         self.loaded_at = 0.0
         self.heard_at = 0.0
         self.chosen = 0
-        """Serial of the last time it was chosen: equals take turns."""
+        """Serial number of its last placement: ties go to the lowest."""
         self.print = fingerprint(id.worker)
         self.link: object | None = None
-        """The shell's own attachment."""
+        """For use by the caller of the core."""
         self._index = -1
 
     @property
     def free(self) -> int:
-        """Slots that are free as far as known; not negative."""
+        """Free slots as far as known; never negative."""
         return max(0, self.total - self.ongoing)
 
     @property
     def has_room(self) -> bool:
-        """Takes new work now: it is in the view's open list."""
+        """Whether it takes new work now: it is in an open list."""
         return self._index >= 0
 
     @property
     def eligible(self) -> bool:
-        """Takes new work once it has room."""
+        """Whether it takes new work once it has a free slot."""
         return self.reachable and not self.draining
 
     def __repr__(self) -> str:
@@ -158,19 +160,19 @@ _ROUTED_MODEL_S = 5.0
 
 
 class WorkerTable:
-    """The workers of one pool and who of them has room."""
+    """The workers of one pool, with an index of those that have room."""
 
     def __init__(self, pool: str, *, node: str = "", zone: str = "", stale_after_s: float = 10.0) -> None:
         self.pool = pool
         self.version = 0
-        """Grows whenever the set of eligible workers changes; caches key on it."""
+        """Grows whenever the set of eligible workers changes; used as a cache key."""
         self.workers: dict[str, WorkerEntry] = {}
         self.open: tuple[list[WorkerEntry], list[WorkerEntry], list[WorkerEntry]] = ([], [], [])
-        """Workers with room, by locality tier. Order has no meaning."""
+        """Workers with room, by locality tier, in no particular order."""
         self.by_label: dict[tuple[str, str], list[WorkerEntry]] = {}
         self.by_model: dict[str, list[WorkerEntry]] = {}
         self.table: dict[str, Method] | None = None
-        """The tasks that all workers have; None while they differ, or there are none."""
+        """The tasks of all workers, if they all have the same; None while they differ, or there are none."""
         self._serving: dict[str, int] = {}  # method -> workers that have it
         self._tables: dict[tuple[tuple[str, Method], ...], dict[str, Method]] = {}
         self._table_users: dict[int, int] = {}
@@ -180,11 +182,11 @@ class WorkerTable:
         self._stale_after_s = stale_after_s
         self._serial = 0
 
-    # -- questions ------------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     @property
     def uniform(self) -> bool:
-        """Whether all workers have the same tasks, so that the method of a request is no constraint."""
+        """Whether all workers have the same tasks, so that a request's method does not restrict the choice."""
         return len(self._table_users) <= 1
 
     @property
@@ -201,7 +203,7 @@ class WorkerTable:
         return sorted(self._serving)
 
     def method(self, name: str) -> Method | None:
-        """The declaration of a task by some worker that has it; they differ only during a roll-out."""
+        """A task's declaration by some worker that has it; declarations differ only during a roll-out."""
         for table in self._tables.values():
             if id(table) in self._table_users and (found := table.get(name)) is not None:
                 return found
@@ -213,14 +215,14 @@ class WorkerTable:
             id(table) in self._table_users and name in table and table[name].streams for table in self._tables.values()
         )
 
-    # -- what workers say -----------------------------------------------------------------------------------------
+    # -- news of workers ------------------------------------------------------------------------------------------
 
     def register(self, record: Registration, revision: int, now: float) -> tuple[WorkerEntry, WorkerEntry | None]:
-        """Learn a registration that is known to stand in the ledger; returns the worker and whom it replaced.
+        """Apply a registration from the ledger; returns the worker, and the one it replaced.
 
-        Another instance under the same name is another worker: the one returned second is gone for good. Except where
-        its answers, which name its epoch, came before its registration: then the worker is known already, and returned
-        second as well, since only what was sent to it under earlier epochs went to the instance before.
+        Another instance under the same name is another worker: the replaced one is gone for good. Exception: if answers
+        named the new epoch before its registration was read, the known worker is kept and also returned as replaced;
+        then only what was sent to it under earlier epochs went to the previous instance.
         """
         known = self.workers.get(record.worker)
         replaced = None
@@ -262,7 +264,7 @@ class WorkerTable:
             self._place(worker)
 
     def loaded(self, worker: WorkerEntry, load: Load, epoch: int, now: float) -> None:
-        """Absolute load, as of the sending of an answer or a heartbeat. What we sent meanwhile is in `own`."""
+        """Set the load reported by an answer or a heartbeat. What was sent to it meanwhile is in `own`."""
         if epoch < worker.epoch:
             return
         worker.epoch = epoch
@@ -274,12 +276,13 @@ class WorkerTable:
         self._place(worker)
 
     def confirm(self, worker: WorkerEntry, epoch: int) -> None:
-        """A heartbeat of this instance named an epoch. A later one that none has named was another process's."""
+        """A heartbeat of this instance named its epoch. A later epoch that no heartbeat has named was another
+        process's."""
         worker.confirmed = max(worker.confirmed, epoch)
         worker.epoch = min(worker.epoch, worker.confirmed)
 
     def has_models(self, worker: WorkerEntry, models: tuple[str, ...], now: float) -> None:
-        """The models that a worker says it has; those routed there a moment ago are believed to come."""
+        """Set the models that a worker reports; those of recent requests are kept, because it is about to load them."""
         kept = models
         if worker.routed_models:
             recent = {name: at for name, at in worker.routed_models.items() if now - at < _ROUTED_MODEL_S}
@@ -287,10 +290,10 @@ class WorkerTable:
             kept = tuple(dict.fromkeys((*models, *recent)))
         self._index_models(worker, kept)
 
-    # -- what the router does -------------------------------------------------------------------------------------
+    # -- placements -----------------------------------------------------------------------------------------------
 
     def charge(self, worker: WorkerEntry, slots: int) -> None:
-        """Something that takes so many slots was placed on the worker."""
+        """A request for this many slots was placed on the worker."""
         worker.own += slots
         worker.ongoing += slots
         self._serial += 1
@@ -299,7 +302,7 @@ class WorkerTable:
             self._place(worker)
 
     def discharge(self, worker: WorkerEntry, slots: int) -> None:
-        """What was charged is settled."""
+        """Charged slots are settled."""
         worker.own -= slots
         ongoing = worker.ongoing - slots
         worker.ongoing = ongoing if ongoing > worker.own else worker.own
@@ -315,19 +318,19 @@ class WorkerTable:
             self._index_models(worker, (*worker.models, model))
 
     def unreachable(self, worker: WorkerEntry) -> None:
-        """The server said that nobody listens there. Not a candidate until it is heard again."""
+        """The server reported no responders. The worker is no candidate until it is heard from again."""
         if worker.reachable:
             worker.reachable = False
             self.version += 1
             self._place(worker)
 
     def retire(self, worker: WorkerEntry) -> None:
-        """It is known to take nothing new, before it says so itself."""
+        """It is known to take nothing new before it reports so itself."""
         self._set_draining(worker, True)
         self._place(worker)
 
     def remove(self, worker: WorkerEntry) -> None:
-        """Forget a worker that left or is lost. No-op for one that is not in the view."""
+        """Remove a worker that left or is lost. No-op if it is not in the table."""
         if self.workers.get(worker.id.worker) is not worker:
             return
         del self.workers[worker.id.worker]
@@ -337,22 +340,23 @@ class WorkerTable:
         self._index_models(worker, ())
         self._index_labels(worker, _NO_LABELS)
         self._use_table(worker, _NO_METHODS)
-        # Whoever still has something there may ask what it was.
+        # Still readable for requests that are in progress there.
         worker.methods, worker.labels = methods, labels
         self.version += 1
 
     def silent(self, now: float, lost_after_s: float) -> list[WorkerEntry]:
-        """Workers not heard of for so long."""
+        """Workers that were silent for that long."""
         limit = now - lost_after_s
         return [worker for worker in self.workers.values() if worker.heard_at < limit]
 
     def forgive(self, seconds: float) -> None:
-        """We ourselves could not hear anybody for so long (a stall, a lost connection): nobody is to blame for it."""
+        """This process could not receive anything for that long (a stall, a lost connection): it does not count as
+        silence."""
         for worker in self.workers.values():
             worker.heard_at += seconds
 
     def age(self, now: float) -> bool:
-        """Let loads go stale that were not confirmed for too long; True when that made room somewhere."""
+        """Discard loads that were not confirmed for too long; True if that made room somewhere."""
         limit = now - self._stale_after_s
         made_room = False
         for worker in self.workers.values():
@@ -387,7 +391,8 @@ class WorkerTable:
         return SAME_ZONE if self._zone and record.zone == self._zone else ANYWHERE
 
     def _describe(self, worker: WorkerEntry, record: Registration) -> None:
-        # Tables and labels are shared between workers: with thousands of equals they would be most of the memory.
+        # Tables and labels are shared between workers: with thousands of equal workers they would use most of the
+        # memory.
         table = {
             name: Method(info.slots, info.idempotent, info.streams) for name, info in sorted(record.methods.items())
         }
@@ -432,7 +437,7 @@ class WorkerTable:
             worker.models = models
 
     def _place(self, worker: WorkerEntry) -> None:
-        """Keep law 2."""
+        """Enforce law 2."""
         index = worker._index
         if worker.ongoing < worker.total and worker.reachable and not worker.draining:
             if index < 0:

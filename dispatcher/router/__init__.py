@@ -1,1 +1,1 @@
-"""Joins pools, routes, sets and leases. Imports only: gangs, calls, leases, traffic, pools."""
+"""Combines pools, routes, sets and leases. Imports only: gangs, calls, leases, traffic, pools."""

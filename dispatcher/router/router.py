@@ -1,4 +1,4 @@
-"""The router: finds workers, sends them tasks, and holds their slots. One per connection."""
+"""The router: finds workers, sends them tasks, and holds slots. One per connection."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class Router:
     ) -> None:
         """
         Args:
-            bus: a connection; it stays the caller's to close.
-            bucket: how the ledger's bucket is made if it does not exist yet.
-            policy: makes the policy of a pool from its name; by default Sticky.
-            name: shown in the ledger as the owner of leases.
+            bus: an open connection; the caller closes it.
+            bucket: settings of the ledger's bucket if it has to be created.
+            policy: makes the policy of a pool from its name; default: Sticky.
+            name: the owner of leases in the ledger.
             routes_bucket, makes_routes: see RouteTable.
         """
         self.bus = bus
@@ -100,7 +100,7 @@ class Router:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin. Idempotent; no storage is touched before the first request."""
+        """Start the router. Idempotent; storage is not used before the first request."""
         if self._state == "stopped":
             raise ClosedError("this router was stopped: make a new one")
         if self._state == "running":
@@ -110,8 +110,8 @@ class Router:
         self._state = "running"
 
     async def stop(self) -> None:
-        """Refuse new requests with ClosedError, end those that wait or run with it (their tasks are told to stop), and
-        give back all slots. Idempotent; safe before `start`."""
+        """Refuse new requests with ClosedError, end those that wait or run with it (their tasks are cancelled), and
+        release all slots. Idempotent; safe before `start`."""
         if self._state == "stopped":
             return
         self._state = "stopped"
@@ -155,7 +155,7 @@ class Router:
         return outcome[2]
 
     async def execute(self, order: Call) -> tuple[Any, str]:
-        """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
+        """Like `call`, for an existing order; also returns the worker that answered (`<pool>.<worker>`)."""
         with self._observed_routed(order) as (routed_request, span):
             result = await self._run(order, routed_request, span)
             return result, str(routed_request.last or "")
@@ -184,7 +184,7 @@ class Router:
     def choose_worker(
         self, target: str, *, slots: int | None = None, move: bool = True, options: CallOptions = _DEFAULTS
     ) -> WorkerChoice:
-        """Choose a worker and hold a slot of it; see Client.choose_worker."""
+        """Choose a worker and reserve a slot on it; see Client.choose_worker."""
         if slots is None and options.submit is None and target in self._traffic.plain:
             choosing = WorkerChoice(self._reserving.choose, target, options)
         else:
@@ -212,7 +212,7 @@ class Router:
         *,
         options: CallOptions = _DEFAULTS,
     ) -> Any:
-        """Run a task on the worker that was chosen; see Client.dispatch."""
+        """Run a task on the selected worker; see Client.dispatch."""
         self.check_open()
         self._check_ours(selection)
         flight = self._held_express.dispatch(selection, method, args, kwargs, options)
@@ -222,7 +222,7 @@ class Router:
             outcome = await flight.future
         except BaseException as error:
             self._fast_path.failed(flight, error)
-            # The task may not have reached the worker: then the token still has the slot.
+            # If the task did not reach the worker, the token still holds the slot.
             selection.hold.give_back()
             raise
         if type(outcome) is not list or outcome[0] != _OK:
@@ -259,7 +259,7 @@ class Router:
         *,
         options: CallOptions = _DEFAULTS,
     ) -> AsyncGenerator[Any, None]:
-        """Run a task on the worker that was chosen and yield its items; see Client.stream."""
+        """Run a task on the selected worker and yield its items; see Client.stream."""
         self.check_open()
         self._check_ours(selection)
         order = self._order_on(selection, method, args, kwargs or {}, options)
@@ -300,7 +300,7 @@ class Router:
         wait: bool = True,
         options: CallOptions = _DEFAULTS,
     ) -> LeaseAcquisition:
-        """Hold slots of one worker for many tasks; see Client.lease."""
+        """Reserve slots of one worker for many tasks; see Client.lease."""
         pool, method = self._split_pool(target, options)
         _check_slots(slots)
         if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
@@ -335,7 +335,7 @@ class Router:
         flags: int = 0,
         parent: str | None = None,
     ) -> Call:
-        """What is to be done, with its deadline: the earlier of the caller's own and the surrounding task's."""
+        """The call with its deadline: the earlier of its own and that of the surrounding task."""
         options.check_for_call()
         split = self._targets.get(target)
         if split is None:
@@ -355,7 +355,7 @@ class Router:
         )
 
     def deadline(self, options: CallOptions) -> float | None:
-        """Loop time by which a request made now must be done."""
+        """Loop time by which a request made now must be done; None: no deadline."""
         timeout_s = options.timeout_s if options.timeout_s is not None else self.settings.default_timeout_s
         inherited = current_deadline()
         if timeout_s is None:
@@ -364,36 +364,36 @@ class Router:
         return own if inherited is None else min(own, inherited)
 
     async def pool(self, name: str, deadline: float | None = None) -> RoutedPool:
-        """The pool of that name, its workers pulled; see Pools.get.
+        """The pool of that name, with its workers loaded; see PoolRegistry.get.
 
         Raises:
-            ClosedError: the router does not run.
+            ClosedError: the router is not running.
         """
         self.check_open()
         return await self._following.get(name, deadline)
 
     async def target(self, name: str, deadline: float | None = None) -> RoutedPool:
-        """The pool of that name, or what stands for the standing set of that name: its gangs, as workers of a pool.
+        """The pool of that name; for a standing set, the pool that has its gangs as workers.
 
         Raises:
-            ClosedError: the router does not run.
-            Unavailable: who serves it could not be read.
+            ClosedError: the router is not running.
+            Unavailable: its workers or gangs could not be read.
         """
         self.check_open()
         routed = await self.sets.find_if_permitted(name, deadline)
         return await self._following.get(name, deadline) if routed is None else routed.pool
 
     def known_target(self, name: str) -> RoutedPool | None:
-        """The same, if it is known."""
+        """The same, if it is known already."""
         return self.sets.pool_of(name) or self._pools.get(name)
 
     async def hold(self, pool: str, *, slots: int, ttl_s: float, method: str | None = None) -> HeldSlots:
-        """Slots of one worker of the pool, or of one gang of the standing set of that name (a GangHeldSlots then), for
-        whoever sends on them by itself; released by `HeldSlots.release`, or by `stop`. Cancelling gives back what may
-        have been granted. Errors as of `lease`.
+        """Slots of one worker of the pool, or of one gang of the standing set of that name (then a GangHeldSlots), for
+        callers that send on them by themselves. Released by `HeldSlots.release`, or by `stop`. Cancelling releases
+        slots that may have been granted. Raises the errors of `lease`.
 
         Args:
-            method: only of a worker that has this task.
+            method: only workers that have this task.
         """
         self.check_open()
         options = CallOptions(pool=pool)
@@ -409,10 +409,10 @@ class Router:
         )
 
     def observed(self, order: Call, since: float | None = None) -> RequestTelemetry:
-        """Count and trace one request: `with ... as (ticket, span)`.
+        """Count and trace one request: `with ... as (routed_request, span)`.
 
         Args:
-            since: when it was sent, and counted, elsewhere.
+            since: when the fast path sent it, if it has already been counted.
         """
         if since is None:
             self.check_open()
@@ -423,7 +423,7 @@ class Router:
     def check_open(self) -> None:
         """
         Raises:
-            ClosedError: the router does not run.
+            ClosedError: the router is not running.
         """
         if self._state != "running":
             why = "was not started" if self._state == "new" else "was stopped"
@@ -435,7 +435,7 @@ class Router:
 
     @property
     def pools(self) -> Mapping[str, RoutedPool]:
-        """Pools in use."""
+        """Open pools."""
         return self._pools
 
     async def ledger(self) -> KeyValue:
@@ -443,7 +443,7 @@ class Router:
         return await self._following.ledger()
 
     def statistics(self) -> dict[str, Any]:
-        """Pools with their workers and queues, flights, holds."""
+        """Pools with their workers and queues, requests in flight, held slots."""
         return {
             "state": self._state,
             "holds": len(self._reserving),
@@ -462,13 +462,13 @@ class Router:
     async def _run(
         self, order: Call, routed_request: RoutedRequest, span: Span, tried: tuple[PoolTarget, Outcome] | None = None
     ) -> Any:
-        """`tried`: a first try that was made elsewhere."""
+        """`tried`: a first attempt made elsewhere."""
         at = self._plain_target(order, routed_request) if tried is None else tried[0]
         if at is not None:
             try:
                 return await self.caller.run(at, span, tried=tried)
             except RouteChanged:
-                pass  # a route was made while it waited
+                pass  # a route was set while it waited
         target = self._endpoint(order, routed_request, span)
         try:
             return await self.caller.run(target, span)
@@ -476,7 +476,7 @@ class Router:
             target.over()
 
     def _plain_target(self, order: Call, routed_request: RoutedRequest) -> PoolTarget | None:
-        """The pool of the endpoint, if there is no more to it."""
+        """The endpoint's pool, if it is plain (no route, no standing set)."""
         pool = self._traffic.plain.get(order.pool)
         if pool is None:
             return None
@@ -485,11 +485,11 @@ class Router:
         return PoolTarget(pool, order, routed_request)
 
     def _endpoint(self, order: Call, routed_request: RoutedRequest, span: Span) -> EndpointTarget:
-        """Whoever serves the endpoint of a task."""
+        """The current target of the task's endpoint."""
         return EndpointTarget(self._traffic, routed_request, lambda: self._target_of(order, routed_request, span))
 
     async def _target_of(self, order: Call, routed_request: RoutedRequest, span: Span) -> AttemptTarget:
-        """Where the order goes now. Who names a pool means the pool."""
+        """The target of the order now. With `options.pool`, that pool."""
         self.check_open()
         if order.options.pool is not None:
             return PoolTarget(await self._following.get(order.options.pool, order.deadline), order, routed_request)
@@ -499,7 +499,7 @@ class Router:
             admission.span = span
             span.set(gangline__pool=admission.pool)
             if isinstance(target, StandingSetRouter):
-                admission.sent()  # as near to it as can be: its members are sent to one by one
+                admission.sent()  # the closest approximation: the call is sent to each member separately
         return (
             target.target(order, routed_request)
             if isinstance(target, StandingSetRouter)
@@ -515,7 +515,7 @@ class Router:
         )
 
     async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Call) -> Any:
-        """A plain call was not simply answered: from here on it goes the general way."""
+        """The answer to a plain call was not a result: continue on the general path."""
         pool, since, order.deadline = flight.pool, flight.sent_at, flight.deadline
         routed_request = pool.core.tried_plain(
             order.routed_request(self._max_attempts), flight.worker, flight.id, since

@@ -1,7 +1,7 @@
-"""Where requests go, and where slots are held for them: endpoints without a route to the pool (or standing set) of
-their name, the others by their route.
+"""Where requests go, and where slots are reserved: an endpoint without a route is the pool (or standing set) of its
+name, others follow their route.
 
-Nearly all requests are to endpoints without a route; they find their pool by one look into `plain`.
+Nearly all requests are for endpoints without a route; one look-up in `plain` finds their pool.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Target = RoutedPool | StandingSetRouter
 
 
 class EndpointTarget(AttemptTarget):
-    """Whoever serves an endpoint now: another pool when its route changes, or when a pool of it has no workers."""
+    """The current target of an endpoint: it changes when the route changes, or when its pool has no workers."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class EndpointTarget(AttemptTarget):
     ) -> None:
         """
         Args:
-            find: tells who serves it.
-            at: who does, if that is known.
+            find: finds the target.
+            at: the target, if it is known.
         """
         self.routed_request = routed_request
         self._traffic = traffic
@@ -78,13 +78,13 @@ class EndpointTarget(AttemptTarget):
             self._at = fate = None
 
     def over(self) -> None:
-        """Nobody waits for the request any more; what it holds counts until it is given back."""
+        """The request is no longer awaited; what it holds is counted until it is given back."""
         if self.routed_request.admission is not None:
             self._traffic.over(self.routed_request)
 
 
 class TrafficDirector:
-    """Finds the target of each request, and moves those that wait when routes change."""
+    """Finds the target of each request, and moves waiting requests when routes change."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class TrafficDirector:
         draw: Draw,
         numbers: Iterator[int],
     ) -> None:
-        """`pools`: those that are open; `numbers`: order of arrival over all of them."""
+        """`pools`: open pools; `numbers`: order of arrival across all of them."""
         self.plain: dict[str, RoutedPool] = {}
-        """Open pools of endpoints that have no route and are no standing sets, for certain. Kept by this object."""
+        """Open pools of endpoints that certainly have no route and are no standing sets. Maintained by this object."""
         self.shadows = shadows
         self._table = table
         self._pools = pools
@@ -112,7 +112,7 @@ class TrafficDirector:
         self._draw = draw
         self._numbers = numbers
         self._routes: dict[str, EndpointRoute] = {}
-        """Of endpoints that were asked for."""
+        """Routes of endpoints that were used."""
         self._unlisten: Callable[[], None] | None = table.listen(self._changed)
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -120,20 +120,20 @@ class TrafficDirector:
     async def find(
         self, endpoint: str, routed_request: RoutedRequest, deadline: float | None, order: Call | None = None
     ) -> Target:
-        """Where a request to the endpoint goes; asked again for one that was moved.
+        """The target of a request to the endpoint; called again if the request was moved.
 
         Args:
-            order: what shadows get copies of.
+            order: the call to copy to shadows.
 
         Raises:
-            Unavailable: who serves it could not be read, or too many wait; nothing was sent.
+            Unavailable: the target could not be read, or too many requests wait; nothing was sent.
         """
         admission = self.visit_of(routed_request)
         if admission is not None:
             admission.leave()
         routed_request.endpoint = endpoint
         if not (self._table.settled and self._sets.none):
-            self._table.start()  # so that both are read at once
+            self._table.start()  # so that both are read concurrently
             await self._sets.find(endpoint, deadline)
             await self._table.ready(deadline)
         while True:
@@ -146,7 +146,7 @@ class TrafficDirector:
                 elif self._route(endpoint) is None and self._sets.pool_of(endpoint) is None:
                     self.plain[endpoint] = target
                     return target
-                continue  # it got a route, or a set of its name, while its pool was opened
+                continue  # a route or a set of that name appeared while its pool was opened
             if admission is None or admission.route is not route:
                 admission = routed_request.admission = RouteAdmission(route, order)
             pool = await route.enter(routed_request, admission, deadline)
@@ -156,52 +156,52 @@ class TrafficDirector:
             admission.leave()  # the route changed while the pool was opened
 
     def visit_of(self, routed_request: RoutedRequest) -> RouteAdmission | None:
-        """The request's stay with a route; None: it has none."""
+        """The request's admission by a route; None: it has none."""
         return routed_request.admission if isinstance(routed_request.admission, RouteAdmission) else None
 
     def over(self, routed_request: RoutedRequest) -> None:
-        """Nobody waits for the request any more; it counts until its task has ended."""
+        """The request is no longer awaited; it is counted until its task has ended."""
         if (admission := self.visit_of(routed_request)) is not None:
             admission.end(routed_request)
 
     def elsewhere(self, routed_request: RoutedRequest) -> bool:
-        """Whether a request that found no worker in its pool may go to another pool of its route, which has some."""
+        """Whether a request that found no worker in its pool may go to another pool of its route that has workers."""
         admission = self.visit_of(routed_request)
         if admission is None or admission.pool is None or routed_request.uncertain is not None:
             return False
         return self.deserted(admission.pool) and admission.route.core.others(admission.pool)
 
     def strays(self, endpoint: str, pool: str) -> bool:
-        """Whether requests to the endpoint have no business in that pool (any more)."""
+        """Whether requests to the endpoint must not (or no longer) use that pool."""
         record = self._table.get(endpoint)
         if record is None or not record.to:
             return pool != endpoint
         return record.to.get(pool, 0.0) <= 0
 
     def deserted(self, pool: str) -> bool:
-        """Whether a pool is known to have been without workers for so long that callers need not wait for them."""
+        """Whether a pool has been without workers for so long that requests need not wait for any."""
         known = self._known(pool)
         return known is not None and known.deserted
 
     # -- what changes ---------------------------------------------------------------------------------------------
 
     def forget(self, name: str) -> None:
-        """The pool of that name was closed, or the name is a standing set's from now on (or no longer): whoever waits
-        in a pool of that name looks again."""
+        """The pool of that name was closed, or a set of that name appeared or disappeared: requests that wait in a pool
+        of that name are routed again."""
         self.plain.pop(name, None)
         pool = self._pools.get(name)
         if pool is not None:
             pool.move(name)
 
     def poke(self) -> None:
-        """Called now and then: pools may have got workers."""
+        """Called regularly: pools may have got workers."""
         for endpoint, route in list(self._routes.items()):
             route.poke()
             if route.deleted and route.core.idle:
                 del self._routes[endpoint]
 
     def refuse(self, error: GanglineError) -> None:
-        """Tell whoever waits for a limit; follow no routes any more."""
+        """Refuse requests that wait for a limit, and stop following routes."""
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
@@ -209,7 +209,7 @@ class TrafficDirector:
             route.close(error)
 
     def statistics(self) -> dict[str, Any]:
-        """What is known of routes, who is inside, what became of copies."""
+        """Statistics of routes, requests inside, and shadow copies."""
         return {
             **self._table.statistics(),
             "traffic": {endpoint: route.statistics() for endpoint, route in self._routes.items()},
@@ -248,7 +248,7 @@ class TrafficDirector:
         route = self._routes.get(endpoint)
         if route is not None:
             if record is not None:
-                # Whoever is drawn to a new pool should not have to wait for its opening.
+                # Open new pools now, so that requests routed to them need not wait for that.
                 for pool, weight in record.to.items():
                     if weight > 0 and self._known(pool) is None:
                         self._following.open_soon(pool)
@@ -271,7 +271,7 @@ _DEFAULTS = CallOptions()
 
 
 class EndpointReserver:
-    """Holds slots for a router's requests: where, by which way, and what is held now."""
+    """Reserves slots for a router's requests, and tracks those held."""
 
     def __init__(
         self,
@@ -288,8 +288,8 @@ class EndpointReserver:
     ) -> None:
         """
         Args:
-            check_open: raises when the router does not run.
-            deadline: of a request that is made now.
+            check_open: raises if the router is not running.
+            deadline: deadline of a request made now.
         """
         self._caller = caller
         self._reserver = reserver
@@ -306,12 +306,12 @@ class EndpointReserver:
         return len(self._holds)
 
     def release_all(self) -> None:
-        """The router stops."""
+        """Called when the router stops."""
         self._holds.release_all()
         self._fast_path.close()
 
     async def choose(self, choosing: WorkerChoice, endpoint: str, options: CallOptions) -> Selection:
-        """Hold one slot for one task, the short way if there is nothing special about it; as `reserve`."""
+        """Reserve one slot for one task, on the fast path if there are no special options; otherwise as `reserve`."""
         fast_path, holds = self._fast_path, self._holds
         asked = None if holds.closed else fast_path.reserve(endpoint, options)
         if asked is None:
@@ -336,7 +336,7 @@ class EndpointReserver:
         return choosing.chosen(hold)
 
     async def _go_on(self, endpoint: str, asked: PlainReserve, outcome: Outcome) -> HeldSlots:
-        """What was asked for the short way was not granted: from here on it goes the general way."""
+        """A fast-path reservation was not granted: continue on the general path."""
         fate = self._reserver.refused(asked, outcome)
         routed_request = RoutedRequest(method=None, slots=1, max_attempts=self._max_attempts)
         asked.pool.core.tried_plain(routed_request, asked.worker, asked.id, asked.sent_at)
@@ -358,16 +358,16 @@ class EndpointReserver:
         deadline: float | None,
         sets: bool = False,
     ) -> HeldSlots:
-        """Hold slots of one worker, or of one gang of a standing set.
+        """Reserve slots of one worker, or of one gang of a standing set.
 
         Args:
-            endpoint: or the pool.
-            method: the task that they are for, if that matters; `slots` None: what it costs.
-            sets: the pool that the options name may be a standing set.
+            endpoint: the endpoint, or the pool.
+            method: the task that they are for, if that matters; with `slots=None`, as many slots as it takes.
+            sets: whether the pool in the options may be a standing set.
 
         Raises:
             Unavailable: see RoutedPool.place.
-            GanglineError: what the worker answered.
+            GanglineError: the worker's error answer.
         """
         routed_request = RoutedRequest(
             method=method,
@@ -391,7 +391,7 @@ class EndpointReserver:
         return hold
 
     def _check_held(self, hold: HeldSlots) -> None:
-        """It was granted; but the router may have stopped since."""
+        """The slot was granted, but the router may have stopped meanwhile."""
         try:
             self._check_open()
         except ClosedError:
@@ -407,7 +407,7 @@ class EndpointReserver:
         sets: bool = False,
         tried: tuple[AttemptTarget, TryOutcome] | None = None,
     ) -> HeldSlots:
-        """`tried`: a first try, made elsewhere, that came to nothing."""
+        """`tried`: a failed first attempt, made elsewhere."""
         at = None if tried is None else tried[0]
         target = EndpointTarget(
             self._traffic, asked.routed_request, lambda: self._target(endpoint, asked, options, sets), at
@@ -420,7 +420,7 @@ class EndpointReserver:
             target.over()
 
     async def _target(self, endpoint: str, asked: SlotRequest, options: CallOptions, sets: bool) -> AttemptTarget:
-        """A pool (or standing set) of an endpoint's route, or the pool that the options name, to hold slots of."""
+        """A pool (or standing set) of the endpoint's route, or the pool in the options, to reserve slots of."""
         self._check_open()
         pool: RoutedPool | StandingSetRouter
         if options.pool is None:

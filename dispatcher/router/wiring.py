@@ -1,4 +1,4 @@
-"""What a router is made of."""
+"""Creates the parts of a router."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ PERIOD_S: Final = 1.0
 
 
 class QueueLengths:
-    """Broadcasts the lengths of one router's queues, once a second while anything waits, and once when nothing does any
-    more."""
+    """Broadcasts the queue lengths of one router: once a second while requests wait, and once when none are left."""
 
     def __init__(
         self, bus: Bus, names: Names, waiting: Callable[[], dict[str, int]], *, router: str, owner: str, node: str
     ) -> None:
         """
         Args:
-            waiting: tells how many wait now, by pool; of those for which any does.
-            router: a name for it in subjects.
-            owner, node: whose it is and where, for people.
+            waiting: number of waiting requests by pool; pools without any are left out.
+            router: its name in subjects.
+            owner, node: owner and host of the router, for display.
         """
         self._bus = bus
         self._subject = names.router_event(router)
@@ -58,7 +57,7 @@ class QueueLengths:
         self._forbidden = False
 
     def tick(self, now: float) -> None:
-        """To be called more often than once a second."""
+        """Call this more often than once a second."""
         if self._forbidden or now - self._said_at < PERIOD_S:
             return
         waiting = self._waiting()
@@ -71,17 +70,17 @@ class QueueLengths:
             try:
                 self._bus.publish(self._subject, event.model_dump_json().encode())
             except NotPermitted:
-                self._forbidden = True  # said once by the connection; it is news, not work
+                self._forbidden = True  # the connection logs this once; queue lengths are optional
 
 
 class RouterContext(Protocol):
-    """What parts ask of the router that they belong to."""
+    """The functions of the router that its parts use."""
 
     def check_open(self) -> None:
-        """Raises ClosedError when it does not run."""
+        """Raises ClosedError if the router is not running."""
 
     def deadline(self, options: CallOptions) -> float | None:
-        """Of a request that is made now."""
+        """Deadline of a request made now."""
 
     def observed(self, order: Call, since: float | None = None) -> RequestTelemetry:
         """Counts and traces a request."""
@@ -91,8 +90,8 @@ class RouterContext(Protocol):
 
 
 class RouterWiring:
-    """Each part is made once, when it is asked for first, of the parts that it needs. Where two need each other, one of
-    them asks for the other when the router runs."""
+    """Creates each part on first use, from the parts that it needs. Where two parts need each other, one of them gets
+    the other only while running."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class RouterWiring:
         routes_bucket: BucketSettings | None,
         makes_routes: bool,
     ) -> None:
-        """See Router; `owner`: who holds, as the ledger says it."""
+        """See Router; `owner`: owner of the slots, as shown in the ledger."""
         self._router = router
         self._bus = bus
         self._names = names
@@ -122,9 +121,9 @@ class RouterWiring:
         self._routes_bucket = routes_bucket
         self._makes_routes = makes_routes
         self.pools: dict[str, RoutedPool] = {}
-        """Those that are open."""
+        """Open pools."""
         self.targets: dict[str, tuple[str, str]] = {}
-        """Endpoint and method of targets that were taken apart and found right."""
+        """Endpoint and method of validated targets."""
 
     # -- the wire -------------------------------------------------------------------------------------------------
 
@@ -144,12 +143,12 @@ class RouterWiring:
 
     @cached_property
     def lengths(self) -> QueueLengths:
-        router = self._ambient.token()  # not the exchange's name: that one is for its workers alone
+        router = self._ambient.token()  # not the exchange's name, which is for its workers only
         return QueueLengths(
             self._bus, self._names, self._waiting, router=router, owner=self._owner, node=self._settings.node
         )
 
-    # -- who serves -----------------------------------------------------------------------------------------------
+    # -- workers, sets, routes ------------------------------------------------------------------------------------
 
     @cached_property
     def following(self) -> PoolRegistry:
@@ -218,7 +217,7 @@ class RouterWiring:
             numbers=self.exchange.numbers,
         )
 
-    # -- what is held ---------------------------------------------------------------------------------------------
+    # -- held slots -----------------------------------------------------------------------------------------------
 
     @cached_property
     def held_express(self) -> LeaseFastPath:
@@ -255,7 +254,7 @@ class RouterWiring:
 
     @cached_property
     def _chance(self) -> random.Random:
-        # A generator of its own: the system's is a system call for every draw.
+        # A generator of its own: the system's costs a system call per draw.
         return random.Random(self._ambient.random.getrandbits(64))
 
     @cached_property

@@ -1,1 +1,1 @@
-"""Calls for producers that only publish. Imports only: router and what is below."""
+"""Calls for producers that only publish. Imports only: router and layers below."""

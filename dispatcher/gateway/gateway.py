@@ -1,19 +1,19 @@
 """The gateway: answers `<ns>.call.<endpoint>.<method>` for the stock `nats` CLI and for any language.
 
-Gateways of a namespace share the calls (queue group). A call without a reply subject is carried out all the same; when
-it fails, the gateway's log says so, since nobody else would.
+Gateways of a namespace share the calls (queue group). A call without a reply subject is executed as well; the gateway
+logs its errors.
 
 ========================  =========================================================================================
-body                      an object is keyword arguments, an array positional ones, nothing or null is none
+body                      an object has keyword arguments, an array positional ones; empty or null: none
 `Content-Type`            `application/json` (default) or `application/msgpack`; the answer has the same
-`Gangline-Timeout`        seconds that the caller waits; becomes the deadline
+`Gangline-Timeout`        how long the caller waits, in seconds; becomes the deadline
 `Gangline-Key`            session or shard key
 `Gangline-Model`          model id
-`Gangline-Idempotent`     `true`: may be sent again when the outcome of a try is unknown
+`Gangline-Idempotent`     `true`: may be retried when the outcome of an attempt is unknown
 `traceparent`             the caller's trace
 ========================  =========================================================================================
 
-The answer's body is the bare result; an error has the header `Nats-Service-Error` and a body that says more.
+The answer's body is the bare result; an error has the header `Nats-Service-Error` and a body with details.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ..routing.settings import RouterSettings, check_bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRequest:
-    """What is asked for, beside the subject."""
+    """A call in a request, apart from the subject."""
 
     args: list[Any]
     kwargs: dict[str, Any]
@@ -59,10 +59,10 @@ class PlainRequest:
 
     @classmethod
     def parse(cls, body: Any, given: Mapping[str, str] | None, default_timeout_s: float) -> PlainRequest:
-        """Read a request: its decoded body, and its headers.
+        """Parse a request from its decoded body and its headers.
 
         Raises:
-            InvalidRequest: it is no arguments, or a header has no meaning.
+            InvalidRequest: the body has no arguments, or a header is invalid.
         """
         fields = {name.lower(): value for name, value in (given or {}).items()}
         args: list[Any] = []
@@ -89,7 +89,7 @@ class PlainRequest:
 
 
 def _example(value: Any) -> str:
-    """A bare value as an array of one argument, in JSON; shortened, and in words where it has no such form."""
+    """A bare value as an array of one argument, in JSON; shortened, or a fixed example if it is not serializable."""
     try:
         return codec.to_json([value[:40] if isinstance(value, str) else value]).decode()
     except InvalidRequest:
@@ -125,15 +125,15 @@ class GatewaySettings:
     """Settings of one gateway.
 
     Raises:
-        InvalidSettings: a value out of its bounds.
+        InvalidSettings: a value is out of bounds.
     """
 
     default_timeout_s: float = 30.0
-    """Deadline of a call that names none with `Gangline-Timeout`. Above 0. Whoever asked is likely gone after that."""
+    """Deadline in seconds of a call without `Gangline-Timeout`. Above 0. After that, the caller has probably gone."""
     max_pending: int = 10_000
-    """Calls that may be under way at once; one more is answered with QueueFull at once. At least 1."""
+    """Maximum number of calls in progress; one more is answered with QueueFull at once. At least 1."""
     drain_grace_s: float = 30.0
-    """How long `drain` lets calls finish before it ends them. At least 0."""
+    """How long `drain` lets calls finish before it ends them, in seconds. At least 0."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
@@ -149,7 +149,7 @@ _BOUNDS: Final = (
 _log = logger_for("gateway")
 
 SERVICE: Final = "gangline-gateway"
-"""Name under which `nats service ls` shows gateways."""
+"""Name of gateways in `nats service ls`."""
 _ENDPOINT: Final = "call"
 
 
@@ -162,8 +162,8 @@ class GatewayState(StrEnum):
 
 
 class Gateway(Service[GatewayState]):
-    """Serves calls of one namespace. `stop` ends at once: what is under way is answered with ClosedError and its tasks
-    are told to stop.
+    """Serves calls of one namespace. `stop` ends at once: calls in progress are answered with ClosedError and their
+    tasks cancelled.
 
     ::
 
@@ -185,12 +185,12 @@ class Gateway(Service[GatewayState]):
     ) -> None:
         """
         Args:
-            bus: an open connection; it stays the caller's to close.
-            names: the namespace; `gangline` if not given.
-            settings, router_settings: see there.
-            bucket: how the ledger is made if it does not exist yet.
-            policy: makes the routing policy of a pool from its name; by default Sticky.
-            name: the owner of leases, as the ledger shows it.
+            bus: an open connection; the caller closes it.
+            names: the namespace; default `gangline`.
+            settings, router_settings: see GatewaySettings and RouterSettings.
+            bucket: settings of the ledger if it has to be created.
+            policy: makes the routing policy of a pool from its name; default: Sticky.
+            name: the owner of leases in the ledger.
         """
         super().__init__("this gateway", GatewayState)
         self.bus = bus
@@ -229,7 +229,7 @@ class Gateway(Service[GatewayState]):
         _log.info("answers %s", self.names.calls, extra={"action": "gateway.started"})
 
     async def drain(self, grace_s: float | None = None) -> None:
-        """Take nothing new, let what is under way finish for `grace_s` seconds (None: the setting), then stop."""
+        """Accept nothing new, let calls in progress finish for `grace_s` seconds (None: the setting), then stop."""
         if self.state is GatewayState.SERVING:
             self.state = GatewayState.DRAINING
             await self._unsubscribe()
@@ -244,7 +244,7 @@ class Gateway(Service[GatewayState]):
         _log.info("stopped", extra={"action": "gateway.stopped"})
 
     def statistics(self) -> dict[str, object]:
-        """Calls so far, errors among them, calls under way, and the router's statistics."""
+        """Calls so far, errors among them, calls in progress, and the router's statistics."""
         return {
             "state": self.state.value,
             "requests": self._requests,

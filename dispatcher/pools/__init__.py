@@ -1,1 +1,1 @@
-"""A pool as it is seen live. Imports only: transport, routing."""
+"""The live state of a pool. Imports only: transport, routing."""

@@ -1,9 +1,10 @@
-"""Who serves one pool: registrations and heartbeats, listed at first and after each reconnection, followed live.
+"""Discovery of one pool's workers: registrations and heartbeats, listed at first and after each reconnect, then
+watched.
 
-Only what stands in the ledger makes or replaces a worker: the live feed shows writes before storage has judged them, so
-it refreshes what is known and says what to look up. A list that fails, or shows less than is known, removes nobody: a
-worker goes when its registration is seen deleted, when another instance took its name, or when it has fallen silent and
-its heartbeat has expired.
+Only ledger entries add or replace a worker: the live feed shows writes before storage has accepted them, so it only
+refreshes known workers and says what to look up. A list that fails or is incomplete removes no worker: a worker is
+removed when its registration is deleted, when another instance took its name, or when it is silent and its heartbeat
+has expired.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ _log = logger_for("dispatcher")
 
 
 class WorkerListener(Protocol):
-    """Who is told: a pool."""
+    """Receives changes of workers: a pool."""
 
     def registered(self, record: Registration, revision: int) -> None:
-        """The registration stands in the ledger."""
+        """The registration is in the ledger."""
 
     def left(self, worker: str) -> None:
-        """The worker took its registration back."""
+        """The worker deleted its registration."""
 
     def beat(self, worker: str, beat: Heartbeat) -> bool:
-        """A heartbeat passed; False when its worker, or that instance of it, is not known."""
+        """A heartbeat was received; False if its worker, or that instance of it, is not known."""
 
     def knows(self, worker: str, instance: str) -> bool:
-        """Whether that instance is the one known by that name."""
+        """Whether that instance is the known one of that name."""
 
 
 class WorkerDiscovery:
-    """Follows one pool's workers. What the pool knows of them is not kept here a second time."""
+    """Watches the workers of one pool. The pool keeps their state; there is no second copy here."""
 
     def __init__(
         self,
@@ -50,19 +51,19 @@ class WorkerDiscovery:
         resync_s: float,
         patience_s: float | None = None,
     ) -> None:
-        """For the last two see BucketInformer."""
+        """For the last two arguments see BucketInformer."""
         self._pool = pool
         self._ledger = ledger
         self._names = names
         self._listener = listener
         self._unclaimed: dict[str, Heartbeat] = {}
-        """By worker: read, and of an instance that the listener does not know. Its registration may be read next."""
+        """By worker: heartbeats of instances that the listener does not know yet; the registration may be read next."""
         self.informer = BucketInformer[Registration | Heartbeat](
             bus,
             ledger,
             observed=(names.registrations_of(pool), names.alive_of(pool)),
-            # In two steps, so that what was just sent to a worker whose name another process has taken is refused by
-            # that process, and tried again, before its registration tells that the worker is lost.
+            # In two steps: when another process has taken a worker's name, it rejects what was just sent to the old
+            # one, which is then retried, before its registration reports the old one as lost.
             listed=lambda: (names.alive_of(pool), names.registrations_of(pool)),
             parse=self._parse,
             on_change=self._changed,
@@ -80,15 +81,15 @@ class WorkerDiscovery:
         """List all workers now.
 
         Raises:
-            Disconnected, StorageUnavailable: nothing was learnt.
+            Disconnected, StorageUnavailable: nothing was read.
         """
         await self.informer.refresh()
 
     async def beats(self, worker: str, instance: str) -> bool:
-        """Whether the ledger has a heartbeat of that instance, as the ledger's leader says.
+        """Whether the ledger has a heartbeat of that instance, according to the ledger's leader.
 
         Raises:
-            Disconnected, StorageUnavailable: nothing was learnt.
+            Disconnected, StorageUnavailable: nothing was read.
         """
         entry = await (await self._ledger()).get(f"alive.{self._pool}.{worker}")
         if entry is None:
@@ -96,7 +97,7 @@ class WorkerDiscovery:
         try:
             return Heartbeat.model_validate_json(entry.value).instance == instance
         except ValueError:
-            return True  # somebody is there
+            return True  # some process is there
 
     def _parse(self, entry: KvEntry) -> Registration | Heartbeat:
         if entry.key.startswith("alive."):
@@ -121,17 +122,17 @@ class WorkerDiscovery:
         elif known := self._listener.knows(worker, heard.instance):
             self._listener.registered(heard, entry.revision)
         if not known:
-            # Should storage not have it yet: the next heartbeat, a second later, asks again.
+            # If storage does not have it yet, the next heartbeat, a second later, triggers another look-up.
             self.informer.look_up(f"alive.{self._pool}.{worker}", f"reg.{self._pool}.{worker}")
         return True
 
     def _changed(self, key: str, _old: object, new: Registration | Heartbeat | None) -> None:
         folder, _, worker = key.split(".")
-        if new is None:  # what is no longer there removes nobody
+        if new is None:  # a missing entry removes no worker
             if folder == "alive":
                 self._unclaimed.pop(worker, None)
         elif isinstance(new, Heartbeat):
-            # Of one that is known it is no news: it was heard when it was written, up to three seconds ago.
+            # For a known worker this is not news: it was received when it was written, up to three seconds ago.
             if self._listener.knows(worker, new.instance):
                 self._unclaimed.pop(worker, None)
             else:
@@ -139,7 +140,7 @@ class WorkerDiscovery:
         elif self._listener.knows(worker, new.instance):
             self._listener.registered(new, self.informer.revision(key))
         elif (beat := self._unclaimed.get(worker)) is not None and beat.instance == new.instance:
-            # A registration outlives its worker by up to a minute; the heartbeat key is what expires promptly.
+            # A registration outlives its worker by up to a minute; only the heartbeat key expires promptly.
             del self._unclaimed[worker]
             self._listener.registered(new, self.informer.revision(key))
             self._listener.beat(worker, beat)

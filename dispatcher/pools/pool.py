@@ -1,4 +1,4 @@
-"""One pool as a router sees it: the core that decides, the discovery that feeds it, and the callers that wait."""
+"""One pool of a router: the core that decides, the discovery that feeds it, and the callers that wait."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _log = logger_for("dispatcher")
 
 
 class RouteChanged(Exception):  # noqa: N818
-    """The request has to go to another pool, since its endpoint's route has changed. Nothing of it is under way; ask
-    where to, and place the same ticket there: it keeps its place in time."""
+    """The request must go to another pool, because its endpoint's route has changed. It is not in progress anywhere;
+    find the new pool and place the same request there: it keeps its place in the order of arrival."""
 
 
 Waiter = asyncio.Future[GanglineError | RouteChanged | None]
-"""Ends with None when the ticket was placed."""
+"""Ends with None when the request was placed."""
 
 
 def _never(_endpoint: str, _pool: str) -> bool:
@@ -43,7 +43,7 @@ def _never(_endpoint: str, _pool: str) -> bool:
 
 
 class RoutedPool:
-    """Places tickets and settles them. Everything happens on the event loop, and nothing in between an `await`."""
+    """Places requests and settles them. Runs on the event loop; state changes only between awaits."""
 
     def __init__(
         self,
@@ -60,24 +60,24 @@ class RoutedPool:
         """
         Args:
             numbers: order of arrival, shared by all pools of a router.
-            strays: whether requests to an endpoint have no business in a pool (any more).
+            strays: whether requests to an endpoint must not (or no longer) use a pool.
         """
         self.name = name
         self.core = RoutingCore(name, settings, guarded(policy, name), draw, numbers)
         self.discovery: WorkerDiscovery | None = None
         self.used_at = self._opened_at = exchange.loop.time()
         self.taken = metrics.taken(name, name)
-        """Counts requests that it took for the endpoint of its name."""
+        """Counts requests accepted for the endpoint of its name."""
         self.held = metrics.held(name)
-        """Counts slots that are held here."""
+        """Counts held slots."""
         self._strays = strays
         self._exchange = exchange
         self._settings = settings
         self._metrics = metrics
         self._loop = exchange.loop
         self.settle: Callable[[RoutedRequest], None] = self.core.settle
-        """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
-        or by `pump`."""
+        """Stop counting the request on its worker. Idempotent. Waiting requests are served when the load of the current
+        message is known, or by `pump`."""
         self._questions = TaskSet(f"suspects of {name}", _log)
         self._suspects: SuspectProber[WorkerEntry] = SuspectProber(
             self._questions,
@@ -94,23 +94,23 @@ class RoutedPool:
     async def place(
         self, routed_request: RoutedRequest, deadline: float | None, fate: TryOutcome | None = None
     ) -> WorkerEntry:
-        """Find a worker for a ticket, waiting in line if need be; it is charged then, until `settle`.
+        """Find a worker for a request, waiting in the queue if necessary; it is charged there until `settle`.
 
         Args:
             deadline: loop time at which to give up; None: see RouterSettings.saturated_wait_s.
-            fate: what became of the try before; None for the first.
+            fate: outcome of the previous attempt; None for the first.
 
         Raises:
             QueueFull, UnknownMethod: at once.
-            NoWorkers, Saturated, Draining, Disconnected: at once if it may not wait; else in vain until the deadline,
-                or so long as the settings say.
-            WorkerLost, ResultLost: the try before may have started something, and is not to be repeated.
-            Moved: another pool has to take it.
+            NoWorkers, Saturated, Draining, Disconnected: at once if it may not wait; else at the deadline, or after the
+                time in the settings.
+            WorkerLost, ResultLost: the previous attempt may have started something and must not be retried.
+            RouteChanged: another pool has to take it.
         """
         return self.place_nowait(routed_request, fate) or await self.wait(routed_request, deadline)
 
     def place_nowait(self, routed_request: RoutedRequest, fate: TryOutcome | None = None) -> WorkerEntry | None:
-        """`place`, if it need not wait. None: it stands in line now, for `wait`."""
+        """`place` without waiting. None: it is queued now, for `wait`."""
         core, now = self.core, self._loop.time()
         if routed_request.asked_at is None:
             routed_request.asked_at = now
@@ -132,13 +132,13 @@ class RoutedPool:
         return None
 
     def place_at_once(self, routed_request: RoutedRequest) -> bool:
-        """`place` for a ticket that never waits: True when it has its worker. Others that wait are not overtaken."""
+        """`place` for a request that never waits: True if it was placed. Waiting requests are not overtaken."""
         core = self.core
         core.connected = self._exchange.bus.connected
         return core.admit_at_once(routed_request, self._loop.time())
 
     def move(self, endpoint: str) -> None:
-        """Whoever waits here by that endpoint's route goes elsewhere: their `place` raises RouteChanged."""
+        """Move waiting requests that follow that endpoint's route: their `place` raises RouteChanged."""
         for routed_request in self.core.take_out(endpoint):
             waiter = routed_request.waiter
             assert isinstance(waiter, asyncio.Future), routed_request
@@ -147,14 +147,14 @@ class RoutedPool:
 
     @property
     def deserted(self) -> bool:
-        """Without workers for so long that nobody need wait for one."""
+        """Whether it has been without workers for so long that requests need not wait for any."""
         since = self.core.empty_since
         if since is None:
             return False
         return self._loop.time() - max(since, self._opened_at) >= self._settings.no_workers_wait_s
 
     async def wait(self, routed_request: RoutedRequest, deadline: float | None) -> WorkerEntry:
-        """The worker of a ticket that stands in line; see `place`."""
+        """The worker of a queued request; see `place`."""
         self.used_at = now = self._loop.time()
         waiter: Waiter = self._loop.create_future()
         routed_request.waiter = waiter
@@ -164,7 +164,7 @@ class RoutedPool:
         try:
             error = await waiter
         except asyncio.CancelledError:
-            # It may have been placed in the same turn of the loop: then the slot goes to the next.
+            # It may have been placed in the same turn of the loop: then the slot goes to the next request.
             self.core.withdraw(routed_request)
             self.pump()
             raise
@@ -179,26 +179,26 @@ class RoutedPool:
         return routed_request.worker
 
     def accepted(self, routed_request: RoutedRequest) -> None:
-        """A worker took the ticket."""
+        """A worker accepted the request."""
         self.core.accepted(routed_request, self._loop.time())
 
     def refused(self, routed_request: RoutedRequest, worker: WorkerEntry, fate: TryOutcome) -> None:
-        """A try there came to nothing; `place` the ticket again, or give up."""
+        """An attempt on that worker failed; `place` the request again, or give up."""
         self.core.settle(routed_request)
         self.core.turned_down(routed_request, worker, fate)
 
     def pump(self, freed: WorkerEntry | None = None) -> None:
-        """Serve whoever waits, as far as there is room; `freed`: the only worker that may have got some."""
+        """Serve waiting requests while there is room; `freed`: the only worker that may have gained some."""
         if self.core.waiting:
             self._carry_out(self.core.pump(self._loop.time(), freed))
 
     def contains(self, worker: WorkerEntry) -> bool:
-        """Whether the worker is still the one known by its name."""
+        """Whether the worker is still the known one of its name."""
         return self.core.view.workers.get(worker.id.worker) is worker
 
     def suspect(self, worker: WorkerEntry, why: str) -> None:
-        """Nothing is heard of it, or whoever watches it more closely says that it is no more: it gets nothing new, and
-        is looked up in the ledger, which decides. Idempotent."""
+        """The worker is silent, or a closer observer reports that it has ended: it gets nothing new and is looked up in
+        the ledger, which decides. Idempotent."""
         if not self.contains(worker):
             return
         self.core.view.unreachable(worker)
@@ -244,7 +244,7 @@ class RoutedPool:
             self._exchange.lose_worker(known)
             self._arm_sooner()
         else:
-            # It answers what it still runs before it goes: its silence says when that is over.
+            # It still answers what it is running before it leaves: its silence will show the end.
             self.core.view.loaded(
                 known, Load(known.ongoing, 0, known.total, LoadFlag.DRAINING), known.epoch, self._loop.time()
             )
@@ -274,7 +274,7 @@ class RoutedPool:
         """The connection was lost, or is back."""
         self.core.connected = connected
         if connected:
-            # Nobody could be heard meanwhile; everybody gets the full time again.
+            # Nothing could be received meanwhile, so the time of silence starts again for all workers.
             self._suspects.clear_all()
             for worker in self.core.view.workers.values():
                 worker.heard_at = self._loop.time()
@@ -283,7 +283,7 @@ class RoutedPool:
     # -- time -----------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Called a few times a second while connected: who fell silent, whose load went stale."""
+        """Called a few times a second while connected: finds silent workers and stale loads."""
         for worker in self.core.view.silent(now, self._settings.lost_after_s):
             self.suspect(worker, f"not heard of for {self._settings.lost_after_s:g} s")
         for worker in self._suspects.unconfirmed(now):
@@ -292,12 +292,12 @@ class RoutedPool:
             self.pump()
 
     def idle(self, now: float) -> bool:
-        """Whether nobody would miss this pool: no workers, nothing waiting, nothing in flight."""
+        """Whether the pool is unused: no workers, nothing waiting, nothing in flight."""
         core = self.core
         return not core.view.workers and not core.waiting and not core.placed and now - self.used_at > _IDLE_S
 
     def close(self, error: GanglineError) -> None:
-        """Refuse whoever waits."""
+        """Refuse waiting requests."""
         self._carry_out(self.core.refuse_all(error))
         self._suspects.clear_all()
         self._questions.cancel()
@@ -322,7 +322,7 @@ class RoutedPool:
 
     def _lost(self, worker: WorkerEntry, why: str) -> None:
         self._suspects.clear(worker)
-        # One that drained and owes us nothing has left in order; we merely kept it for its last answers.
+        # A worker that drained and has no open requests has left in order; it was only kept for its last answers.
         level = logging.INFO if worker.draining and not worker.own else logging.WARNING
         extra = {"action": "worker.lost", "worker": str(worker.id)}
         _log.log(level, "worker %s is lost: %s", worker.id, why, extra=extra)
@@ -342,7 +342,7 @@ class RoutedPool:
             waiter = effect.routed_request.waiter
             assert isinstance(waiter, asyncio.Future), effect
             if waiter.done():
-                continue  # cancelled in this very turn: its own clean-up withdraws the ticket
+                continue  # cancelled in this very turn: its own clean-up withdraws the request
             waiter.set_result(effect.error if isinstance(effect, PlacementRefused) else None)
 
     def _too_late(self, routed_request: RoutedRequest, deadline: float) -> None:
@@ -363,7 +363,7 @@ class RoutedPool:
                 self._timer = self._loop.call_later(delay, self._wake)
 
     def _arm_sooner(self) -> None:
-        """The reason to wait has changed."""
+        """Restart the timer, because the reason to wait has changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -387,17 +387,17 @@ def _not_asked(worker: WorkerEntry, error: GanglineError) -> None:
 
 
 def by_its_deadline(routed_request: RoutedRequest, deadline: float) -> str:
-    """For people: the time that a request had, as it was given, however often it was tried."""
+    """Text with the total time that a request had, across all attempts."""
     if routed_request.asked_at is None or deadline <= routed_request.asked_at:
         return "by its deadline"
     return f"by its deadline, {deadline - routed_request.asked_at:.3g} s after it was asked for"
 
 
 class GuardedPolicy(PolicyBase):
-    """The one door to a user's policy: what goes wrong behind it is logged and counted, and never in the way. A hook
-    that raises has no effect; a choice that raises is made by power of two choices.
+    """Calls a user's policy; its errors are logged and counted, and never propagate. A hook that raises has no effect;
+    if `choose` raises, power of two choices is used.
 
-    Each failure counts in `failures`; the first one of a hook is logged with its traceback, and then every tenth,
+    Failures are counted in `failures`; the first one of each hook is logged with its traceback, then the tenth, the
     hundredth and so on, so that a policy that always fails does not fill the disk.
     """
 

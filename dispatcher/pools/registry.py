@@ -1,4 +1,4 @@
-"""The pools of a router: opened when first asked for, kept up to date, and left when nobody needs them."""
+"""The pools of a router: opened on first use, kept up to date, and closed when no longer used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TICK_S = 0.5
 
 
 class PoolRegistry:
-    """Opens, follows and closes pools, and looks at the time: for silence, stale loads, late answers."""
+    """Opens, watches and closes pools, and runs the periodic checks: silent workers, stale loads, late answers."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class PoolRegistry:
     ) -> None:
         """
         Args:
-            pools: where open pools stand; shared with the exchange, which tells them of answers.
+            pools: open pools; shared with the exchange, which reports answers to them.
             numbers, strays: see RoutedPool.
-            on_close: called with the name of a pool that is no longer followed.
+            on_close: called with the name of a closed pool.
             on_tick: called a few times a second while connected.
         """
         self._bus = bus
@@ -71,12 +71,12 @@ class PoolRegistry:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to follow the connection and the time."""
+        """Start watching the connection and the clock."""
         self._unlisten = self._bus.on_connection(self._on_connection)
         self._task = asyncio.get_running_loop().create_task(self._tick_on(), name="gangline-router-tick")
 
     def refuse(self, error: GanglineError) -> None:
-        """Tell whoever waits for a pool or for a worker, and open nothing more."""
+        """Refuse requests that wait for a pool or a worker, and open no more pools."""
         self._refused = error
         if self._task is not None:
             self._task.cancel()
@@ -86,7 +86,7 @@ class PoolRegistry:
                 pool.discovery.informer.close()
 
     async def stop(self) -> None:
-        """Follow nothing any more. After `refuse`; idempotent, and safe before `start`."""
+        """Stop watching. Call it after `refuse`; idempotent, and safe before `start`."""
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
@@ -98,10 +98,10 @@ class PoolRegistry:
     # -- pools ----------------------------------------------------------------------------------------------------
 
     async def get(self, name: str, deadline: float | None) -> RoutedPool:
-        """The pool of that name, its workers pulled.
+        """The pool of that name, with its workers loaded.
 
         Args:
-            deadline: loop time by which it must be there; at most `saturated_wait_s` from now.
+            deadline: loop time by which it must be loaded; at most `saturated_wait_s` from now.
 
         Raises:
             Disconnected, Unavailable: the ledger could not be read in time.
@@ -117,7 +117,7 @@ class PoolRegistry:
         return pool
 
     def open_soon(self, name: str) -> None:
-        """Open a pool in the background, so that nobody has to wait for that. No-op for one that is open."""
+        """Open a pool in the background, so that requests need not wait for it. No-op if it is open."""
         if name not in self._pools:
             self._open(name)
 
@@ -166,12 +166,12 @@ class PoolRegistry:
         if error is None:
             self._pools[pool.name] = pool
         else:
-            # Whoever waits for it has the error, too; nobody may.
+            # Waiting callers, if any, get the error too.
             extra = {"action": "pool.open_failed", "pool": pool.name}
             _log.info("cannot open pool %s: %s", pool.name, error, extra=extra)
 
     async def _close(self, name: str, pool: RoutedPool) -> None:
-        """Nobody asks for it and nobody serves it."""
+        """Close a pool that has no requests and no workers."""
         del self._pools[name]
         self._on_close(name)
         pool.close(ClosedError(f"pool {name!r} is no longer followed"))
@@ -190,7 +190,7 @@ class PoolRegistry:
 
     async def _tick(self, now: float, gap_s: float, was_frozen: bool) -> None:
         if was_frozen or not self._bus.connected:
-            # We heard nobody because we were not listening.
+            # Silence means nothing: this process was not listening.
             for pool in self._pools.values():
                 pool.core.view.forgive(gap_s)
             return

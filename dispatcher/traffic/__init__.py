@@ -1,1 +1,1 @@
-"""Routes: which pools serve an endpoint. Imports only: calls, routing."""
+"""Routes: the pools of an endpoint. Imports only: calls, routing."""

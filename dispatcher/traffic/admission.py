@@ -1,4 +1,4 @@
-"""One endpoint's route at work: who may go to which pool now, who waits for a limit, who gets a copy."""
+"""One endpoint's route in operation: admits requests to pools, queues them at limits, and sends copies to shadows."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from .shadowing import ShadowTraffic
 
 Waiter = asyncio.Future[str | GanglineError]
-"""Ends with the pool, or why there is none."""
+"""Ends with the pool, or with the error why there is none."""
 
 
 class RouteAdmission:
-    """One request's stay with a route, from its entering a pool to its end; `settled` and `sent` are told by the pool.
+    """One request's admission by a route, from entering a pool to its end; the pool calls `settled` and `sent`.
 
-    It counts against the pool's limit until its task has really ended, also when its caller is gone by then.
+    It counts against the pool's limit until its task has really ended, even if its caller is gone by then.
     """
 
     __slots__ = ("_over", "_sent", "order", "pool", "route", "span")
 
     def __init__(self, route: EndpointRoute, order: Call | None) -> None:
-        """`order`: what is mirrored; None: nothing is."""
+        """`order`: the call to copy to shadows; None: no copies."""
         self.route = route
         self.order = order
         self.pool: str | None = None
@@ -40,32 +40,32 @@ class RouteAdmission:
         self._sent = False
 
     def sent(self) -> None:
-        """The request itself is on its way; copies follow in the next turn of the loop."""
+        """The request itself was sent; copies follow in the next turn of the loop."""
         if not self._sent:
             self._sent = True
             if self.order is not None and self.route.core.record.shadow:
                 asyncio.get_running_loop().call_soon(self.route.mirror, self.order, self.span)
 
     def settled(self) -> None:
-        """It no longer counts on a worker."""
+        """The request no longer counts on a worker."""
         if self._over:
             self.leave()
 
     def leave(self) -> None:
-        """It is in no pool now. Idempotent."""
+        """Leave its pool, if it is in one. Idempotent."""
         pool, self.pool = self.pool, None
         if pool is not None:
             self.route.leave(pool)
 
     def end(self, routed_request: RoutedRequest) -> None:
-        """Nobody waits for it any more."""
+        """The request is no longer awaited."""
         self._over = True
         if routed_request.worker is None:
             self.leave()
 
 
 class EndpointRoute:
-    """One endpoint's route, in one router."""
+    """The route of one endpoint, in one router."""
 
     def __init__(
         self,
@@ -82,21 +82,22 @@ class EndpointRoute:
         self.endpoint = endpoint
         self.core = RouteCore(endpoint, record, draw=draw, deserted=deserted, numbers=numbers)
         self.deleted = False
-        """It stands here only for those who are still in its pools."""
+        """The route was deleted; this object stays for requests that are still in its pools."""
         self._settings = settings
         self._metrics = metrics
         self._shadows = shadows
         self._timers: dict[RoutedRequest, asyncio.TimerHandle] = {}
-        """Of those who wait: when they give up."""
+        """Timeouts of waiting requests."""
         self._moved_at = 0.0
-        """When somebody was last let in while others wait."""
+        """When a request was last admitted while others waited."""
 
     async def enter(self, routed_request: RoutedRequest, admission: RouteAdmission, deadline: float | None) -> str:
-        """The pool to go to; the ticket counts there until `admission` ends. Waits while all pools are at their limits.
+        """The pool to use; the request is counted there until `admission` ends. Waits while all pools are at their
+        limits.
 
         Raises:
             QueueFull: at once.
-            Saturated: nobody was let in for so long, or not before the deadline; nothing was sent.
+            Saturated: no request was admitted for too long, or not this one by the deadline; nothing was sent.
         """
         full = self.core.waiting >= self._settings.max_queued
         pool = self.core.enter(routed_request)
@@ -113,16 +114,16 @@ class EndpointRoute:
         return pool
 
     def leave(self, pool: str) -> None:
-        """One that entered the pool is over, or goes elsewhere."""
+        """A request that entered the pool has ended or moves elsewhere."""
         self._let_in(self.core.leave(pool))
 
     def changed(self, record: RouteRecord | None) -> None:
-        """Another route from now on; None: none."""
+        """Use another route; None: it was deleted."""
         self.deleted = record is None
         self._let_in(self.core.changed(record or RouteRecord()))
 
     def poke(self) -> None:
-        """Something outside may let somebody in: a pool has workers again."""
+        """Admit waiting requests after an outside change, for example when a pool has workers again."""
         self._let_in(self.core.pump())
 
     def mirror(self, order: Call, span: Span) -> None:
@@ -130,13 +131,13 @@ class EndpointRoute:
         self._shadows.mirror(self.core.record, order, span)
 
     def close(self, error: GanglineError) -> None:
-        """Refuse whoever waits."""
+        """Refuse waiting requests."""
         for routed_request in self.core.line():
             self.core.withdraw(routed_request)
             _wake(routed_request, error)
 
     def statistics(self) -> dict[str, Any]:
-        """Requests inside by pool, and waiting for a limit."""
+        """Requests inside by pool, and requests that wait for a limit."""
         return {"inside": dict(self.core.inside), "waiting": self.core.waiting}
 
     def __repr__(self) -> str:
@@ -169,13 +170,13 @@ class EndpointRoute:
         if self.core.withdraw(routed_request):
             self._let_in(self.core.pump())
         elif waiter.done() and not waiter.cancelled() and isinstance(found := waiter.result(), str):
-            self.leave(found)  # let in, in the very turn in which its caller left
+            self.leave(found)  # admitted in the very turn in which its caller left
 
     def _too_late(self, routed_request: RoutedRequest, deadline: float | None, began_at: float) -> None:
         loop = asyncio.get_running_loop()
         limit_s = self._settings.saturated_wait_s
         if deadline is None and (again_at := max(began_at, self._moved_at) + limit_s) > loop.time():
-            # Others were let in meanwhile: the route moves, so its turn will come.
+            # Others were admitted meanwhile: the route makes progress, so its turn will come.
             self._timers[routed_request] = loop.call_at(again_at, self._too_late, routed_request, deadline, began_at)
             return
         if not self.core.withdraw(routed_request):
@@ -199,7 +200,7 @@ class EndpointRoute:
 
 
 def _wake(routed_request: Any, found: str | GanglineError) -> bool:
-    """False when its caller has just given up: whoever cancelled it cleans up by itself, without a pool to leave."""
+    """Wake a waiting request. False if its caller has just been cancelled: its own clean-up has no pool to leave."""
     waiter = routed_request.waiter
     assert isinstance(waiter, asyncio.Future), routed_request
     if waiter.done():

@@ -1,14 +1,14 @@
-"""Which pool of its route a request goes to, and which requests wait because all pools are at their limits. Pure.
+"""Chooses the pool of a request on a route, and queues requests while all pools are at their limits. Pure.
 
 Laws, which `check` asserts and tests quote:
 
-1. Without a key, the chance of a pool is the share of its weight among the pools that may take the request: those that
-   have a weight above 0, have workers and are below their limit.
-2. With a key (and `by_key`), the pool depends on the key and on the weights alone. When weights change, only as many
-   keys move as the shares change (weighted rendezvous hashing).
-3. A request that entered a pool counts there until it left, once. A limit is never exceeded by entering; when it is
-   lowered, nobody enters until those inside are fewer.
-4. Requests that wait are let in by age; one whose key has its home in a full pool holds up only those of that pool.
+1. Without a key, the chance of a pool is its share of the weight of the pools that may take the request: those with a
+   weight above 0 that have workers and are below their limit.
+2. With a key (and `by_key`), the pool depends only on the key and the weights. When weights change, only as many keys
+   move as the shares change (weighted rendezvous hashing).
+3. A request that entered a pool is counted there once, until it leaves. Entering never exceeds a limit; after a limit
+   was lowered, no request enters until fewer are inside.
+4. Waiting requests enter by age; one whose key belongs to a full pool blocks only those of that pool.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FULL: Final = 2.0**64
 
 
 def draw_pool(weights: Iterable[tuple[str, float]], chance: float) -> str | None:
-    """One pool by its weight; `chance` is a random number in [0, 1). None: there is none with a weight above 0."""
+    """A pool drawn by weight; `chance` is a random number in [0, 1). None: there is none with a weight above 0."""
     row = [(pool, weight) for pool, weight in weights if weight > 0]
     total = math.fsum(weight for _, weight in row)
     reached = 0.0
@@ -42,13 +42,14 @@ def draw_pool(weights: Iterable[tuple[str, float]], chance: float) -> str | None
 
 
 def home_pool(weights: Iterable[tuple[str, float]], key: str) -> str | None:
-    """Where a key lives: weighted rendezvous hashing (Schindelhauer & Schomaker 2005). The same in every process."""
+    """The home pool of a key: weighted rendezvous hashing (Schindelhauer & Schomaker 2005). The same in every
+    process."""
     print_ = fingerprint(key)
     best: str | None = None
     least = math.inf
     for pool, weight in weights:
         if weight > 0:
-            # An exponential variate of rate `weight`: the pool with the smallest wins, with a chance of its share.
+            # An exponential variate of rate `weight`: the smallest wins, with a probability equal to the pool's share.
             distance = -math.log((score(print_, _print_of(pool)) + 0.5) / _FULL) / weight
             if distance < least:
                 best, least = pool, distance
@@ -56,7 +57,7 @@ def home_pool(weights: Iterable[tuple[str, float]], key: str) -> str | None:
 
 
 def choose_pool(route: RouteRecord, endpoint: str, key: str | None, chance: float) -> str:
-    """The pool of one request, looking at nothing but the route."""
+    """The pool of one request, from the route alone."""
     weights = route.pools(endpoint).items()
     found = home_pool(weights, key) if key is not None and route.by_key else draw_pool(weights, chance)
     assert found is not None, "a route has a weight above 0"
@@ -65,12 +66,12 @@ def choose_pool(route: RouteRecord, endpoint: str, key: str | None, chance: floa
 
 @lru_cache(maxsize=4096)
 def _print_of(pool: str) -> int:
-    # Not the name alone: a worker of that name would then prefer the same keys.
+    # Not the name alone: a worker of the same name would then prefer the same keys.
     return fingerprint(f"pool {pool}")
 
 
 class RouteRequest(Waiting, Protocol):
-    """What is routed."""
+    """A request on a route."""
 
     @property
     def key(self) -> str | None:
@@ -78,14 +79,14 @@ class RouteRequest(Waiting, Protocol):
 
 
 class Admitted(NamedTuple):
-    """A request that waited goes to that pool now."""
+    """A waiting request enters that pool now."""
 
     request: RouteRequest
     pool: str
 
 
 class RouteCore:
-    """One endpoint's traffic over its pools."""
+    """The traffic of one endpoint over its pools."""
 
     def __init__(
         self,
@@ -98,13 +99,13 @@ class RouteCore:
     ) -> None:
         """
         Args:
-            deserted: whether a pool has been without workers for so long that others take its share.
-            numbers: order of arrival, shared with the pools that requests go on to.
+            deserted: whether a pool has been without workers for so long that others get its share.
+            numbers: order of arrival, shared with the pools that requests enter.
         """
         self.endpoint = endpoint
         self.record = record
         self.inside: dict[str, int] = {}
-        """Requests in each pool that entered by this route and did not leave. No entry is 0."""
+        """Requests in each pool that entered by this route and have not left. No entry is 0."""
         self._draw = draw
         self._deserted = deserted
         self._numbers = numbers or itertools.count(1)
@@ -115,16 +116,16 @@ class RouteCore:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait because of limits."""
+        """Number of requests that wait because of limits."""
         return len(self._line)
 
     @property
     def idle(self) -> bool:
-        """Nobody inside, nobody waits."""
+        """Whether no request is inside or waiting."""
         return not self.inside and not self._line
 
     def takes(self, pool: str) -> bool:
-        """Whether requests of this endpoint may be in that pool."""
+        """Whether requests of this endpoint may use that pool."""
         return any(name == pool for name, _ in self._weights)
 
     def others(self, pool: str) -> bool:
@@ -134,12 +135,12 @@ class RouteCore:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def enter(self, request: RouteRequest) -> str | None:
-        """The pool where it counts from now on, until `leave`; None: it waits. A request that was there before keeps
-        its place in time."""
+        """The pool in which the request is counted until `leave`; None: it waits. A request that was here before keeps
+        its place in the order of arrival."""
         if not request.number:
             request.number = next(self._numbers)
         if self._line:
-            # Somebody waits, so some pool is full; whoever came before goes first.
+            # Requests wait, so some pool is full; older requests go first.
             request.queue = self._class_of(request)
             if self._waits_before(request):
                 self._line.add(request)
@@ -153,7 +154,7 @@ class RouteCore:
         return pool
 
     def leave(self, pool: str) -> list[Admitted]:
-        """A request that entered the pool is over, or goes elsewhere."""
+        """A request that entered the pool has ended or moves elsewhere."""
         left = self.inside[pool] - 1
         if left:
             self.inside[pool] = left
@@ -162,11 +163,12 @@ class RouteCore:
         return self._pump() if self._line else []
 
     def withdraw(self, request: RouteRequest) -> bool:
-        """Its caller gave up while it waited; False when it did not wait. Others of its class may go on then."""
+        """The caller gave up while the request waited; False if it was not waiting. Others of its class may proceed
+        then."""
         return self._line.remove(request)
 
     def changed(self, record: RouteRecord) -> list[Admitted]:
-        """The route is this one from now on. Those inside stay where they are."""
+        """Use a new route. Requests inside stay in their pools."""
         self.record = record
         self._follow(record)
         waiting = list(self._line)
@@ -178,11 +180,11 @@ class RouteCore:
         return self._pump()
 
     def pump(self) -> list[Admitted]:
-        """Let in whoever can be."""
+        """Admit all requests that can enter."""
         return self._pump() if self._line else []
 
     def line(self) -> list[RouteRequest]:
-        """Who waits, oldest first."""
+        """Waiting requests, oldest first."""
         return list(self._line)
 
     def check(self) -> None:
@@ -202,7 +204,7 @@ class RouteCore:
         self._limits = record.limits
 
     def _class_of(self, request: RouteRequest) -> str | None:
-        """Those of one class go to the same pools."""
+        """Requests of one class go to the same pools."""
         return self._home(request.key) if self._keyed(request) else None
 
     def _keyed(self, request: RouteRequest) -> bool:
@@ -227,7 +229,7 @@ class RouteCore:
         alive = [(pool, weight) for pool, weight in open_ if not self._deserted(pool)]
         if alive or all(self._deserted(pool) for pool, _ in self._weights):
             return draw_pool(alive or open_, self._draw())
-        return None  # those with workers are full: their slots come back sooner than workers
+        return None  # pools with workers are full: slots become free sooner than new workers start
 
     def _has_room(self, pool: str) -> bool:
         limit = self._limits.get(pool)

@@ -1,15 +1,15 @@
-"""Copies of requests to shadow pools: sent after the request itself, never waited for, never queued, never repeated.
+"""Copies of requests to shadow pools: sent after the request itself, never awaited, queued or retried.
 
-A copy goes out at once to a worker that has room, or not at all. What becomes of it is counted, and forgotten:
+A copy is sent at once to a worker that has room, or not at all. Its outcome is only counted:
 
 =========  ========================================================================================================
-sent       to a worker, which then ends as one of:
+sent       to a worker; it then ends as one of:
 ok         it answered; items of a stream are read and dropped
 failed     the task raised, or does not exist there
-refused    the worker had no room after all, or drains
-late       not within `shadow_timeout_s`; it was told to stop
-lost       the worker vanished
-dropped    not sent: no worker with room, none at all, too many copies under way, or the pool is only being opened
+refused    the worker had no room after all, or is draining
+late       no answer within `shadow_timeout_s`; it was cancelled
+lost       the worker disappeared
+dropped    not sent: no worker with room, none at all, too many copies in progress, or the pool is not open yet
 =========  ========================================================================================================
 """
 
@@ -43,7 +43,7 @@ _WINDOW: Final = 64
 
 
 class ShadowFlight(InFlightRequest):
-    """A copy under way."""
+    """A copy in flight."""
 
     checked = True
 
@@ -95,7 +95,7 @@ class ShadowTraffic:
         open_soon: Callable[[str], None],
         draw: Draw,
     ) -> None:
-        """`pools`: those that are open; `open_soon` opens one more in the background."""
+        """`pools`: open pools; `open_soon` opens another one in the background."""
         self._exchange = exchange
         self._settings = settings
         self._metrics = metrics
@@ -108,24 +108,24 @@ class ShadowTraffic:
         """By pool."""
 
     def mirror(self, record: RouteRecord, order: Call, parent: Span = NO_SPAN) -> None:
-        """Draw for each shadow by itself, and send it a copy if it was drawn. After the request itself was sent. Never
-        raises."""
+        """Draw for each shadow independently, and send it a copy if drawn. Called after the request itself was sent.
+        Never raises."""
         for pool, percent in record.shadow.items():
             if self._draw() * 100 < percent:
                 try:
                     self._copy(pool, order, parent)
-                except GanglineError as error:  # arguments without a form on the wire, which its caller hears of
+                except GanglineError as error:  # not serializable: the caller of the request gets the error
                     self._count(order.endpoint, pool, "dropped")
                     _log.debug("no copy for %s: %s", pool, error, extra={"action": "shadow.dropped", "pool": pool})
 
     def open(self, record: RouteRecord) -> None:
-        """Copies will be sent to these pools: look who serves them."""
+        """Open the pools to which copies will be sent."""
         for pool, percent in record.shadow.items():
             if percent > 0 and pool not in self._pools:
                 self._open_soon(pool)
 
     def statistics(self) -> dict[str, dict[str, dict[str, int]]]:
-        """By endpoint and pool: what became of copies."""
+        """Outcomes of copies, by endpoint and pool."""
         found: dict[str, dict[str, dict[str, int]]] = {}
         for (endpoint, pool), counts in self._counts.items():
             found.setdefault(endpoint, {})[pool] = dict(counts)
@@ -134,11 +134,11 @@ class ShadowTraffic:
     # -- flights --------------------------------------------------------------------------------------------------
 
     def credit(self, flight: ShadowFlight, items: int) -> None:
-        """So many items were read."""
+        """Grant the worker credit for this many items, which were read."""
         self._exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, items))
 
     def ended(self, flight: ShadowFlight, outcome: str) -> None:
-        """The worker is done with it, or gone."""
+        """The worker has finished it, or is gone."""
         if flight.timer is not None:
             flight.timer.cancel()
         flight.pool.settle(flight.routed_request)
@@ -207,7 +207,7 @@ class ShadowTraffic:
         )
 
     def _expire(self, flight: ShadowFlight) -> None:
-        """Too late: tell the worker, and count it now. It stays under way until the worker lets go of the slot."""
+        """Timeout: cancel the copy and count it now. It stays in progress until the worker frees the slot."""
         flight.timer = None
         flight.late = True
         self._count(flight.order.endpoint, flight.pool.name, "late")

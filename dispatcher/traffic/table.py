@@ -1,7 +1,7 @@
-"""The routes of a namespace, as one process knows them.
+"""The routes of a namespace as one process sees them.
 
-Without storage the routes that are known stay. A value that cannot be followed changes nothing: the route before stays,
-and what is wrong is logged, told in an event, and stands in `statistics()`.
+Without storage, the known routes stay in effect. An invalid value changes nothing: the previous route stays, and the
+error is logged, published as an event, and included in `statistics()`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ...telemetry.logs import logger_for
 _log = logger_for("dispatcher")
 
 RouteListener = Callable[[str, RouteRecord | None], None]
-"""Called on the loop with an endpoint and its route from now on; None: it has none any more."""
+"""Called on the loop with an endpoint and its new route; None: the route was deleted."""
 
 FIRST_PULL_S: Final = 5.0
-"""With a connection, and without storage that answers, requests go on without routes after so long."""
+"""While connected, requests proceed without routes if storage does not answer for this long."""
 _NO_RULES: Final = QueueRules()
 
 
 class WriteRefused(NamedTuple):
-    """A value that cannot be followed."""
+    """An invalid value."""
 
     revision: int
     error: str
@@ -48,9 +48,9 @@ class RouteTable:
     ) -> None:
         """
         Args:
-            bucket: how the bucket is made where it does not exist yet; in a file unless given.
-            make: whether it is made at the start, so that `nats kv put` finds it. False: only read.
-            reconcile_s: how often all routes are read again, in case a change was missed.
+            bucket: settings of the bucket if it has to be created; default: file storage.
+            make: whether to create it at the start, so that `nats kv put` finds it. False: only read it.
+            reconcile_s: interval at which all routes are read again, in seconds, in case a change was missed.
         """
         self._bus = bus
         self._names = names
@@ -77,7 +77,7 @@ class RouteTable:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to follow the bucket.
+        """Start watching the bucket.
 
         Raises:
             ClosedError: it was stopped.
@@ -85,14 +85,14 @@ class RouteTable:
         self._informer.start()
 
     async def ready(self, deadline: float | None = None) -> None:
-        """Wait until the routes were read. Without storage that answers, only for FIRST_PULL_S: then none are known,
-        and an endpoint is the pool of its name until they are.
+        """Wait until the routes were read. If storage does not answer, only for FIRST_PULL_S: then no routes are known,
+        and an endpoint is the pool of its name until they are read.
 
         Args:
             deadline: loop time.
 
         Raises:
-            Disconnected, Unavailable: not before the deadline; nothing was sent.
+            Disconnected, Unavailable: not read by the deadline; nothing was sent.
             ClosedError: it was stopped meanwhile.
         """
         await self._informer.ready(deadline)
@@ -101,8 +101,8 @@ class RouteTable:
         """Read all routes now.
 
         Args:
-            endpoints: when it returns, at least the routes are followed that stood for these when it was called (the
-                others may be read from a copy that lags behind).
+            endpoints: when this returns, the routes of these are at least as new as when it was called (the others may
+                come from a replica that lags behind).
 
         Raises:
             Disconnected, StorageUnavailable: they could not be read.
@@ -111,24 +111,24 @@ class RouteTable:
         await self._informer.refresh(*endpoints)
 
     async def stop(self) -> None:
-        """Follow nothing any more; what is known stays. Safe before `start`."""
+        """Stop watching; known routes stay. Safe before `start`."""
         await self._informer.stop()
 
-    # -- what is known --------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     @property
     def known(self) -> Mapping[str, RouteRecord]:
-        """Routes by endpoint, as they are followed now."""
+        """Routes in effect, by endpoint."""
         return self._routes
 
     @property
     def refused(self) -> Mapping[str, WriteRefused]:
-        """Endpoints whose newest value cannot be followed, and why."""
+        """Endpoints whose newest value is invalid, and why."""
         return self._refused
 
     @property
     def settled(self) -> bool:
-        """Whether requests need not wait for the first reading."""
+        """Whether the first read has finished, so that requests need not wait for it."""
         return self._informer.settled
 
     def get(self, endpoint: str) -> RouteRecord | None:
@@ -136,17 +136,17 @@ class RouteTable:
         return self._routes.get(endpoint)
 
     def pools(self, endpoint: str) -> dict[str, float]:
-        """Weights of the pools that answer for the endpoint."""
+        """Weights of the endpoint's pools."""
         record = self._routes.get(endpoint)
         return {endpoint: 1.0} if record is None else record.pools(endpoint)
 
     def rules(self, endpoint: str) -> QueueRules:
-        """How the endpoint's durable tasks are run."""
+        """Rules for the endpoint's durable tasks."""
         record = self._routes.get(endpoint)
         return _NO_RULES if record is None else record.queue
 
     def listen(self, listener: RouteListener) -> Callable[[], None]:
-        """Call `listener` at each change from now on; returns a function that ends that."""
+        """Call `listener` at each change from now on; returns a function that unsubscribes it."""
         self._listeners.append(listener)
 
         def end() -> None:
@@ -156,7 +156,7 @@ class RouteTable:
         return end
 
     def statistics(self) -> dict[str, Any]:
-        """Routes known, values refused (by endpoint, why), and how often they were read."""
+        """Number of routes, invalid values (error by endpoint), and how often routes were read."""
         return {
             "pulled": self._informer.pulled,
             "pulls": self._informer.pulls,
@@ -167,7 +167,7 @@ class RouteTable:
     def __repr__(self) -> str:
         return f"RouteTable({len(self._routes)} routes, {len(self._refused)} refused, pulled={self._informer.pulled})"
 
-    # -- following ------------------------------------------------------------------------------------------------
+    # -- watching -------------------------------------------------------------------------------------------------
 
     async def _open(self) -> KeyValue:
         name = self._names.routes_bucket
@@ -175,7 +175,7 @@ class RouteTable:
             try:
                 return await self._bus.bucket(name, self._settings)
             except GanglineError as error:
-                # Who may not make it can still read it.
+                # Without the permission to create it, it may still be readable.
                 _log.warning("cannot make bucket %s: %s", name, error, extra={"action": "routes.make"})
         return await self._bus.bucket(name, self._settings, make=False)
 

@@ -1,13 +1,12 @@
-"""Requests that wait for an answer, and the channel to one worker by which they leave.
+"""Requests in flight, and the channel to one worker that sends them.
 
-A request ends exactly once: by its answer, or by a TryOutcome. Whoever asked may be gone by then (cancelled, timed
-out): it is settled nevertheless, so that the slots are counted right on every path.
+A request ends exactly once: by its answer, or by a TryOutcome. Even if its caller is gone by then (cancelled, timed
+out), it is settled, so that slots are counted correctly on every path.
 
-On the channel all frames of one turn of the event loop share a message, up to a point. There is no timer: a lone frame
-waits for nothing. And many do not wait for each other: as soon as a message holds half of all that is under way, it
-leaves, so that its worker is busy with one half while we are with the other. Were all of them in one message, each side
-would wait for the other all the time. (What is spread over several workers is in several messages anyhow, and one of
-them rarely holds half of it.)
+On the channel, all frames of one turn of the event loop share a message, up to a limit. There is no timer: a lone frame
+does not wait. A message is also sent as soon as it has half of all frames in flight, so that the worker processes one
+half while this process handles the other. In a single message, each side would always wait for the other. (Frames for
+several workers are in several messages anyway, and one of these rarely has half of them.)
 """
 
 from __future__ import annotations
@@ -34,30 +33,30 @@ Outcome = Frame | TryOutcome
 
 
 class Settlement(Protocol):
-    """Where tickets are settled: a pool, or the slots of a lease."""
+    """What settles requests: a pool, or the slots of a lease."""
 
     def settle(self, routed_request: RoutedRequest, /) -> None:
-        """The ticket no longer counts on its worker. Idempotent."""
+        """Stop counting the request on its worker. Idempotent."""
 
     def pump(self) -> None:
-        """Serve whoever waits, as far as there is room."""
+        """Serve waiting requests while there is room."""
 
 
 class InFlightRequest:
     """One frame in flight."""
 
-    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+    # No __slots__: most flights never set these, and class attributes make flights cheaper to create.
 
     checked = False
-    """Whether a worker may be asked what became of it (CHECK)."""
+    """Whether a CHECK may be sent for it."""
     durable = False
-    """Whether it ends as lost only when its worker is lost for certain, however long that takes."""
+    """Whether it ends as lost only when its worker is certainly lost, however long that takes."""
     reserves = False
-    """Whether slots are held when it is granted, to be given back with RELEASE."""
+    """Whether a grant holds slots that must be given back with RELEASE."""
     outbound: OutboundMessage | None = None
     """The message that carries it."""
     check_at = 0.0
-    """Loop time at which its worker is asked; 0: nobody has looked at it so far."""
+    """Loop time of the next CHECK; 0: not scheduled yet."""
     check_every_s = 0.0
 
     def __init__(self, id: int, worker: WorkerEntry) -> None:
@@ -66,27 +65,27 @@ class InFlightRequest:
 
     @property
     def message(self) -> int:
-        """Number of the message that carried it, on its channel; 0 while it was not sent."""
+        """Number of the message that carried it, on its channel; 0: not sent."""
         return 0 if self.outbound is None else self.outbound.number
 
     @property
     def epoch(self) -> int:
-        """The worker's epoch that this message named."""
+        """The worker's epoch in that message."""
         return 0 if self.outbound is None else self.outbound.epoch
 
     def deliver(self, frame: Frame) -> bool:
-        """An answer came; True when that was the last."""
+        """An answer arrived; True if it was the last."""
         raise NotImplementedError
 
     def runs(self) -> None:
-        """Its worker was asked, and says that it runs."""
+        """The worker reported, after a CHECK, that it is running."""
 
     def lose(self, fate: TryOutcome) -> None:
         """There will be no answer."""
         raise NotImplementedError
 
     def fail(self, error: GanglineError) -> None:
-        """The router closes: whoever waits gets the error."""
+        """The router closes: the caller gets the error."""
         self.lose(TryOutcome.GONE)
 
     def __repr__(self) -> str:
@@ -94,10 +93,10 @@ class InFlightRequest:
 
 
 class AwaitedRequest(InFlightRequest):
-    """A flight whose single answer somebody awaits, and which counts on its worker until it has ended."""
+    """A flight with a single, awaited answer; it counts on its worker until it has ended."""
 
     books: Settlement
-    """Where it counts."""
+    """What accounts for it."""
     future: asyncio.Future[Outcome]
 
     def __init__(
@@ -115,7 +114,7 @@ class AwaitedRequest(InFlightRequest):
         self.routed_request = routed_request
 
     def settle(self) -> None:
-        """It no longer counts on its worker. At its end, or by whoever takes it back before it was sent."""
+        """Stop counting it on its worker. Called at its end, or when it is taken back before it was sent."""
         self.books.settle(self.routed_request)
 
     def deliver(self, frame: Frame) -> bool:
@@ -137,11 +136,11 @@ class AwaitedRequest(InFlightRequest):
 
 
 class TaskRequest(AwaitedRequest):
-    """A TASK: its end settles the ticket, whether or not the caller still waits."""
+    """A TASK: its end settles the request, whether or not the caller still waits."""
 
     checked = True
     on_held: Callable[[], None] | None = None
-    """Told that the task has its slots and waits for BEGIN, where it is to be held."""
+    """Called when the task holds its slots and waits for BEGIN."""
 
     def deliver(self, frame: Frame) -> bool:
         if frame[0] == _HELD:
@@ -153,7 +152,7 @@ class TaskRequest(AwaitedRequest):
 
 
 class ReservationRequest(AwaitedRequest):
-    """A RESERVE. Granted, it stays charged for as long as the slot is held."""
+    """A RESERVE. If granted, it stays charged while the slot is held."""
 
     reserves = True
 
@@ -166,11 +165,11 @@ class ReservationRequest(AwaitedRequest):
 
 
 _MIN_HALF: Final = 16
-"""Fewer frames than that are not worth a message of their own."""
+"""Fewer frames are not worth a message of their own."""
 
 
 class ChannelOwner(Protocol):
-    """What a channel needs of the exchange it belongs to."""
+    """The interface of the exchange that channels use."""
 
     bus: Bus
     loop: asyncio.AbstractEventLoop
@@ -179,20 +178,20 @@ class ChannelOwner(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Frames under way to all workers whose answers are missing."""
+        """Number of frames to all workers that are not answered yet."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run it at the end of this turn."""
+        """Run it at the end of this turn of the loop."""
 
     def lose(self, flight: InFlightRequest, fate: TryOutcome) -> None:
-        """The flight ends without an answer."""
+        """End the flight without an answer."""
 
     def refuse(self, channel: WorkerChannel, error: NotPermitted) -> None:
-        """The server takes nothing for that worker, nor took what was sent before: its flights end with the error."""
+        """The server permits no messages to that worker and dropped those before: its flights end with the error."""
 
 
 class OutboundMessage:
-    """One message, while it is filled and as long as answers to it are missing."""
+    """One message, while it is filled and until its flights are answered."""
 
     __slots__ = ("begun_at", "channel", "epoch", "flights", "frames", "number", "room", "size")
 
@@ -200,24 +199,24 @@ class OutboundMessage:
         self.channel = channel
         self.frames: list[bytes] = []
         self.flights: list[InFlightRequest | None] = []
-        """Whose frame each is; None: nobody waits for its answer. Both lists are empty again once it was sent."""
+        """The flight of each frame; None: no answer is expected. Both lists are emptied when it is sent."""
         self.size = 0
         """Bytes of all frames."""
         self.room = 0
-        """Most bytes that its frames may have together; 0 before the first."""
+        """Maximum size of its frames together, in bytes; 0 before the first."""
         self.begun_at = 0.0
-        """Loop time at which its first frame was put in: it is sent in the same turn."""
+        """Loop time when its first frame was added: it is sent in the same turn."""
         self.number = 0
-        """How manieth message of its channel it is; 0: it was not sent, or not yet."""
+        """Its number on its channel; 0: not sent (yet)."""
         self.epoch = 0
-        """The worker's epoch that it names."""
+        """The worker's epoch in the message."""
 
     def __repr__(self) -> str:
         return f"OutboundMessage(#{self.number} to {self.channel.worker.id}, pending={len(self.frames)})"
 
 
 class WorkerChannel:
-    """The way to one worker process."""
+    """Sends messages to one worker process."""
 
     __slots__ = (
         "_kept",
@@ -241,28 +240,30 @@ class WorkerChannel:
         self.subject = subject
         self.reply = reply
         self._message = OutboundMessage(self)
-        """What leaves next."""
+        """The message to send next."""
         self._scheduled = False
         self._kept: deque[bytes] = deque()
         self.messages = 0
         """Messages published so far."""
         self.unheard = 0
-        """Answers "nobody listens" since the last doubt was settled: so many of the last messages were not received."""
+        """"No responders" answers since the last doubt was settled: this many of the last messages were not
+        received."""
         self.doubted_to = 0
-        """Number of the last message that the doubt under way covers; 0: there is none."""
+        """Number of the last message covered by the current doubt; 0: there is none."""
         self.checks = 0
 
     @property
     def largest_frame(self) -> int:
-        """Most bytes that one frame may have, alone in its message."""
+        """Maximum size of one frame, alone in its message, in bytes."""
         return self._sink.bus.max_payload - REQUEST_ENVELOPE_BYTES
 
     def send(self, frame: Frame, flight: InFlightRequest | None = None) -> None:
-        """Send with the others of this turn. Without a flight (RELEASE, CANCEL, CREDIT) it is kept while disconnected.
+        """Send a frame with the others of this turn. Without a flight (RELEASE, CANCEL, CREDIT) it is kept while
+        disconnected.
 
         Raises:
-            InvalidRequest: arguments that cannot be serialized; nothing was sent.
-            PayloadTooLarge: likewise.
+            InvalidRequest: the arguments cannot be serialized; nothing was sent.
+            PayloadTooLarge: the frame is too large; nothing was sent.
         """
         packed = pack(frame)
         outbound = self._message
@@ -284,7 +285,7 @@ class WorkerChannel:
             self._sink.call_soon(self.flush)
 
     def send_now(self, frame: Frame, flight: InFlightRequest) -> None:
-        """Send at once, since nothing else is to be sent in this turn; as `send`."""
+        """Send at once, because nothing else will be sent in this turn; otherwise like `send`."""
         scheduled, self._scheduled = self._scheduled, True
         try:
             self.send(frame, flight)
@@ -304,17 +305,17 @@ class WorkerChannel:
         return True
 
     def flush(self) -> None:
-        """Publish what is pending."""
+        """Publish the pending message."""
         self._scheduled = False
         outbound = self._message
         if outbound.frames:
             self._message = OutboundMessage(self)
             self._publish(outbound)
         else:
-            outbound.room = 0  # all was taken back: it begins anew
+            outbound.room = 0  # all frames were taken back
 
     def resume(self) -> None:
-        """The connection is back: send what was kept. Whatever was doubted is asked for anew."""
+        """The connection is back: send kept frames. Doubts are dropped, because the exchange checks all tasks again."""
         self.unheard = self.doubted_to = 0
         if self._kept:
             kept, self._kept = self._kept, deque()
@@ -326,11 +327,11 @@ class WorkerChannel:
             self.flush()
 
     def doubt(self, check: InFlightRequest, task_ids: list[int]) -> None:
-        """Ask, in a message of its own, what became of tasks. Its answer (or that there is nobody) says what became of
-        all messages before it, since the server keeps the order.
+        """Send a CHECK for these tasks in a message of its own. Its answer (or "no responders") settles the fate of all
+        messages before it, because the server keeps their order.
 
         Raises:
-            Disconnected: no connection; the doubt is settled after the reconnection.
+            Disconnected: no connection; the doubt is settled after the reconnect.
         """
         self.flush()
         self.checks += 1
@@ -342,10 +343,10 @@ class WorkerChannel:
         self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks}")
 
     def _parcel_for(self, size: int) -> OutboundMessage:
-        """The message that takes a frame of so many bytes: the one that is filled now, unless that would be too large.
+        """The message for a frame of this size: the current one, unless it would become too large.
 
         Raises:
-            PayloadTooLarge: no message takes it.
+            PayloadTooLarge: the frame is too large for any message.
         """
         room = self.largest_frame
         if size > room:
@@ -365,7 +366,7 @@ class WorkerChannel:
     def _publish(self, outbound: OutboundMessage) -> None:
         sink, epoch = self._sink, self.worker.epoch
         frames, flights = outbound.frames, outbound.flights
-        outbound.frames, outbound.flights = [], []  # it outlives its sending, and they need not
+        outbound.frames, outbound.flights = [], []  # the object outlives its sending; the frames need not
         try:
             sink.bus.publish(self.subject, join_request(epoch, sink.sender, frames), reply=self.reply)
         except NotPermitted as error:

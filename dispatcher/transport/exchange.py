@@ -1,4 +1,4 @@
-"""Frames out, answers in: one subscription for all workers, one table of flights."""
+"""Sends frames and receives answers: one subscription for all workers, one table of flights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from .channel import InFlightRequest, WorkerChannel
 _log = logger_for("dispatcher")
 
 GAP_S: Final = 2.0
-"""Without a heartbeat, or an answer, of a worker. Others take queues from a dispatcher that was silent for longer."""
+"""Silence of a worker, in seconds, after which this process may itself have been cut off. Other dispatchers take over
+the queues of one that was silent for longer."""
 _CHECK_MAX_S = 16.0
 _CHECK_BATCH = 1000
 _GONE: Final = object()
@@ -41,24 +42,24 @@ _GONE: Final = object()
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Does nothing."""
 
 
 class AnswerListener(Protocol):
-    """Who is told what answers say beyond themselves: the pool of the worker."""
+    """Receives the load and state in answers: the worker's pool."""
 
     def answered(self, worker: WorkerEntry, load: Load, epoch: int) -> None:
-        """An answer came from the worker; its flights have been settled already."""
+        """An answer arrived from the worker; its flights have been settled already."""
 
     def invited(self, worker: WorkerEntry) -> None:
-        """The worker, which had refused us, has room; its load follows."""
+        """The worker, which had rejected requests, has free slots; its load follows."""
 
     def unreachable(self, worker: WorkerEntry) -> None:
-        """The server says that nobody listens there."""
+        """The server reported no responders."""
 
 
 class StatusProbe(InFlightRequest):
-    """A CHECK: tells the exchange what the worker knows of tasks."""
+    """A CHECK: reports the worker's state of tasks to the exchange."""
 
     __slots__ = ("exchange", "tasks")
 
@@ -77,7 +78,7 @@ class StatusProbe(InFlightRequest):
 
 
 class RequestExchange:
-    """All that one router says to workers, and hears from them."""
+    """All communication of one router with workers."""
 
     def __init__(
         self,
@@ -97,44 +98,42 @@ class RequestExchange:
         self._prefix = f"{bus.inbox}.{ambient.token()[:8]}"
         self._flights: dict[int, InFlightRequest] = {}
         self._unbelieved: dict[int, tuple[int, Frame]] = {}
-        """Refusals in epochs that their workers have not named so far, by flight."""
+        """By flight: rejections in epochs that their workers have not confirmed yet."""
         self._channels: dict[int, WorkerChannel] = {}
         self.numbers = itertools.count(1)
-        """Ids of frames, each greater than those before. Order of arrival is told by them too."""
+        """Ids of frames, ascending. Also used as the order of arrival."""
         self.new_id: Callable[[], int] = self.numbers.__next__
         self._channel_numbers = itertools.count(1)
         self.loop: asyncio.AbstractEventLoop
-        """The one it was started on."""
+        """The loop it was started on."""
         self.new_future: Callable[[], asyncio.Future[Any]]
-        """Makes futures of that loop."""
+        """Creates futures of that loop."""
         self.on_gap: Callable[[], None] = _nothing
-        """Called when a worker was not heard of for so long that it may be we who were cut off; before it counts as
-        heard of again."""
+        """Called when a worker was silent for so long that this process may have been cut off; before the worker counts
+        as heard from again."""
         self.measured = False
-        """Whether somebody wants to know how long requests took, as of the last message."""
+        """Whether durations of requests are recorded, as of the last message."""
         self._check_after_s = settings.check_after_s
         self._subscription: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._malformed = 0
         self._lone = False
-        """The only flight there was has just ended, and its caller is about to go on."""
+        """The only flight has just ended, and its caller is about to continue."""
         self.reconnected_at = float("-inf")
-        """When the connection was last regained, by the loop's clock. Workers may be a moment later than we are."""
+        """Loop time of the last reconnect. Workers may reconnect a moment later."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to listen for answers."""
+        """Start listening for answers."""
         self.loop = asyncio.get_running_loop()
         self.new_future = self.loop.create_future
         self._unlisten = self.bus.on_connection(self._on_connection)
         self._subscription = await self.bus.subscribe(f"{self._prefix}.>", self._on_message)
 
     async def stop(self) -> None:
-        """Stop listening; what is in flight ends with ClosedError, and workers are told to stop it.
-
-        Safe before `start`, and twice.
-        """
+        """Stop listening; flights end with ClosedError, and workers are told to cancel them. Safe before `start`, and
+        twice."""
         for flight in list(self._flights.values()):
             sent = not self.recall(flight)
             if sent and flight.checked:
@@ -153,24 +152,24 @@ class RequestExchange:
 
     @property
     def in_flight(self) -> int:
-        """See channel.Sink."""
+        """See channel.ChannelOwner."""
         return len(self._flights)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """See channel.Sink."""
+        """See channel.ChannelOwner."""
         self.bus.at_turn_end(callback)
 
     def statistics(self) -> dict[str, int]:
-        """Flights without an answer, channels, answers that could not be read."""
+        """Flights without an answer, channels, unreadable answers."""
         return {"in_flight": self.in_flight, "channels": len(self._channels), "malformed": self._malformed}
 
     def __repr__(self) -> str:
         return f"RequestExchange({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
-    # -- out ------------------------------------------------------------------------------------------------------
+    # -- sending --------------------------------------------------------------------------------------------------
 
     def launch(self, flight: InFlightRequest, frame: Frame) -> None:
-        """Send a frame and wait for its answer. To a worker that is gone nothing is sent: the flight is lost at once.
+        """Send a frame and wait for its answer. If the worker is gone, nothing is sent and the flight is lost at once.
 
         Raises:
             InvalidRequest, PayloadTooLarge: nothing was sent.
@@ -183,7 +182,7 @@ class RequestExchange:
             channel = self._channel(flight.worker)
         flights = self._flights
         alone = self._lone and not flights
-        # Before it is sent: what leaves at once may be lost at once.
+        # Before sending, because the flight may be lost at once.
         flights[flight.id] = flight
         try:
             if alone:
@@ -195,11 +194,11 @@ class RequestExchange:
             raise
 
     def post(self, worker: WorkerEntry, frame: Frame) -> None:
-        """Send a frame that has no answer. Never fails: while disconnected it is kept for later."""
+        """Send a frame without an answer. Never fails: while disconnected it is kept."""
         if worker.link is not _GONE:
             self._channel(worker).send(frame)
             return
-        # Believed dead: tell it all the same, it may only have been cut off. No channel, which nobody would close.
+        # Believed dead, but it may only have been cut off: send it without a channel, which nothing would close.
         try:
             data = encode_request(worker.epoch, self.sender, [frame])
             self.bus.publish(self._names.worker(worker.id, Operation.FRAMES, worker.channel), data)
@@ -207,34 +206,34 @@ class RequestExchange:
             pass
 
     def recall(self, flight: InFlightRequest) -> bool:
-        """Take a frame back that was not sent yet; True if it could be, so that nothing was sent. The flight is over
-        then, and whoever calls settles."""
+        """Take back a frame that was not sent yet; True if that succeeded, so that nothing was sent. The flight has
+        ended then, and the caller must settle it."""
         if flight.outbound is not None and flight.outbound.channel.unsend(flight):
             self._flights.pop(flight.id, None)
             return True
         return False
 
     def is_open(self, flight: InFlightRequest) -> bool:
-        """Whether an answer is still to come."""
+        """Whether an answer is still expected."""
         return flight.id in self._flights
 
     def forget(self, flight: InFlightRequest) -> None:
-        """An answer is no longer waited for, nor anything to be settled by it."""
+        """Stop waiting for an answer, without settling."""
         self._flights.pop(flight.id, None)
 
     def lose(self, flight: InFlightRequest, fate: TryOutcome) -> None:
-        """End a flight without an answer. No-op for one that has ended."""
+        """End a flight without an answer. No-op if it has ended."""
         if self._flights.pop(flight.id, None) is not None:
             flight.lose(fate)
 
     def refuse(self, channel: WorkerChannel, error: NotPermitted) -> None:
-        """See channel.Sink."""
+        """See channel.ChannelOwner."""
         for flight in self._flights_on(channel):
             del self._flights[flight.id]
             flight.fail(error)
 
     def lose_worker(self, worker: WorkerEntry) -> None:
-        """The worker is gone for good: nothing of it comes any more."""
+        """The worker is gone for good: there will be no more answers."""
         channel = worker.link
         if isinstance(channel, WorkerChannel):
             for flight in [flight for flight in self._flights.values() if flight.worker is worker]:
@@ -246,7 +245,7 @@ class RequestExchange:
         worker.link = _GONE
 
     def give_up(self, worker: WorkerEntry) -> None:
-        """Nobody knows whether the worker is gone: whoever need not wait for that is told that it is lost."""
+        """It is unknown whether the worker is gone: end its flights as lost, except durable ones."""
         for flight in [one for one in self._flights.values() if one.worker is worker and not one.durable]:
             if self.recall(flight):
                 flight.lose(TryOutcome.GONE)
@@ -254,32 +253,33 @@ class RequestExchange:
                 self.lose(flight, TryOutcome.LOST)
 
     def lose_earlier(self, worker: WorkerEntry, epoch: int) -> None:
-        """Since that epoch another process goes on under the worker's id: what the one before was sent is lost."""
+        """From that epoch on, another process has the worker's id: flights sent to the previous one are lost."""
         for flight in list(self._flights.values()):
             if flight.worker is worker and 0 < flight.epoch < epoch:
                 self.lose(flight, TryOutcome.LOST)
 
-    # -- asking after tasks ---------------------------------------------------------------------------------------
+    # -- checking tasks -------------------------------------------------------------------------------------------
 
     def check_due(self, now: float) -> None:
-        """Ask after tasks that have been without an answer for long; called a few times a second."""
+        """Check tasks that have had no answer for long; called a few times a second."""
         due: list[InFlightRequest] = []
         for flight in self._flights.values():
             if flight.checked and flight.check_at <= now:
                 if flight.check_at:
                     due.append(flight)
                 else:
-                    # Its time begins when it is first seen here: nearly all are answered before, and know no times.
+                    # Its time starts when it is first seen here: nearly all flights are answered before, and need no
+                    # times.
                     flight.check_every_s = self._check_after_s
                     flight.check_at = now + self._check_after_s
         self._check(due)
 
     def check_all(self) -> None:
-        """Ask after everything: the connection was lost, and answers with it."""
+        """Check all tasks: the connection was lost, and answers with it."""
         self._check(flight for flight in self._flights.values() if flight.checked)
 
     def checked(self, check: StatusProbe, states: list[int]) -> None:
-        """A worker said what it knows of tasks."""
+        """A worker reported the state of tasks."""
         worker = check.worker
         for id, state in zip(check.tasks, states, strict=False):
             flight = self._flights.get(id)
@@ -288,7 +288,7 @@ class RequestExchange:
             if state == TaskState.UNKNOWN:
                 if check.epoch == flight.epoch or check.epoch <= worker.confirmed:
                     self.lose(flight, TryOutcome.UNSEEN)
-                # Else it may be another process of that name that has never seen it. Discovery will soon know.
+                # Else it may be another process of that name that never received it. Discovery will soon know.
             elif state == TaskState.FORGOTTEN:
                 self.lose(flight, TryOutcome.FORGOTTEN)
             elif state == TaskState.RUNNING:
@@ -318,13 +318,13 @@ class RequestExchange:
     def _not_alone(self) -> None:
         self._lone = False
 
-    # -- in -------------------------------------------------------------------------------------------------------
+    # -- receiving ------------------------------------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
         number, _, check = message.subject[len(self._prefix) + 1 :].partition(".")
         channel = self._channels.get(int(number)) if number.isdecimal() else None
         if channel is None:
-            return  # of a worker that is gone; its flights have been settled
+            return  # from a worker that is gone; its flights have been settled
         if not message.data and message.headers is not None and message.headers.get("Status") == "503":
             self._on_unheard(channel, check)
             return
@@ -345,7 +345,7 @@ class RequestExchange:
 
     def _take(self, channel: WorkerChannel, envelope: AnswerEnvelope) -> None:
         flights, worker = self._flights, channel.worker
-        # Of what stands for somebody else, and of who is gone, nothing is heard.
+        # Workers that represent gangs, and workers that are gone, do not count.
         if worker.known and 0.0 < worker.heard_at < self.loop.time() - GAP_S:
             self.on_gap()
         self.measured = metrics_enabled()
@@ -353,7 +353,7 @@ class RequestExchange:
         epoch = envelope.epoch
         for frame in envelope.frames:
             flight = flights.get(frame[1])
-            # Unknown: its asker gave it up, and told the worker so (CANCEL, RELEASE) when it did.
+            # Unknown id: its caller gave up, and sent the worker CANCEL or RELEASE then.
             if flight is None or flight.worker is not worker:
                 continue
             if epoch != flight.epoch and self._of_another(flight, frame, epoch):
@@ -361,8 +361,8 @@ class RequestExchange:
             if flight.deliver(frame):
                 flights.pop(frame[1], None)
         if lone and not flights:
-            # Whoever waited for it is alone, and goes on in the next turn. If all that it does then is to ask again,
-            # that need not wait for yet another turn, in which nobody would join it.
+            # Its caller is alone and continues in the next turn. If it only sends another request then, that need not
+            # wait for yet another turn, because no other frame would join it.
             self._lone = True
             self.loop.call_soon(self._not_alone)
         listener = self._listener(worker.id.pool)
@@ -372,10 +372,11 @@ class RequestExchange:
             listener.answered(worker, envelope.load, envelope.epoch)
 
     def _of_another(self, flight: InFlightRequest, frame: Frame, epoch: int) -> bool:
-        """Whether an answer may be of another process than the one that was asked: two may have one id for a while.
+        """Whether an answer may be from another process than the one addressed: two may have one id for a while.
 
-        An earlier epoch is of one that had it before. A later one may be of one that has it now, and cannot know what
-        the one that was asked has started: its refusal counts when a heartbeat has shown that it is the same one.
+        An answer in an earlier epoch is from a previous process. One in a later epoch may be from its successor, which
+        cannot know what the addressed process has started: its rejection counts only once a heartbeat has shown that it
+        is the same process.
         """
         if epoch < flight.epoch:
             return True
@@ -385,7 +386,7 @@ class RequestExchange:
         return False
 
     def confirmed(self, worker: WorkerEntry) -> None:
-        """The worker has named its epoch: refusals in it count now."""
+        """The worker has confirmed its epoch: rejections in it count now."""
         for id, (epoch, frame) in list(self._unbelieved.items()):
             flight = self._flights.get(id)
             if flight is not None and (flight.worker is not worker or epoch > worker.confirmed):
@@ -417,7 +418,7 @@ class RequestExchange:
         self.loop.call_later(self._settings.check_after_s, self._doubt_over, channel, channel.checks, check_flight)
 
     def _nobody_there(self, channel: WorkerChannel) -> None:
-        """The CHECK reached nobody either: the last `unheard` messages before it were not received."""
+        """There was no responder for the CHECK either: the last `unheard` messages before it were not received."""
         first = channel.doubted_to - channel.unheard + 1
         last = channel.doubted_to
         channel.unheard = channel.doubted_to = 0

@@ -1,1 +1,1 @@
-"""Everything between a caller and the workers: routing core, router, client, gateway."""
+"""The layers between a caller and the workers: routing core, router, client, gateway."""

@@ -269,7 +269,7 @@ class Client(Operations):
     async def submit(self, target: str, /, *args: Any, **kwargs: Any) -> Job:
         """Submit a durable task: it runs now or later, even if this process exits. Returns when it is stored.
 
-        The task is not lost, never runs twice at the same time, and is retried when it fails; it ends as done,
+        The task is not lost, is not started again while it runs, and is retried when it fails; it ends as done,
         dead-lettered or cancelled. Its result is kept for an hour. See `options` for all settings.
 
         A standing set runs it on rank 0 of one of its gangs, or on all ranks if its calls run on all ranks; the result
@@ -280,7 +280,7 @@ class Client(Operations):
             args, kwargs: arguments of the task, either named or positional, not both.
 
         If it is not acknowledged, the message is sent again for up to 30 s, without creating a second task. If this is
-        cancelled, the task may be stored.
+        cancelled, the task may still be stored.
 
         Raises:
             InvalidName, InvalidRequest, InvalidArguments, InvalidSettings, PayloadTooLarge: nothing was sent.

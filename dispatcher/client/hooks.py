@@ -32,7 +32,7 @@ class ClientRequest:
 
 
 CallNext = Callable[[ClientRequest], Awaitable[Any]]
-"""Calls the next hook; the last one sends the request."""
+"""Calls the next hook, or sends the request if there is none."""
 StreamNext = Callable[[ClientRequest], AsyncGenerator[Any, None]]
 SubmitNext = Callable[[ClientRequest], "Awaitable[Job]"]
 

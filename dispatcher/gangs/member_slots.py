@@ -48,7 +48,7 @@ class HeldSet(Protocol):
 
     @property
     def pool(self) -> RoutedPool:
-        """Its gangs, as workers."""
+        """The set's gangs, as workers."""
 
     def stands(self, formation: Formation) -> bool:
         """Whether this is its gang's current formation."""

@@ -42,7 +42,7 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksLost:
-    """Ranks of the living generation are lost and will be replaced; the others go on."""
+    """Ranks of the current generation are lost and will be replaced; the others go on."""
 
     generation: int
     ranks: tuple[int, ...]

@@ -303,7 +303,7 @@ class RequestExchange:
             if flight.message:
                 ids = by_worker.setdefault(flight.worker, [])
                 if len(ids) == MAX_CHECKED:
-                    flight.check_at = now  # the next time
+                    flight.check_at = now  # checked in the next round
                     continue
                 ids.append(flight.id)
             every_s = flight.check_every_s or self._check_after_s

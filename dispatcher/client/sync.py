@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 
 
 class SyncLease(SyncProxy[Lease]):
-    """Lease for plain code. Some slots of one worker, or of one gang of a standing set, renewed by itself
-    while held. Not for use after its `with` block."""
+    """Lease for plain code. Reserved slots of one worker, or of one gang of a standing set, renewed
+    automatically. Not for use after its `with` block."""
 
     @property
     def used(self) -> int:
-        """Slots in use by this lease's tasks now, those included that were cancelled and have not stopped yet."""
+        """Slots in use by tasks of this lease, including cancelled tasks that have not stopped yet."""
         return self._target.used
 
     @property
     def lost(self) -> GanglineError | None:
-        """Why the lease cannot be used any more; None while it can."""
+        """Why the lease can no longer be used; None while it can."""
         return self._thread.call(lambda: self._target.lost)
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a task on the lease and return its result. Waits while all slots of the lease are in use. See
-        Lease.call."""
+        """Run a task on the lease and return its result. Waits while all slots of the lease are in use. Cancelling
+        cancels the task; its slot is free again when it has stopped. See Lease.call."""
         return self._thread.run(self._target.call(method, *args, **kwargs))
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
@@ -63,11 +63,11 @@ class SyncLease(SyncProxy[Lease]):
         return iterate(self._thread, self._target.stream(method, *args, **kwargs))
 
     def renew(self) -> None:
-        """Ask for the full time to live now, rather than when it is due by itself."""
+        """Renew the lease now instead of waiting for the next automatic renewal."""
         self._thread.call(self._target.renew)
 
     def release(self) -> None:
-        """Give the slots back now; those in use come back as their tasks end. Idempotent, never waits."""
+        """Release the slots now; those in use are released as their tasks end. Idempotent, never waits."""
         self._thread.call(self._target.release)
 
     @property
@@ -76,18 +76,18 @@ class SyncLease(SyncProxy[Lease]):
 
     @property
     def endpoint(self) -> str:
-        """What was asked for: the pool, or an endpoint whose route led there."""
+        """The name in the request: the pool, or an endpoint routed to it."""
         return self._target.endpoint
 
     @property
     def worker(self) -> str:
-        """`<pool>.<worker>`, as operators name it; of a standing set, where rank 0 of the gang is. The same goes
-        for what else is told of the worker."""
+        """`<pool>.<worker>`; in a standing set, the worker of rank 0, which the other properties of the worker
+        also describe."""
         return self._target.worker
 
     @property
     def gang(self) -> str | None:
-        """The gang of a standing set whose slots they are: of rank 0, or of every rank. None: of no gang."""
+        """The gang of a standing set that the slots belong to (rank 0's, or every rank's); None for a plain pool."""
         return self._target.gang
 
     @property
@@ -100,7 +100,7 @@ class SyncLease(SyncProxy[Lease]):
 
     @property
     def address(self) -> str:
-        """Where others can reach the process, if it told; host or host:port."""
+        """Address at which other processes can reach the worker, if it published one; host or host:port."""
         return self._target.address
 
     @property
@@ -109,29 +109,29 @@ class SyncLease(SyncProxy[Lease]):
 
     @property
     def token(self) -> str:
-        """As it stands in the ledger."""
+        """The token, as in the ledger."""
         return self._target.token
 
     @property
     def epoch(self) -> int:
-        """The worker's epoch; the token dies with it."""
+        """The worker's epoch; the token is invalid in any other."""
         return self._target.epoch
 
     @property
     def fence(self) -> int:
-        """A number that grows with each lease of the worker, for resources that refuse zombies; of a lease with
-        `ledger="sync"` it grows over the whole system."""
+        """Fencing token: grows with each lease of the worker, so that resources can reject stale holders. With
+        `ledger="sync"` it grows across the whole system."""
         return self._target.fence
 
     @property
     def slots(self) -> int:
-        """How many; of a gang whose calls run on all ranks, so many of each."""
+        """Number of slots; for a gang whose calls run on all ranks, per rank."""
         return self._target.slots
 
 
 class SyncGang(SyncProxy[Gang]):
-    """Gang for plain code. A gang that this process owns: renewed by itself while held. Not for use after its
-    `with` block."""
+    """Gang for plain code. A gang that this process owns; renewed automatically while held. Not for use after
+    its `with` block."""
 
     @property
     def id(self) -> str:
@@ -139,12 +139,12 @@ class SyncGang(SyncProxy[Gang]):
 
     @property
     def generation(self) -> int:
-        """Of the newest members; grows with each restart."""
+        """Generation of the current members; grows with each restart."""
         return self._target.generation
 
     @property
     def size(self) -> int:
-        """The number of ranks: the world size. With a range of sizes, that of the newest members."""
+        """Number of ranks (the world size). With a range of sizes, that of the current members."""
         return self._target.size
 
     @property
@@ -154,40 +154,41 @@ class SyncGang(SyncProxy[Gang]):
 
     @property
     def rendezvous(self) -> HostPort | None:
-        """Host and port at rank 0's worker, for the tasks to meet at; free when the gang was formed."""
+        """Host and port at rank 0's worker where the tasks can meet; the port was free when the gang was formed."""
         return self._target.rendezvous
 
     @property
     def fence(self) -> int:
-        """A number that grows over the whole system with each generation, for resources that refuse zombies."""
+        """Fencing token: grows across the whole system with each generation, so that resources can reject stale
+        holders."""
         return self._target.fence
 
     @property
     def restarts(self) -> int:
-        """How often it was formed again or repaired so far, for whatever reason: the generations before this one.
-        The same number stands in the ledger, in answers and in events."""
+        """How often the gang was formed again or repaired, for any reason: the number of generations before this
+        one. The ledger, answers and events have the same number."""
         return self._target.restarts
 
     @property
     def failures(self) -> int:
-        """How many failures count against `max_restarts` so far; drains and preemptions do not."""
+        """Failures counted against `max_restarts` so far; drains and preemptions are not counted."""
         return self._target.failures
 
     @property
     def state(self) -> OwnedState:
-        """How it fares: formed, repairing, restarting, unconfirmed or ended."""
+        """Formed, repairing, restarting, unconfirmed or ended."""
         return self._thread.call(lambda: self._target.state)
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:
         """Ranks that are lost and being replaced while the others go on (`restart="restart_member"`), ascending.
-        What was under way there has ended with GangRestarted; what is sent there waits for the replacement."""
+        Tasks in progress there have ended with GangRestarted; new ones wait for the replacement."""
         return self._target.lost_ranks
 
     @property
     def lost(self) -> GanglineError | None:
-        """Why nothing can be sent now: over, between two generations, or not renewed in time. None while it can,
-        if only to ranks that are not among `lost_ranks`."""
+        """Why nothing can be sent now: ended, between two generations, or not renewed in time. None while tasks
+        can be sent to at least the ranks that are not in `lost_ranks`."""
         return self._thread.call(lambda: self._target.lost)
 
     def options(
@@ -198,18 +199,18 @@ class SyncGang(SyncProxy[Gang]):
         retries: int | None = None,
         partial: bool | None = None,
     ) -> SyncGang:
-        """The same gang, with calls that are made so; what is not given stays as it is. Cheap. See Gang.options."""
+        """A cheap copy of this gang with these options; those not given are inherited. See Gang.options."""
         return SyncGang(
             self._thread,
             self._target.options(timeout_s=timeout_s, idempotent=idempotent, retries=retries, partial=partial),
         )
 
     def run(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Run a task on all ranks, with the same arguments, and return the results by rank. See Gang.run."""
+        """Run a task on all ranks with the same arguments, and return the results by rank. See Gang.run."""
         return self._thread.run(self._target.run(method, *args, **kwargs))
 
     def run_each(self, method: str, arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /) -> list[Any]:
-        """Run a task on all ranks, each with its own arguments; else as `run`. See Gang.run_each."""
+        """Run a task on all ranks, each with its own arguments; otherwise like `run`. See Gang.run_each."""
         return self._thread.run(self._target.run_each(method, arguments))
 
     def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -218,27 +219,26 @@ class SyncGang(SyncProxy[Gang]):
         return self._thread.run(self._target.call(rank, method, *args, **kwargs))
 
     def stream(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
-        """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never repeated. See
+        """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never retried. See
         Gang.stream."""
         return iterate(self._thread, self._target.stream(rank, method, *args, **kwargs))
 
     def wait_formed(self) -> int:
-        """The living generation; between two, and while ranks of it are lost, wait for the next. See
+        """The current generation; waits for the next one between two generations and while ranks are lost. See
         Gang.wait_formed."""
         return self._thread.run(self._target.wait_formed())
 
     def ready(self) -> int:
-        """The living generation, once all its members have started: their `gang_start` functions have ended well.
-        Waits for that, also over restarts, until the deadline of `options(timeout_s=...)`, if there is one. See
-        Gang.ready."""
+        """The current generation, once the `gang_start` functions of all its members have succeeded. Waits for
+        that, across restarts, until the deadline of `options(timeout_s=...)`, if there is one. See Gang.ready."""
         return self._thread.run(self._target.ready())
 
     def events(self) -> Generator[GangEvent, None, None]:
-        """What is broadcast of this gang, from now until it is over. Events may be lost."""
+        """Events of this gang, from now until it has ended. Events may be lost."""
         return iterate(self._thread, self._thread.call(self._target.events))
 
     def release(self) -> None:
-        """Give the gang back now; returns when its members have stopped. Idempotent. What is under way ends with
+        """Release the gang; returns when its members have stopped. Idempotent. Calls in progress end with
         ClosedError."""
         self._thread.run(self._target.release())
 
@@ -304,7 +304,7 @@ class SyncLeaseAcquisition(SyncContext[SyncLease]):
 
 
 class SyncGangAcquisition(SyncContext[SyncGang]):
-    """`with client.gang(...) as gang`: waits until it is formed, releases on leaving."""
+    """`with client.gang(...) as gang`: waits until it is formed, releases it on exit."""
 
     def _entered(self, entered: Gang) -> SyncGang:
         return SyncGang(self._thread, entered)
@@ -326,27 +326,27 @@ class SyncClient(OwningProxy[Client]):
         return self._with(self._target.options(**given))
 
     def call(self, target: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a task on some worker and return its result: one round trip. See Client.call."""
+        """Run a task on some worker and return its result, in one round trip. See Client.call."""
         return self._thread.run(self._target.call(target, *args, **kwargs))
 
     def stream(self, target: str | Selection, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
-        """Run a task that yields, and yield its items as they come: `for item in client.stream(...)`. See
+        """Run a task that yields, and yield its items as they arrive: `for item in client.stream(...)`. See
         Client.stream."""
         return iterate(self._thread, self._target.stream(target, *args, **kwargs))
 
     def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> SyncWorkerChoice:
-        """`with client.choose_worker("images") as selection:` — hold a slot, and see whose, before sending. See
-        Client.choose_worker."""
+        """`with client.choose_worker("images") as selection:` — reserve a slot, and see on which worker, before
+        sending. See Client.choose_worker."""
         return SyncWorkerChoice(self._thread, self._target.choose_worker(target, slots=slots, move=move))
 
     def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a task on the slot that was chosen; it cannot be rejected for want of room. See Client.dispatch."""
+        """Run a task on the selected slot; it cannot be rejected for lack of capacity. See Client.dispatch."""
         return self._thread.run(self._target.dispatch(selection, method, *args, **kwargs))
 
     def lease(
         self, target: str, /, *, slots: int = 1, ttl_s: float = 15.0, ledger: str = "behind", wait: bool = True
     ) -> SyncLeaseAcquisition:
-        """`with client.lease("images", slots=4) as lease:` — hold slots of one worker for many tasks. See
+        """`with client.lease("images", slots=4) as lease:` — reserve slots of one worker for many tasks. See
         Client.lease."""
         return SyncLeaseAcquisition(
             self._thread, self._target.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait)
@@ -363,8 +363,8 @@ class SyncClient(OwningProxy[Client]):
         return SyncJob(self._thread, self._thread.run(self._target.submit(target, *args, **kwargs)))
 
     def submit_many(self, target: str, arguments: Sequence[Mapping[str, Any]], /) -> list[SyncJob]:
-        """Submit a task for each of these named arguments concurrently; jobs are returned in order. With an
-        `idempotency_key`, each uses that key with its index in the list. See Client.submit_many."""
+        """Submit a task for each of these sets of named arguments concurrently; returns the jobs in order. With an
+        `idempotency_key`, each submission uses that key with its index in the list. See Client.submit_many."""
         return [SyncJob(self._thread, each) for each in self._thread.run(self._target.submit_many(target, arguments))]
 
     def job(self, id: str, /, endpoint: str | None = None) -> SyncJob:
@@ -372,8 +372,8 @@ class SyncClient(OwningProxy[Client]):
         return SyncJob(self._thread, self._target.job(id, endpoint))
 
     def queues(self) -> list[QueueStats]:
-        """Queues of all endpoints with waiting or running tasks, or a dispatcher: depth, oldest, running, idle
-        slots. See Client.queues."""
+        """Queues of all endpoints that have waiting or running tasks, or a dispatcher: depth, oldest task, running
+        tasks, idle slots. See Client.queues."""
         return self._thread.run(self._target.queues())
 
     def dead_letters(
@@ -396,42 +396,42 @@ class SyncClient(OwningProxy[Client]):
         self._thread.run(self._target.drop(job))
 
     def statistics(self) -> dict[str, Any]:
-        """What this client knows and does: pools with workers and queues, requests in flight, slots held."""
+        """A snapshot of this client: pools with workers and queues, requests in flight, slots held."""
         return self._thread.call(self._target.statistics)
 
     def workers(self, pool: str | None = None) -> list[WorkerInfo]:
-        """Living workers of one pool, or of all, by name. See Client.workers."""
+        """Living workers of one pool, or of all pools, sorted by name. See Client.workers."""
         return self._thread.run(self._target.workers(pool))
 
     def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:
-        """Living leases, oldest first; `worker` is the name within its pool. See Client.leases."""
+        """Current leases, oldest first; `worker` is the name within its pool. See Client.leases."""
         return self._thread.run(self._target.leases(pool, worker))
 
     def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
-        """Have a worker (`POOL.WORKER`) take nothing new, finish and leave; what runs after `grace_s` is
-        cancelled. See Client.drain."""
+        """Drain a worker (`POOL.WORKER`): it accepts nothing new, finishes its tasks and leaves; tasks still
+        running after `grace_s` are cancelled. Returns as soon as draining has begun. See Client.drain."""
         return self._thread.run(self._target.drain(worker, grace_s=grace_s))
 
     def resize(self, worker: str, slots: int) -> ResizeReply:
-        """Change the number of slots of a worker (`POOL.WORKER`), live; 0 pauses it. See Client.resize."""
+        """Change the number of slots of a running worker (`POOL.WORKER`); 0 pauses it. See Client.resize."""
         return self._thread.run(self._target.resize(worker, slots))
 
     def stats(self, worker: str) -> StatsReply:
-        """What a worker (`POOL.WORKER`) says of itself: load, leases, counts. See Client.stats."""
+        """Statistics of a worker (`POOL.WORKER`): load, leases, counts. See Client.stats."""
         return self._thread.run(self._target.stats(worker))
 
     def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
-        """Send an endpoint's traffic where `route` says, from now on and from everywhere; replaces the route it
-        has. See Client.set_route."""
+        """Set or replace the route of an endpoint, for the traffic of all clients. See Client.set_route."""
         return self._thread.run(self._target.set_route(endpoint, route))
 
     def delete_route(self, endpoint: str, /) -> None:
-        """The endpoint is the pool of its name again. One that has no route is no error. See Client.delete_route."""
+        """Delete a route: the endpoint is the pool of its name again. No error if there is none. See
+        Client.delete_route."""
         self._thread.run(self._target.delete_route(endpoint))
 
     def routes(self) -> dict[str, RouteRecord]:
-        """Routes by endpoint, as they are followed now. Values that cannot be followed are in
-        `statistics()["routes"]["refused"]`. See Client.routes."""
+        """Routes in effect, by endpoint. Invalid routes are in `statistics()["routes"]["refused"]`. See
+        Client.routes."""
         return self._thread.run(self._target.routes())
 
 

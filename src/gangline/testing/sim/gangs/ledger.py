@@ -137,6 +137,12 @@ class GangLedger:
             case _:
                 pass
 
+    def drains(self, worker: str) -> None:
+        """It has told coordinators; its registration may say so later, when storage takes it."""
+        for known in self._registrations:
+            if known.worker == worker:
+                self._draining[known] = True
+
     def on_write(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None:
         """A write or a batch is over."""
         if bucket != self._names.ledger_bucket:

@@ -126,7 +126,9 @@ class GangWatch:
                 told.tokens.setdefault(token, stop_by)
 
     def journal(self, node: str, record: dict[str, object]) -> None:
-        """A line of a worker's journal about a gang."""
+        """A line of a worker's journal about a gang, or that it drains."""
+        if record["event"] == "drain":
+            self.ledger.drains(node.partition(".")[0])
         gang, generation = record.get("gang"), record.get("generation")
         if not isinstance(gang, str) or not isinstance(generation, int):
             return

@@ -25,7 +25,7 @@ from ...schemas.errors.gangs import GangFailed
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangRecord, GangSetRecord, GangState, Route
 from ...schemas.records.workers import MethodInfo, Registration
-from ...schemas.wire.frames import AnswerOp, Load, ReserveFlag, TaskFlag
+from ...schemas.wire.frames import Load, ReserveFlag, TaskFlag
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptLoop, AttemptTarget, PoolTarget
 from ..calls.call import Call
@@ -39,8 +39,6 @@ from .collective_call import Arguments, run_on_all, same_for_all
 from .member_slots import attempt_on, cause_of, for_rank, hold_members, items_of, no_stream_of_all
 from .members import Formation, MemberChannelFactory, RankSlots
 
-_OK: Final = int(AnswerOp.OK)
-_END: Final = int(AnswerOp.END)
 _STREAM: Final = int(TaskFlag.STREAM)
 _WORD_S: Final = 1.0
 """How long a task that was cancelled by neither the caller nor the router waits for the news that its gang was torn

@@ -15,7 +15,6 @@ from ...schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ...schemas.names import Names, check_name, split_target
 from ...schemas.text import plain
 from ...schemas.wire.frames import AnswerOp, ReserveFlag
-from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, PoolTarget
@@ -32,8 +31,6 @@ from ..routing.settings import RouterSettings
 from ..transport.channel import Outcome
 from .traffic_director import EndpointTarget
 from .wiring import RouterWiring
-
-_log = logger_for("dispatcher")
 
 _OK: Final = int(AnswerOp.OK)
 _DEFAULTS = CallOptions()

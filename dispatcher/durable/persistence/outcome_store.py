@@ -31,8 +31,6 @@ from ..policies.settings import DispatcherSettings
 from . import records
 from .writers import JobEventPublisher, KvWriteBatcher
 
-_HEADERS_BYTES: Final = 8192
-"""Room that a dead letter's headers may take beside the message's own."""
 _LOOKS: Final = 64
 """Results looked up at once."""
 _BAD_PATTERN: Final = 10189

@@ -54,18 +54,19 @@ class Storage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSettings:
-    """How a bucket is made when it does not exist yet. An existing bucket is used as it is.
+    """How to create a bucket if it does not exist. An existing bucket is used as it is.
 
     Raises:
         InvalidSettings: a value is out of its bounds.
     """
 
     storage: Storage = Storage.MEMORY
-    """Memory is fast, and workers rebuild what a restarted server forgot. A cluster is better served by file."""
+    """Memory is fast, and workers restore what a restarted server has lost. Use file storage in a cluster."""
     replicas: int = 1
-    """Servers of a cluster that keep a copy, 1 to 5. With 3 any one of them may die; one server alone can keep 1."""
+    """Number of servers in a cluster that keep a copy, 1 to 5. With 3, any one of them may fail; a single server needs
+    1."""
     max_bytes: int = -1
-    """Most bytes that the bucket may hold; -1: as many as the server allows."""
+    """Maximum size of the bucket in bytes; -1: as much as the server allows."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 5:

@@ -20,7 +20,7 @@ _SECRETS: Final = frozenset({"password", "token", "user"})
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConnectionSettings:
-    """Everything needed to reach a NATS server; checked when constructed.
+    """Everything needed to connect to a NATS server. Validated at construction.
 
     Use `from_url`, `from_context` or `from_environment` unless you have each value at hand.
 
@@ -29,35 +29,35 @@ class ConnectionSettings:
     """
 
     urls: tuple[str, ...] = (DEFAULT_URL,)
-    """`nats://host:port` or `tls://host:port`, tried in random order; user and password may stand in them."""
+    """`nats://host:port` or `tls://host:port`, tried in random order. They may contain user and password."""
     credentials_file: Path | None = None
-    """A `.creds` file: a user's JWT and its seed."""
+    """A `.creds` file: the JWT of a user, and its seed."""
     nkey_file: Path | None = None
     """A file with an nkey seed (`SU...`)."""
     user: str = ""
     password: str = ""
     token: str = ""
     tls_ca: Path | None = None
-    """PEM file of the authority that signed the server's certificate; the system's authorities if not given."""
+    """PEM file of the authority that signed the server's certificate. Default: the system's authorities."""
     tls_certificate: Path | None = None
-    """PEM file of our own certificate; needs `tls_key`."""
+    """PEM file of the client certificate; requires `tls_key`."""
     tls_key: Path | None = None
-    """PEM file of its private key; needs `tls_certificate`."""
+    """PEM file of its private key; requires `tls_certificate`."""
     tls_first: bool = False
-    """Shake hands before the server says anything (`handshake_first` in the server's configuration)."""
+    """Do the TLS handshake before the server sends INFO (`handshake_first` in the server's configuration)."""
     name: str = ""
-    """Shown in the server's connection list; `connect(name=...)` goes before it."""
+    """Name in the server's list of connections; `connect(name=...)` overrides it."""
     inbox_prefix: str = "_INBOX"
-    """Where answers come to. A user who may only subscribe `_INBOX.me.>` needs `_INBOX.me` here."""
+    """Prefix of the subjects for answers. A user who may subscribe only to `_INBOX.me.>` needs `_INBOX.me` here."""
     connect_timeout_s: float = 5.0
-    """How long the first connection may take, over all addresses; 0.1 to 300. Reconnecting never gives up."""
+    """Timeout of the first connection, over all addresses; 0.1 to 300. Reconnecting never gives up."""
     storage_timeout_s: float = 5.0
-    """How long one operation on a bucket may take before StorageUnavailable; 0.1 to 300."""
+    """Timeout of one operation on a bucket, after which it raises StorageUnavailable; 0.1 to 300."""
     ping_interval_s: float = 5.0
-    """A server that answers none of two pings, so far apart, is given up; 0.1 to 300. Less notices a frozen server
-    sooner, at the price of false alarms over slow links."""
+    """Interval of pings to the server; after two without an answer the client reconnects; 0.1 to 300. Shorter intervals
+    detect a frozen server sooner, but cause false alarms over slow links."""
     reconnect_wait_s: float = 0.25
-    """Pause before the same address is tried again, with a fifth of jitter; 0.01 to 60."""
+    """Wait before the same address is tried again, with 20 % of jitter; 0.01 to 60."""
 
     def __post_init__(self) -> None:
         if isinstance(self.urls, str):

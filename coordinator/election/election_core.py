@@ -31,15 +31,15 @@ class ElectionSettings:
     """
 
     alive_ttl_s: float = 2.0
-    """Time to live of `leader_alive`. The server takes whole seconds."""
+    """Time to live of the key `leader_alive`. The server supports whole seconds only."""
     renew_s: float = 0.5
-    """How often it is renewed."""
+    """Interval at which the leader renews it."""
     margin_s: float = 0.5
-    """How much earlier than the key's end a leader stops trusting itself; covers a slow write."""
+    """How long before the key expires a leader stops acting as one; covers a slow write."""
     jitter_s: float = 0.3
-    """A candidate waits up to so long before it claims."""
+    """A candidate waits a random time up to this before it claims leadership."""
     retry_s: float = 0.5
-    """After a claim that lost or failed, at least so long; with up to as much again as jitter."""
+    """Wait after a claim that lost or failed, plus a random time of up to the same length."""
 
     def __post_init__(self) -> None:
         if not 0 < self.renew_s < self.alive_ttl_s - self.margin_s:

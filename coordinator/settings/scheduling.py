@@ -1,4 +1,4 @@
-"""What may be tuned in a coordinator. Each field gives unit, bound and advice."""
+"""Settings of the coordinator's decisions: unit, bounds and advice for each."""
 
 from __future__ import annotations
 
@@ -9,52 +9,53 @@ from ...schemas.errors.base import InvalidSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """Settings of the gang core, in seconds unless the name says otherwise. The defaults suit a local network.
+    """Settings of the coordinator's decisions, in seconds unless the name says otherwise. The defaults suit a local
+    network.
 
     Raises:
         InvalidSettings: a value out of its bounds, with the bound in the text.
     """
 
     hold_s: float = 2.0
-    """How long a worker keeps tentative slots without a commit. Longer than `hold_wait_s` and a slow commit."""
+    """How long a worker holds slots for a gang that is not committed. Longer than `hold_wait_s` plus a slow commit."""
     hold_wait_s: float = 0.5
-    """A hold not answered for so long counts as refused. Well below `hold_s`."""
+    """A hold that is not answered within this time counts as refused. Well below `hold_s`."""
     hold_margin_s: float = 0.25
-    """A commit is not sent any more when a hold has less than this left."""
+    """A gang is not committed if one of its holds expires sooner than this."""
     refused_first_s: float = 0.025
     """Wait after a refused hold or commit; doubles each time, with jitter."""
     refused_max_s: float = 0.5
-    """... up to this."""
+    """Longest wait after a refused hold or commit."""
     starve_after_s: float = 5.0
-    """When the head of the queue has waited so long, slots are kept for it as they become free. It then has its slots
-    within the longest task or lease on the workers chosen for it, plus `keep_renew_s` and one hold."""
+    """When the head of the queue has waited this long, slots are kept for it as they become free. It then gets its
+    slots after at most the longest task or lease on the workers chosen for it, plus `keep_renew_s` and one hold."""
     keep_renew_s: float = 0.5
-    """How often keeps are renewed, and with that how soon it is seen that they suffice."""
+    """Interval at which kept slots are renewed, and checked for being enough."""
     keep_s: float = 2.0
-    """How long a worker keeps slots when not asked again. At least three times `keep_renew_s`."""
+    """How long a worker keeps slots without a renewal. At least three times `keep_renew_s`."""
     backfill_depth: int = 16
-    """How many gangs behind a waiting head are looked at for back-fill, each time. At least 0."""
+    """How many gangs behind a waiting head are considered for back-fill. At least 0."""
     stop_margin_s: float = 1.0
-    """A worker that has not confirmed a teardown so long after the grace time is waited for no longer."""
+    """How long after the grace time the coordinator waits for a worker to confirm a teardown."""
     resend_s: float = 1.0
-    """How often an unconfirmed teardown is sent again."""
+    """Interval at which an unconfirmed teardown is sent again."""
     restart_max_s: float = 30.0
     """Longest wait before a restart."""
     stable_after_s: float = 60.0
-    """A gang that stayed ready for so long starts its backoff from the beginning at the next failure."""
+    """If a gang was ready for this long, its backoff starts from the beginning at the next failure."""
     repair_s: float = 10.0
-    """`restart_member`: when the lost members are not replaced within this, the whole gang restarts. Its survivors hold
-    slots while they wait, so without this bound two gangs could wait for each other for ever."""
+    """`restart_member`: if the lost members are not replaced within this time, the whole gang restarts. The other
+    members hold slots while they wait, so without this bound two gangs could wait for each other for ever."""
     ping_s: float = 0.5
-    """How often each worker with members is pinged."""
+    """Interval of the pings to each worker that has members."""
     confirm_s: float = 0.2
-    """A worker without responders is asked again after this; twice in a row means gone."""
+    """A worker without responders is pinged again after this time; twice in a row means that it is gone."""
     ended_keep_s: float = 60.0
-    """How long the end of a gang is remembered, so that its id is not used again and its owner is told the reason."""
+    """How long the end of a gang is remembered, so that its id is not reused and its owner can learn the reason."""
     ended_keep: int = 10_000
-    """Most of these."""
+    """Maximum number of ended gangs remembered."""
     max_queued: int = 10_000
-    """Gangs that may wait; one more is refused at once."""
+    """Maximum number of waiting gangs; further requests are refused at once."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,4 +1,4 @@
-"""What may be tuned in the shell around the gang core: storage, feeds and patience with workers."""
+"""Settings of a coordinator process: storage, event feeds, and timeouts of requests to workers."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class ServiceSettings:
     """
 
     bucket: BucketSettings = field(default_factory=BucketSettings)
-    """How the ledger is made if it does not exist yet."""
+    """How to create the ledger if it does not exist."""
     node: str = field(default_factory=socket.gethostname)
-    """Machine, as discovery and `gangline health` show it."""
+    """Machine name shown by service discovery and `gangline health`."""
     silence_s: float = 3.0
-    """A worker not heard of for so long is looked up: gone when its heartbeat key is gone as well. The workers' own
-    `heartbeat_ttl_s`, or a little more; 0.5 to 60."""
+    """A worker that sends nothing for this time is looked up in the ledger, and is gone if its heartbeat key is gone.
+    The workers' `heartbeat_ttl_s`, or a little more; 0.5 to 60."""
     reconcile_s: float = 5.0
-    """How often all registrations and heartbeats are read again, for what live feeds may have missed; 0.5 to 300."""
+    """Interval at which all registrations and heartbeats are read again, in case live feeds missed one; 0.5 to 300."""
     sweep_s: float = 30.0
-    """How often the ledger is searched for member records that belong to no gang; 1 to 3600."""
+    """Interval of the search for member records that belong to no gang; 1 to 3600."""
     ping_wait_s: float = 1.0
-    """How long the answer to a ping is waited for. None in time proves nothing; 0.1 to 10."""
+    """Timeout of a ping. A timeout alone does not prove that the worker is gone; 0.1 to 10."""
     form_wait_s: float = 1.0
-    """How long a worker's word that it formed is waited for before it is asked again; 0.1 to 30."""
+    """Timeout of a worker's confirmation that its members have formed, before it is asked again; 0.1 to 30."""
     form_tries: int = 3
-    """How often it is asked; after that, pings find out. 1 to 100."""
+    """How many times a worker is asked to form; after that, pings tell. 1 to 100."""
     start_timeout_s: float = 15.0
-    """How long a start waits for storage, in a cluster that holds an election for example; 0 to 600."""
+    """How long to wait for storage at start, for example during a cluster's election; 0 to 600."""
     disconnects: str = "$SYS.ACCOUNT.*.DISCONNECT"
-    """Where the server tells of lost connections, if this account imports that; empty: not listened to. It only
-    speeds up what pings find out."""
+    """Subject on which the server reports lost connections, if this account imports it; empty: none. It only speeds up
+    what pings detect."""
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:

@@ -40,21 +40,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStorage:
-    """How the streams and buckets of durable tasks are made where they do not exist yet.
+    """How to create the streams and buckets of durable tasks if they do not exist.
 
     Raises:
         InvalidSettings: a value out of its bounds.
     """
 
     storage: Storage = Storage.FILE
-    """File survives a restart of the server; with memory, tasks are as durable as the server's process."""
+    """File storage survives a restart of the server; with memory, tasks last as long as the server's process."""
     replicas: int = 1
-    """Servers of a cluster that keep a copy, 1 to 5. With 3 any one of them may die; one server alone can keep 1."""
+    """Number of servers in a cluster that keep a copy, 1 to 5. With 3, any one of them may fail; a single server needs
+    1."""
     dead_max_age_s: float = 30 * 86_400.0
-    """How long dead letters are kept. 0: for ever."""
+    """How long dead letters are kept; 0: for ever."""
     jobs_max_age_s: float = 3600.0
-    """How long events, progress and items of jobs are kept, so that somebody who comes late can read them. 0: for
-    ever."""
+    """How long events, progress and items of jobs are kept for later readers; 0: for ever."""
 
     def __post_init__(self) -> None:
         BucketSettings(replicas=self.replicas)  # has the same bounds

@@ -53,14 +53,15 @@ class WorkerSettings:
     """Labels that callers can select by; they override the pool's."""
 
     max_lease_ttl_s: float = 3600.0
-    """Longest time to live that a lease may ask for, in seconds; 1 to 86400. A vanished holder blocks slots for it."""
+    """Longest time to live that a lease may request, in seconds; 1 to 86400. A holder that is gone blocks its slots for
+    that time."""
     max_claim_s: float = 300.0
-    """Longest claim timeout that a reserve may ask for, in seconds. Routers ask for 2."""
+    """Longest claim timeout that a `reserve` may request, in seconds. Routers request 2."""
     freeze_after_s: float = 1.0
-    """A process that did not run for longer asks storage whether its id is still its own, and takes a new epoch; in
-    seconds, 0.5 to 3600. Shorter than the patience of callers, and than `heartbeat_ttl_s` less `heartbeat_s`, after
-    which another process may take the id; longer than any task blocks the event loop. If the log shows epochs under
-    load, move blocking code to threads before raising this."""
+    """A worker that was not scheduled for longer than this checks that its id is still its own and takes a new epoch;
+    in seconds, 0.5 to 3600. Keep it below the timeouts of callers and below `heartbeat_ttl_s` - `heartbeat_s` (after
+    that another process may take the id), and above the longest time that a task blocks the event loop. If the log
+    shows new epochs under load, move blocking code to threads before you raise this."""
     drain_grace_s: float = 30.0
     """Cancel tasks still running this many seconds after the drain began; 0 cancels at once. Keep it below the time
     between your process manager's SIGTERM and SIGKILL."""

@@ -1,4 +1,4 @@
-"""What may be tuned in a durable dispatcher. Each field gives unit, bound and advice."""
+"""Settings of the durable dispatcher: unit, bounds and advice for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...routing.settings import check_bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherSettings:
-    """Settings of one durable dispatcher. What a route or a task says of itself goes before these.
+    """Settings of one durable dispatcher. Options of a route or a task override them.
 
     Raises:
         InvalidSettings: a value out of its bounds, with the bound in the text.
@@ -23,51 +23,53 @@ class DispatcherSettings:
     node: str = field(default_factory=lambda: os.environ.get("GANGLINE_NODE", "") or socket.gethostname())
     """Machine, as discovery shows it. Default: $GANGLINE_NODE, else the host's name."""
     max_attempts: int = 5
-    """How often a task that is declared idempotent is started before it becomes a dead letter. One that is not is
+    """Maximum number of attempts of a task declared idempotent, before it becomes a dead letter. Other tasks are
     started once. 1 to 10000."""
     backoff_s: float = 1.0
-    """Wait before the second try; doubles with each. Jitter takes off up to half. 0 to 86400."""
+    """Wait before the second attempt; doubles with each further one. Jitter shortens it by up to half. 0 to 86400."""
     backoff_max_s: float = 300.0
-    """... up to this. 0 to 86400."""
+    """Longest wait between attempts. 0 to 86400."""
     result_ttl_s: float = 3600.0
-    """How long results are kept. 0: not at all."""
+    """How long results are kept; 0: they are not kept."""
     result_inline_bytes: int = 512 * 1024
-    """Results up to so many bytes stand in the bucket of results, larger ones in the object store. 1024 to 2**23, and
-    never more than the server takes in a message."""
+    """Results up to this size are stored in the results bucket, larger ones in the object store. 1024 to 2**23, and at
+    most the server's message size."""
     unknown_after_s: float = 30.0
-    """Tasks of an endpoint that no pool and no route has are dead letters after so long. 0 to 30 days."""
+    """A task whose endpoint has neither a pool nor a route becomes a dead letter after this time. 0 to 30 days."""
     age_step_s: float = 10.0
-    """A task gains one step of priority for each so many seconds that it waits: less is fairer to old tasks of low
-    priority, more is stricter. 0.1 to 86400."""
+    """A waiting task gains one step of priority each time this passes. A shorter time favours old tasks of low
+    priority, a longer one enforces priorities more strictly. 0.1 to 86400."""
     window_tasks: int = 4096
-    """Tasks of one queue that are looked at ahead, for priorities, keys and limits to be judged. 1 to 1000000."""
+    """How many tasks of one queue are read ahead, to apply priorities, keys and limits. 1 to 1000000."""
     window_bytes: int = 32 * 1024 * 1024
-    """... and bytes of them. At least 65536."""
+    """How many bytes of tasks are read ahead. At least 65536."""
     lease_slots: int = 8
-    """Most slots of one lease on a worker. More is cheaper, fewer share a busy worker sooner. 1 to 1000000."""
+    """Maximum number of slots in one lease on a worker. Larger leases cost less; smaller ones share a busy worker
+    sooner. 1 to 1000000."""
     lease_ttl_s: float = 2.0
-    """How long a lease outlives a dispatcher that vanished. Below `frozen_after_s`, so that what a frozen dispatcher
-    still sends is refused before anybody takes its queues over. 1 to 60."""
+    """Time to live of a lease whose dispatcher is gone. Below `frozen_after_s`, so that requests of a frozen dispatcher
+    are refused before another one takes over its queues. 1 to 60."""
     idle_s: float = 0.25
-    """Slots that nothing is there for are given back after so long. 0.01 to 60."""
+    """Unused slots are returned after this time. 0.01 to 60."""
     turn_s: float = 1.0
-    """A lease is asked for anew after so long, so that others get their share of a busy worker. 0.05 to 3600."""
+    """A lease is replaced by a new one after this time, so that others get their share of a busy worker. 0.05 to
+    3600."""
     ping_s: float = 0.5
-    """How often dispatchers ask after each other, and after workers that run their tasks. 0.05 to 10."""
+    """Interval at which a dispatcher pings other dispatchers and the workers that run its tasks. 0.05 to 10."""
     worker_gone_after_s: float = 1.0
-    """A worker at whose subjects nobody has listened for so long is looked up in the ledger at once (one that is
-    silent: after the router's `lost_after_s`). When its heartbeat has expired it is lost, and its tasks start
-    elsewhere. 0.1 to 60."""
+    """A worker without responders for this time is looked up in the ledger (a silent one after the router's
+    `lost_after_s`). If its heartbeat has expired, it is lost and its tasks start elsewhere. 0.1 to 60."""
     freeze_after_s: float = 1.0
-    """After a gap of so long in our own running we ask whether our queues are still ours. 0.5 to 10."""
+    """A dispatcher that was not scheduled for this time checks whether it still owns its queues. 0.5 to 10."""
     frozen_after_s: float = 2.5
-    """A dispatcher that has not answered for so long loses its queues. 1.5 to 60."""
+    """A dispatcher that does not answer for this time loses its queues. 1.5 to 60."""
     look_s: float = 1.0
-    """How often new endpoints, and messages that are nobody's, are looked for. 0.1 to 60."""
+    """Interval of the search for new endpoints and for messages that belong to no endpoint. 0.1 to 60."""
     grace_s: float = 0.0
-    """How long `stop` lets running tasks finish before it hands them over. They run on either way. 0 to 30 days."""
+    """How long `stop` waits for running tasks before it hands them over to other dispatchers. They continue to run in
+    any case. 0 to 30 days."""
     start_timeout_s: float = 15.0
-    """How long a start waits for storage, in a cluster that holds an election for example. 0 to 600."""
+    """How long to wait for storage at start, for example during a cluster's election. 0 to 600."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)

@@ -1,8 +1,8 @@
-"""One leadership, from the reading of the ledger to its end: tells the gang core what happens, and has its
-effects carried out.
+"""One term of leadership, from reading the ledger to its end: passes events to the gang core, and carries out its
+effects.
 
-A term makes no decision about gangs. It has a core of its own, so that nothing of an earlier leadership can reach it,
-and everything it started ends with it.
+It makes no decision about gangs. Each term has a core of its own, so nothing of an earlier term can reach it, and
+everything it started ends with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Coordinator`: one process's part in granting gangs. Any number may run; one leads, the others stand by."""
+"""`Coordinator`: grants gangs. Any number may run; one leads, the others stand by."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What becomes of gangs. Pure. Imports only: scheduling, model."""
+"""Decisions about gangs. Pure. Imports only: scheduling, model."""

@@ -1,4 +1,4 @@
-"""The line of commits at work: makes each batch when its turn comes, and acts on how it went."""
+"""Builds each batch when its turn comes, and acts on its outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STEP_OF = {
 
 
 class CommitPipeline:
-    """Sends batches one by one. A part of the core."""
+    """Sends batches one at a time. A part of the core."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class CommitPipeline:
 
 
 class GrantPipeline:
-    """Turns holds into members. A part of the core."""
+    """Turns accepted holds into members. A part of the core."""
 
     def __init__(self, scheduler_state: SchedulerState, members: MemberFailures, teardown: Teardown) -> None:
         self._state = scheduler_state

@@ -1,4 +1,4 @@
-"""Tentative slots on workers: asked for on all at once, given up on all at once."""
+"""Tentative slots on workers: requested on all of them at once, and released on all at once."""
 
 from __future__ import annotations
 

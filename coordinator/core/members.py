@@ -1,4 +1,4 @@
-"""Members that fail, and what that means for their gang. Several failures of one generation are one failure."""
+"""Failures of members, and their effect on the gang. Several failures of one generation count as one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .teardown import BLAMELESS, Teardown
 
 
 class MemberFailures:
-    """Judges failures. A part of the core."""
+    """Decides what happens after a failure. A part of the core."""
 
     def __init__(self, scheduler_state: SchedulerState, teardown: Teardown) -> None:
         self._state = scheduler_state

@@ -1,5 +1,5 @@
-"""Those who ask for gangs, keep them and give them back; and what a gang waits for, said so that somebody can do
-something about it."""
+"""Requests of owners: acquire, renew and release a gang; and the reason why a gang waits, in words that help to remove
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .teardown import Teardown
 
 
 class OwnerRequests:
-    """Answers owners. A part of the core."""
+    """Answers requests of owners. A part of the core."""
 
     def __init__(self, scheduler_state: SchedulerState, teardown: Teardown) -> None:
         self._state = scheduler_state

@@ -1,13 +1,13 @@
-"""What a new leader makes of the ledger it finds.
+"""How a new leader recovers the gangs from the ledger.
 
 Laws:
 
-1. It starts from nothing but a whole and successful reading, made after its own `leader` record was written: no write
-   of an earlier leader can come after it.
-2. What is formed is left alone, and its members are told again (the leader before may have died before it told them).
-   What was half torn down is torn down to its end. Holds that were never committed end by themselves at the workers.
-3. A member record is removed only if it was read and the books, which are whole, have no such member. A reading that
-   failed brings no event, and so removes nothing.
+1. It starts only from a complete and successful read, made after its own `leader` record was written: no write of an
+   earlier leader can follow.
+2. Formed gangs are kept, and their members are notified again (the previous leader may have died before it did).
+   Teardowns that were begun are completed. Holds that were never committed expire at the workers.
+3. A member record is removed only if it was read and no known gang has that member. A failed read produces no event,
+   and so removes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .teardown import Teardown
 
 
 class LedgerRecovery:
-    """Takes over. A part of the core."""
+    """Recovers the state of a new leader. A part of the core."""
 
     def __init__(
         self,

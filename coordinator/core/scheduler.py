@@ -1,4 +1,5 @@
-"""From the queue to holds on workers: who is tried now, what the head waits for, what others may take meanwhile.
+"""From the queue to holds on workers: which gang is tried next, what the head of the queue waits for, and what others
+may take meanwhile.
 
 Laws:
 
@@ -32,7 +33,7 @@ from .teardown import Teardown
 
 
 class GangScheduler:
-    """Takes gangs from the queue. A part of the core."""
+    """Starts gangs from the queue. A part of the core."""
 
     def __init__(self, scheduler_state: SchedulerState, members: MemberFailures, teardown: Teardown) -> None:
         self._state = scheduler_state

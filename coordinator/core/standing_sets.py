@@ -1,4 +1,4 @@
-"""Standing sets: k gangs of one shape kept up, scaled, rolled and moved by whole gangs.
+"""Standing sets: keeps k gangs of one shape running; scales, rolls and moves them as whole gangs.
 
 Laws:
 

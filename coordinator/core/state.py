@@ -1,4 +1,4 @@
-"""All that the coordinator knows, and the effects it has decided on; shared by the parts of the core."""
+"""The state of the coordinator, and the effects it has decided on; shared by the parts of the core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..sharding.shards import WHOLE, Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGang:
-    """What is remembered of a gang that is no more."""
+    """What is kept of a gang that has ended."""
 
     at: float
     """Monotonic."""
@@ -29,7 +29,7 @@ class FinishedGang:
 
 @dataclass(slots=True, kw_only=True)
 class StandingSetState:
-    """A standing set: what is wanted, and how its gangs fare."""
+    """A standing set: its declaration, and the state of its gangs."""
 
     record: GangSetRecord
     gangs: dict[str, None] = field(default_factory=dict[str, None])

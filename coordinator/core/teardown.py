@@ -1,11 +1,11 @@
-"""The end of a generation: first in the ledger, then at the members, then the gang goes on or is forgotten.
+"""The end of a generation: first in the ledger, then at the members; then the gang restarts or is forgotten.
 
 Laws:
 
 1. One teardown for each generation, whatever else fails meanwhile.
-2. Members are told only after the batch that ended them was committed. (L9: a deposed coordinator stops nobody.)
-3. The next generation is queued only when every worker has confirmed, is gone, or had the grace time and a margin. One
-   that confirms later has its slots counted by its own limiter until then. (L8)
+2. Members are notified only after the batch that ended them was committed. (L9: a deposed coordinator stops nothing.)
+3. The next generation is queued only when every worker has confirmed, is gone, or had the grace time and a margin. The
+   limiter of a worker that confirms later counts its slots until then. (L8)
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ BLAMELESS = FINAL | {Cause.PREEMPTED, Cause.DRAINED}
 
 
 class Teardown:
-    """Takes gangs down. A part of the core."""
+    """Tears gangs down. A part of the core."""
 
     def __init__(self, scheduler_state: SchedulerState) -> None:
         self._state = scheduler_state
 
     def close(self, gang: ManagedGang, failure: Failure, *, ends: bool, delay_s: float = 0.0) -> None:
-        """End the generation of a formed gang."""
+        """End the generation of a gang that has members: every teardown begins here."""
         scheduler_state = self._state
         holds.abandon(scheduler_state, gang)
         scheduler_state.repairs.pop(gang.id, None)

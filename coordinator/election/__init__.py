@@ -1,1 +1,1 @@
-"""One leader a shard. Imports only: settings."""
+"""One leader per shard. Imports only: settings."""

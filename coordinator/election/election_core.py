@@ -1,4 +1,4 @@
-"""Who leads: pure. Time and draws arrive in the event.
+"""The leader election. Pure: time and random draws arrive in the event.
 
 Two keys of the ledger: `leader` names the leader and is rewritten only by compare-and-set; its revision fences
 everything that the leader writes. `leader_alive` expires `alive_ttl_s` after its last renewal. Laws:
@@ -24,7 +24,7 @@ from ...schemas.records.gangs import LeaderRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionSettings:
-    """In seconds.
+    """Settings of the election, in seconds.
 
     Raises:
         InvalidSettings: a leader would stop trusting itself before it can renew.
@@ -79,7 +79,7 @@ class ClaimWon(ElectionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLost(ElectionEvent):
-    """Somebody wrote `leader` first."""
+    """Another candidate wrote `leader` first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +95,17 @@ class Renewed(ElectionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewFailed(ElectionEvent):
-    """No answer, or no storage; it is tried again for as long as the leader may trust itself."""
+    """No answer, or no storage. The renewal is retried while the leader may still act."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deposed(ElectionEvent):
-    """A conflict on `leader` or `leader_alive`: somebody else leads."""
+    """A conflict on `leader` or `leader_alive`: another process leads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resigned(ElectionEvent):
-    """We want to stop; standbys should not have to wait for the expiry."""
+    """This process wants to stop; standbys should not have to wait for the key to expire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class ReadLeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BecomeLeader:
-    """We lead. Read the ledger, then give the gang core LeadershipGained."""
+    """This process leads. Read the ledger, then send LeadershipGained to the gang core."""
 
     term: int
     fence: int
@@ -154,7 +154,7 @@ class BecomeLeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YieldLeadership:
-    """We lead no more: the gang core gets LeadershipLost now, before anything else is done."""
+    """This process no longer leads: send LeadershipLost to the gang core at once, before anything else."""
 
     reason: str
 
@@ -166,7 +166,7 @@ class ResignLeadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionWake:
-    """Send an ElectionTick at this time; replaces the one before."""
+    """Send an ElectionTick at this time; replaces the previous ElectionWake."""
 
     at: float
 
@@ -185,7 +185,7 @@ class ElectionRole(StrEnum):
 
 
 class ElectionCore:
-    """One coordinator's part in the election. Start by carrying out `start()`."""
+    """The election logic of one coordinator. Begin with the effects of `start()`."""
 
     def __init__(self, instance: str, settings: ElectionSettings | None = None) -> None:
         self.settings = settings or ElectionSettings()

@@ -1,4 +1,4 @@
-"""One coordinator's part in the election, carried out on the ledger; the decisions are in `election`."""
+"""Takes part in the election on the ledger; the decisions are in `election_core`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RETRY_S: Final = 0.2
 
 
 class Elector:
-    """Takes part from `start` to `stop`, and says when we lead and when no more."""
+    """Takes part in the election from `start` to `stop`, and reports when leadership begins and ends."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The `leader` record, while it is ours: its revision fences everything that we write."""
+"""The `leader` record of the current leader: its revision fences everything that the leader writes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...schemas.records.gangs import LeaderRecord
 
 
 class LeaderLost(Exception):
-    """Somebody else's record stands there."""
+    """The record is another process's."""
 
 
 class LedgerLost(Exception):
-    """No record stands there at all: the bucket vanished."""
+    """There is no record: the bucket was lost."""
 
 
 class LeaderKey:

@@ -1,1 +1,1 @@
-"""The buckets, read and written. Imports only: model, sharding."""
+"""Reads and writes the buckets. Imports only: model, sharding."""

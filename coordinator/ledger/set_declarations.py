@@ -1,4 +1,4 @@
-"""The declared standing sets: followed in the ledger, and put back there when the bucket vanished."""
+"""The declared standing sets: followed in the ledger, and restored there if the bucket was lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RETRY_S: Final = 0.2
 
 
 class SetDeclarations:
-    """Feeds declarations to the core. One that cannot be read changes nothing: the one before stays in force."""
+    """Passes declarations to the core. An unreadable one changes nothing: the previous one stays in force."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""The ledger: read at once by a new leader, and written as the core orders it, one batch at a time, each conditioned on
-our leadership."""
+"""The ledger: read as a whole by a new leader, and written as the core orders, one batch at a time. Each batch is
+conditional on leadership."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(slots=True, kw_only=True)
 class LedgerSnapshot:
-    """What stood there, all at one moment."""
+    """The contents of the ledger at one moment."""
 
     gangs: list[tuple[GangRecord, int]] = field(default_factory=list)
     members: list[tuple[WorkerId, MemberRecord]] = field(default_factory=list)

@@ -1,13 +1,13 @@
-"""Which workers there are: followed by every coordinator, leading or not, so that a new leader knows who lives even
-when storage has just forgotten every heartbeat key.
+"""The known workers. Every coordinator follows them, leading or not, so a new leader knows which workers live even when
+storage has just lost all heartbeat keys.
 
 Laws:
 
-1. A worker lives from a heartbeat of its registered instance on, be it heard live or read.
-2. It is gone when it took its heartbeat key back, or was not heard of for `silence_s` while our feed and storage were
-   up all that time; and the key is not in the ledger, as the failure detector judges that. An answer counts as a
-   heartbeat. A feed that was down, storage that was away, a reading that failed: they end no worker.
-3. Facts come from registrations that stand in the ledger, with their revisions; never from the live feed.
+1. A worker lives from the first heartbeat of its registered instance, received live or read.
+2. It is gone when it withdrew its heartbeat key, or was silent for `silence_s` while the feed and storage were up all
+   the time; and the failure detector finds the key missing in the ledger. An answer counts as a heartbeat. A feed that
+   was down, unavailable storage or a failed read never end a worker.
+3. Facts come from registrations in the ledger, with their revisions; never from the live feed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NEVER: Final = float("-inf")
 
 
 class RegistryListener(Protocol):
-    """Who is told: the leader's term."""
+    """Receives the changes: the leader's term."""
 
     def worker_seen(self, facts: WorkerFacts) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The one line in which all writes to the ledger wait: one atomic batch in flight at most.
+"""The queue of all writes to the ledger: at most one atomic batch is in flight.
 
 Laws:
 
@@ -61,7 +61,7 @@ class PendingCommit:
 
 
 class CommitQueue:
-    """The line of pending commits."""
+    """The queue of pending commits."""
 
     __slots__ = ("fence", "in_flight", "leader_key", "line", "number", "refencing")
 

@@ -1,9 +1,8 @@
-"""What the gang core wants done. Effects of one event are carried out in order; each is started before the next, none
-need be finished.
+"""Effects that the gang core asks for. The effects of one event are started in order; a later one does not wait until
+an earlier one is done.
 
-What must precede what is built into the order of events: nothing that tells of a commit (Form, Teardown of a whole
-gang, Broadcast, AnswerRequest) is in the world before the Committed event of that commit, and there is one Commit in
-flight at most.
+The order of events ensures what must come first: nothing that reveals a commit (Form, Teardown of a whole gang,
+Broadcast, AnswerRequest) is sent before the Committed event of that commit, and at most one Commit is in flight.
 """
 
 from __future__ import annotations

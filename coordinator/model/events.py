@@ -1,4 +1,4 @@
-"""What can happen to the gang core. Time and chance arrive in the event; the core has neither of its own."""
+"""Events of the gang core. Time and random draws arrive in the event; the core has no clock or generator of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadershipGained(Event):
-    """Elected; the ledger was read, whole and without an error, after the `leader` record was written."""
+    """Elected; the ledger was read completely and without an error after the `leader` record was written."""
 
     term: int
     fence: int
@@ -68,7 +68,7 @@ class LoadSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGone(Event):
-    """Its heartbeat expired, it left, or the server told that it disconnected."""
+    """Its heartbeat expired, it left, or the server reported that it disconnected."""
 
     worker: WorkerId
     reason: str
@@ -85,7 +85,8 @@ class PingAnswered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingUnanswered(Event):
-    """`no_responders`: the server knows that nobody listens. A mere time-out proves nothing and is not reported."""
+    """`no_responders`: the server knows that nothing is subscribed. A timeout alone proves nothing and is not
+    reported."""
 
     worker: WorkerId
 
@@ -110,7 +111,7 @@ class HoldAnswered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldUnanswered(Event):
-    """No responders, a time-out, or no connection."""
+    """No responders, a timeout, or no connection."""
 
     worker: WorkerId
     gang: str
@@ -195,7 +196,7 @@ class CommitRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitUnknown(Event):
-    """A time-out or no storage: it may have been written, or may yet be."""
+    """A timeout or no storage: it may have been written, or may still be."""
 
     number: int
 
@@ -212,7 +213,7 @@ class Refenced(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersRead(Event):
-    """A whole and successful reading of all member records, for the search for leaked ones."""
+    """A complete and successful read of all member records, for the search for leaked ones."""
 
     members: tuple[tuple[WorkerId, MemberRecord], ...]
 
@@ -267,7 +268,7 @@ class SetSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerTick(Event):
-    """The time of the last SetGangTimer has come. Ticks too many do no harm."""
+    """The time of the last SetGangTimer has come. Extra ticks do no harm."""
 
 
 class Cause(StrEnum):

@@ -27,7 +27,7 @@ from .events import Cause, HoldAnswered
 
 
 class GangStep(StrEnum):
-    """Where a gang is."""
+    """The step of a gang's life."""
 
     QUEUED = "queued"
     """Waits for room, and holds nothing."""
@@ -52,7 +52,7 @@ class GangStep(StrEnum):
 
 
 class Move(StrEnum):
-    """What takes a gang from one step to another."""
+    """A transition from one step to another."""
 
     PLACED = "placed"
     HELD = "held"
@@ -149,7 +149,7 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class HoldAttempt:
-    """One try to hold slots on all workers of a placement."""
+    """One attempt to hold slots on all workers of a placement."""
 
     number: int
     wanted: dict[WorkerId, list[Assignment]]
@@ -186,7 +186,7 @@ class TeardownProgress:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ManagedGang:
-    """One gang. `step` is changed only by states.move."""
+    """One gang. Only `move` changes its `step`."""
 
     id: str
     spec: GangSpec

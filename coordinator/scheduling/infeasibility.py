@@ -1,4 +1,4 @@
-"""Why a gang has no place: for people, so it may look at every worker of the pools in question."""
+"""Explains to people why a gang cannot be placed. So it may look at every worker of the pools in question."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_CHANGES: Mapping[WorkerId, int] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """Something that a gang needs and the measure does not have."""
+    """A requirement of a gang that cannot be met."""
 
     pool: str
     labels: Mapping[str, str]

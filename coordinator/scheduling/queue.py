@@ -1,4 +1,4 @@
-"""Who is next, and what those behind may take meanwhile.
+"""The queue of gangs: which is next, and what those behind it may take meanwhile.
 
 Laws:
 
@@ -27,7 +27,7 @@ Place = tuple[int, float, str]
 
 
 class Preemptible(Protocol):
-    """What decides which gangs have to go."""
+    """What decides which gangs are preempted."""
 
     @property
     def id(self) -> str: ...

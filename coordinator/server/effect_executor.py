@@ -1,4 +1,4 @@
-"""What the gang core of one leadership decided, carried out: each effect goes to whoever does such things."""
+"""Carries out the effects of one leadership: passes each to the part that handles it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .worker_rpc import WorkerRpc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorContext:
-    """What a term works with; outlives it."""
+    """What a term works with. It outlives the term."""
 
     bus: Bus
     kv: KeyValue
@@ -58,7 +58,7 @@ _GRAIN_S: Final = 0.001
 
 
 class GangEffectExecutor:
-    """The parts of one leadership that reach the outside. Nothing of it happens after `close`."""
+    """The parts of one leadership that do IO. Nothing happens after `close`."""
 
     def __init__(
         self,

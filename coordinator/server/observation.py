@@ -1,5 +1,5 @@
-"""What a leadership shows of its work: in numbers and log lines, and as one trace for each gang. That tells how the
-gang waited, formed, ran and ended, and which member was the slow one.
+"""Metrics, log lines and traces of one leadership. The trace of a gang shows how it waited, formed, ran and ended, and
+which member was slow.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Where owners, operators and workers come to: the subjects `<ns>.gang.<operation>`, which only a leader serves."""
+"""Serves requests of owners, operators and workers on the subjects `<ns>.gang.<operation>`. Only a leader does."""
 
 from __future__ import annotations
 

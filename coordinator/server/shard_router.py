@@ -1,9 +1,9 @@
-"""Requests where coordinators are sharded: all leaders hear each one, the one that it is for answers.
+"""Requests to sharded coordinators: all leaders receive each request, and the responsible one answers.
 
-Callers know nothing of shards: they ask `<ns>.gang.<operation>`, and hear "no responders" where nobody leads at all.
-Every leader gets each request once for itself, and serves it if the gang, or the pools of the gang to be, are its own.
-One of them, chosen by the server for each request, gets it once more, as its *usher*: it answers what is nobody's, says
-at once that the shard in question has no leader, and gathers lists.
+Callers need not know about shards: they send to `<ns>.gang.<operation>`, and get "no responders" if there is no leader.
+Every leader receives each request, and serves it if the gang, or the pools of the requested gang, are its own. For each
+request the server also chooses one leader as the *fallback responder*: it answers requests that belong to no shard,
+reports at once that a shard has no leader, and collects lists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 class ShardRouter:
-    """Stands before the request server of one shard's leader."""
+    """Filters requests for the request server of one shard's leader."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""What the leader asks of workers. All of it leaves in the turn in which it was decided, and each answer is worked on
-in the turn in which it comes, so that one slow worker holds up no other."""
+"""Requests of the leader to workers. They are sent in the turn of the event loop in which they were decided, and each
+answer is processed when it arrives, so a slow worker delays no other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AnswerObserver(Protocol):
 
 
 class WorkerRpc:
-    """Carries out the effects that are requests to workers, and feeds the answers back."""
+    """Carries out the effects that are requests to workers, and passes the answers to the core."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What may be tuned. Imports no other room."""
+"""Settings. Imports no other room."""

@@ -1,4 +1,4 @@
-"""Which shard keeps which pools: one record of the ledger, so that no pool can come to be kept by two.
+"""Which shard has which pools: one record of the ledger, so that no pool can belong to two.
 
 Laws:
 

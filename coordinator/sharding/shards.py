@@ -1,4 +1,4 @@
-"""What part of the pools one coordinator, and its standbys, keep.
+"""The pools of one coordinator and its standbys.
 
 A namespace has either coordinators of all pools, or shards with a set of pools each. Every shard has its own leader.
 A gang belongs to one shard with all of its pools.

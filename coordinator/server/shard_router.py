@@ -83,7 +83,7 @@ class ShardRouter:
         subscriptions = [await subscribe(each, self._peer) for each in names.both(names.shard(self._shard.name, "*"))]
         for subject in names.both(names.gang_operations):
             subscriptions.append(await subscribe(subject, self._take))
-            subscriptions.append(await subscribe(subject, self._usher, queue=names.gang_queue))
+            subscriptions.append(await subscribe(subject, self._fall_back, queue=names.gang_queue))
         return subscriptions
 
     # -- every request -----------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class ShardRouter:
 
     # -- one of all leaders for each request --------------------------------------------------------------------------
 
-    def _usher(self, message: Message) -> None:
+    def _fall_back(self, message: Message) -> None:
         if not self._trusted():
             return
         operation, body = _read(message)

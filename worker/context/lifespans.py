@@ -1,4 +1,4 @@
-"""What one worker process holds for all its tasks: the resources of its lifespans, and its models."""
+"""What one worker process shares among its tasks: the resources of its lifespans, and its models."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ModelCache:
     """The models that one worker (or one child process) has loaded: at most `max_models` at once, the one that was idle
     longest makes room.
 
-    A model is kept while a task uses it. Who needs room when all are in use waits, in order of arrival, and nobody who
-    comes later overtakes: else a busy model would starve the others for ever.
+    A model is kept while a task uses it. If all are in use, a task that needs room waits in order of arrival, and no later
+    one overtakes it: otherwise a busy model could starve the others.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""How far a durable task is: from `current_task().progress(...)` to whoever reads the job's feed.
+"""Progress of a durable task: from `current_task().progress(...)` to the readers of the job's feed.
 
-Best effort by design: a report is a plain publish, which the stream of jobs stores, and none is worth waiting for. What
-a task says faster than every 50 ms is coalesced to the newest; the first goes out at once, the last before the answer.
+Best effort by design: a report is a plain publish, which the stream of jobs stores, and is not acknowledged. Of several
+reports within 50 ms only the newest is sent. The first is sent at once, the last before the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTHING: Final = object()
 
 
 class Progress(Protocol):
-    """The way out of a task's reports."""
+    """Where a task's reports go."""
 
     def report(self, value: Any) -> None:
         """Take a value of the wire. From any thread; returns at once, and never raises."""
@@ -52,7 +52,7 @@ def written(value: Any, where: str) -> Any:
 
 
 class ProgressPublisher:
-    """The reports of one execution. But for `report`, only used on the event loop."""
+    """The reports of one execution. Used only on the event loop, except `report`."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 

@@ -1,4 +1,4 @@
-"""What a task may ask about its own execution, `gangline.current_task()`, and of its gang, `current_task().gang`."""
+"""What a task can find out about its own execution, `gangline.current_task()`, and its gang, `current_task().gang`."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class TaskScope(Protocol):
 
 
 class TaskContext:
-    """One execution, as its own code sees it. Made by the worker; read-only for tasks.
+    """One execution, as seen by its own code. Created by the worker; read-only for tasks.
 
     Attributes:
-        id: the request's id, for logs; unique with the sender that asked.
-        pool, worker, method: who runs what.
+        id: the request's id, for logs; unique together with its sender.
+        pool, worker, method: what runs, and where.
         token: the lease's token; None for a call without one.
         epoch: the worker's epoch when this started.
-        fence: a number that only grows, for resources that refuse zombies. 0 when there is no lease. Of a durable task
-            greater with each attempt, also over dispatchers: to be compared within one job.
-        attempt: 1 for the first try of this call or job, 2 for its first retry, and so on.
+        fence: a fencing token: a number that only grows, so that resources can refuse outdated processes. 0 without a
+            lease. For a durable task it grows with each attempt, also across dispatchers; compare it within one job.
+        attempt: 1 for the first attempt of this call or job, 2 for its first retry, and so on.
         job: id of the durable task (see `client.submit`) that this is an attempt of; None for a call.
         endpoint: where it was submitted to; None for a call.
         deadline: when the execution is stopped, on `clock`; None: never.
-        key: session or shard key that the caller named.
-        model_id: multiplexed model that the caller named.
+        key: session or shard key given by the caller.
+        model_id: multiplexed model given by the caller.
         trace: W3C `traceparent` of the worker's span, for systems called from here; None without tracing.
-        shadow: whether this is a copy of a request for a shadow pool, whose result nobody gets: leave side effects out.
-        labels: further facts that the caller sent.
+        shadow: whether this is a copy of a request for a shadow pool, whose result is discarded: avoid side effects.
+        labels: further data sent by the caller.
     """
 
     __slots__ = (
@@ -314,7 +314,7 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangPeer:
-    """One member, as all of them see it."""
+    """One member of the gang."""
 
     rank: int
     pool: str
@@ -330,7 +330,7 @@ class GangPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangInfo:
-    """The plain facts of a GangContext; what child processes are given."""
+    """The plain data of a GangContext; passed to child processes."""
 
     id: str
     generation: int

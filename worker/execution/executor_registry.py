@@ -1,4 +1,4 @@
-"""`ExecutorRegistry`: runs bound calls, each where its task wants to run."""
+"""`ExecutorRegistry`: runs each call in the executor that its task declares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .executors.threads import ThreadExecution, ThreadExecutor
 
 
 class ExecutorRegistry:
-    """Owned by one worker. `start()` before the first launch; `stop()` when nothing runs any more."""
+    """Owned by one worker. Call `start()` before the first launch, and `stop()` when nothing runs any more."""
 
     def __init__(
         self,

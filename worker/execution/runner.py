@@ -1,4 +1,4 @@
-"""Running tasks: from an admitted record to its answer, and to the end of its slots' use."""
+"""Runs tasks: from an admitted record to its answer, and until its slots are free."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ HOLD_S: Final = 2.0
 
 
 class StartGate:
-    """Keeps one task on a seat of a gang from beginning, after it was admitted.
+    """Delays the start of one admitted task on a seat of a gang.
 
-    Those of a call on all ranks take their slots first, and none begins before all have theirs. Others wait for their
-    member to begin, or for their worker to be told of their generation.
+    The tasks of a call on all ranks first take their slots, and none starts before all have theirs. Others wait until
+    their member has started, or until the worker knows their generation.
     """
 
     __slots__ = ("_member", "_timer", "ready")
@@ -101,7 +101,7 @@ class StartGate:
 
 
 class RunContext(TaskContext):
-    """The context of a run. One is made for every task and few are looked into: its facts are worked out then."""
+    """The context of a run. Its values are computed on first use: every task gets a context, and few tasks read it."""
 
     __slots__ = ("_driver", "_epoch", "_meta", "_method", "_record", "_token", "_trace")
 
@@ -187,7 +187,7 @@ MAX_STREAM_WINDOW = 100_000
 
 
 class ResultSink(Protocol):
-    """Who gets the answer of one run: a router by frames, or a requester in another language."""
+    """Receives the answer of one run: a router by frames, or a requester in another language."""
 
     @property
     def job(self) -> RunningJob | None:
@@ -210,7 +210,7 @@ class ResultSink(Protocol):
 
 
 class MemberSeats(Protocol):
-    """What the worker's gangs have to do with runs on their seats."""
+    """The worker's gangs, as runs on their seats use them."""
 
     def attach(
         self, lease: GrantedLease, context: TaskContext, run: int, generation: int
@@ -225,7 +225,8 @@ class MemberSeats(Protocol):
 
 
 class TaskRun:
-    """One execution. Its record holds the slots until the code has really stopped; its caller may hear earlier."""
+    """One execution. Its record holds the slots until the code has really stopped; the caller may be answered
+    earlier."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 

@@ -1,5 +1,5 @@
-"""What the members of a gang say to each other: barrier, broadcast and all-gather of small values. Pure: no IO, no
-clock, no await.
+"""Collective calls of a gang's members: barrier, broadcast and all-gather of small values. Pure: no IO, no clock, no
+await.
 
 Laws:
 

@@ -1,4 +1,4 @@
-"""Asking the ledger about gangs: was this hold committed, does that gang still stand?
+"""Checks gangs against the ledger: whether a hold was committed, and whether a gang still exists.
 
 A reading that fails frees nothing and stops nothing; it is repeated. Two cases end without an answer of the ledger:
 
@@ -37,7 +37,7 @@ MIN_TTL_S = 10.0
 
 
 class GangReconciler:
-    """Looks things up, and acts on what it finds through `form`, `free` and `end`."""
+    """Reads records of gangs, and acts on them through `form`, `free` and `end`."""
 
     def __init__(
         self,

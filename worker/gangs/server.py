@@ -1,7 +1,7 @@
-"""What the leading coordinator asks of a worker: hold, unhold, keep, form, teardown, ping.
+"""Serves the requests of the leading coordinator: hold, unhold, keep, form, teardown, ping.
 
-JSON or msgpack, each answered exactly once, all idempotent. The decisions are those of worker.slots.gang_core; here
-they reach the outside: tasks are stopped, hooks run, the ledger is asked, failures are reported.
+JSON or msgpack, each answered exactly once, all idempotent. worker.slots.gang_core decides; this module acts: it stops
+tasks, runs hooks, reads the ledger and reports failures.
 
 A member whose `gang_start` functions have ended well is reported as `started`, unless the answer to `form` said so
 already (there are none); pings tell it again. What counts as the failure of a member, and is reported: a `gang_start`
@@ -66,7 +66,8 @@ _Key = tuple[str, int, int, bool]
 
 
 class FailureReporter:
-    """For each member of each generation one report that it has started, and one of its end: the first cause counts."""
+    """Sends one report per member and generation that it has started, and one that it has ended; the first cause
+    counts."""
 
     def __init__(self, bus: Bus, names: Names, *, log: Log) -> None:
         self._bus = bus
@@ -142,7 +143,7 @@ LAST_WORDS_S = 0.5
 
 
 class UnholdReply(Reply):
-    """Whoever asks with a reply subject hears whether slots came back."""
+    """The answer to `unhold`, if the request has a reply subject: whether slots were released."""
 
     released: bool
     load: LoadReply

@@ -1,6 +1,5 @@
-"""The core's bookkeeper: after each decision it tells the ledger, the journal and the metrics, and keeps one timer.
-
-The core decides and remembers; this is where its decisions reach the outside, in one place for every path. Leases are
+"""Carries out the core's decisions: after each one it updates the ledger, the journal and the metrics, and keeps one
+timer. All paths come through here. Leases are
 granted, recorded and renewed here for routers and for requesters in other languages alike.
 """
 

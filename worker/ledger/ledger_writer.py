@@ -1,8 +1,8 @@
 """The ledger writer: makes every living lease visible in the key-value bucket, shortly after it was granted.
 
-Grants are answered from memory; the writer follows behind. It knows *which* leases changed and writes what they are
-when it comes to it, so that a grant and its release within one flush cost nothing, and a storage that was away for a
-while is told only the end of the story.
+Grants are answered from memory, and written afterwards. The writer remembers *which* leases changed and writes their
+state at that time. So a grant and its release within one flush cost nothing, and after an outage of storage only the
+latest state is written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RETRY_MAX_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredState:
-    """What shall stand under a key."""
+    """The wanted value of a key."""
 
     value: bytes
     expires_in_s: float

@@ -1,1 +1,1 @@
-"""What the author of a pool declares. Imports only: context, settings."""
+"""Declarations: pools, tasks, health checks. Imports only: context, settings."""

@@ -1,4 +1,4 @@
-"""Health checks: what a worker asks of itself again and again, and how it learns that it has failed."""
+"""Health checks: run by the worker at intervals, until one has failed too often."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HealthCheck:
 
 
 class Probe:
-    """Asks one check, and remembers the thread in which it runs."""
+    """Runs one check, and remembers the thread in which it runs."""
 
     def __init__(self, check: HealthCheck, log: Log) -> None:
         self.check = check
@@ -96,7 +96,7 @@ class Probe:
 
 
 class HealthWatch:
-    """Makes the checks of one worker while it serves, and tells of the first that has failed too often."""
+    """Runs the checks of one worker while it serves, and reports the first that has failed too often."""
 
     def __init__(self, checks: Sequence[HealthCheck], *, failed: Callable[[str], None], log: Log) -> None:
         """`failed` is called at most once, with the reason, when one has failed as often in a row as it may."""

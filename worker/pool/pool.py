@@ -1,4 +1,4 @@
-"""A declared task, a call bound to it, and how an execution ends: the words between the service and the executors."""
+"""Pools and declared tasks; calls bound to them; and outcomes of executions."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class BoundCall:
 
 
 class DeclaredTask:
-    """What `@pool.task` made of a function. Made by Pool only; immutable once prepared."""
+    """A task declared with `@pool.task`. Created only by Pool; immutable once prepared."""
 
     __slots__ = (
         "_fills",

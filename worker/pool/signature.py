@@ -1,7 +1,7 @@
-"""What a task's signature says: arguments from the wire, checked and converted from its annotations; resources of the
-worker's lifespans, which it gets as parameters; and results on their way out, as plain wire values.
+"""A task's signature: arguments from the wire, validated and converted by its annotations; resources of the worker's
+lifespans, passed as parameters; and results, encoded as plain wire values.
 
-Everything that can be found out once is found out at declaration: one converter for each parameter. Binding a call
+As much as possible is computed at declaration: one converter for each parameter. Binding a call
 then costs a few microseconds; arguments that already have the annotated built-in type cost one comparison.
 """
 
@@ -38,7 +38,7 @@ class Resource:
 
 
 class ResolvedResources(NamedTuple):
-    """A parameter that the worker fills in."""
+    """A parameter whose value the worker provides."""
 
     name: str
     kind: type[Any]
@@ -87,7 +87,7 @@ _Kind = inspect._ParameterKind
 
 
 class Parameter:
-    """One parameter and how a value becomes its."""
+    """One parameter, and the conversion of its value."""
 
     __slots__ = ("adapter", "convert", "decode", "exact", "name", "required")
 

@@ -1,4 +1,4 @@
-"""One execution in the current thread, from its first line to its last: what threads and child processes share."""
+"""One execution in the current thread, from start to end: shared by threads and child processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .execution import CollectedStream, OnItem
 
 
 class StreamCredit:
-    """Taken by the thread that produces, given by the thread that hears from the reader."""
+    """Taken by the producing thread, granted by the thread that receives the reader's messages."""
 
     def __init__(
         self, items: int, *, on_park: Callable[[], None] | None = None, on_unpark: Callable[[], None] | None = None
@@ -103,7 +103,7 @@ RunCoroutine = Callable[[Coroutine[Any, Any, Ending]], Ending]
 
 
 class BlockingStream:
-    """The way out for items."""
+    """Sends the items of a stream."""
 
     __slots__ = ("_on_item", "_room", "sent")
 

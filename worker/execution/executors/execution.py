@@ -1,4 +1,5 @@
-"""What every execution has in common, wherever it runs: one outcome, one reason to stop, a deadline, room for items."""
+"""What all executions have in common, in every executor: one outcome, one reason to stop, a deadline, a limit on
+items."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def failure_of(
 
 
 class ChildTraceback(Exception):
-    """What a task raised in a child process, as text: its traceback."""
+    """The traceback of what a task raised in a child process, as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0].rstrip()}"

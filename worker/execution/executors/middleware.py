@@ -1,4 +1,4 @@
-"""Executions within a pool's middleware: on the worker's event loop, whatever the task itself runs on."""
+"""Executions within a pool's middleware, which runs on the worker's event loop whatever executor the task uses."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Launch(Protocol):
 
 
 class MiddlewareExecution(TaskExecution):
-    """One execution with what is around it, as one: it ends, and its slot is free, when all of that has ended.
+    """One execution together with its middleware: it ends, and its slot is free, when all of them have ended.
 
-    Cancelling cancels the task; middleware sees how that ends, and may clean up. Where no task runs yet, or none any
-    more, it raises CancelledError in the middleware.
+    Cancelling cancels the task; middleware sees the outcome, and may clean up. If no task runs yet, or none any more,
+    it raises CancelledError in the middleware.
     """
 
     _begun = False

@@ -1,7 +1,7 @@
 """Tasks in threads.
 
-A thread cannot be stopped from outside. At cancellation its caller is answered at once (`on_abandoned`), while the slot
-stays in use until the function returns: it should look at `current_task().cancelled` now and then.
+A thread cannot be stopped from outside. On cancellation the caller is answered at once (`on_abandoned`), but the slot
+stays in use until the function returns: long functions should check `current_task().cancelled` now and then.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ Job = Callable[[], None]
 class ThreadExecutor:
     """Threads kept for reuse. As many as run tasks at once, which the worker's slots bound.
 
-    They are daemons, unlike those of ThreadPoolExecutor: code that does not return must not keep a worker that was
-    told to go from going.
+    They are daemons, unlike those of ThreadPoolExecutor: code that does not return must not keep a worker from exiting.
     """
 
     def __init__(self, name: str) -> None:

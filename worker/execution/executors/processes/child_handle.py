@@ -1,4 +1,4 @@
-"""One child process, as its worker sees it."""
+"""The worker's handle of one child process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAST_WORDS_S = 1.0
 
 
 class ChildListener(Protocol):
-    """Who runs in the child."""
+    """The execution that runs in the child."""
 
     def child_item(self, sequence: int, value: Any) -> None: ...
     def child_done(self, outcome: Outcome) -> None:
@@ -42,7 +42,7 @@ class ChildListener(Protocol):
 
 
 class ChildHandle(asyncio.Protocol):
-    """Start it, give it one task after the other, kill it. Only used on the loop."""
+    """Starts a child, gives it one task after the other, and kills it. Used only on the event loop."""
 
     def __init__(
         self,

@@ -205,7 +205,7 @@ def find_pool(name: str, functions: tuple[tuple[str, str], ...]) -> Pool:
 
 
 class _Forward(logging.Handler):
-    """Hands log records to the worker, which knows where they go."""
+    """Forwards log records to the worker, which has the handlers."""
 
     def __init__(self, child: _Child) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Gang calls of tasks in child processes: the child asks, its worker makes the call and sends the answer."""
+"""Gang calls of tasks in child processes: the worker makes the call for the child and sends the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ask = Callable[[int, str, Any, int], None]
 
 
 class GangBridge:
-    """In the child: the calls on their way."""
+    """In the child: the calls in progress."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ask: Ask) -> None:
         self._loop = loop

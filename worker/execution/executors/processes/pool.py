@@ -1,7 +1,7 @@
 """Tasks in child processes: for code that keeps a processor busy, hangs, or may take its process down.
 
-Each child runs one task at a time and is used again. Cancellation and deadlines kill it, with all that it started; so
-does the task itself, at worst, and the worker lives on.
+Each child runs one task at a time and is reused. Cancellation and deadlines kill it and all processes that it started.
+The worker survives if a task kills its child.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLOSE_S = 5.0
 
 
 class ProcessPool:
-    """The children of one worker."""
+    """The child processes of one worker."""
 
     def __init__(self, pool: Pool, settings: ExecutorSettings, on_models: Callable[[], None]) -> None:
         self._tasks = [task for task in pool.tasks.values() if task.executor is ExecutorKind.PROCESS]

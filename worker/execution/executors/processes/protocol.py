@@ -1,4 +1,4 @@
-"""What a worker and its child processes say to each other over a socket pair.
+"""The protocol between a worker and its child processes, over a socket pair.
 
 A message is its length in four bytes and then its body: pickle towards the child (arguments as they came from the wire,
 among them numbers that msgpack cannot write), msgpack towards the worker (only plain wire values come back).
@@ -42,7 +42,7 @@ class ToWorker(IntEnum):
 
 
 class GangCall(StrEnum):
-    """What a task may ask of its gang."""
+    """Calls that a task can make on its gang."""
 
     BARRIER = "barrier"
     BROADCAST = "broadcast"
@@ -79,7 +79,7 @@ class StartTask:
 
 @dataclass(frozen=True, slots=True)
 class GrantCredit:
-    """The reader has room for so many more items."""
+    """The reader has room for this many more items."""
 
     items: int
 
@@ -91,7 +91,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangAnswer:
-    """How a call of the task to its gang ended."""
+    """The outcome of the task's call on its gang."""
 
     number: int
     value: Any = None

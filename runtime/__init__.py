@@ -1,1 +1,2 @@
-"""What every process needs and no Python library gives: clocks, timers, tasks. Imports only: schemas, telemetry."""
+"""The runtime kit of every process: clocks, timers, background tasks, failure detection, life cycles. Imports only:
+schemas, telemetry."""

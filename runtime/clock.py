@@ -1,7 +1,7 @@
-"""Time and chance, the second outside thing beside NATS.
+"""Time and randomness: everything from outside besides NATS.
 
-Monotonic time is always the running loop's `time()`, and waiting is `asyncio.sleep` or `call_later`, so that a virtual
-loop moves them all. What a loop cannot give comes from here.
+Monotonic time is always the running loop's `time()`, and waiting is `asyncio.sleep` or `call_later`, so a virtual loop
+controls both. What a loop does not provide comes from here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALPHABET: Final = bytes.maketrans(b"+/", b"-_")
 
 
 class TokenSource:
-    """Tokens from the system's randomness, fetched for many at once: one system call less for each lease."""
+    """Tokens from the system's randomness, fetched in batches: saves a system call per lease."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -87,7 +87,7 @@ class Environment:
 
 
 class EventTime(TypedDict):
-    """The fields that every event of both cores has."""
+    """The fields common to all events of both cores."""
 
     now: float
     wall: float
@@ -95,7 +95,7 @@ class EventTime(TypedDict):
 
 
 class EventClock:
-    """Stamps events. Must be used on the loop that it was made on."""
+    """Gives events their time and draw. Must be used on the loop on which it was created."""
 
     def __init__(self, ambient: Environment) -> None:
         self._loop = asyncio.get_running_loop()

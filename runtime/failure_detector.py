@@ -1,17 +1,17 @@
-"""What silence means: when somebody who has fallen silent is lost, whether this process itself stood still, and what
-has waited long enough. The detectors are pure: no IO, no clock, no await; time comes with every call.
+"""Failure detection: when a silent process is lost, whether this process itself was frozen, and which waits have timed
+out. The detectors are pure: no IO, no clock, no await; the time is an argument of every call.
 
-That nothing was heard of somebody says as much about our own server, and about what lies between the servers, as about
-whoever is silent. So a silent one is only suspected, and its heartbeat key in the ledger decides.
+Silence may have its cause in our own server, or between the servers, as well as in the silent process. So a silent
+process is only suspected, and its heartbeat key in the ledger decides.
 
 Laws:
 
-1. Nobody is lost by silence. Who is suspected is lost when the ledger has said twice in a row that there is no
-   heartbeat of it, and was asked the second time `CONFIRM_S` or more after it had answered the first. In a ledger that
+1. Silence alone loses nobody. A suspect is lost when the ledger has answered twice in a row that there is no heartbeat
+   of it, and was asked the second time at least `CONFIRM_S` after its first answer. In a ledger that
    has just woken, or has just elected its leader, heartbeats have expired whose renewals it has not read yet.
 2. An answer counts only if it came within `PROMPT_S` of its question. One that comes later is an old view: the server
    stood still, or we did.
-3. Who is heard of is suspected no longer, and what was asked about it before says nothing.
+3. A process that is heard from is no longer suspected, and answers to earlier questions about it do not count.
 4. When no answer about a suspect has counted for `unconfirmed_after_s`, those who wait for it can be told that it is
    unreachable (`unconfirmed`). It is not lost for that.
 """

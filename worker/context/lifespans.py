@@ -40,8 +40,8 @@ class ModelCache:
     """The models that one worker (or one child process) has loaded: at most `max_models` at once, the one that was idle
     longest makes room.
 
-    A model is kept while a task uses it. If all are in use, a task that needs room waits in order of arrival, and no later
-    one overtakes it: otherwise a busy model could starve the others.
+    A model is kept while a task uses it. If all are in use, a task that needs room waits in order of arrival, and no
+    later one overtakes it: otherwise a busy model could starve the others.
     """
 
     def __init__(

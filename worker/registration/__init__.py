@@ -1,1 +1,1 @@
-"""How a worker is known to others. Imports only: slots, ledger, pool."""
+"""How other processes find a worker. Imports only: slots, ledger, pool."""

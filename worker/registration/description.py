@@ -1,4 +1,4 @@
-"""What a worker says of itself: registration, heartbeat, statistics."""
+"""Descriptions of a worker: registration, heartbeat, statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..slots.lease_table import GrantedLease
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """Who one worker is, what it serves, and where it lives."""
+    """The identity of a worker: its name, pool, node and address."""
 
     worker: WorkerId
     instance: str
@@ -96,7 +96,7 @@ def _share(
 
 
 class WorkerDescription:
-    """The constant facts of one worker, joined to its core's changing ones."""
+    """Describes one worker: its constant facts, together with the current state of its core."""
 
     __slots__ = ("_core", "_place", "_started_at", "_version", "drain_grace_s", "models")
 

@@ -1,8 +1,8 @@
 """A worker's presence: its registration, its heartbeat, and the events it broadcasts.
 
-Two keys: `reg`, what it serves (changes seldom), and `alive`, that it lives and how loaded it is (every second). Both
-are written only as long as they are ours, so two processes with one id find each other out: the later one is refused
-at its start, and one that was away too long finds that its id has been taken.
+Two keys: `reg` says what it serves (changes rarely), `alive` that it lives and how loaded it is (every second). Both
+are written only while this process owns them, so two processes with one id detect each other: the second one is refused at
+its start, and one that was away too long finds that its id has been taken.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class KeyLost(Exception):
 class OwnedKey:
     """Writes one key whose JSON value names its owner in `instance`.
 
-    Several writes may be in flight (storage may be slow, heartbeats go on): the one that comes second conflicts with
-    our own first, sees that, and follows.
+    Several writes may be in flight, since storage may be slow while heartbeats continue: a later one conflicts with an
+    earlier one of the same process, notices that, and continues from it.
     """
 
     __slots__ = ("_instance", "_key", "_kv", "_revision", "recreated")
@@ -138,7 +138,7 @@ IN_FLIGHT = 5
 
 
 class WorkerEvent(StrEnum):
-    """What is broadcast on `<ns>.event.worker.<pool>.<worker>`."""
+    """Broadcast on `<ns>.event.worker.<pool>.<worker>`."""
 
     JOINED = "joined"
     DRAINING = "draining"
@@ -147,7 +147,7 @@ class WorkerEvent(StrEnum):
 
 
 class Registrar:
-    """Keeps `reg` and `alive` of one worker. `registration` and `heartbeat` say what shall stand there now."""
+    """Maintains `reg` and `alive` of one worker. `registration` and `heartbeat` return the values to write."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Who holds which slot. Pure. Imports only: settings."""
+"""Slots and their holders. Pure. Imports only: settings."""

@@ -1,8 +1,8 @@
 """The worker's core: every decision about slots, leases and tasks, and nothing else.
 
 Nothing in here awaits, reads a clock, draws a random number or logs: time (`now`, the loop's monotonic seconds) and
-new tokens come in with the event; outcomes are returned, and what became of leases is left in `changes`. Nothing
-outside changes state but by the methods of AdmissionCore, and each either does all of what it says or nothing.
+new tokens arrive with the event; outcomes are returned, and changes of leases are collected in `changes`. State changes
+only through the methods of AdmissionCore, and each of them does either all that it says or nothing.
 
 The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers are those of the project's laws):
 
@@ -88,7 +88,7 @@ _tuple = tuple.__new__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """Bounds of what a core remembers."""
+    """Limits on what a core remembers."""
 
     keep_s: float = 60.0
     """How long answers, reserves and ended tokens are remembered. Longer than any message is on its way."""
@@ -107,7 +107,7 @@ class CoreSettings:
 
 
 class DuplicateRequest(NamedTuple):
-    """A task id came again."""
+    """A task id was received again."""
 
     state: TaskState
     answer: bytes
@@ -115,7 +115,7 @@ class DuplicateRequest(NamedTuple):
 
 
 class ExpiredTasks(NamedTuple):
-    """What `expire` found."""
+    """The tasks that `expire` found."""
 
     leases: int
     """How many leases ended."""
@@ -124,7 +124,7 @@ class ExpiredTasks(NamedTuple):
 
 
 class AdmissionCore:
-    """One worker's books. `now` must never go backwards from call to call."""
+    """The slots, leases and tasks of one worker. `now` must never go backwards from call to call."""
 
     __slots__ = (
         "_cut_at",

@@ -32,7 +32,7 @@ from .limiter import SlotLimiter
 
 @dataclass(slots=True, eq=False)
 class SlotReservation:
-    """What one gang has set aside."""
+    """Slots reserved for one gang."""
 
     wanted: int = 0
     has: int = 0
@@ -134,7 +134,7 @@ class SlotReservations:
 
 
 class FormedGang(NamedTuple):
-    """What a `form` came to."""
+    """The outcome of a `form`."""
 
     member: LocalMember
     started: list[LocalSeat]
@@ -146,7 +146,7 @@ class FormedGang(NamedTuple):
 
 
 class WorkerGangCore:
-    """Holds, members and what is leaving, of one worker. A part of AdmissionCore; made by it."""
+    """Holds, members and leaving members of one worker. A part of AdmissionCore, which creates it."""
 
     __slots__ = ("_cut_at", "_leases", "_limiter", "_past", "draining", "holds", "keeps", "leaving",
                  "lingers", "members", "present", "voided")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a worker has of gangs: holds, members, what is stopping, slots set aside, and marks of what is over.
+"""A worker's records of gangs: holds, members, members that are stopping, reserved slots, and marks of ended gangs.
 
 Pure records; only worker.slots.gang_core changes them.
 """
@@ -29,7 +29,7 @@ class LocalSeat:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TentativeHold:
-    """Slots taken tentatively, for a commit that is on its way or not."""
+    """Slots held tentatively, for a commit that may or may not follow."""
 
     gang: str
     generation: int
@@ -50,7 +50,7 @@ class TentativeHold:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalMember:
-    """What one formed gang has here: one or more seats of one generation."""
+    """The seats of one generation of a gang on this worker."""
 
     gang: str
     form: FormRequest
@@ -88,7 +88,7 @@ class LocalMember:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeavingMember:
-    """Seats that were taken from a gang, or all of its seats: their leases have ended, their tasks are told to stop."""
+    """Seats taken from a gang, or all of them: their leases have ended, and their tasks are being stopped."""
 
     gang: str
     generation: int
@@ -110,7 +110,7 @@ class LeavingMember:
 
 @dataclass(slots=True)
 class EndedGang:
-    """What is over of one gang."""
+    """The ended generations and attempts of one gang."""
 
     at: float = 0.0
     generation: int = 0
@@ -123,7 +123,7 @@ class EndedGang:
 
 @dataclass(slots=True)
 class EndedGangs:
-    """Marks of what is over, so that what comes late starts nothing. Bounded by age and by count."""
+    """Marks of ended generations and attempts, so that late messages start nothing. Bounded by age and by count."""
 
     keep_s: float
     keep: int

@@ -1,8 +1,8 @@
-"""Durable jobs that run here, or ended a moment ago: so that none is started twice, and whoever asks hears how it ends.
+"""Durable jobs that run here, or ended recently: so none is started twice, and every request for one gets its outcome.
 
-A job is the same work through all of its attempts; an execution of it is one task of the core, on its slots like any
-other. Here stands who hears of it, and for a while after its end where its answer is kept, within the bounds of the
-memory that keeps answers.
+A job is the same work in all of its attempts; an execution of it is one task of the core, on its slots like any other.
+This table has the requests that wait for it, and for a while after its end its answer, within the limits on kept
+answers.
 
 - While a job runs, no second execution of it starts. Who sends or asks for it is one more *hearer*, without a slot.
 - An ended job is known for as long as its answer is kept. It starts again only for a later attempt than the one that

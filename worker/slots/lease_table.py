@@ -1,7 +1,7 @@
-"""Leases, and what each sender has asked before.
+"""Leases, and earlier requests of each sender.
 
-A lease is the right to use n slots of this worker for a bounded time, known by its token. What was asked is remembered,
-so that nothing is granted twice, started twice, or started after it was undone.
+A lease is the right to use n slots of this worker for a bounded time, identified by its token. Requests are remembered,
+so that nothing is granted twice, started twice, or started after it was withdrawn.
 
 Pure: no clock, no randomness; part of worker.slots.admission_core, whose laws it keeps.
 """
@@ -18,7 +18,7 @@ from .limiter import SlotLimiter
 
 
 class Refusal(StrEnum):
-    """Why nothing was granted or started. The first four are the wire's `Reason`; the rest travel as errors."""
+    """Why a request was refused. The first four are the wire's `Reason`; the rest travel as errors."""
 
     FULL = "full"
     DRAINING = "draining"
@@ -41,7 +41,7 @@ class Refusal(StrEnum):
 
 
 class LeaseTransition(StrEnum):
-    """What became of a lease."""
+    """A change of a lease."""
 
     GRANT = "grant"
     RENEW = "renew"
@@ -344,7 +344,7 @@ there are more of them than answers may be."""
 
 
 class TaskRecord:
-    """One task that was admitted and is still on its slots."""
+    """One admitted task that still uses its slots."""
 
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 
@@ -373,7 +373,7 @@ class TaskRecord:
 
 
 class RouterHistory:
-    """What is remembered of one router."""
+    """The remembered requests of one router."""
 
     __slots__ = ("done", "doubtful", "floor", "name", "reserves", "running", "seen_at")
 

@@ -1,7 +1,7 @@
-"""The slot limiter: who uses which of a worker's slots, counted in one place for every path.
+"""The slot limiter: counts the use of a worker's slots in one place, for every path.
 
 The shape is that of trio's `CapacityLimiter`: slots are acquired on behalf of a *borrower*, the total can be changed
-live, `statistics()` is frozen. Two things differ. Nothing here ever waits: a full worker says so and the caller goes
+live, `statistics()` is frozen. Two things differ. Nothing here ever waits: a full worker refuses, and the caller goes
 elsewhere. And a borrower's slots are either *reserved* (granted to a lease, idle) or *running* (a task is on them),
 and move between the two without ever being free in between.
 """

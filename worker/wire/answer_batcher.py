@@ -1,4 +1,4 @@
-"""Answers on their way out: all that one turn of the event loop says to one caller shares one message."""
+"""Batches answers: all answers to one caller within one turn of the event loop share one message."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ _OK: Final = int(AnswerOp.OK)
 
 
 class FrameResponder:
-    """Whoever sent one envelope: where answers to its frames go."""
+    """The sender of one envelope: receives the answers to its frames."""
 
     __slots__ = ("_again", "_driver", "_answers", "_reply")
     job = None

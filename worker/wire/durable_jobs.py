@@ -1,4 +1,4 @@
-"""Durable jobs on the frames path: one execution of each, and everybody who asks for it hears how it ends.
+"""Durable jobs on the frames path: one execution of each, and every request for it gets the outcome.
 
 The frames of attached requests are those of any task: ITEM, OK, END or ERROR with their own ids. What differs:
 
@@ -47,7 +47,7 @@ _MOST_CHARS: Final = 256
 
 
 class JobName(NamedTuple):
-    """What a request says of the job that it is for."""
+    """The job that a request names."""
 
     key: JobKey
     attempt: int
@@ -86,7 +86,7 @@ class JobName(NamedTuple):
 
 
 class JobRun:
-    """Whoever hears of one execution of a job: the caller of its run."""
+    """The requests that wait for one execution of a job: the caller of its run."""
 
     __slots__ = ("_driver", "_failure", "_answers", "job", "progress")
 

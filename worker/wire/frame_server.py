@@ -1,6 +1,6 @@
 """The frames path: envelopes of routers in, decisions of the core, answers out.
 
-Plain functions from one end to the other: a message is worked off in the turn in which it arrives.
+Plain functions throughout: a message is processed in the turn of the event loop in which it arrives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NONE: Final[frozenset[DeclaredTask]] = frozenset()
 
 
 class InlineRun(TaskRun):
-    """A plain task that had to wait, or did not simply end: a run and its execution in one."""
+    """A plain task that had to wait, or failed: a run and its execution in one."""
 
     carrier: asyncio.Task[None] | None = None
     """What it runs as."""
@@ -84,9 +84,9 @@ class InlineRunner:
     """Runs the plain tasks of one worker.
 
     Most tasks are coroutines of a call, a lease or a durable job, without a time limit of their own, a stream,
-    middleware or a gang, and many of them never have to wait. Those are run here where their frame is looked at: no
-    run, no execution and no asyncio task is made for them. One that waits gets all of these at its first wait, and one
-    that fails for its end; from there on it is like any other.
+    middleware or a gang, and many of them never have to wait. They run here, where their frame is read: no run, no
+    execution and no asyncio task is created for them. A task that waits gets all of these at its first wait, one that
+    fails at its end; from then on it is like any other.
 
     Used in one turn at a time, between `enter` and `leave`, around the frames of one message.
     """
@@ -225,7 +225,7 @@ _ATTACH: Final = int(TaskFlag.ATTACH)
 
 
 class FrameServer:
-    """Takes the envelopes of one worker."""
+    """Processes the envelopes sent to one worker."""
 
     def __init__(
         self,

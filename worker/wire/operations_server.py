@@ -1,7 +1,7 @@
 """Requests on a worker's own subjects in JSON or msgpack: for operators and for other languages.
 
 Each is answered exactly once, in the format of the request; errors travel as `Nats-Service-Error` and
-`Nats-Service-Error-Code` with a body that says more. A request without a reply subject is carried out in silence.
+`Nats-Service-Error-Code` with a body that says more. A request without a reply subject gets no answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..slots.lease_table import WITHDRAWN, GrantedLease, Refusal
 
 
 class RunResponder:
-    """Binds a run to its responder."""
+    """Connects a run to its responder."""
 
     __slots__ = ("_driver", "_responder")
     job = None

@@ -1,8 +1,8 @@
 """A worker's presence: its registration, its heartbeat, and the events it broadcasts.
 
 Two keys: `reg` says what it serves (changes rarely), `alive` that it lives and how loaded it is (every second). Both
-are written only while this process owns them, so two processes with one id detect each other: the second one is refused at
-its start, and one that was away too long finds that its id has been taken.
+are written only while this process owns them, so two processes with one id detect each other: the second one is refused
+at its start, and one that was away too long finds that its id has been taken.
 """
 
 from __future__ import annotations

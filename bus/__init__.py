@@ -1,1 +1,1 @@
-"""The one seam to NATS."""
+"""All communication with NATS."""

@@ -1,4 +1,4 @@
-"""Several embedded servers as one JetStream cluster; for tests of what happens when one of them dies."""
+"""Several embedded servers as one JetStream cluster, for tests of failing servers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Temporary folders that do not outlive their process for long, even one that was killed.
+"""Temporary folders that do not outlive their process for long, even if it was killed.
 
-A folder holds a file `owner.pid` that its process keeps locked for as long as it lives. Whoever makes the next folder
-removes those whose lock is free. The lock and not the number decides: numbers are given again, and mean nothing to
-another container that shares the folder for temporary files; a lock ends with its process, however that ends.
+Each folder has a file `owner.pid`, which its process keeps locked while it lives. The next process that creates a
+folder removes those whose lock is free. The lock decides, not the pid: pids are reused, and mean nothing to another
+container that shares the folder for temporary files; a lock always ends with its process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _OWNER: Final = "owner.pid"
 
 
 class TemporaryFolder:
-    """A new folder, made at once; those that dead processes left behind are removed before.
+    """A new folder, created at once; folders left behind by dead processes are removed first.
 
     Args:
-        prefix: of its name; what is swept has the same.
+        prefix: of its name; only folders with the same prefix are removed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -23,7 +23,7 @@ _BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
 
 
 class ServerConnection(Bus, Protocol):
-    """A bus that knows its server."""
+    """A bus with information about its server."""
 
     @property
     def server_version(self) -> str: ...

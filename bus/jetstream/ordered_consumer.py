@@ -1,4 +1,4 @@
-"""Push consumers that deliver in order: they live briefly, are watched for gaps, and are made anew when they break."""
+"""Push consumers that deliver in order: short-lived, checked for gaps, and recreated when they fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_RETRY_S: Final = 1.0
 
 
 class Resubscriber:
-    """What a watch and a reader have in common: their start, their end, and the pauses between.
+    """Common to watches and readers: start, end, and pauses between attempts.
 
     A subclass implements `_run`, which settles `_ready` when it delivers for the first time (or cannot), and `stop`.
     """
@@ -92,7 +92,7 @@ _FORGOTTEN_AFTER_S: Final = 30
 class PushConsumer:
     """One push consumer: what it delivers comes in order, and without gaps. `open` once, then `close`.
 
-    It never repairs itself: on a gap, on silence, or when the server has lost it, it is broken and done.
+    It never recovers by itself: a gap, silence, or its loss at the server ends it.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class PushConsumer:
 class OrderedConsumer(Resubscriber):
     """Implements port.Subscription; see port.Stream.read.
 
-    Invariant: every matching message from `start` on with a sequence below `_next` was handed over, and none besides.
+    Invariant: every matching message from `start` on with a sequence below `_next` was delivered, and no other.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Publishing into a stream: many acknowledgements waited for at once, at the price of one timer."""
+"""Publishes into a stream: many acknowledgements may be pending at once, with a single timer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _RETRY_S: Final = 0.05
 
 
 class _StreamMade(Exception):
-    """The stream was not there; it is now, and lacks the message."""
+    """The stream did not exist; it was created now, and lacks the message."""
 
 
 class Publisher:
     """Publications into one stream.
 
-    Each is a request; the connection's counter tells the answers apart, and one timer for all looks after time-outs.
+    Each is a request. The connection's counter identifies the answers, and one timer for all handles timeouts.
     """
 
     def __init__(self, bus: Transport, name: str, upkeep: StreamAdmin, subjects: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A pull consumer's way to JetStream and back; what it does there is decided in `consuming`."""
+"""The JetStream transport of a pull consumer; `consuming` makes the decisions."""
 
 from __future__ import annotations
 

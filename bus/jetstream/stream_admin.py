@@ -1,4 +1,4 @@
-"""Keeping a stream in being: made when it is first used, and again when a restarted server forgot it."""
+"""Creates a stream when it is first used, and again if a restarted server has lost it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATIENCE_S: Final = 2.0
 
 
 class NotOurStream(NotPermitted):
-    """It takes a user who may more; one may be about to do it."""
+    """This requires a user with more permissions; one may be about to do it."""
 
 
 class StreamAdmin:
@@ -28,9 +28,9 @@ class StreamAdmin:
 
     Args:
         stream: its name at the server.
-        label: what people call it.
-        configuration: how it is made.
-        check: raises if one that exists will not do; given its configuration.
+        label: its name for people.
+        configuration: with which it is created.
+        check: called with the configuration of an existing stream; raises if it is not suitable.
         first: the sequence that one which is made now begins with; None: 1.
         seen: the highest sequence that we know to be used. A cluster makes a stream that it lost by itself, and counts
             from the same number on: what was used is skipped then.
@@ -225,7 +225,7 @@ class StreamAdmin:
 
 
 class StreamOwner(Protocol):
-    """What readers and consumers need of the stream that they belong to."""
+    """What readers and consumers need from their stream."""
 
     name: str
     bus: Transport

@@ -1,4 +1,4 @@
-"""What streams and buckets need of the connection below them: the bus, and requests of which many are under way."""
+"""What streams and buckets need from the connection: the bus, and requests of which many may be pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How streams and consumers look on the wire: names, configurations, acknowledgement subjects, stored messages."""
+"""The wire format of streams and consumers: names, configurations, acknowledgement subjects, stored messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Atomic batches (nats-server 2.12): all writes or none, in one round trip.
 
 All messages but the last are published; the last is a request that commits. Its acknowledgement is the commit point.
-Every stored message keeps its `Nats-Batch-Id`, so that after a time-out we can see whether our batch was committed.
+Every stored message keeps its `Nats-Batch-Id`, so after a timeout it can be checked whether the batch was committed.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""A part of a bucket as one process knows it: listed, followed as writes pass, and listed again every few seconds.
+"""A local copy of a part of a bucket: listed, updated by observed writes, and listed again every few seconds.
 
-Works on any bucket of the port, by what every user may do there: list, read a key, observe.
+Works on any bucket of the port, with the operations that every user is allowed: list, read a key, observe.
 
 Laws:
 
-1. Storage decides. A write that passes was not judged by storage yet, which may even answer before it has it: so its
-   key is read, and read again until storage shows it, for `STORED_WITHIN_S`. Then storage's word counts.
-2. Lists and readings come one after the other, so that none undoes another.
-3. What fails removes nothing. A list may come from a copy that lags behind: what it lacks, or shows older than it is
-   known, is judged as `Absent` says.
-4. A value that cannot be parsed changes nothing: the one before stays.
-5. `on_change` is told of all that a list shows and of each key that is read, changed or not, once the whole list is
-   known. Who wants changes only compares old and new.
+1. Storage decides. An observed write may still be refused by storage, or not be visible there yet. So its key is read,
+   and read again until storage shows the write, for `STORED_WITHIN_S`; then the stored value counts.
+2. Lists and reads are sequential, so none undoes another.
+3. A failure removes nothing. A list may come from a replica that lags behind: keys that it lacks, or shows in an older
+   version, are handled as `Absent` says.
+4. A value that cannot be parsed changes nothing: the previous one stays.
+5. `on_change` is called for all keys of a list and for each key that is read, changed or not, once the whole list is
+   known. A listener that wants only changes compares old and new.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ V = TypeVar("V")
 
 
 class Absent(Enum):
-    """What it means that a list lacks a key that is known."""
+    """What to do if a list lacks a known key."""
 
     GONE = "gone"
     """It is gone, and what the list shows is how things stand, be it older: for those who remove nothing by it."""

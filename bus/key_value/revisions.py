@@ -1,10 +1,9 @@
-"""Where the revisions of a new bucket begin, so that they never come again.
+"""The first revision of a new bucket, chosen so that revisions never repeat.
 
-A bucket in memory is lost with its server and made anew, and a stream counts from 1 unless it is told otherwise. But a
-revision serves as a fence: it is handed to resources, which refuse whoever shows a lower one, and conditions are put on
-it. So a bucket begins at the time, in microseconds since 2020: less than one write in a microsecond was made in the
-bucket before, so its revisions were lower. Should the clock of whoever makes it be behind, what it remembers of the one
-before counts as well.
+A bucket in memory is lost with its server and created again, and a stream counts from 1 by default. But revisions serve
+as fencing tokens: resources refuse lower ones, and writes are conditional on them. So a bucket starts at the current
+time, in microseconds since 2020: the previous bucket had less than one write per microsecond, so its revisions were
+lower. In case the creator's clock is behind, the last revision that it remembers counts as well.
 """
 
 from __future__ import annotations

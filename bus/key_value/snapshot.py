@@ -1,4 +1,4 @@
-"""All living keys of a bucket that match a pattern, in as few round trips as can be.
+"""All living keys of a bucket that match a pattern, in as few round trips as possible.
 
 Up to 1024 keys come with one direct get; JetStream refuses more, and then a short-lived consumer delivers them.
 """

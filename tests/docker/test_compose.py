@@ -10,6 +10,7 @@ import pytest
 
 import gangline
 
+from ..waiting import PATIENCE_S
 from .conftest import System
 from .plain import NoAnswer, request
 
@@ -110,7 +111,7 @@ async def test_calls_go_on_while_the_server_that_leads_the_ledger_is_killed(syst
             before = len(plain), len(counted)
             await asyncio.to_thread(system.compose, "kill", leader)
             # Long enough for the survivors to elect, whichever roles the killed one had.
-            limit = time.monotonic() + 30
+            limit = time.monotonic() + PATIENCE_S
             while min(len(plain) - before[0], len(counted) - before[1]) < 100 and time.monotonic() < limit:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             for task in asking:
@@ -125,7 +126,7 @@ async def test_calls_go_on_while_the_server_that_leads_the_ledger_is_killed(syst
 
 async def test_a_killed_server_comes_back_and_catches_up(system):
     system.compose("up", "--detach", "--wait")
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + PATIENCE_S
     while True:
         try:
             told = await ledger_of(system)

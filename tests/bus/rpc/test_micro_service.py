@@ -10,6 +10,7 @@ import pytest
 from gangline.bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
 from gangline.schemas.errors.base import InvalidSettings
 
+from ...waiting import PATIENCE_S
 from ..conftest import collect
 
 DESCRIPTION = ServiceDescription(
@@ -143,7 +144,7 @@ async def test_the_reference_client_understands_the_answers(connect_to, nats_url
     await bus.flush()
     client = await nats.connect(nats_url)
     for verb, model in (("PING", ServicePing), ("INFO", ServiceInfo), ("STATS", ServiceStats)):
-        answer = await client.request(f"$SRV.{verb}.gangline-worker.{responder.id}", b"", timeout=5)
+        answer = await client.request(f"$SRV.{verb}.gangline-worker.{responder.id}", b"", timeout=PATIENCE_S)
         parsed = model.from_dict(json.loads(answer.data))
         assert parsed.id == responder.id
         assert parsed.name == "gangline-worker"

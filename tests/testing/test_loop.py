@@ -242,6 +242,36 @@ def test_what_crashed_nodes_leave_behind_is_collected_without_a_complaint():
     assert [str(warning.message) for warning in said] == []
 
 
+@pytest.mark.parametrize("when", ["in its own step", "before its callbacks run", "while the loop closes"])
+def test_a_crashed_node_does_not_complain_of_exceptions_that_nobody_looked_at(when: str):
+    complaints: list[str] = []
+
+    def run() -> None:
+        loop = VirtualLoop()
+        loop.set_exception_handler(lambda _loop, context: complaints.append(context["message"]))
+
+        async def fails() -> None:
+            if when == "in its own step":
+                loop.crash("n1")
+            elif when == "before its callbacks run":
+                loop.call_soon(loop.crash, "n1", context=node_context(None))
+            else:
+                loop.stop()
+            raise ValueError("nobody looks")
+
+        async def process() -> None:
+            asyncio.create_task(fails()).add_done_callback(lambda task: task.exception())  # noqa: RUF006
+
+        loop.spawn("n1", process())
+        loop.call_later(1, loop.stop)
+        loop.run_forever()
+        loop.close()
+
+    run()
+    gc.collect()
+    assert complaints == []
+
+
 def test_generators_that_crashed_nodes_left_half_way_are_collected_without_a_complaint(monkeypatch):
     loop = VirtualLoop()
 

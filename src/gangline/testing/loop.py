@@ -223,6 +223,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def close(self) -> None:
         if self.is_closed():
             return
+        for handle in self._ready:
+            _drop(handle)
         self._bury()
         super().close()
         self._timers.clear()
@@ -291,6 +293,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if frozen or crashed:
                 node = _node_of(handle)
                 if node in crashed:
+                    _drop(handle)
                     continue
                 if node in frozen:
                     frozen[node].ready.append(handle)
@@ -416,8 +419,21 @@ def _describe(task: _Task[Any]) -> str:
     return f"{task.get_name()}{f' of {task.node}' if task.node else ''}{where}"
 
 
+def _drop(handle: asyncio.Handle) -> None:
+    """Nobody is told of an exception that the dropped callback would have looked at."""
+    for argument in handle._args or ():  # type: ignore[attr-defined]
+        if isinstance(argument, _Task):
+            _look_at(argument)
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    if task.done() and not task.cancelled():
+        task.exception()
+
+
 def _close(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
+    _look_at(task)
     coro: Any = task.get_coro()  # None for a task that ended eagerly
     try:
         if coro is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..bus.port.bus import Message, NotPermitted
-from ..bus.port.types import Subscription
+from ..bus.port.types import SubjectSubscription
 from ..runtime.tasks import TaskSet
 from ..schemas.errors.base import GanglineError
 from ..schemas.messages.gangs import PingRequest
@@ -54,7 +54,8 @@ class Leadership:
         self._tasks = tasks = TaskSet(f"term {number}", log)
         self._over = False
         self._resigned = False
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: list[SubjectSubscription] = []
+        self._shard_router: ShardRouter | None = None
         self._ping_round_at = float("-inf")
         self._executor = GangEffectExecutor(context, self.core, tasks, feed=self.feed, trusted=self._trusted, log=log)
         self._sets = SetDeclarations(
@@ -97,14 +98,21 @@ class Leadership:
         self._context.worker_registry.listener = None
         self._context.leader.on_restored = None
         self._tasks.cancel()
+        if self._shard_router is not None:
+            self._shard_router.cancel()
         self._executor.close(resigned=self._resigned)
 
+    async def prepare_to_leave(self) -> None:
+        """Give other leaders the requests that only one of all leaders answers; for before `end`."""
+        if self._shard_router is not None:
+            await self._shard_router.stop_falling_back()
+
     async def rest(self) -> None:
-        """Wait until nothing of it is left; for after `end`."""
-        await self._sets.stop()
+        """Wait until nothing of it is left; for after `end`. Until then, requests are told to ask again."""
         subscriptions, self._subscriptions = self._subscriptions, []
-        for subscription in subscriptions:
-            await subscription.unsubscribe()
+        router = [self._shard_router.stop()] if self._shard_router is not None else []
+        await asyncio.gather(*(subscription.drain() for subscription in subscriptions), *router)
+        await self._sets.stop()
         await self._tasks.rest()
 
     async def _take_over(self) -> None:
@@ -158,19 +166,18 @@ class Leadership:
             for subject in context.names.both(context.names.gang_operations):
                 await self._listen(subject, request_server.take)
             return
-        shard_router = ShardRouter(
+        self._shard_router = ShardRouter(
             context.bus,
             context.kv,
             context.names,
             context.shard,
-            self._tasks,
             self.core,
             request_server,
             shards=lambda: context.registry.shards,
             trusted=self._trusted,
             log=self._log,
         )
-        self._subscriptions += await shard_router.listen()
+        await self._shard_router.listen()
 
     async def _listen(self, subject: str, handler: Callable[[Message], None]) -> None:
         self._subscriptions.append(await self._context.bus.subscribe(subject, handler))

@@ -188,6 +188,8 @@ class Coordinator(Service[CoordinatorState]):
         context = self._context
         try:
             if context is not None:
+                if self.term is not None:
+                    await self.term.prepare_to_leave()
                 await context.elector.stop()
                 await context.worker_registry.stop()
                 await context.registry.stop()

@@ -23,7 +23,6 @@ from ..port.bus import (
     StreamMessage,
 )
 from ..port.subjects import SubjectPattern, check_subject
-from ..port.types import Subscription
 from .faults import WriteOutcome
 
 _log = logging.getLogger("gangline.bus.memory")
@@ -120,6 +119,15 @@ class MemorySubscription:
     async def unsubscribe(self) -> None:
         self.cancel()
         self.bus.remove(self)
+
+    async def drain(self) -> None:
+        self.bus.remove(self)
+        try:
+            await self.bus.flush()
+        except GanglineError:
+            pass
+        finally:
+            self.cancel()
 
 
 class MemoryConnection:
@@ -245,7 +253,7 @@ class MemoryConnection:
             raise
         return waiting, forget
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> MemorySubscription:
         self.check_open(connected=False)
         return self._listen(subject, handler, queue)
 

@@ -30,6 +30,8 @@ from ..port.bus import Message
 from .protocol import ProtocolParser, ProtocolViolation, decode_headers
 from .reconnect import HIGH_WATER_BYTES, ConnectionObserver, ReconnectingClient
 
+_DRAIN_TIMEOUT_S: Final = 5.0
+
 log = logging.getLogger("gangline.bus")
 
 _READ_BYTES: Final = 131_072
@@ -181,8 +183,22 @@ class BufferedNatsClient(ReconnectingClient):
 
     def remove_subscription(self, sid: bytes) -> None:
         self._deliveries.pop(sid, None)
+        self._end_interest(sid)
+
+    def _end_interest(self, sid: bytes) -> None:
         if self._interests.pop(sid, None) is not None and self.ready:
             self.send(b"UNSUB %b\r\n" % sid)
+
+    async def drain_subscription(self, sid: bytes) -> None:
+        """End the interest; deliver what comes until the server has confirmed that nothing more will."""
+        self._end_interest(sid)
+        try:
+            if sid in self._deliveries:
+                await self.ping(_DRAIN_TIMEOUT_S)
+        except Disconnected:
+            pass
+        finally:
+            self._deliveries.pop(sid, None)
 
     def _subscribe_again(self) -> bytes:
         return b"".join(self._interests.values())
@@ -299,6 +315,9 @@ class NatsSubscription:
 
     async def unsubscribe(self) -> None:
         self.stop()
+
+    async def drain(self) -> None:
+        await self._client.drain_subscription(self._sid)
 
     def stop(self) -> None:
         """`unsubscribe` without an await; nothing in it waits."""

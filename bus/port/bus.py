@@ -35,7 +35,7 @@ from .stream import (
     StreamSettings,
     StreamState,
 )
-from .types import Subscription
+from .types import SubjectSubscription
 
 __all__ = [
     "Answered",
@@ -204,7 +204,7 @@ class Bus(Protocol):
         has returned: with the answer, or with the error that `request` would raise."""
         ...
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> SubjectSubscription:
         """Deliver matching messages to `handler`; with `queue`, each message to one member of the queue group.
 
         A `503` no-responders status to a published message with a `reply` arrives as a Message with the header

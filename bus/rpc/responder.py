@@ -19,7 +19,7 @@ from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...telemetry.logs import Log
 from ..port.bus import Bus, Handler, Message
-from ..port.types import Subscription
+from ..port.types import SubjectSubscription
 
 _ENVELOPE_BYTES: Final = 1024
 """Room that an answer's headers may take."""
@@ -238,21 +238,26 @@ class Listening:
     """Several subscriptions that live and end together."""
 
     def __init__(self) -> None:
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: list[SubjectSubscription] = []
 
     async def unsubscribe(self) -> None:
         """See port.Subscription."""
         subscriptions, self._subscriptions = self._subscriptions, []
         await asyncio.gather(*(subscription.unsubscribe() for subscription in subscriptions))
 
-    async def add(self, bus: Bus, subject: str, handler: Handler, queue: str) -> None:
+    async def drain(self) -> None:
+        """See port.SubjectSubscription."""
+        subscriptions, self._subscriptions = self._subscriptions, []
+        await asyncio.gather(*(subscription.drain() for subscription in subscriptions))
+
+    async def add(self, bus: Bus, subject: str, handler: Handler, queue: str = "") -> None:
         self._subscriptions.append(await bus.subscribe(subject, handler, queue=queue))
 
     def __repr__(self) -> str:
         return f"Listening({self._subscriptions})"
 
 
-async def listen(bus: Bus, subjects: Iterable[str], handler: Handler, *, queue: str = "") -> Subscription:
+async def listen(bus: Bus, subjects: Iterable[str], handler: Handler, *, queue: str = "") -> Listening:
     """Deliver what comes on any of `subjects`; otherwise as Bus.subscribe. All of them, or none."""
     listening = Listening()
     try:

@@ -15,9 +15,8 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, KeyValue, Message, NoResponders
-from ...bus.port.types import Subscription
 from ...bus.rpc.requester import read_answer
-from ...bus.rpc.responder import Responder
+from ...bus.rpc.responder import Listening, Responder
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.gangs import NoCoordinator
@@ -35,6 +34,8 @@ from .request_server import RequestServer
 
 _ASK_S: Final = 1.0
 """How long the leader of another shard is waited for."""
+_LAST_S: Final = 3 * _ASK_S
+"""How long a leader that leaves waits for its last answers."""
 _KNOWS: Final = "knows"
 _LIST: Final = "list"
 _OF_ONE: Final = frozenset(GangOperation) - {GangOperation.ACQUIRE, GangOperation.LIST}
@@ -53,7 +54,6 @@ class ShardRouter:
         kv: KeyValue,
         names: Names,
         shard: Shard,
-        tasks: TaskSet,
         core: SchedulerCore,
         request_server: RequestServer,
         *,
@@ -70,21 +70,37 @@ class ShardRouter:
         self._kv = kv
         self._names = names
         self._shard = shard
-        self._tasks = tasks
+        self._tasks = TaskSet("shards", log)
+        self._requests = Listening()
+        self._fallbacks = Listening()
         self._core = core
         self._server = request_server
         self._shards = shards
         self._trusted = trusted
         self._log = log
 
-    async def listen(self) -> list[Subscription]:
+    async def listen(self) -> None:
         """Take part from now on."""
-        names, subscribe = self._names, self._bus.subscribe
-        subscriptions = [await subscribe(each, self._peer) for each in names.both(names.shard(self._shard.name, "*"))]
+        names, bus = self._names, self._bus
+        for subject in names.both(names.shard(self._shard.name, "*")):
+            await self._requests.add(bus, subject, self._peer)
         for subject in names.both(names.gang_operations):
-            subscriptions.append(await subscribe(subject, self._take))
-            subscriptions.append(await subscribe(subject, self._fall_back, queue=names.gang_queue))
-        return subscriptions
+            await self._requests.add(bus, subject, self._take)
+            await self._fallbacks.add(bus, subject, self._fall_back, names.gang_queue)
+
+    async def stop_falling_back(self) -> None:
+        """Answer what only we were asked, and be asked nothing more of that kind. While still trusted."""
+        await self._fallbacks.drain()
+        await self._tasks.rest(_LAST_S)
+
+    def cancel(self) -> None:
+        """The leadership is over."""
+        self._tasks.cancel()
+
+    async def stop(self) -> None:
+        """Take part no more; what the server has sent us is still answered."""
+        await asyncio.gather(self._requests.drain(), self._fallbacks.drain())
+        await self._tasks.rest()
 
     # -- every request -----------------------------------------------------------------------------------------------
 
@@ -101,7 +117,7 @@ class ShardRouter:
         if not self._shard.keeps_all(request):
             if self._trusted():
                 Responder(self._bus, message, self._log).fail(self._straddles(request))
-        elif request.id is None or self._core.get(request.id) is not None:
+        elif request.id is None or self._core.get(request.id) is not None or not self._trusted():
             self._server.take(message)
         else:
             self._tasks.start(self._acquire_once(message, request.id))

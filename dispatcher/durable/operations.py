@@ -14,7 +14,7 @@ from typing import Any, Final
 from ...bus.port.bus import Bus, Message
 from ...bus.port.types import Subscription
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
-from ...bus.rpc.responder import CountingResponder, listen
+from ...bus.rpc.responder import CountingResponder, Listening, listen
 from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.tasks import NoDispatcher, UnknownJob
@@ -139,7 +139,7 @@ class QueueOperations:
         self._queue = queue
         self._responder = responder
         self._depth = depth
-        self._subscription: Subscription | None = None
+        self._subscription: Listening | None = None
 
     async def start(self) -> None:
         subjects = self._names.both(self._names.queue(self._queue.endpoint))
@@ -149,8 +149,7 @@ class QueueOperations:
         """Idempotent, safe before `start`."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
-            with contextlib.suppress(GanglineError):
-                await subscription.unsubscribe()
+            await subscription.drain()
 
     def _on_request(self, message: Message) -> None:
         operation = message.subject.rpartition(".")[2]

@@ -26,9 +26,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Bus, Message
-from ...bus.port.types import Subscription
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
-from ...bus.rpc.responder import Responder, listen
+from ...bus.rpc.responder import Listening, Responder, listen
 from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
 from ...runtime.tasks import TaskSet
@@ -209,7 +208,7 @@ class Gateway(Service[GatewayState]):
             makes_routes=True,
         )
         self._service = MicroService(bus, self._describe, statistics=self._counters, ambient=ambient)
-        self._subscription: Subscription | None = None
+        self._subscription: Listening | None = None
         self._pending = TaskSet("gateway call")
         self._requests = 0
         self._errors = 0
@@ -232,12 +231,12 @@ class Gateway(Service[GatewayState]):
         """Accept nothing new, let calls in progress finish for `grace_s` seconds (None: the setting), then stop."""
         if self.state is GatewayState.SERVING:
             self.state = GatewayState.DRAINING
-            await self._unsubscribe()
+            await self._leave()
             await self._pending.rest(self.settings.drain_grace_s if grace_s is None else grace_s)
         await self.stop()
 
     async def _stop(self) -> None:
-        await self._unsubscribe()
+        await self._leave()
         await self.router.stop()
         await self._pending.rest(1.0)
         self._pending.cancel()
@@ -302,11 +301,11 @@ class Gateway(Service[GatewayState]):
 
     # -- discovery ------------------------------------------------------------------------------------------------
 
-    async def _unsubscribe(self) -> None:
+    async def _leave(self) -> None:
         await self._service.stop()
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
-            await subscription.unsubscribe()
+            await subscription.drain()
 
     def _describe(self) -> ServiceDescription:
         names = self.names

@@ -421,7 +421,7 @@ def _describe(task: _Task[Any]) -> str:
 
 def _drop(handle: asyncio.Handle) -> None:
     """Nobody is told of an exception that the dropped callback would have looked at."""
-    for argument in handle._args or ():  # type: ignore[attr-defined]
+    for argument in handle._args or ():
         if isinstance(argument, _Task):
             _look_at(argument)
 

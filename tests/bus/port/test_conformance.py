@@ -101,6 +101,43 @@ async def test_unsubscribing_stops_delivery_at_once_and_twice_is_fine(connect, n
     assert len(got.items) == before == 1
 
 
+async def test_a_member_of_a_queue_group_that_drains_handles_all_that_was_sent_to_it(connect, namespace):
+    leaving, staying, sender = await connect(), await connect(), await connect()
+    first, second = collect(), collect()
+    subscription = await leaving.subscribe(f"{namespace}.q", first, queue="g")
+    await staying.subscribe(f"{namespace}.q", second, queue="g")
+    for bus in (leaving, staying):
+        await bus.flush()
+    for number in range(200):
+        sender.publish(f"{namespace}.q", str(number).encode())
+    await sender.flush()  # the server has sent about half to each
+    await subscription.drain()
+    mine = len(first.items)
+    for number in range(200, 400):
+        sender.publish(f"{namespace}.q", str(number).encode())
+    await sender.flush()
+    await leaving.flush()
+    await staying.flush()
+    numbers = sorted(int(message.data) for message in first.items + second.items)
+    assert numbers == list(range(400))
+    assert len(first.items) == mine > 0
+    await subscription.drain()
+    await subscription.unsubscribe()
+
+
+async def test_a_subscription_that_drains_while_the_connection_is_lost_ends(connect, namespace):
+    bus, sender = await connect(), await connect()
+    got = collect()
+    subscription = await bus.subscribe(f"{namespace}.a", got)
+    await bus.flush()
+    await bus.close()
+    async with asyncio.timeout(PATIENCE_S):
+        await subscription.drain()
+    sender.publish(f"{namespace}.a", b"late")
+    await sender.flush()
+    assert got.items == []
+
+
 async def test_a_handler_that_raises_is_logged_and_nothing_else_is_lost(connect, namespace, caplog):
     bus = await connect()
     got = collect()

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from gangline.schemas.errors.base import InvalidRequest
+from gangline.schemas.errors.gangs import NoCoordinator
 from gangline.schemas.names import Names
 
 from ...support.coordinator.rig import System
@@ -27,3 +29,28 @@ async def test_the_leader_of_another_shard_is_asked_where_it_listens_also_if_it_
         gang = await system.owner.acquire(pool="serve", size=1)
         assert gang["state"] == "formed"
         await system.owner.release(gang)
+
+
+async def test_requests_on_their_way_to_a_leader_that_leaves_are_answered(system: System) -> None:
+    leaders = []
+    for pool in ("train", "serve"):
+        leader = await system.coordinator(f"leader of {pool}", shard=pool, pools=(pool,))
+        await leader.wait_leading()
+        leaders.append(leader)
+    await asyncio.sleep(3.0)  # until each knows of the other
+    staying, leaving = leaders
+    # One leader of all answers each of these.
+    asked = [asyncio.ensure_future(system.owner.ask("list", timeout_s=10.0)) for _ in range(20)]
+    refused = [
+        asyncio.ensure_future(system.owner.ask("acquire", {"pool": "nobody's", "size": 1}, timeout_s=10.0))
+        for _ in range(20)
+    ]
+    mine = asyncio.ensure_future(system.owner.ask("acquire", {"pool": "serve", "size": 1, "id": "g"}, timeout_s=10.0))
+    await asyncio.sleep(0)  # sent, and not yet delivered
+    await leaving.stop()
+    assert all(listed["gangs"] == [] for listed in await asyncio.gather(*asked))
+    for answer in await asyncio.gather(*refused, return_exceptions=True):
+        assert isinstance(answer, InvalidRequest)
+    with pytest.raises(NoCoordinator, match="ask again"):
+        await mine
+    await staying.stop()

@@ -163,6 +163,20 @@ async def test_draining_finishes_what_is_under_way_and_takes_nothing_new(rig: Ri
 
 
 @on_rig()
+async def test_calls_that_were_on_their_way_to_a_gateway_that_drains_are_answered(rig: Rig) -> None:
+    await rig.worker(slots=100)
+    async with gateway(rig) as one, gateway(rig):
+        draining, calls = asyncio.ensure_future(one.drain()), []
+        for _ in range(20):
+            calls += [asyncio.ensure_future(ask(rig, "images.echo")) for _ in range(4)]
+            await asyncio.sleep(0)
+        await draining
+        answers = await asyncio.gather(*calls)
+        assert one.statistics()["requests"]
+    assert not any(answer.headers and headers.ERROR in answer.headers for answer in answers)
+
+
+@on_rig()
 async def test_a_drain_that_takes_too_long_ends_the_rest(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     async with gateway(rig) as served:

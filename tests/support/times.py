@@ -48,7 +48,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     properties: list[tuple[str, Any]] = report.user_properties
     for name, spent in properties:
         if name == "spent" and report.when == "teardown":
-            folder = report.nodeid.split("/")[1]
+            folder = report.nodeid.partition("::")[0].split("/")[1]
             wall, own, children = (float(each) for each in spent)
             _tests[folder] += 1
             _own[folder] += own

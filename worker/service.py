@@ -9,8 +9,7 @@ from enum import StrEnum
 from ..bus.lifecycle.process import run_until_left
 from ..bus.lifecycle.startup import StartPatience
 from ..bus.port.bus import Bus
-from ..bus.port.types import Subscription
-from ..bus.rpc.responder import listen
+from ..bus.rpc.responder import Listening, listen
 from ..runtime.clock import Environment
 from ..runtime.lifecycle import Service
 from ..schemas.errors.base import ClosedError, WorkerIdTaken, WorkerUnhealthy
@@ -119,7 +118,7 @@ class Worker(Service[WorkerState]):
         """The books; for tests and statistics, not to be changed from outside."""
         self._executors = self._place.new_executors(self._on_models)
         self._worker_server: WorkerServer | None = None
-        self._subscription: Subscription | None = None
+        self._subscription: Listening | None = None
         self._forget_connection = _nothing
         self._leaving: asyncio.Task[None] | None = None
         self._grace = asyncio.Event()
@@ -279,7 +278,7 @@ class Worker(Service[WorkerState]):
                 await self._clear(worker_server)
             self._forget_connection()
             if self._subscription is not None:
-                await self._subscription.unsubscribe()
+                await self._subscription.drain()
             if worker_server is not None:
                 await worker_server.close()
             await self._health.stop()

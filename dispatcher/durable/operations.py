@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...bus.port.bus import Bus, Message
-from ...bus.port.types import Subscription
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
 from ...bus.rpc.responder import CountingResponder, Listening, listen
 from ...runtime.clock import Environment
@@ -53,7 +52,7 @@ class DispatcherNatsService:
         self._responder = responder
         self._statistics = statistics
         self._pong = DispatcherStats(dispatcher=dispatcher, name=name, node=node, since=ambient.wall())
-        self._subscription: Subscription | None = None
+        self._subscription: Listening | None = None
         description = self._describe(name, node)
         self._service = MicroService(
             bus, lambda: description, statistics=self._counters, ambient=ambient, instance=dispatcher
@@ -70,8 +69,7 @@ class DispatcherNatsService:
         with contextlib.suppress(GanglineError):
             await self._service.stop()
         if subscription is not None:
-            with contextlib.suppress(GanglineError):
-                await subscription.unsubscribe()
+            await subscription.drain()
 
     def _on_request(self, message: Message) -> None:
         self._guard.look()

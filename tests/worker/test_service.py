@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from gangline.bus.port.bus import NoResponders
+from gangline.bus.port.bus import Message, NoResponders
 from gangline.schemas.errors.base import ClosedError, Unavailable, WorkerIdTaken
 from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.frames import AnswerOp, Load, LoadFlag, RequestOp, ReserveFlag
@@ -415,6 +415,17 @@ async def test_cancelling_the_wait_does_not_stop_the_drain(rig: Rig):
 @on_rig()
 async def test_an_idle_worker_drains_at_once(rig: Rig):
     await asyncio.wait_for(rig.worker.drain(), 0.1)
+
+
+@on_rig()
+async def test_requests_on_their_way_to_a_worker_that_leaves_are_answered(rig: Rig):
+    subject, bus = rig.worker.names.worker(rig.worker.id, "reserve"), rig.hand.bus
+    stopping, asked = asyncio.create_task(rig.worker.stop()), []
+    while not stopping.done():
+        asked.append(asyncio.create_task(bus.request(subject, b'{"slots": 1}', timeout_s=10.0)))
+        await asyncio.sleep(0)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert {type(answer) for answer in answers} <= {Message, NoResponders}, answers
 
 
 # -- bad connections --------------------------------------------------------------------------------------------------

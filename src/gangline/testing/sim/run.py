@@ -30,16 +30,16 @@ class Report:
     seed: int
     violations: tuple[Violation, ...]
     digest: str
-    """Of everything that happened; the same seed gives the same."""
+    """Of everything that happened; the same seed gives the same digest."""
     virtual_s: float
     callbacks: int
     events: int
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
-    """How many requests ended how."""
+    """How many requests had each outcome."""
     gangs: dict[str, int] = field(default_factory=dict[str, int])
-    """How often what befell gangs."""
+    """How often each thing happened to gangs."""
     durable: dict[str, int] = field(default_factory=dict[str, int])
-    """How many durable tasks ended how, and what befell them."""
+    """How many durable tasks ended in each way, and what went wrong with them."""
     plan: str = ""
 
     @property

@@ -1,1 +1,1 @@
-"""The processes and their clients. Imports only: stage and what that may."""
+"""The processes and their clients. Imports only: stage, and what stage may import."""

@@ -22,7 +22,7 @@ _LOOKS = 3
 
 
 class CoordinatorProcess(Process):
-    """A coordinator with one name; many processes in turn."""
+    """A coordinator with one name; its processes run one after another."""
 
     def __init__(self, world: Stage, name: str, starve_after_s: float) -> None:
         super().__init__(world, name)
@@ -51,11 +51,11 @@ class CoordinatorProcess(Process):
 
     @property
     def gangs(self) -> int:
-        """Gangs in its books."""
+        """Gangs that it knows."""
         return 0 if self.coordinator is None else int(self.coordinator.statistics().gangs.get("gangs", 0))
 
     def look(self) -> None:
-        """Compare its queue with the time, as long as nothing befalls it."""
+        """Check how long requests wait in its queue; not while something is going wrong with it."""
         world, now = self.world, self.world.now()
         if not self.leads or self.frozen or (self.bus is not None and not self.bus.connected):
             self._leads_since = None
@@ -73,7 +73,7 @@ class CoordinatorProcess(Process):
 
 
 class Operator:
-    """Declares sets over a connection of its own, and repeats what storage did not take."""
+    """Declares sets over a connection of its own, and repeats what storage did not accept."""
 
     def __init__(self, world: Stage) -> None:
         self._world = world
@@ -82,21 +82,21 @@ class Operator:
 
     @property
     def sets(self) -> list[str]:
-        """Those that are declared now."""
+        """Sets that are declared now."""
         return [name for name, step in self._declared.items() if step.record is not None]
 
     @property
     def declared(self) -> list[SetStep]:
-        """The newest word on each set."""
+        """The latest declaration of each set."""
         return list(self._declared.values())
 
     @property
     def wanted(self) -> dict[str, int]:
-        """How many gangs each set shall have."""
+        """How many gangs each set should have."""
         return {name: step.gangs for name, step in self._declared.items()}
 
     def declare(self, step: SetStep) -> None:
-        """From now on it is so."""
+        """Declare this from now on."""
         self._declared[step.name] = step
         self._world.loop.spawn("operator", self._write(step), name=f"declare {step.name}")
 
@@ -106,13 +106,13 @@ class Operator:
             self.declare(step)
 
     def delete_all(self) -> None:
-        """No set is wanted any more."""
+        """Withdraw all sets."""
         for name in self.sets:
             self.declare(SetStep(at_s=0.0, name=name, gangs=0, record=None))
 
     async def _write(self, step: SetStep) -> None:
-        """Until it has stood for a moment: a leader whose server lost its memory writes again what it knows, perhaps
-        over this."""
+        """Repeat until it has held for a moment: a leader whose server lost its memory writes what it knows again, and
+        may overwrite this."""
         world, key = self._world, Names.gangset_key(step.name)
         stood = 0
         while self._declared[step.name] is step and stood < _LOOKS:

@@ -20,12 +20,12 @@ from .processes import Process
 
 STORAGE = TaskStorage()
 UNCONFIRMED_AFTER_S = 1.0
-"""Durable tasks wait for the ledger however soon calls are given up."""
+"""Durable tasks wait for the ledger, however short the timeouts of calls are."""
 _RETRY_S = 0.1
 
 
 class DispatcherProcess(Process):
-    """A dispatcher of durable tasks with one name; many processes in turn."""
+    """A dispatcher of durable tasks with one name; its processes run one after another."""
 
     def __init__(self, world: Stage, name: str) -> None:
         super().__init__(world, name)
@@ -57,7 +57,7 @@ class DispatcherProcess(Process):
 
     @property
     def running(self) -> bool:
-        """It runs, and nothing is about to change that."""
+        """It is running, and nothing is about to stop it."""
         return (
             self.dispatcher is not None
             and self.dispatcher.state is DispatcherState.RUNNING
@@ -67,14 +67,14 @@ class DispatcherProcess(Process):
 
     @property
     def queues(self) -> dict[str, QueueRunner]:
-        """Those that it has, as it sees it."""
+        """Queues that it believes it has."""
         return {} if self.dispatcher is None else self.dispatcher.queues
 
     def routed(self) -> Iterable[RoutedPool]:
         return () if self.dispatcher is None else self.dispatcher.router.pools.values()
 
     def stop(self) -> None:
-        """As an operator's SIGTERM does: it hands its queues over and leaves."""
+        """Like an operator's SIGTERM: it hands its queues over and leaves."""
         dispatcher = self.dispatcher
         if dispatcher is None or dispatcher.state is not DispatcherState.RUNNING:
             return
@@ -89,7 +89,7 @@ class DispatcherProcess(Process):
 
 
 class RouteOperator:
-    """Writes routes over a connection of its own, and repeats what storage did not take."""
+    """Writes routes over a connection of its own, and repeats what storage did not accept."""
 
     def __init__(self, world: Stage) -> None:
         self._world = world
@@ -99,11 +99,11 @@ class RouteOperator:
 
     @property
     def busy(self) -> bool:
-        """Something is not written yet."""
+        """Whether something is still to be written."""
         return self._writing > 0
 
     def write(self, step: RouteStep) -> None:
-        """From now on this is the route, but for those that are written later."""
+        """Use this route from now on, except where a later one is written."""
         self._newest[step.endpoint] = step
         self._writing += 1
         self._world.loop.spawn("operator", self._write(step), name=f"route of {step.endpoint}")

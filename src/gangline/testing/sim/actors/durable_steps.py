@@ -16,7 +16,7 @@ from ..plan.durable_plan import JobKind, JobStep
 from ..stage.stage import Stage
 
 PATIENCE_S = 80.0
-"""How long results are waited for: no job takes so long, whatever befalls it."""
+"""Timeout for results: no job takes this long, whatever goes wrong."""
 TRY_S = 1.0
 TRIES = 20
 PAUSE_S = 0.3
@@ -40,7 +40,7 @@ class JobStepRunner:
         return f"{step.request}: {' '.join(what) if step.bad is None else step.bad}"
 
     async def run(self) -> None:
-        """Play the step to its end. What the step itself expects (errors of requests) ends here."""
+        """Play the step to its end. Errors that the step expects are handled here."""
         step = self._step
         if step.series is not None:
             await self._repeat()
@@ -111,7 +111,7 @@ class JobStepRunner:
         return found
 
     async def _publish(self) -> None:
-        """As `nats pub` would; again until it is acknowledged, which makes no second task."""
+        """Publish like `nats pub`, and repeat until it is acknowledged; repeating does not create a second task."""
         step, bus = self._step, self._bus
         assert bus is not None
         bad = step.bad
@@ -186,7 +186,7 @@ class JobStepRunner:
             self._jobs.told_items(self._step, job.id, found)
 
     async def _replay(self, job: Job) -> None:
-        """Until it is said to be done; what failed half way is done again."""
+        """Repeat until it succeeds; a replay that failed halfway is tried again."""
         for _ in range(TRIES):
             self._jobs.replays(self._step)
             try:
@@ -204,7 +204,7 @@ class JobStepRunner:
                 return
 
     async def _repeat(self) -> None:
-        """Make a schedule and end it, or end what is left of it."""
+        """Create a schedule, or remove whatever is left of it."""
         step, crons = self._step, self._jobs.crons
         if step.kind is JobKind.UNREPEAT:
             for _ in range(TRIES * 5):

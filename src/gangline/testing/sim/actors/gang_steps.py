@@ -1,5 +1,5 @@
-"""What simulated clients do with gangs, one step of the plan at a time, through the public client or as other languages
-do."""
+"""What simulated clients do with gangs, one step of the plan at a time, through the public client or with plain
+requests, as other languages do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..tasks.tasks import rank_result, result_of
 LAST_WORD_S = 1.5
 """How long after an acquire's deadline the coordinator may still answer."""
 RELEASE_S = 5.0
-"""How long a release is repeated, and how long its answer is waited for beyond the grace time."""
+"""How long a release is repeated, and how long to wait for its answer beyond the grace time."""
 ASK_S = 1.0
 
 
@@ -48,7 +48,7 @@ class GangStepRunner:
         return f"{step.kind} {step.target or shapes} {step.strategy} {step.restart} {step.breaking}"
 
     async def run(self) -> None:
-        """Play the step to its end. Errors of requests end here; what is not expected is raised."""
+        """Play the step to its end. Errors of requests are handled here; unexpected ones are raised."""
         match self._step.kind:
             case GangKind.RUN | GangKind.CALL | GangKind.HOLD:
                 await self._own()
@@ -63,7 +63,7 @@ class GangStepRunner:
 
     async def _own(self) -> None:
         step = self._step
-        # An answer that comes late may have to be confirmed before it is trusted, within the time to live.
+        # A late answer may have to be confirmed before it is trusted, within the time to live.
         acquiring = self._begin(step.deadline_s + LAST_WORD_S + step.ttl_s)
         releasing: SimulatedRequest | None = None
         try:
@@ -131,7 +131,7 @@ class GangStepRunner:
                 self._check_results(request, results, min(max(least, len(results)), most))
 
     def _check_results(self, request: SimulatedRequest, results: list[Any], size: int) -> None:
-        """One result for each rank, all of one generation."""
+        """One result for each rank, all from one generation."""
         outcomes = self._world.outcomes
         errors = [item for item in results if isinstance(item, GanglineError)]
         if errors and self._step.partial and len(results) == size:
@@ -157,7 +157,7 @@ class GangStepRunner:
         await self._answer(request, gang.call(self._uses % gang.size, "work", **self._arguments(request)))
 
     async def _call_set(self) -> None:
-        # With the route `all` it runs once on each rank.
+        # With the route `all`, it runs once on each rank.
         request = self._begin(self._step.timeout_s, idempotent=True)
         client = self._client.options(timeout_s=self._step.timeout_s)
         expected = result_of(request.id)
@@ -194,7 +194,8 @@ class GangStepRunner:
         }
 
     async def _queue(self) -> None:
-        """Ask, look until it is formed or the step's time is over, keep it renewed, let a stranger try, release."""
+        """Acquire, poll until it is formed or the step's time is over, keep it renewed, let a stranger try to release
+        it, release it."""
         step, loop = self._step, asyncio.get_running_loop()
         owned = {"id": f"q{step.number}", "owner_token": f"owner{step.number}"}
         give_up_at = loop.time() + step.deadline_s + step.hold_s
@@ -211,7 +212,7 @@ class GangStepRunner:
     async def _ask(
         self, operation: GangOperation, body: dict[str, Any], *, timeout_s: float = ASK_S, stranger: bool = False
     ) -> GangState | None:
-        """One request, and its one outcome. None: an error, or over."""
+        """One request and its one outcome. None: it failed, or the run is over."""
         request, bus = self._begin(timeout_s), self._bus
         assert bus is not None
         try:
@@ -237,7 +238,7 @@ class GangStepRunner:
 
     def _begin(self, timeout_s: float, *, idempotent: bool = False) -> SimulatedRequest:
         self._uses += 1
-        # How often the ranks of a run begin is counted by rank and generation, not here.
+        # How often each rank of a run begins is counted by rank and generation, not here.
         idempotent = idempotent or self._step.kind is GangKind.RUN
         name = f"g{self._step.number}.{self._uses}"
         return self._world.outcomes.begin(name, self._node, idempotent=idempotent, timeout_s=timeout_s)

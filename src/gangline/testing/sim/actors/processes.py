@@ -1,4 +1,4 @@
-"""Simulated processes: each start is a new node of the loop, with a connection and chance of its own."""
+"""Simulated processes: each start is a new node of the loop, with a connection and randomness of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .steps import StepRunner
 
 DRAIN_GRACE_S = 3.0
 RESTART_S = 0.5
-"""What a process manager waits before it starts again what ended."""
+"""How long a process manager waits before it restarts a process that exited."""
 
 AnyStep = Step | GangStep | JobStep
 
@@ -39,7 +39,7 @@ class Runner(Protocol):
 
 
 class Process(ABC):
-    """Something that is started, frozen, thawed, killed, and started again as another."""
+    """Something that is started, frozen, thawed, killed, and restarted as a new process."""
 
     def __init__(self, world: Stage, name: str) -> None:
         self.world = world
@@ -52,7 +52,7 @@ class Process(ABC):
         self._restart: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """A new process of that name."""
+        """Start a new process with this name."""
         if self.bus is not None:
             return
         self._starts += 1
@@ -76,7 +76,7 @@ class Process(ABC):
         self._ended()
 
     def _ended(self) -> None:
-        """By itself: it is started again."""
+        """It exited by itself: restart it."""
         self._restart = self.world.loop.call_later(RESTART_S, self.start, context=self.world.context)
 
     @abstractmethod
@@ -88,12 +88,12 @@ class Process(ABC):
         return self.world.loop.frozen(self.node)
 
     def crash(self) -> None:
-        """As SIGKILL does. It stays down until `start`."""
+        """Like SIGKILL. It stays down until `start`."""
         self.kill()
         self.world.trace.note("sim", f"{self.node} is dead")
 
     def kill(self) -> None:
-        """It does nothing any more, and its connection is gone."""
+        """Stop it from doing anything more, and drop its connection."""
         self.world.loop.crash(self.node)
         if self._restart is not None:
             self._restart.cancel()
@@ -109,14 +109,14 @@ class Process(ABC):
 
 
 class _OlderWorker(Worker):
-    """As of a version that knew no channels."""
+    """Like a version that had no channels."""
 
     def _channel_of(self, instance: str) -> str:
         return ""
 
 
 class WorkerProcess(Process):
-    """A worker with one name; many processes in turn."""
+    """A worker with one name; its processes run one after another."""
 
     def __init__(self, world: Stage, plan: WorkerPlan, having: dict[str, WorkerProcess]) -> None:
         super().__init__(world, plan.name)
@@ -126,15 +126,15 @@ class WorkerProcess(Process):
         self.worker: Worker | None = None
         self.model: WorkerModel | None = None
         self._first: WorkerProcess | None = None
-        """In whose place it was started."""
+        """The process that it replaced."""
         self._served = False
         self.served_at: float | None = None
-        """Since when its present process serves; None: it does not."""
+        """Since when its present process has been serving; None: it is not."""
         self._displaced = False
-        """Another is started in its place."""
+        """Another process is started in its place."""
 
     def twin(self) -> WorkerProcess:
-        """A second process of its id; this one is not started again."""
+        """A second process with its id; this one is not restarted."""
         second = WorkerProcess(self.world, self.plan, self._having)
         second._starts = self._starts
         second._first = self
@@ -150,7 +150,7 @@ class WorkerProcess(Process):
             earlier = earlier._first
         if earlier is None or served:
             super()._ended()
-        else:  # it woke while nobody had its id, and has it again
+        else:  # it woke up while nobody had its id, and has it again
             earlier._displaced, earlier._starts = False, self._starts
             self._having[self.name] = earlier
 
@@ -228,22 +228,22 @@ class WorkerProcess(Process):
         return None if self.worker is None else self.worker.core.load
 
     def look(self) -> None:
-        """Compare the models with the time."""
+        """Check what should have happened by now."""
         if self.model is not None and self.bus is not None:
             self.model.look(reachable=self.bus.connected)
 
     @property
     def restarted(self) -> bool:
-        """Its present process is not the first of its name."""
+        """Its present process is not the first one with its name."""
         return self._starts > 1
 
     @property
     def settled(self) -> bool:
-        """It serves, and nothing is about to change that."""
+        """It is serving, and nothing is about to stop it."""
         return self.worker is not None and self.worker.state == "serving" and self.bus is not None and not self.frozen
 
     def operate(self, event: PlanEvent) -> None:
-        """What an operator asks of it."""
+        """What an operator asks it to do."""
         worker = self.worker
         if worker is None or worker.state != "serving":
             return
@@ -276,7 +276,7 @@ class WorkerProcess(Process):
 
 
 class ClientProcess(Process):
-    """A client with one name; many processes in turn."""
+    """A client with one name; its processes run one after another."""
 
     def __init__(self, world: Stage, name: str) -> None:
         super().__init__(world, name)
@@ -284,7 +284,7 @@ class ClientProcess(Process):
         self._steps: dict[asyncio.Task[None], str] = {}
         """Steps of the present process that have not ended, and their nodes."""
         self._waiting: list[AnyStep] = []
-        """Steps whose time came while no process was there to take them."""
+        """Steps that came due while no process was running."""
 
     async def _main(self, bus: MemoryBus) -> None:
         world = self.world
@@ -297,7 +297,7 @@ class ClientProcess(Process):
         await asyncio.Event().wait()  # until it is killed
 
     def begin(self, step: AnyStep) -> None:
-        """Let the present process play a step; or the next one, if there is none now."""
+        """Have the present process play a step; if there is none now, the next one."""
         if self.client is None:
             self._waiting.append(step)
             return
@@ -321,7 +321,7 @@ class ClientProcess(Process):
         try:
             await runner.run()
         except asyncio.CancelledError:
-            pass  # by the plan
+            pass  # planned
         except Exception as error:
             self.world.checker.fail("error", f"step {step.number} ({step.kind}) raised {error!r}")
         finally:
@@ -331,7 +331,7 @@ class ClientProcess(Process):
 
     @property
     def running(self) -> bool:
-        """It takes steps."""
+        """It can play steps."""
         return self.client is not None and not self.frozen
 
     @property
@@ -358,11 +358,11 @@ class ClientProcess(Process):
         return () if self.client is None else self.client._router.pools.values()
 
     def epochs(self) -> dict[str, int]:
-        """Of the workers that this client knows, by name."""
+        """Names of the workers that this client knows."""
         return {known.id.worker: known.epoch for pool in self.routed() for known in pool.core.view.workers.values()}
 
     def counts(self) -> dict[str, int]:
-        """What this client believes to hold or to wait for; all zero at rest."""
+        """What this client believes it holds or waits for; all zero at rest."""
         if self.client is None:
             return {}
         statistics = self.client.statistics()

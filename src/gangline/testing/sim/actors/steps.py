@@ -17,7 +17,7 @@ from ..stage.stage import Stage
 from ..tasks.tasks import IDEMPOTENT, result_of
 
 ACQUIRE_S = 3.0
-"""Patience of those who choose or lease."""
+"""Timeout of steps that choose a worker or lease slots."""
 
 
 class StepRunner:
@@ -34,8 +34,7 @@ class StepRunner:
         return f"{self._step.kind} {self._step.pool}.{self._step.method} {self._step.ending}"
 
     async def run(self) -> None:
-        """Play the step to its end. What the step itself expects (errors of requests) ends here; what it does not is
-        raised."""
+        """Play the step to its end. Errors of requests, which the step expects, are handled here; others are raised."""
         match self._step.kind:
             case StepKind.CALL:
                 await self._call()
@@ -149,7 +148,7 @@ class StepRunner:
         return {"request": request.id, "duration_s": self._step.duration_s, "ending": str(self._step.ending)}
 
     async def _answer(self, request: SimulatedRequest, asked: Awaitable[object], *, expected: object = None) -> None:
-        """Wait for the answer, and note what it was. Never raises but for a cancellation."""
+        """Wait for the answer and record what it was. Never raises, except when cancelled."""
         try:
             value = await asked
         except asyncio.CancelledError:
@@ -164,7 +163,7 @@ class StepRunner:
 
     def _failed(self, request: SimulatedRequest, error: GanglineError) -> None:
         if request.outcome is not None:
-            return  # the request itself was answered; this is its selection's or lease's own end
+            return  # the request itself was answered; this ended its selection or lease
         self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
         if isinstance(error, DeadlineExceeded):
             self._world.told_too_late(request)

@@ -1,1 +1,1 @@
-"""What is checked of calls and leases. Imports only: history."""
+"""Checks of calls and leases. Imports only: history."""

@@ -1,8 +1,8 @@
 """Law L6: what the ledger shows of leases, and when.
 
-The milliseconds hold while storage works; so they are checked only when nothing has gone wrong for a while. That a key
-does not outlive its worker is checked always. The server expires keys in whole seconds and the writer rounds up, so up
-to `ROUNDING_S` of that are not the worker's.
+Its time limits hold while storage works, so they are checked only when nothing has gone wrong for a while. That a
+key does not outlive its worker is always checked. The server expires keys in whole seconds and the writer rounds
+up: up to `ROUNDING_S` of a delay are not the worker's fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .slots import LeaseModel, WorkerModel
 VISIBLE_S = 0.05
 ROUNDING_S = 2.0
 QUIET_S = 10.0
-"""So long after the last accident writes may still be late: a time-out of 5 s, then retries."""
+"""For this long after the last fault, writes may still be late: a timeout of 5 s, then retries."""
 
 
 class LedgerWatch:
@@ -29,7 +29,7 @@ class LedgerWatch:
         keys: Callable[[], Iterable[str]],
         still: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`still`: whether storage stands still now, so that nothing can expire."""
+        """`still`: whether storage is suspended now, so that nothing can expire."""
         self._checker = checker
         self._clock = clock
         self._keys = keys
@@ -38,11 +38,11 @@ class LedgerWatch:
         self._disturbed = 0
 
     def disturb(self) -> None:
-        """Something goes wrong from now on."""
+        """A fault begins."""
         self._disturbed += 1
 
     def settle(self) -> None:
-        """It is over."""
+        """A fault is over."""
         self._disturbed -= 1
         self._disturbed_at = self._clock()
 
@@ -51,21 +51,21 @@ class LedgerWatch:
         return not self._disturbed and self._clock() - self._disturbed_at >= QUIET_S
 
     def quiet_for(self) -> float:
-        """So many seconds have passed since the last accident was over; 0: one is not."""
+        """Seconds since the last fault was over; 0 while there is one."""
         return 0.0 if self._disturbed else self._clock() - self._disturbed_at
 
     def granted(self, worker: WorkerModel, lease: LeaseModel) -> None:
-        """In a moment it must be visible, unless it has ended by then."""
+        """It must soon be visible, unless it has ended by then."""
         if self.quiet:
             self._later(VISIBLE_S, self._must_stand, worker, lease)
 
     def ended(self, worker: WorkerModel, lease: LeaseModel) -> None:
-        """In a moment it must be gone."""
+        """It must soon be gone."""
         if self.quiet:
             self._later(VISIBLE_S, self._must_be_gone, worker, lease, "50 ms after its end")
 
     def worker_died(self, worker: WorkerModel) -> None:
-        """Its keys go by themselves."""
+        """Its keys expire by themselves."""
         for lease in worker.living:
             if lease.gang is not None:
                 continue  # its member record goes with the gang

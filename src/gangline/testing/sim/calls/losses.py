@@ -1,7 +1,7 @@
-"""Nobody takes a worker for lost that lives: what routers forget is compared with who serves.
+"""No live worker is taken for lost: the workers that routers drop are compared with those that serve.
 
-A worker lives when its process serves, and nothing has befallen it lately: in particular its heartbeat has not been
-gone from the ledger.
+A worker is live when its process serves and nothing has gone wrong with it lately; in particular, its heartbeat has
+not been missing from the ledger.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class Routing(Protocol):
 
 
 class LossWatch:
-    """Of a whole run.
+    """Losses over a whole run.
 
     Args:
-        lives: whether a worker process, by name and instance, lives as far as anybody can know.
+        lives: whether a worker process, by name and instance, is live as far as anybody can know.
     """
 
     def __init__(self, checker: Checker, lives: Callable[[str, str], bool]) -> None:
         self._checker = checker
         self._lives = lives
         self._known: dict[str, dict[str, WorkerEntry]] = {}
-        """By the process that knows them, and by their names."""
+        """Workers by the process that knows them, and by their names."""
 
     def look(self, processes: Iterable[Routing]) -> None:
-        """Compare who is known with who was, the last time."""
+        """Compare the workers that are known with those that were known last time."""
         for process in processes:
             pools = list(process.routed())
             known = {each.id.worker: each for pool in pools for each in pool.core.view.workers.values()}

@@ -1,4 +1,4 @@
-"""Each request ends in exactly one outcome, within its time, and is told the truth about what ran."""
+"""Each request has exactly one outcome, in time, and its caller is told the truth about what ran."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ....schemas.errors.base import GanglineError, WorkerLost
 from ..history.checker import Checker
 
 TOLD_S = 0.05
-"""By then a caller has heard that nobody listens: the server's word about the message, and that about the question
-which follows it."""
+"""By then a caller knows that nobody is subscribed: from the server's answer to the message, and to the question that
+follows it."""
 HANG_SLACK_S = 0.5
-"""A caller's deadline is the caller's own clock: nothing on the way can excuse more than scheduling."""
+"""A deadline is measured by the caller's own clock: no delay on the way excuses more than scheduling."""
 
 EARLY_SLACK_S = 0.05
-"""What is rounded away on the wire, at each step."""
+"""What is rounded off on the wire, at each step."""
 
 
 @dataclass(slots=True)
@@ -31,14 +31,14 @@ class SimulatedRequest:
     starts: int = 0
     """How often its task code began to run."""
     returns: int = 0
-    """How often it returned a value."""
+    """How often its task code returned a value."""
     outcome: str | None = None
     surely_not_started: bool = False
     """Its caller was told that nothing of it ran."""
     sent_at: float | None = None
     """When a message with it last reached the server."""
     heard: bool = False
-    """Somebody listened there then who may have run it."""
+    """Somebody was subscribed then who may have run it."""
 
 
 class Outcomes:
@@ -74,7 +74,7 @@ class Outcomes:
         self._thawed_at: dict[str, float] = {}
 
     def begin(self, request_id: str, node: str, *, idempotent: bool, timeout_s: float) -> SimulatedRequest:
-        """A client asks."""
+        """A client sends it."""
         now = self._clock()
         request = SimulatedRequest(
             request_id, node, idempotent, begun_at=now, deadline_at=now + timeout_s / self._rate(node)
@@ -85,12 +85,12 @@ class Outcomes:
         return request
 
     def extend(self, request: SimulatedRequest, timeout_s: float) -> None:
-        """Its own time begins now: so far a slot for it was waited for."""
+        """Its own time begins now: until now it waited for a slot."""
         request.begun_at = self._clock()
         request.deadline_at = request.begun_at + timeout_s / self._rate(request.node)
 
     def reached(self, request_id: str, *, heard: bool) -> None:
-        """A message with it has reached the server. `heard`: somebody listens there who may run it."""
+        """A message with it has reached the server. `heard`: somebody is subscribed there who may run it."""
         request = self.requests.get(request_id)
         if request is not None:
             request.sent_at = self._clock()
@@ -117,7 +117,7 @@ class Outcomes:
             self._fail(f"{request.id} got a result, but its task never returned one ({request.starts} starts)")
 
     def failed(self, request: SimulatedRequest, code: str, *, may_have_started: bool, lost: str | None = None) -> None:
-        """The caller got an error. `lost`: the name of the worker that is said to be lost."""
+        """The caller got an error. `lost`: the name of the worker that the error says is lost."""
         self._end(request, code)
         if lost is not None and not self._may_be_lost(lost, request.begun_at):
             self._checker.fail("loss", f"{request.id} was told that {lost} is lost, which lives: {code}")
@@ -127,7 +127,7 @@ class Outcomes:
                 f"{request.id} ran {request.starts} times, but its caller was told that it never started: {code}"
             )
         if may_have_started and request.sent_at is not None and not request.heard:
-            # Nobody listened, each time. The server says so at once.
+            # Nobody was subscribed, each time. The server says so at once.
             late_s = self._clock() - request.sent_at
             if late_s > TOLD_S and not self._excuses_doubt(request):
                 self._checker.fail(
@@ -137,13 +137,14 @@ class Outcomes:
                 )
 
     def too_late(self, request: SimulatedRequest) -> None:
-        """The caller is told that its deadline has passed: so it has, but for what clocks may differ."""
+        """The caller is told that its deadline has passed: so it must have, give or take the difference between
+        clocks."""
         given_s, left_s = request.deadline_at - request.begun_at, request.deadline_at - self._clock()
         if left_s > given_s * CLOCKS_DIFFER + EARLY_SLACK_S:
             self._fail(f"{request.id} was told that its deadline has passed, {left_s:.3f} of {given_s:.3f} s before it")
 
     def cancelled(self, request: SimulatedRequest) -> None:
-        """The caller cancelled it itself; anything may have run."""
+        """The caller cancelled it; anything may have run."""
         self._end(request, "cancelled")
 
     def client_died(self, node: str) -> None:
@@ -178,7 +179,7 @@ class Outcomes:
         return len(self._open)
 
     def counts(self) -> dict[str, int]:
-        """How many requests ended how."""
+        """How many requests had each outcome."""
         found: dict[str, int] = {}
         for request in self.requests.values():
             name = request.outcome or "open"
@@ -196,6 +197,6 @@ class Outcomes:
 
 
 def lost_worker(error: GanglineError) -> str | None:
-    """The name of the worker that an error says is lost with what it runs."""
+    """The name of the worker that an error reports as lost, together with what ran there."""
     worker = error.details.get("worker") if isinstance(error, WorkerLost) and error.may_have_started else None
     return worker.rpartition(".")[2] if isinstance(worker, str) else None

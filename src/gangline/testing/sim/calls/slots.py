@@ -1,7 +1,7 @@
 """A second set of books for each worker process, kept by the checker: laws L1 to L5 and L11.
 
-It learns from the worker's journal, from the frames that pass, and from the bodies of the tasks themselves, and never
-from the worker's own counters; those are compared with it instead.
+It learns from the worker's journal, from the frames that pass, and from the code of the tasks, never from the
+worker's own counters. Those are compared with it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..history.checker import Checker
 
 CLAIM_SLACK_S = 0.3
 LEASE_SLACK_S = 1.0
-"""Law L4's own second."""
+"""The second that law L4 allows."""
 DEADLINE_SLACK_S = 2.5
-"""What a message may be late (0.5 s), a freeze below the guard (1 s), and a second for scheduling."""
+"""The longest delay of a message (0.5 s), a freeze that the detector tolerates (1 s), and a second for scheduling."""
 FREEZE_S = 1.0
-"""A process that stood still for longer must take a new epoch."""
+"""A process that was frozen for longer must take a new epoch."""
 
 
 @dataclass(slots=True)
 class LeaseModel:
-    """One token."""
+    """One lease."""
 
     token: str
     slots: int
@@ -32,28 +32,28 @@ class LeaseModel:
     epoch: int
     ttl_s: float
     due_at: float
-    """By when it ends if nothing more is heard: at the latest that the worker may believe."""
+    """When it ends if nothing more is heard: the latest time that the worker may believe."""
     starts: int = 0
     busy: int = 0
     consumed: bool = False
-    """Single use, and its task has started; the journal's `use` is still to come or has come."""
+    """Single use, and its task has started; the `use` in the journal may still be to come."""
     ended: str | None = None
     ended_at: float = 0.0
     granted_at: float = 0.0
     claimed: bool = False
     gang: str | None = None
-    """A seat of that gang: it ends with the gang's end here, and not by time. Or a sublease of one."""
+    """The gang whose seat it is: it ends when the gang ends here, not by time. Or it is a sublease of a seat."""
     subleases: list[LeaseModel] = field(default_factory=list["LeaseModel"])
-    """Of a seat: those that were granted of its slots."""
+    """Of a seat: the subleases that were granted from its slots."""
 
     @property
     def taken(self) -> int:
-        """Slots that a sublease has of its seat."""
+        """Slots that a sublease takes from its seat."""
         return self.busy if self.ended or self.consumed else self.slots
 
     @property
     def used(self) -> int:
-        """Slots that tasks are on, or that subleases have."""
+        """Slots that tasks run on, or that subleases have."""
         return self.busy + sum(sublease.taken for sublease in self.subleases)
 
     @property
@@ -73,7 +73,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a RESERVE frame asked for."""
+    """What a RESERVE frame requested."""
 
     slots: int
     ttl_s: float
@@ -93,12 +93,12 @@ class WorkerModel:
     """The worker's own counters; None while it has none."""
     drain_grace_s: float
     aside: Callable[[], int] = lambda: 0
-    """Slots that the worker keeps for waiting gangs, or for hooks of seats that have ended; they move without a word
-    in the journal."""
+    """Slots that the worker reserves for waiting gangs, or for hooks of seats that have ended; the journal does not
+    record these."""
     holds: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
-    """Slots held for commits on their way, by gang and generation."""
+    """Slots held for commits in progress, by gang and generation."""
     slots: int = 0
-    """Its total now; set by the first record."""
+    """Its present total; set by the first record."""
     epoch: int = 0
     leases: dict[str, LeaseModel] = field(default_factory=dict[str, LeaseModel])
     tasks: dict[str, tuple[int, str | None]] = field(default_factory=dict[str, tuple[int, str | None]])
@@ -106,9 +106,9 @@ class WorkerModel:
     asked: dict[str, Asked] = field(default_factory=dict[str, Asked])
     """TASK frames delivered, by id."""
     reserves: tuple[int, list[Terms]] = (0, [])
-    """RESERVE frames delivered in the turn of that number."""
+    """RESERVE frames delivered in the loop's turn of that number."""
     bodies: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
-    """Task code that runs right now: cost and request."""
+    """Task code that is running: cost and request."""
     body_starts_by_token: dict[str, int] = field(default_factory=dict[str, int])
     draining_since: float | None = None
     successor: WorkerModel | None = None
@@ -121,9 +121,9 @@ class WorkerModel:
     froze_serving: bool = False
     thawed_at: float = 0.0
     guard_due: bool = False
-    """It stood still for longer than FREEZE_S and has not taken a new epoch since."""
+    """It was frozen for longer than FREEZE_S and has not taken a new epoch since."""
     turn: int = 0
-    """The loop's turn in which the last record came."""
+    """The loop's turn of the last record."""
     used_before: int = 0
     """Slots in use when that turn began."""
     last_event: str = ""
@@ -179,11 +179,11 @@ class WorkerModel:
             case "leave":
                 self._leave()
             case _:
-                pass  # a reject moves no slot
+                pass  # a reject does not change slots
 
     def check_turn(self) -> None:
-        """L1 and L5 at the end of a turn: within one, the journal may name a grant before the release that made room,
-        and the new epoch before the leases that it ends."""
+        """L1 and L5 at the end of a turn: within one, the journal may name a grant before the release that made room
+        for it, and the new epoch before the leases that it ends."""
         used = self.reserved + self.running
         if used > self.slots and used > self.used_before:
             self._fail("L1", f"{used} slots are reserved or running, of {self.slots} (after {self.last_event})")
@@ -201,7 +201,7 @@ class WorkerModel:
         if self.draining_since is not None and (gang is None or "seat" in record):
             self._fail("L11", f"granted {token} while draining")
         delivered_in, terms = self.reserves
-        # Which of this turn's requests it answers shows in the answer; until then the most generous counts.
+        # Which of this turn's requests it answers shows in the answer; until then the most generous one counts.
         claim_s = max((each.claim_s for each in terms if delivered_in == self.turn), default=record["ttl_s"])
         seat = self.leases.get(record.get("seat", ""))
         lease = self.leases[token] = LeaseModel(
@@ -306,7 +306,7 @@ class WorkerModel:
         self.reserves[1].append(terms)
 
     def granted(self, token: str, terms: Terms) -> None:
-        """The worker has answered GRANTED: these were the terms."""
+        """The worker has answered GRANTED, with these terms."""
         lease = self.leases.get(token)
         if lease is None:
             self._fail("L2", f"answered with token {token}, which its journal never granted")
@@ -316,8 +316,8 @@ class WorkerModel:
             lease.due_at = lease.granted_at + terms.claim_s
 
     def renewal_delivered(self, token: str, ttl_s: float) -> bool:
-        """A RENEW frame has reached the process. If it is taken, the lease lives so long. False: it came too late, or
-        for a token that was never granted or is over, and must not be taken."""
+        """A RENEW frame has reached the process. If the worker accepts it, the lease lives until then. False: it came
+        too late, or for a token that was never granted or is over, and must not be accepted."""
         lease = self.leases.get(token)
         if lease is None or lease.ended is not None or self.clock() > lease.due_at + 1e-6:
             return False
@@ -327,7 +327,7 @@ class WorkerModel:
         return True
 
     def renewed(self, token: str) -> None:
-        """The worker has answered RENEWED to a renewal that must not be taken."""
+        """The worker has answered RENEWED to a renewal that it must not accept."""
         self._fail("L5", f"renewed token {token}, which had expired or ended")
 
     def refused(self, task_id: str, reason: str) -> None:
@@ -342,7 +342,7 @@ class WorkerModel:
     # -- bodies ---------------------------------------------------------------------------------------------------
 
     def body_started(self, number: int, request: str, cost: int, token: str | None, late_s: float | None) -> None:
-        """Task code begins to run in this process, so long after its caller's deadline (below 0: before it)."""
+        """Task code begins to run in this process, this long after its caller's deadline (below 0: before it)."""
         self.bodies[number] = (cost, request)
         running = sum(each for each, _ in self.bodies.values())
         if running > max(self.slots, self.running):
@@ -361,7 +361,7 @@ class WorkerModel:
     # -- time -----------------------------------------------------------------------------------------------------
 
     def froze(self, *, serving: bool) -> None:
-        """It stands still from now on. One that does not serve yet was never told to anybody, so it keeps its epoch."""
+        """It is frozen from now on. One that does not serve yet was never announced to anybody: it keeps its epoch."""
         self.frozen_at, self.froze_serving = self.clock(), serving
 
     def thawed(self) -> None:

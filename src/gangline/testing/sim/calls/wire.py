@@ -13,7 +13,8 @@ from ..history.checker import Checker, Trace
 from .slots import Terms, WorkerModel
 
 BUSY = 100
-"""Law `busy`: nobody sends one request, or asks after one job, more often than that to one worker in a second."""
+"""Law `busy`: nobody sends one worker the same request, or asks it about the same job, more often than this in a
+second."""
 
 Asked = tuple[str, str, int]
 """Which process was asked, the reply subject, and the id: while two processes have one id, both are asked."""
@@ -51,17 +52,17 @@ class WireWatch:
         self._durable = durable
         self._durable_reached = durable_reached
         self._tasks: dict[Asked, str] = {}
-        """The task's name there."""
+        """Names of the tasks there."""
         self._reserves: dict[Asked, Terms] = {}
         self._timely_renewals: set[Asked] = set()
         self._late_renewals: dict[Asked, str] = {}
-        """Their tokens."""
+        """Tokens of the leases there."""
         self._sent_at: dict[tuple[str, str, object], deque[float]] = {}
         """When a request was last sent, by worker process, sender, and what it is about."""
 
     def on_message(self, sender: str, message: Message) -> None:
-        """Something has reached the server."""
-        # A registration names the real process; all else is the run's own.
+        """A message has reached the server."""
+        # A registration names the real process; everything else belongs to the run.
         self._trace.count(message.subject, b"" if ".reg." in message.subject else message.data)
         model = self._models(sender)
         if model is not None and message.subject.startswith("_INBOX."):
@@ -73,7 +74,7 @@ class WireWatch:
         try:
             envelope = frames.decode_request(message.data)
         except MalformedMessage:
-            return  # told of at its delivery
+            return  # recorded at its delivery
         for frame in envelope.frames:
             request = (frame[4] or {}).get("request") if frame[0] == RequestOp.TASK else None
             if request is not None:
@@ -82,7 +83,7 @@ class WireWatch:
                 self._durable_reached(envelope.sender, frame[9]["job"])
 
     def on_delivery(self, receiver: str, message: Message) -> None:
-        """Something is about to be handled."""
+        """A message is about to be handled."""
         model = self._models(receiver)
         if model is None or not message.subject.endswith(".frames"):
             return

@@ -1,1 +1,1 @@
-"""What is checked of durable tasks. Imports only: calls, tasks, plan, history."""
+"""Checks of durable tasks. Imports only: calls, tasks, plan, history."""

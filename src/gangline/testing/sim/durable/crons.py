@@ -1,4 +1,4 @@
-"""What is promised of schedules: each firing is a task of its own, none comes twice, none after the schedule's end."""
+"""Schedules: each firing is a task of its own, none comes twice, and none comes after the schedule's end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..plan.durable_plan import JobKind, JobStep
 from .records import JobModel
 
 SCHEDULED_S = 1.5
-"""How long a dispatcher may take to give a schedule that came as a task to the server, also while it changes."""
+"""How long a dispatcher may take to give the server a schedule that came as a task, also while dispatchers change."""
 
 
 @dataclass(slots=True)
@@ -25,9 +25,9 @@ class CronModel:
     """Client processes that are about to store it."""
     stored_at: float | None = None
     ending_at: float | None = None
-    """When somebody first wanted it to end."""
+    """When somebody first asked for its end."""
     ended_at: float | None = None
-    """When somebody was told that it has."""
+    """When somebody was told that it has ended."""
     fired: list[float] = field(default_factory=list[float])
 
     @property
@@ -72,23 +72,23 @@ class CronWatch:
         self._crons[step.request].stored_at = self._clock()
 
     def left(self, step: JobStep, node: str) -> None:
-        """That client process does not try any more."""
+        """That client process has stopped trying."""
         self._crons[step.request].publishers.discard(node)
 
     def publishers(self, step: JobStep) -> set[str]:
-        """Who may still store it, unless it is dead."""
+        """Who may still store it, unless dead."""
         cron = self._crons.get(step.request)
         return set() if cron is None else cron.publishers
 
     def dooms(self, step: JobStep) -> None:
-        """Somebody wants it to end."""
+        """Somebody asks for its end."""
         cron = self._crons.get(step.request)
         if cron is not None and cron.ending_at is None:
             cron.ending_at = self._clock()
             self._check_fired(cron, cron.ending_at)
 
     def ended(self, step: JobStep) -> None:
-        """Somebody was told that it has."""
+        """Somebody was told that it has ended."""
         self._crons[step.request].ended_at = self._clock()
 
     # -- what the server does -------------------------------------------------------------------------------------

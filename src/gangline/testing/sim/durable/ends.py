@@ -1,4 +1,5 @@
-"""How durable tasks end: once, by a record that is the truth, with a letter if they are dead; and nothing is left."""
+"""How durable tasks end: once, with a record that is true, and a dead letter if they are dead; and nothing is left
+over."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ class Ends:
         record = ResultRecord.model_validate_json(entry.value)
         self._trace.note("ledger", f"result of {job}: {record.state} {record.reason or ''} {record.attempts} attempts")
         before = self.records.get(job)
-        same = before is not None and before.state is record.state is JobState.CANCELLED  # for another length of time
+        same = before is not None and before.state is record.state is JobState.CANCELLED  # with another time to live
         if before is not None and not same:
             self._fail("L10", f"the result of {job} is written again: {before.state}, then {record.state}")
         self.records[job] = record
@@ -75,7 +76,7 @@ class Ends:
             self.check_record(model, record)
 
     def result_of(self, record: ResultRecord) -> Any:
-        """What a record, or the object that it names, says that the task returned."""
+        """What a record, or the object that it names, says the task returned."""
         if record.object is None:
             as_is = record.encoding != "msgpack" or not isinstance(record.result, str)
             return record.result if as_is else codec.unpack(base64.b64decode(record.result))
@@ -86,7 +87,7 @@ class Ends:
         return codec.unpack(body) if record.encoding == "msgpack" else json.loads(body)
 
     def _removed(self, job: str) -> None:
-        """Right only of a dead one that is being sent anew."""
+        """A deletion is right only for a dead task that is being replayed."""
         model = next((each for each in self._models.values() if each.job == job), None)
         record = self.records.pop(job, None)
         if model is None or record is None or record.state is not JobState.DEAD or not model.replaying:
@@ -96,7 +97,7 @@ class Ends:
         model.record, model.revived_at, model.attempts_before = None, self._clock(), record.attempts
 
     def check_record(self, model: JobModel, record: ResultRecord) -> None:
-        """It is the truth."""
+        """The record is true."""
         model.record, step = record, model.step
         match record.state:
             case JobState.DONE:
@@ -118,7 +119,7 @@ class Ends:
             self._fail("L10", f"{model} has {record.attempts} attempts of {model.most_attempts}")
 
     def _may_die(self, model: JobModel, record: ResultRecord) -> bool:
-        """Whether that is a reason for its death."""
+        """Whether that is a reason to be dead."""
         step = model.step
         if step.bad is not None:
             return record.reason is step.bad.reason
@@ -132,14 +133,14 @@ class Ends:
                 worker = record.worker.partition(".")[2]
                 return last and (self._troubles.befell(worker, model.asked_at) or self._bereaved(model.asked_at) > 0)
             case DeadReason.EXPIRED:
-                # Headers count both from the publication; the SDK has the deadline begin when the time has come.
+                # Headers count both from the publication; the SDK has the deadline begin when the delay is over.
                 delay_s = 0.0 if step.kind is JobKind.PUBLISH else step.delay_s or 0.0
                 due = None if step.deadline_s is None else model.asked_at + delay_s + step.deadline_s
                 return due is not None and self._clock() > due - 0.1
             case DeadReason.IMPOSSIBLE:
                 return step.method == "job_heavy"
             case DeadReason.UNKNOWN_ENDPOINT:
-                # No dispatcher need have seen its pool while that was in the ledger, if it was not for long enough.
+                # No dispatcher need have seen its pool while that was in the ledger, if it was there only briefly.
                 return self._troubles.lasted(pool_name(step.endpoint), model.asked_at, UNKNOWN_AFTER_S - 0.5)
             case _:
                 return False
@@ -148,13 +149,13 @@ class Ends:
 
     @property
     def settled(self) -> bool:
-        """Nothing is left in the stream or noted of tries, and nothing runs."""
+        """Nothing is left in the stream, no attempt is recorded, and nothing runs."""
         stream = self._hub.streams.find(self._names.tasks_stream)
         running = any(each.running for each in self._models.values())
         return (stream is None or not stream.messages) and not running and not self.tries()
 
     def tries(self) -> list[str]:
-        """What is noted of them."""
+        """Attempts that are recorded."""
         return [entry.key for entry in self._hub.peek(self._names.results_bucket) if entry.key.startswith("try.")]
 
     def letters(self) -> dict[str, list[str]]:
@@ -167,7 +168,7 @@ class Ends:
         return found
 
     def check_rest(self) -> None:
-        """Nothing is asked any more: each has ended, once, and nothing is left."""
+        """No more requests: each task has ended, once, and nothing is left."""
         stream = self._hub.streams.find(self._names.tasks_stream)
         for message in [] if stream is None else stream.messages.values():
             self._fail("L10", f"at rest {message.subject} is still in the stream, at {message.sequence}")
@@ -186,15 +187,15 @@ class Ends:
         if record is not None and model.record is None:
             self.check_record(model, record)
         if model.replaying > model.replayed:
-            pass  # a call that was cut short may have left a letter, or the letter alone
+            pass  # a replay that was cut short may have left a letter, or the letter alone
         elif record is None:
             self._check_unkept(model, letters)
         elif record.state is JobState.DEAD:
             if letters != [str(record.reason)]:
                 self._fail("L10", f"{model} is dead of {record.reason}, and has the dead letters {letters}")
-        elif letters and self._troubles.calm:  # else whoever buried it may have been killed before it wrote the record
+        elif letters and self._troubles.calm:  # else its writer may have been killed before it wrote the record
             self._fail("L10", f"{model} is {record.state}, and has the dead letters {letters}")
-        # A worker takes credit that comes twice for credit for the next item, and forgets that.
+        # A worker takes credit that comes twice for credit for the next item, and forgets that one.
         if record is not None and record.items is not None and not self._troubles.doubling:
             self._check_items(model, record)
 
@@ -204,7 +205,7 @@ class Ends:
         if model.stored_at is None and not model.bodies:
             return  # it never reached the stream, as far as anybody knows
         if model.doomed and step.delay_s and not model.bodies:
-            return  # taken back while the server kept it for later, maybe without an answer: of that nothing is written
+            return  # cancelled while the server still delayed it, perhaps unanswered: nothing is recorded
         if kept:
             self._fail("L10", f"{model} was acknowledged, and has no end")
         elif len(letters) > 1 or not (letters or model.doomed or any(body.how == "returned" for body in model.bodies)):
@@ -227,14 +228,14 @@ class Ends:
 
 
 class Objects:
-    """Reads the object store without asking over a connection. See bus/object_store.py for how it is kept."""
+    """Reads the object store without a connection. See bus/object_store.py for its format."""
 
     def __init__(self, hub: MemoryServer, names: Names) -> None:
         self._hub = hub
         self._bucket = names.objects_store
 
     def body(self, name: str) -> bytes | None:
-        """None: there is none of that name, or not all of it."""
+        """None: there is no object with that name, or it is incomplete."""
         stream = self._stream
         described = None if stream is None else stream.last(self._described_at(name))
         told = {} if described is None else json.loads(described.data)

@@ -1,7 +1,8 @@
-"""No task waits while a worker has had room for it for long and starts nothing.
+"""No task waits for long while a worker has room for it and starts nothing.
 
-Those that take fewer slots than the head of their line wait with it for an age step, and leases go back after parts of
-a second; what waits for longer than both does so for no reason. Judged while all is well and nobody else has slots.
+Tasks that take fewer slots than the head of their queue wait with it for an age step, and leases are released after
+fractions of a second; a task that waits for longer than both has no reason to. Judged while nothing is going wrong
+and nobody else has slots.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..tasks.tasks import COSTS
 from .records import JobModel
 
 LEASED_S = 4.0
-"""Leases that others let idle, a queue that changes hands, another dispatcher that starts."""
+"""Leases that others leave idle, a queue that changes hands, another dispatcher that starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Room:
     node: str
     pool: str
     slots: int
-    """That run nothing."""
+    """Slots on which nothing runs."""
 
 
 class Idle:
@@ -55,7 +56,7 @@ class Idle:
         self._quiet_for = quiet_for
         self._rooms = rooms
         self._since: dict[tuple[str, int], float] = {}
-        """Since when a worker process has had so many slots free, and has started nothing."""
+        """Since when a worker process has had that many free slots and has started nothing."""
         self._bound_s = traffic.age_step_s + LEASED_S
         self.looked = 0
         """Waiting tasks that were judged."""
@@ -66,7 +67,7 @@ class Idle:
             del self._since[key]
 
     def look(self) -> None:
-        """Compare with the time."""
+        """Check how long tasks have waited."""
         now, rooms = self._clock(), self._rooms()
         if rooms is None or self._quiet_for() < QUIET_S:
             self._since.clear()
@@ -90,7 +91,7 @@ class Idle:
                     return
 
     def _could_start(self, model: JobModel) -> bool:
-        """Nothing but room decides whether it starts."""
+        """Only room decides whether it starts."""
         step, traffic = model.step, self._traffic
         if step.bad is not None or step.key is not None or step.delay_s or model.doomed or model.record is not None:
             return False
@@ -106,7 +107,7 @@ class Idle:
         return unlimited and not any(route.limits for route in routes)
 
     def _pool_of(self, model: JobModel) -> str:
-        """The only one that its endpoint has."""
+        """The only pool of its endpoint."""
         endpoint = model.step.endpoint
         routes = [step.route for step in self._traffic.routes if step.endpoint == endpoint]
         return next(iter(routes[0].pools(endpoint))) if routes else endpoint

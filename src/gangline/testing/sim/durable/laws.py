@@ -1,7 +1,7 @@
-"""Law L10, and what else durable tasks are promised, checked whenever one of them starts, ends or is told of.
+"""Law L10, and the other promises about durable tasks, checked whenever one of them starts, ends or is reported.
 
-It learns from the code of the tasks, from what is written into the bucket of results, from the streams at the server,
-and from what clients are told; never from dispatchers.
+It learns from the code of the tasks, from writes to the bucket of results, from the streams at the server, and from
+what clients are told; never from dispatchers.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from .records import JobModel, TaskBody
 from .turns import Turns
 
 DEADLINE_SLACK_S = 2.6
-"""As that of calls: what a message may be late, and a freeze below the guard."""
+"""As for calls: the longest delay of a message, and a freeze that the detector tolerates."""
 
 
 CANCEL_SLACK_S = 5.0
-"""How long a dispatcher may have looked before it starts."""
+"""How long a dispatcher may have looked before it starts one."""
 
 ON_ITS_WAY_S = MAX_DELAY_S + 0.1
-"""How long what was sent to a worker may be on its way;"""
+"""How long a message to a worker may take;"""
 ON_ITS_WAY_CALM_S = 4 * LATENCY_S
-"""... and while all is well."""
+"""... and while nothing is going wrong."""
 
 
 TRUSTED_S = 1.25
-"""So long after another has noted that a queue is its own may its last holder send what it starts; clocks differ."""
+"""For this long after another dispatcher has recorded that it has a queue, what the previous one starts may still
+arrive; clocks differ."""
 TAKEN_OVER_S = 2.0
-"""Within that much of a drain's grace somebody has the queue again, when all dispatchers were restarted."""
+"""Within this part of a drain's grace somebody has the queue again, when all dispatchers were restarted."""
 
 
 class JobWatch:
@@ -92,11 +93,11 @@ class JobWatch:
         self.by_number: dict[int, tuple[JobModel, TaskBody]] = {}
         self.crons = CronWatch(checker, trace, clock, troubles, self.models)
         self._senders: dict[tuple[str, str], str] = {}
-        """Of the newest try, by worker process and job."""
+        """Of the latest attempt, by worker process and job."""
         self._reached: dict[tuple[str, str], float] = {}
-        """When the newest try of a job reached the server, by sender and job."""
+        """When the latest attempt of a job reached the server, by sender and job."""
         self._turns_at: dict[str, tuple[str, float]] = {}
-        """By endpoint: who noted last that the queue is its own, and when first."""
+        """By endpoint: who last recorded that it has the queue, and when first."""
         self._limits: Limits | None = None
         self._turns: Turns | None = None
         self._idle: Idle | None = None
@@ -144,11 +145,11 @@ class JobWatch:
         model.job = job
 
     def dooms(self, step: JobStep) -> None:
-        """Somebody wants it cancelled."""
+        """Somebody asks to cancel it."""
         self.models[step.request].doomed = True
 
     def cancelled(self, step: JobStep) -> None:
-        """Somebody was told that it is."""
+        """Somebody was told that it is cancelled."""
         self.models[step.request].cancelled_at = self._clock()
 
     def is_dead(self, job: str) -> bool:
@@ -157,15 +158,15 @@ class JobWatch:
         return record is not None and record.state is JobState.DEAD
 
     def replays(self, step: JobStep) -> None:
-        """Somebody begins to send it anew."""
+        """Somebody begins to replay it."""
         self.models[step.request].replaying += 1
 
     def replayed(self, step: JobStep) -> None:
-        """Somebody was told that it is sent anew."""
+        """Somebody was told that it is being replayed."""
         self.models[step.request].replayed += 1
 
     def not_replayed(self, step: JobStep, error: GanglineError) -> None:
-        """Somebody was told that it is not: right only if another call has, or may have, done it."""
+        """Somebody was told that it was not replayed: right only if another request has, or may have, replayed it."""
         model = self.models[step.request]
         if model.replaying < 2:
             self._fail("outcome", f"{model} is dead, and cannot be replayed: {error.message}")
@@ -200,14 +201,14 @@ class JobWatch:
             case "deadline_exceeded":
                 truth = False
             case _:
-                truth = step.kind is JobKind.CANCEL  # who cancels does not try again for ever
+                truth = step.kind is JobKind.CANCEL  # whoever cancels gives up at some time
         if not truth:
             self._fail("outcome", f"{step.request} ({job}) ended with {code} ({error.message}); its record: {record}")
 
     # -- what task code does --------------------------------------------------------------------------------------
 
     def body_started(self, number: int, node: str, request: str, cost: int, context: TaskContext) -> None:
-        """A try begins."""
+        """An attempt begins."""
         now = self._clock()
         model = self.models.get(f"{request}@{context.job}") or self.models.get(request)
         if model is None:
@@ -230,7 +231,7 @@ class JobWatch:
         self.by_number[number] = (model, body)
 
     def body_ended(self, number: int, how: str) -> None:
-        """It has ended."""
+        """An attempt has ended."""
         if number not in self.by_number:
             return
         _, body = self.by_number[number]
@@ -240,7 +241,7 @@ class JobWatch:
             body.drained_s = drains[0]
 
     def look(self) -> None:
-        """Compare what should have happened by now with the time."""
+        """Check what should have happened by now."""
         if self._turns is not None and self._idle is not None:
             self._turns.look()
             self._idle.look()
@@ -252,11 +253,11 @@ class JobWatch:
                 body.ended_at, body.how = self._clock(), "died"
 
     def sent(self, sender: str, node: str, job: str) -> None:
-        """A worker process is being told to run it."""
+        """A worker process is about to be told to run it."""
         self._senders[node, job] = sender
 
     def reached(self, sender: str, job: str) -> None:
-        """A try has reached the server."""
+        """An attempt has reached the server."""
         self._reached[sender, job] = self._clock()
 
     def on_change(self, bucket: str, entry: KvEntry) -> None:
@@ -268,9 +269,9 @@ class JobWatch:
             self._turns_at[endpoint] = holder, self._clock()
 
     def _is_late(self, model: JobModel, body: TaskBody) -> bool:
-        """Whether it comes from a dispatcher that has lost its queue so lately that it may not have known of that when
-        it sent this, and its successor nothing of this when it asked the worker. (Servers deliver in order what passes
-        one of them; in a cluster each may be late by itself, as here all messages may.)"""
+        """Whether it comes from a dispatcher that lost its queue so recently that it may not have known when it sent
+        this, and that its successor may not have known of this when it asked the worker. (Servers deliver in order
+        what passes through one of them; in a cluster each message may be late by itself, as here.)"""
         if self._troubles.calm or model.job is None:
             return False
         stream = self._hub.streams.find(self._names.tasks_stream)
@@ -290,7 +291,7 @@ class JobWatch:
         return reached_at <= noted_at + TRUSTED_S and self._clock() <= reached_at + slack_s
 
     def explained(self, body: TaskBody) -> bool:
-        """Whether it may be thought dead, or has been: something befell its process since it began."""
+        """Whether it may be, or may have been, taken for dead: something went wrong with its process since it began."""
         return body.late or self._troubles.befell(body.worker, body.since) or self._troubles.befell(SERVER, body.since)
 
     def _check_start(self, model: JobModel, body: TaskBody) -> None:
@@ -322,9 +323,9 @@ class JobWatch:
         self._check_times(model, body, now)
 
     def _cancelled_late(self, model: JobModel, end: ResultRecord | None) -> bool:
-        """Whether a cancelled task may start all the same: it was on its way to its worker already; or its dispatcher
-        forgot that it is, or had taken it from the stream just when its publisher, who heard of no dispatcher,
-        cancelled it there. (Its result counts for nothing then.)"""
+        """Whether a cancelled task may start anyway: it was already on its way to its worker; or its dispatcher forgot
+        the cancellation, or had taken the task from the stream just when its publisher, who found no dispatcher,
+        cancelled it there. (Its result is then ignored.)"""
         assert model.cancelled_at is not None
         on_its_way_s = (
             ON_ITS_WAY_CALM_S if self._troubles.calm else CANCEL_SLACK_S if self._troubles.late else ON_ITS_WAY_S
@@ -332,7 +333,7 @@ class JobWatch:
         if self._clock() <= model.cancelled_at + on_its_way_s:
             return True
         if end is not None and end.state is JobState.CANCELLED and not end.worker:
-            # Whoever has begun it by then knows nothing of the cancellation, and tries it again if it fails.
+            # Whoever has begun it by then does not know of the cancellation, and retries it if it fails.
             begun = any(body.since >= model.cancelled_at for body in model.bodies)
             return begun or self._clock() < model.cancelled_at + CANCEL_SLACK_S
         return self._bereaved(model.cancelled_at) > 0
@@ -358,13 +359,13 @@ class JobWatch:
         if now < model.asked_at + delay_s - 0.01:
             self._fail("L10", f"{model} starts {model.asked_at + delay_s - now:.3f} s before its time")
         if step.deadline_s is not None and model.stored_at is not None and not self._troubles.late:
-            # From when it was stored, which was before its publisher knew, or from its time on.
+            # From when it was stored, which was before its publisher knew, or from when its delay is over.
             since = model.stored_at + delay_s if model.revived_at is None else model.revived_at
             late = now - (since + step.deadline_s)
             if late > DEADLINE_SLACK_S and not self._troubles.delayed(model.asked_at):
                 self._fail("L10", f"{model} starts {late:.3f} s after its deadline")
         raised = [each for each in model.life if each.how == "raised" and each.ended_at is not None]
-        # One whose worker was taken for lost is tried again at once.
+        # One whose worker was taken for lost is retried at once.
         if raised and body.attempt > raised[-1].attempt and not self.explained(raised[-1]):
             waited = now - (raised[-1].ended_at or 0.0)
             if waited < step.backoff_s / 2 - 0.001:
@@ -378,7 +379,7 @@ class JobWatch:
             self.crons.on_stored(message)
 
     def counts(self) -> dict[str, int]:
-        """How many tasks ended how, and what befell them."""
+        """How many tasks ended in each way, and what went wrong with them."""
         found: dict[str, int] = {}
 
         def add(name: str, count: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""What routes and keys promise of durable tasks: at most so many at once, in order, not too fast."""
+"""What routes and keys promise about durable tasks: at most this many at once, in order, and not too fast."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..plan.durable_plan import DurableTraffic
 from .records import JobModel, TaskBody
 
 BUNCHED_S = 2.6
-"""What messages may be late, so that starts are closer together than their sending was; in the worst case,"""
+"""How much closer together starts may be than their sending was, because of late messages; in the worst case,"""
 BUNCHED_CALM_S = 0.01
-"""... and while all is well."""
+"""... and while nothing is going wrong."""
 
 
 class Limits:
@@ -53,7 +53,7 @@ class Limits:
         """By endpoint."""
 
     def starts(self, model: JobModel, context: TaskContext) -> None:
-        """A try is about to be counted."""
+        """An attempt is about to be counted."""
         step = model.step
         if context.endpoint != step.endpoint or context.key != step.key:
             text = f"{model} runs with endpoint {context.endpoint} and key {context.key}"
@@ -65,7 +65,7 @@ class Limits:
         self._check_rate(step.endpoint)
 
     def _others(self, model: JobModel, *, key: bool) -> list[JobModel]:
-        """Other tasks of its endpoint (and key) that run, with nothing that would let them be thought dead."""
+        """Other running tasks of its endpoint (and key) that nothing could have made look dead."""
         step = model.step
         return [
             other
@@ -92,7 +92,7 @@ class Limits:
                 self._checker.fail("max-running", text)
 
     def _check_order(self, model: JobModel) -> None:
-        """None that was published before it, of the same key, is without an end."""
+        """Every task of the same key that was published before it has ended."""
         by_job = {each.job: each for each in self._models.values()}
         messages = self.messages(model.step.endpoint)
         if not any(_job(message) == model.job for message in messages):
@@ -107,13 +107,13 @@ class Limits:
             if not (other.step.ordered or self._traffic.most(model.step.endpoint, "ordered")):
                 continue
             if "Gangline-Delay" in (message.headers or {}):
-                continue  # its place is that which it gets when its time comes
+                continue  # its place is the one that it gets when its delay is over
             ended = self._ended(job) if other.step.keeps_result else not other.running
             if not ended:
                 self._checker.fail("order", f"{model} starts before {other}, published before it, has ended")
 
     def messages(self, endpoint: str) -> list[StreamMessage]:
-        """What the stream has of it."""
+        """Its messages in the stream."""
         stream = self._hub.streams.find(self._names.tasks_stream)
         prefix = f"{self._names.namespace}.task.{endpoint}."
         return [] if stream is None else [each for each in stream.messages.values() if each.subject.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""The checker's own books of durable tasks: what was asked for, what runs where, how each ended."""
+"""The checker's own records of durable tasks: what was requested, what runs where, how each ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..plan.durable_plan import JobStep
 
 @dataclass(slots=True)
 class TaskBody:
-    """One try: code that runs, or ran."""
+    """One attempt: code that runs, or ran."""
 
     number: int
     node: str
@@ -24,12 +24,12 @@ class TaskBody:
     drained_s: float | None = None
     """For how long its worker had been draining when it ended, if it was."""
     late: bool = False
-    """It was on its way for long, from a dispatcher that had handed the queue over meanwhile."""
+    """It took long to arrive, from a dispatcher that had handed the queue over meanwhile."""
 
 
 @dataclass(slots=True)
 class JobModel:
-    """One durable task. Steps with the same idempotency key have one."""
+    """One durable task. Steps with the same idempotency key share one."""
 
     request: str
     step: JobStep
@@ -40,28 +40,28 @@ class JobModel:
     """Its id, as far as it is known."""
     bodies: list[TaskBody] = field(default_factory=list[TaskBody])
     doomed: bool = False
-    """Somebody wants it cancelled."""
+    """Somebody asked to cancel it."""
     cancelled_at: float | None = None
-    """When somebody was told that it is."""
+    """When somebody was told that it is cancelled."""
     told: list[str] = field(default_factory=list[str])
     record: ResultRecord | None = None
     replaying: int = 0
-    """Calls that may be sending it anew."""
+    """Requests that may be replaying it."""
     replayed: int = 0
-    """... of which so many are said to be done."""
+    """... of which this many were told that they did."""
     revived_at: float | None = None
     """When the record of its last death was removed."""
     attempts_before: int = 0
-    """... which told of so many."""
+    """... and how many attempts that record counted."""
 
     @property
     def most_attempts(self) -> int:
-        """None of its tries may have a greater number."""
+        """No attempt may have a greater number."""
         return self.attempts_before + self.step.max_attempts
 
     @property
     def life(self) -> list[TaskBody]:
-        """Tries since it was last revived."""
+        """Attempts since it was last replayed."""
         return [body for body in self.bodies if self.revived_at is None or body.since >= self.revived_at]
 
     @property

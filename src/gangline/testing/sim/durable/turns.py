@@ -1,8 +1,9 @@
-"""Who goes first: of the tasks of one pool that may start, the one with the first place (see durable/order.py).
+"""Order of starts: among the tasks of one pool that may start, the one with the first place goes first (see
+durable/policies/start_order.py).
 
-A place is when a task was published, less the age step for each step of its priority; so this is both what priorities
-promise and what bounds starvation. It is judged while all is well: whoever is overtaken must begin within a moment of
-whoever went by, since they may have been sent together.
+A place is the time when a task was published, less the age step for each step of its priority; so this is both what
+priorities promise and what bounds starvation. It is judged while nothing is going wrong: whoever is overtaken must
+begin soon after whoever overtook it, since they may have been sent together.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from ..tasks.tasks import COSTS
 from .records import JobModel, TaskBody
 
 SEEN_S = 0.5
-"""A task that was published so long ago has arrived, and was looked up if it had to be."""
+"""A task that was published this long ago has arrived, and was looked up if necessary."""
 TOGETHER_S = 0.75
-"""What was sent together begins together, as far as that can be said: a worker that just then refuses it, since it is
-drained or resized, has it offered again for as long as half a second later."""
+"""Tasks that were sent together begin together, as far as can be said: a worker that rejects one, because it is being
+drained or resized, is offered it again up to half a second later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Overtaking:
-    """One task began before another that should have."""
+    """One task began before another that should have begun first."""
 
     at_s: float
     first: JobModel
@@ -67,10 +68,10 @@ class Turns:
         self._wall = wall
         self._open: list[_Overtaking] = []
         self.compared = 0
-        """Pairs of tasks of which the right one went first."""
+        """Pairs of tasks in which the right one went first."""
 
     def starts(self, model: JobModel, body: TaskBody) -> None:
-        """A try begins."""
+        """An attempt begins."""
         if self._troubles.lossy or self._quiet_for() < QUIET_S or not self._traffic.one_pool(model.step.endpoint):
             return
         messages = self._messages(model.step.endpoint)
@@ -90,7 +91,7 @@ class Turns:
                 self.compared += 1
 
     def look(self) -> None:
-        """Compare with the time."""
+        """Check what should have begun by now."""
         due, self._open = self._open, [each for each in self._open if self._clock() - each.at_s <= TOGETHER_S]
         for each in due:
             if each in self._open:
@@ -109,12 +110,12 @@ class Turns:
                 continue
             headers = message.headers or {}
             if "Gangline-Delay" in headers or "Gangline-Cron" in headers:
-                continue  # its place is that which it gets when its time comes
+                continue  # its place is the one that it gets when its delay is over
             if COSTS[other.step.method] <= cost and self._wall() - message.at >= SEEN_S:
                 yield message, other
 
     def _is_out(self, model: JobModel) -> bool:
-        """It need not start at all, or has its key's leave to wait for."""
+        """It need not start at all, or has to wait for its key."""
         step = model.step
         return (
             step.bad is not None

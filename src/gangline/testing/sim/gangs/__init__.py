@@ -1,1 +1,1 @@
-"""What is checked of gangs. Imports only: history."""
+"""Checks of gangs. Imports only: history."""

@@ -1,7 +1,9 @@
-"""Laws L7 and L9, and what L8 says of the ledger: a replay of every revision, as an observer with a watch sees them.
+"""Laws L7 and L9, and what L8 says about the ledger: a replay of every revision, as an observer with a watch sees
+them.
 
 Members and their gang's record change together, in one batch, in which the record is written last when members are
-granted and first when they are ended. So an observer judges at the gang's record, and again when the batch is over.
+granted and first when they are ended. So the observer judges when it sees the gang's record, and again when the
+batch is over.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ from ....schemas.records.workers import Registration
 from ..history.checker import Checker
 
 _HEARD_WITHIN_S = 2.0
-"""Within this a leader has heard of a declaration."""
+"""Within this time a leader knows of a declaration."""
 _SETTLED_AFTER_S = 5.0
-"""Within this everybody has written again what a vanished bucket had."""
+"""Within this time everybody has rewritten what a bucket that vanished had."""
 STANDING = (GangState.FORMED, GangState.RETIRING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a worker answered to a hold."""
+    """A worker's answer to a hold."""
 
     worker: WorkerId
     gang: str
@@ -34,26 +36,26 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """A token that a gang was granted, once and for all."""
+    """A token that a gang was granted."""
 
     gang: str
     generation: int
-    """The first of it."""
+    """Its first revision."""
     seat: Seat
 
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What the ledger ever said of one gang."""
+    """Everything that the ledger said about one gang."""
 
     formed: GangRecord | None = None
-    """The newest that was."""
+    """The latest generation so far."""
     torn: int = 0
-    """The newest generation that was torn down, and all before."""
+    """The latest generation that was torn down; so were all before it."""
     torn_at: float = 0.0
     grace_s: float = 0.0
     lost: bool = False
-    """The bucket vanished since."""
+    """The bucket has vanished since."""
 
 
 class GangLedger:
@@ -81,22 +83,22 @@ class GangLedger:
         self._revision = 0
         self._leader: tuple[int, LeaderRecord] | None = None
         self._leader_before = 0
-        """Its revision before the batch under way."""
+        """Its revision before the batch in progress."""
         self._members: dict[tuple[WorkerId, str], MemberRecord] = {}
         self._gangs: dict[str, GangRecord] = {}
         self._registrations: dict[WorkerId, tuple[int, int]] = {}
         """Revision and epoch."""
         self._touched: dict[str, None] = {}
-        """Gangs of which something was written in the batch under way."""
+        """Gangs with writes in the batch in progress."""
         self._draining: dict[WorkerId, bool] = {}
         self._sets: dict[str, tuple[float, GangSetRecord]] = {}
         """Since when they are declared like this."""
         self._unsettled_until = 0.0
-        """The bucket vanished: not everything has been written again yet."""
+        """The bucket vanished, and not everything has been rewritten yet."""
         self.held: dict[str, Held] = {}
-        """By token; told by the wire."""
+        """By token; reported by the wire."""
         self.granted: dict[str, Granted] = {}
-        """By token, of all times."""
+        """By token; all that ever were."""
         self.history: dict[str, History] = {}
         self.commits = 0
 
@@ -138,7 +140,7 @@ class GangLedger:
                 pass
 
     def drains(self, worker: str) -> None:
-        """It has told coordinators; its registration may say so later, when storage takes it."""
+        """It has announced this to coordinators; its registration may say so later, when storage accepts it."""
         for known in self._registrations:
             if known.worker == worker:
                 self._draining[known] = True
@@ -247,7 +249,7 @@ class GangLedger:
                 self._fail("L7", f"{when}, gang {gang} is {state}; of {worker} the ledger has {member}")
 
     def _check_spec(self, record: GangRecord) -> None:
-        """All that was asked for, and nothing else; and no more or fewer members than its range allows."""
+        """Everything that was requested, and nothing else; and a number of members within its range."""
         first = record.spec.bundles[0]
         if not (first.min_count or first.count) <= first.count <= (first.max_count or first.count):
             self._fail("L7", f"gang {record.id} has {first.count} members, not {first.min_count} to {first.max_count}")
@@ -276,13 +278,13 @@ class GangLedger:
             self._fail("roll", f"gang {record.id} retires, and no other of the {declared.gangs} of {name} is ready")
 
     def _granted(self, record: GangRecord, history: History) -> None:
-        """A generation stands: is it the next one, with tokens that nobody had before?"""
+        """A generation is formed: is it the next one, with tokens that nobody had before?"""
         before, history.formed = history.formed, record
         if before is not None and before.generation == record.generation and before.seats == record.seats:
             if history.torn >= record.generation and not history.lost:
                 self._fail("L8", f"gang {record.id}: generation {record.generation} stands again after its teardown")
             history.lost = False
-            return  # written again, or retiring
+            return  # rewritten, or retiring
         lost, history.lost = history.lost, False
         if lost:
             history.torn = 0
@@ -301,12 +303,12 @@ class GangLedger:
             self._check_hold(record, seat)
 
     def _check_hold(self, record: GangRecord, seat: Seat) -> None:
-        """The worker must still be bound by its hold: one that gave it up has first written its registration anew."""
+        """The worker must still be bound by its hold: one that gave it up wrote a new registration first."""
         held, worker = self.held.get(seat.token), WorkerId(seat.pool, seat.worker)
         if held is None or (held.worker, held.gang, held.generation) != (worker, record.id, record.generation):
             self._fail("L7", f"gang {record.id} was granted {seat}, which was held as {held}")
             return
-        # Its epoch may be a newer one than the registration says yet.
+        # Its epoch may be newer than the registration says yet.
         revision, epoch = self._registrations.get(worker, (0, 0))
         if revision != held.reg_revision or epoch > seat.epoch:
             self._fail(
@@ -318,17 +320,18 @@ class GangLedger:
     # -- for other checks -----------------------------------------------------------------------------------------
 
     def stood(self, gang: str, generation: int) -> bool:
-        """That generation was committed, some time."""
+        """That generation was committed at some time."""
         history = self.history.get(gang)
         return history is not None and history.formed is not None and history.formed.generation >= generation
 
     def torn(self, gang: str) -> int:
-        """The newest generation that was torn down."""
+        """The latest generation that was torn down."""
         history = self.history.get(gang)
         return 0 if history is None else history.torn
 
     def stands(self, gang: str, generation: int, worker: WorkerId) -> bool:
-        """That generation was never ended, and the worker has members in it. (Who loses his in a swap is told so.)"""
+        """That generation was never ended, and the worker has members in it. (A worker that loses its member in a swap
+        is told so.)"""
         history = self.history.get(gang)
         if history is None or history.lost or history.formed is None or history.torn >= generation:
             return False
@@ -340,7 +343,7 @@ class GangLedger:
         return sum(each.gangset == gangset and each.state is GangState.FORMED for each in self._gangs.values())
 
     def at_rest(self, sets: Sequence[str]) -> list[str]:
-        """Records that nobody owns; sets that are declared own theirs."""
+        """Records without an owner; sets that are declared own theirs."""
         gangs = [
             f"gang.{gang} ({record.state.value})"
             for gang, record in self._gangs.items()

@@ -1,7 +1,7 @@
-"""Law L8 at the members, and L7 where it speaks of them: what runs of each gang, in which process, since when.
+"""Law L8 at the members, and L7 as far as it concerns them: what runs of each gang, in which process, since when.
 
 It learns from the ledger's replay, from what workers are told, from their journals, and from the code of tasks and
-hooks itself.
+hooks.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .ledger import GangLedger
 STOP_SLACK_S = 0.5
 """What a member may take to stop beyond the grace time, once its process was told."""
 QUIET_SLACK_S = 1.0
-"""... and from the ledger's word on, while nothing goes wrong."""
+"""... and counted from the ledger's record, while nothing is going wrong."""
 QUIET_BEFORE_S = 5.0
-"""... and nothing went wrong for so long before: there is a leader, and it has told of what it wrote."""
+"""... and nothing had gone wrong for this long before: there is a leader, and it has announced what it wrote."""
 WAITS_SLACK_S = 1.5
-"""What a gang that waits may stay beyond its time to live when nobody asks for it any more: a second, and what a look
-and a message take."""
+"""What a waiting gang may stay beyond its time to live when nobody asks for it any more: a second, plus a check and a
+message."""
 COMMIT_IN_DOUBT_S = 5.0
-"""... and when the answer to its commit was lost: what storage may take before it is asked again."""
+"""... and when the answer to its commit was lost: how long storage may take before it is asked again."""
 FOUND_OUT_S = 14.0
-"""... and since the last accident, if there was one: members look into the ledger by themselves every ten seconds."""
+"""... and since the last fault, if there was one: members read the ledger every ten seconds anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberBody:
-    """Code of a member that runs: a task or a hook."""
+    """Code of a member that is running: a task or a hook."""
 
     node: str
     gang: str
@@ -51,18 +51,18 @@ class MemberBody:
 
 @dataclass(slots=True)
 class Told:
-    """What one worker process was told of ends."""
+    """What one worker process was told about ends."""
 
     stop_by: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
     """By gang: generation, and when its members must have stopped."""
     tokens: dict[str, float] = field(default_factory=dict[str, float])
-    """Of seats that were ended alone."""
+    """Of seats that ended by themselves."""
     thawed_at: float = 0.0
 
 
 @dataclass(slots=True)
 class Meeting:
-    """The ranks of one try of a run in one generation."""
+    """The ranks of one attempt of a run in one generation."""
 
     starts: Counter[int] = field(default_factory=Counter[int])
     arrived: set[int] = field(default_factory=set[int])
@@ -101,10 +101,10 @@ class GangWatch:
         """By process."""
         self._bodies: dict[int, MemberBody] = {}
         self._meetings: dict[tuple[str, str, int, int], Meeting] = {}
-        """By request, gang, generation and the owner's number of the try. (A member that stays may be a generation
-        ahead of its owner, who then tries again in that one.)"""
+        """By request, gang, generation and the owner's number of the attempt. (A member that stays may be a generation
+        ahead of its owner, who then retries in that one.)"""
         self.owned: dict[str, tuple[str, Gang]] = {}
-        """By gang: its owner's process, and how that one sees it."""
+        """By gang: its owner's process, and how the owner sees it."""
         self.counts: Counter[str] = Counter()
         self._died_at: dict[str, float] = {}
         """By process."""
@@ -126,7 +126,7 @@ class GangWatch:
                 told.tokens.setdefault(token, stop_by)
 
     def journal(self, node: str, record: dict[str, object]) -> None:
-        """A line of a worker's journal about a gang, or that it drains."""
+        """A line of a worker's journal about a gang, or about its drain."""
         if record["event"] == "drain":
             self.ledger.drains(node.partition(".")[0])
         gang, generation = record.get("gang"), record.get("generation")
@@ -188,7 +188,7 @@ class GangWatch:
             self._checker.fail("outcome", f"{request}: rank {gang.rank} starts again in generation {gang.generation}")
 
     def arrives(self, request: str, gang: GangContext) -> None:
-        """A rank comes to the barrier."""
+        """A rank reaches the barrier."""
         self._meetings[request, gang.id, gang.generation, gang.run].arrived.add(gang.rank)
 
     def passes(self, request: str, gang: GangContext, values: list[object]) -> None:
@@ -242,10 +242,10 @@ class GangWatch:
             self._fail("L8", f"{body} still runs, {since:.1f} s after its grace time was over")
 
     def look_at_queue(self, gangs: Iterable[GangReply], *, since: float) -> None:
-        """L4 for those who wait: what a leader keeps in its queue, undisturbed since then."""
+        """L4 for requests that wait: what a leader has kept in its queue, undisturbed since then."""
         now = self._clock()
         for gang in gangs:
-            owner = gang.id.rpartition("-")[0].replace("_", ".")  # as the world makes tokens
+            owner = gang.id.rpartition("-")[0].replace("_", ".")  # in the form in which the run makes tokens
             died_at = self._died_at.get(owner)
             if died_at is None or gang.gangset is not None or gang.state is not GangState.QUEUED or gang.restarts:
                 continue
@@ -255,7 +255,7 @@ class GangWatch:
                 self._fail("L4", f"gang {gang.id} still waits, {waited_s:.1f} s after {owner} died that asked for it")
 
     def check_rest(self, sets: list[str]) -> None:
-        """Nothing is asked any more."""
+        """No more requests come."""
         for body in self._bodies.values():
             self._fail("L8", f"at rest {body} still runs")
         for record in self.ledger.at_rest(sets):

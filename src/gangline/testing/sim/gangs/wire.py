@@ -1,4 +1,4 @@
-"""Reads what coordinators ask of workers, for the checks (L7, L9) and for the trace."""
+"""Reads what coordinators ask workers to do, for the checks (L7, L9) and for the trace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GangWire:
         """By reply subject."""
 
     def on_message(self, sender: str, message: Message) -> None:
-        """Something has reached the server."""
+        """A message has reached the server."""
         asked = self._holds.get(message.subject)
         if asked is not None:
             self._held(message, *asked)
@@ -69,7 +69,7 @@ class GangWire:
         self._trace.note(sender, f"-> {worker} {operation} {what}")
 
     def on_delivery(self, receiver: str, message: Message) -> None:
-        """Something is about to be handled."""
+        """A message is about to be handled."""
         subject = message.subject.removeprefix(f"{PRIVATE}.")
         if subject.startswith(self._prefix) and subject.endswith(f".{Operation.TEARDOWN}"):
             self._told(receiver, TeardownRequest.model_validate_json(message.data))

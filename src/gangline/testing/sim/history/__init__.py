@@ -1,1 +1,1 @@
-"""What happened in a run, and what was wrong with it. Imports no other room."""
+"""What happened in a run, and what was wrong with it. Imports none of the other packages."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 TAIL = 60
-"""Events kept for people."""
+"""Events kept for people to read."""
 
 
 class Trace:
@@ -92,7 +92,7 @@ class Checker:
         self._on_first = on_first
 
     def fail(self, law: str, text: str) -> None:
-        """A law is broken. What follows from it is of no interest, so only the first few are kept."""
+        """A law is broken. Whatever follows from that is of no interest, so only the first few violations are kept."""
         if self.closed:
             return
         if len(self.violations) < 5:

@@ -1,4 +1,4 @@
-"""What befell whom, and when: what may explain that a task was started again."""
+"""What went wrong with whom, and when: what may explain that a task was started again."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 SERVER = "server"
 """Of the server itself: it restarts, or JetStream has no leader."""
 SILENCE = "silence"
-"""A server of a cluster falls silent, or does not hear the others: messages are late, but nobody has lost anything."""
+"""A server of a cluster stops answering, or does not receive from the others: messages are late, but nothing is lost.
+"""
 WEATHER = ""
-"""Storms: they befall all messages."""
+"""Storms: they affect all messages."""
 
 
 def pool_name(pool: str) -> str:
-    """What troubles call it."""
+    """The names of troubles."""
     return f"pool {pool}"
 
 
@@ -30,17 +31,18 @@ class Troubles:
         """By name: from and until."""
         self._silent: set[str] = set()
         self.late = False
-        """Messages may have been held so long that their deadlines mean nothing: a partition was healed lately."""
+        """Messages may have been held for so long that their deadlines mean nothing: a partition was healed recently.
+        """
         self.calm = True
         """Nothing has gone wrong so far."""
         self.lossy = False
-        """Messages may have got lost on connections that held, which no server does: a storm that drops them has begun.
-        What is delivered again for that comes late."""
+        """Messages may have been lost on connections that held, which no server does: a storm that drops them has
+        begun. Whatever is redelivered because of that comes late."""
         self.doubling = False
-        """Messages may have come twice, as no server sends them: a storm that duplicates them has begun."""
+        """Messages may have come twice, although no server sends them twice: a storm that duplicates them has begun."""
 
     def begin(self, name: str) -> Callable[[], None]:
-        """Something befalls it. Returns what is to be called when that is over."""
+        """Trouble begins for it. Returns a function to call when the trouble is over."""
         span = [self._clock(), float("inf")]
         self._spans.setdefault(name, []).append(span)
 
@@ -50,8 +52,8 @@ class Troubles:
         return end
 
     def hear(self, names: Iterable[str], heard: Iterable[str]) -> None:
-        """Of these workers and pools those are in the ledger now. A worker that is not may be thought dead by anybody,
-        a pool that is not may be unknown."""
+        """These workers and pools are in the ledger now. A worker that is not may be taken for dead by anybody, and a
+        pool that is not may be unknown."""
         heard = set(heard)
         for name in names:
             if name not in heard and name not in self._silent:
@@ -62,18 +64,18 @@ class Troubles:
                 self._spans[name][-1][1] = self._clock()
 
     def befell(self, name: str, since: float, slack_s: float = 0.0) -> bool:
-        """Whether anything did since then, or until shortly before."""
+        """Whether it had any trouble since then, or until shortly before."""
         return any(until >= since - slack_s for _, until in self._spans.get(name, ()))
 
     def delayed(self, since: float) -> bool:
-        """Whether a server did not answer, or did not let everything through, since then."""
+        """Whether a server did not answer, or did not pass everything on, since then."""
         return self.befell(SERVER, since) or self.befell(SILENCE, since)
 
     def lasted(self, name: str, since: float, seconds: float) -> bool:
-        """Whether one thing that befell it went on for so long, and was not over by then."""
+        """Whether it had one trouble that lasted for this long and was not over by then."""
         now = self._clock()
         return any(until >= since and min(until, now) - begun >= seconds for begun, until in self._spans.get(name, ()))
 
     def count(self, names: Iterable[str], since: float) -> int:
-        """How often anything befell any of them since then."""
+        """How many troubles any of them had since then."""
         return sum(1 for name in names for _, until in self._spans.get(name, ()) if until >= since)

@@ -1,1 +1,1 @@
-"""What happens in a run, drawn from its seed. Imports no other room."""
+"""What happens in a run, drawn from its seed. Imports none of the other packages."""

@@ -1,7 +1,7 @@
-"""Accidents that are aimed: not at a time, but at a step of something that is under way.
+"""Faults that are aimed: not at a time, but at a step of something in progress.
 
-An owner is killed while its gang is queued, granted, committed, told to its members, or formed; the server is restarted
-just then, or when a standing gang has been granted, or while a stream gives its items.
+An owner is killed while its gang is queued, granted, committed, announced to its members, or formed; the server is
+restarted at such a moment, or when a standing gang has been granted, or while a stream yields its items.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .plan import OF_OWNERS, Accident, Aim, Moment, Plan
 
 
 def draw_aims(plan: Plan) -> tuple[Aim, ...]:
-    """Those of the seed; the same for ever."""
+    """Those of the seed; the same on every machine."""
     rng = random.Random(f"gangline aims {plan.seed}")
     moments = tuple(Moment) if plan.gangs is not None else (Moment.STREAM,)
     found: list[Aim] = []
@@ -33,5 +33,5 @@ def draw_aims(plan: Plan) -> tuple[Aim, ...]:
 
 
 def with_aims(plan: Plan) -> Plan:
-    """The same plan, and what befalls it at its moments."""
+    """The same plan, with faults at its moments."""
     return replace(plan, aims=draw_aims(plan))

@@ -1,7 +1,7 @@
-"""Clocks of processes: each machine's monotonic clock begins somewhere and goes at a rate of its own; its wall clock
-goes with it, is wrong, and is set now and then.
+"""Clocks of processes: each machine's monotonic clock begins somewhere and has a rate of its own; its wall clock
+follows it, is wrong, and is set now and then.
 
-What a process compares with a time of another process shows here at once: the clocks lie days apart.
+Code that compares its time with another process's fails here at once: the clocks are days apart.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from .plan import Plan
 SLOWEST, FASTEST = 0.9, 1.1
 """Rates. Two of them differ by less than a fifth of the faster one: see schemas.deadline.CLOCKS_DIFFER."""
 _STEERED = 0.0005
-"""Off the right rate: what a kernel that is steered by NTP uses at most."""
+"""Difference from the right rate: the most that a kernel disciplined by NTP applies."""
 _DAYS_S = 30 * 86_400.0
 _STEP_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The clocks of one machine; a process that is started again there finds them as they are."""
+    """The clocks of one machine; a process that is restarted there finds them as they are."""
 
     monotonic: NodeClock
     steps: tuple[tuple[float, float], ...] = ()
     """When its wall clock is set, in seconds of the run, and by how much."""
 
     def wrong_s(self, now: float) -> float:
-        """By how much its wall clock is ahead after so many seconds of the run, but for what it began with."""
+        """By how much its wall clock is ahead after this many seconds of the run, beyond its initial error."""
         return (self.monotonic.rate - 1) * now + sum(by_s for at_s, by_s in self.steps if at_s <= now)
 
 

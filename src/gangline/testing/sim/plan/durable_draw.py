@@ -1,7 +1,8 @@
-"""Plans with durable tasks: those of the same seed without, and dispatchers, tasks, routes, and what befalls them.
+"""Plans with durable tasks: those of the same seed without, plus dispatchers, tasks, routes, and what goes wrong with
+them.
 
-What the plain plan draws stays as it was (but that no worker is resized to nothing, for then its queue would wait for
-ever); what is added here is drawn from a source of its own.
+What the plain plan draws stays as it was (except that no worker is resized to zero, since its queue would then wait
+for ever); what is added here is drawn from its own random stream.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HOLDER = "holder"
 
 
 def draw_durable_plan(seed: int) -> Plan:
-    """The plan of a seed with durable tasks; the same for ever, on every machine."""
+    """The plan of a seed with durable tasks; the same on every machine."""
     plain = draw_plan(seed)
     rng = random.Random(f"gangline durable plan {seed}")
     share = rng.choice((0.0, 0.2, 1.0))
@@ -62,8 +63,8 @@ def draw_durable_plan(seed: int) -> Plan:
 
 
 def draw_unheard_plan(seed: int) -> Plan:
-    """The durable plan of a seed, but with two dispatchers, and nothing goes wrong except that the holder is not heard
-    while the other takes its queues, and is heard again while there is something to do."""
+    """The durable plan of a seed, but with two dispatchers and one fault only: the owner of the queues cannot be heard
+    while the other one takes them, and is heard again while there is something to do."""
     plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-only-unheard")
     assert plan.durable is not None
     at_s, for_s, lost = rng.uniform(0.5, 2.0), rng.uniform(3.2, 4.5), rng.choice((0, 1, 1))
@@ -81,7 +82,7 @@ def draw_unheard_plan(seed: int) -> Plan:
 
 
 def _routes(rng: random.Random, pools: list[str], traffic_s: float) -> tuple[RouteStep, ...]:
-    """Most endpoints have rules from the beginning; some change on the way."""
+    """Most endpoints have rules from the beginning; some change during the run."""
     found: list[RouteStep] = []
     for endpoint in [*pools, "routed"]:
         if endpoint in pools and rng.random() < 0.4:
@@ -98,7 +99,7 @@ def _routes(rng: random.Random, pools: list[str], traffic_s: float) -> tuple[Rou
                 found.append(RouteStep(at_s=at_s + pause_s, endpoint=endpoint, route=route))
             else:
                 found.append(RouteStep(at_s=at_s, endpoint=endpoint, route=_route(rng, endpoint, pools, rules)))
-    # The last word on each endpoint lets it run.
+    # The last route of each endpoint lets it run.
     end = [step for step in found if not step.route.queue.paused]
     last = {step.endpoint: step.route for step in sorted(end, key=lambda step: step.at_s)}
     found += [RouteStep(at_s=traffic_s + 2.0, endpoint=endpoint, route=route) for endpoint, route in last.items()]
@@ -106,7 +107,7 @@ def _routes(rng: random.Random, pools: list[str], traffic_s: float) -> tuple[Rou
 
 
 def _rules(rng: random.Random) -> QueueRules:
-    """They stay for the whole run, so that the checks can be strict."""
+    """They last for the whole run, so that the checks can be strict."""
     return QueueRules(
         per_key=rng.choice((None, 1, 1, 2)),
         ordered=rng.random() < 0.1,
@@ -130,7 +131,7 @@ def _route(rng: random.Random, endpoint: str, pools: list[str], rules: QueueRule
 _R, _X, _N, _S = JobEnding.RETURN, JobEnding.RAISE, JobEnding.NEVER, JobEnding.SLOW
 _ENDINGS = ((_R,), (_R,), (_R,), (_X, _R), (_X, _X, _R), (_X,), (_N, _R), (_S, _R), (_S,))
 _FLAVOURS = ((8, 4, 2, 2, 3, 1), (8, 2, 0, 0, 0, 0), (2, 2, 2, 6, 2, 2))
-"""How often each kind: mixed, plain, and mostly cancelled."""
+"""How often each kind of step occurs: mixed, plain, and mostly cancelled."""
 _KINDS = (JobKind.SUBMIT, JobKind.WATCH, JobKind.ITEMS, JobKind.CANCEL, JobKind.PUBLISH, JobKind.BAD)
 
 
@@ -154,13 +155,13 @@ def _sorted(steps: Iterable[JobStep]) -> tuple[JobStep, ...]:
 
 
 def _padded(rng: random.Random, step: JobStep) -> JobStep:
-    """Now and then one with a large result."""
+    """Now and then a task with a large result."""
     draw, size = rng.random(), rng.choice((2_000, 2_000, 300_000))
     return replace(step, padding=size) if draw < 0.1 and step.method == "job" and step.once is None else step
 
 
 def _crowd(rng: random.Random, plan: Plan, pools: list[str], first: int) -> tuple[JobStep, ...]:
-    """Now and then more tasks at once than there is room for, of all priorities: each must wait for its turn."""
+    """Now and then more tasks at once than there is room for, of all priorities: each has to wait its turn."""
     if rng.random() < 0.6:
         return ()
     endpoint, begins_s = rng.choice(pools), rng.uniform(0, plan.traffic_s / 2)
@@ -182,7 +183,7 @@ def _crowd(rng: random.Random, plan: Plan, pools: list[str], first: int) -> tupl
 
 
 def _replayed(rng: random.Random, plan: Plan, endpoints: list[str], first: int) -> tuple[JobStep, ...]:
-    """Now and then some that die, and are sent anew."""
+    """Now and then tasks that die and are replayed."""
     if rng.random() < 0.5:
         return ()
     steps: list[JobStep] = []
@@ -207,7 +208,7 @@ def _replayed(rng: random.Random, plan: Plan, endpoints: list[str], first: int) 
 
 
 def _repeated(rng: random.Random, plan: Plan, endpoints: list[str], first: int) -> tuple[JobStep, ...]:
-    """Now and then schedules. Each is ended by who made it, and again by somebody else when all is healed."""
+    """Now and then schedules. Each is removed by its creator, and again by somebody else when everything is healed."""
     if rng.random() < 0.5:
         return ()
     steps: list[JobStep] = []
@@ -245,7 +246,7 @@ def _repeated(rng: random.Random, plan: Plan, endpoints: list[str], first: int) 
 
 
 def _twins(rng: random.Random, before: list[JobStep], step: JobStep) -> JobStep:
-    """Now and then the same task as one before, with the same idempotency key."""
+    """Now and then the same task as an earlier one, with the same idempotency key."""
     if step.kind not in (JobKind.SUBMIT, JobKind.WATCH) or rng.random() > 0.15:
         return step
     others = [each for each in before if each.once is not None]
@@ -325,7 +326,7 @@ def _bad(rng: random.Random, number: int, endpoint: str) -> Bad:
 
 
 def _item_bytes(rng: random.Random) -> int | None:
-    """Now and then workers keep next to nothing."""
+    """Now and then workers that keep almost nothing."""
     return rng.choice((0, 4, 30)) if rng.random() < 0.15 else None
 
 
@@ -335,7 +336,7 @@ def _item_bytes(rng: random.Random) -> int | None:
 def _events(
     rng: random.Random, plan: Plan, dispatchers: tuple[str, ...], steps: tuple[JobStep, ...]
 ) -> list[PlanEvent]:
-    """Of dispatchers, and of workers while they run what was submitted."""
+    """Faults of dispatchers, and of workers while they run submitted tasks."""
     kinds: list[Accident] = [Accident.DISPATCHER_STOP]
     if not plan.calm:
         kinds += [*DISPATCHER_FAULTS, Accident.WORKER_CRASH, Accident.WORKER_FREEZE, Accident.SERVER_RESTART]
@@ -374,8 +375,8 @@ def _roll_outs(rng: random.Random, plan: Plan, steps: tuple[JobStep, ...]) -> li
 
 
 def _unheard(rng: random.Random, plan: Plan, dispatchers: tuple[str, ...]) -> list[PlanEvent]:
-    """In one seed of ten with several dispatchers: mostly so long that another takes over, and over while there is
-    something to start."""
+    """In one seed of ten with several dispatchers: mostly long enough for another to take over, and over while there
+    is something to start."""
     if rng.random() >= UNHEARD_SEEDS or len(dispatchers) < 2:
         return []
     for_s = rng.choice((1.0, 2.0, 3.0, 3.6, 4.5, 6.0)) * rng.uniform(0.9, 1.1)

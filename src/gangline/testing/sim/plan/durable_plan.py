@@ -1,4 +1,4 @@
-"""What a plan says of durable tasks: who submits which, with what wishes, which routes hold, which dispatchers run."""
+"""The durable part of a plan: who submits which tasks with which options, which routes apply, which dispatchers run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....schemas.records.routes import RouteRecord
 INLINE_BYTES = 1024
 """What simulated dispatchers keep in the bucket of results."""
 UNKNOWN_AFTER_S = 3.0
-"""How long simulated dispatchers wait for an endpoint that nobody has."""
+"""How long simulated dispatchers wait for an endpoint that nobody serves."""
 
 
 class JobKind(StrEnum):
@@ -24,14 +24,14 @@ class JobKind(StrEnum):
     PUBLISH = "publish without the SDK"
     BAD = "publish what cannot run"
     REPLAY = "submit, and replay when it is dead"
-    """From here on not among the kinds that are drawn for every plan."""
+    """From here on, not among the kinds that every plan draws."""
     REPEAT = "submit a schedule, and cancel it"
     REPEAT_RAW = "publish a schedule without the SDK, and cancel it"
     UNREPEAT = "cancel what is left of a schedule"
 
 
 class JobEnding(StrEnum):
-    """What one try does after it has slept."""
+    """What one attempt does after its sleep."""
 
     RETURN = "return"
     RAISE = "raise"
@@ -63,40 +63,40 @@ class JobStep:
     method: str
     duration_s: float
     endings: tuple[JobEnding, ...]
-    """Of the first try, the second...; all further ones end as the last."""
+    """Of the first attempt, the second, and so on; all later ones end like the last."""
     items: int = 0
-    """That a try yields, of `job_items`."""
+    """Items that an attempt of `job_items` yields."""
     key: str | None = None
     ordered: bool = False
     priority: int = 0
     deadline_s: float | None = None
     delay_s: float | None = None
     timeout_s: float | None = None
-    """Of one try."""
+    """Of one attempt."""
     max_attempts: int = 3
     backoff_s: float = 0.1
     keeps_result: bool = True
     once: int | None = None
-    """An idempotency key; steps with the same one are the same but for who submits when."""
+    """An idempotency key; steps with the same key differ only in who submits and when."""
     msgpack: bool = False
-    """Arguments that JSON has no form for."""
+    """Arguments that JSON cannot express."""
     cancel_after_s: float | None = None
-    """Cancel the whole step then, wherever it is. The job goes on."""
+    """Cancel the whole step then, whatever it is doing. The job goes on."""
     doom_after_s: float = 0.0
     """Of CANCEL and REPEAT: when, after it was stored. Of REPLAY: when, after it died."""
     at_once: int = 1
-    """Of REPLAY: so many do it at the same time."""
+    """Of REPLAY: how many clients do it at the same time."""
     bad: Bad | None = None
     padding: int = 0
-    """Characters that it returns besides: of many, the result goes to the object store."""
+    """Extra characters that it returns: a long result goes to the object store."""
     period_s: int | None = None
     """Of a schedule."""
     series: int | None = None
-    """Number of the schedule; several steps may be about one."""
+    """Number of the schedule; several steps may concern one."""
 
     @property
     def cron(self) -> str | None:
-        """How the server is told of the period."""
+        """How the period is written for the server."""
         if self.period_s is None:
             return None
         return f"*/{self.period_s} * * * * *" if self.number % 2 else f"@every {self.period_s}s"
@@ -122,7 +122,7 @@ class JobStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteStep:
-    """An operator writes a route. Those before the traffic have an `at_s` below 0."""
+    """An operator writes a route. Routes from before the traffic have an `at_s` below 0."""
 
     at_s: float
     endpoint: str
@@ -139,7 +139,7 @@ class DurableTraffic:
     age_step_s: float = 10.0
     """Of all dispatchers."""
     item_bytes: int | None = None
-    """What workers keep of items that no dispatcher has taken; None: as much as they do by themselves."""
+    """How many items workers keep that no dispatcher has taken; None: their default."""
 
     def one_pool(self, endpoint: str) -> bool:
         """Whether all its tasks go to one pool, whatever its route."""
@@ -147,7 +147,7 @@ class DurableTraffic:
         return len({pool for route in routes or [RouteRecord()] for pool in route.pools(endpoint)}) == 1
 
     def most(self, endpoint: str, rule: str) -> float | None:
-        """The most generous value that a rule of an endpoint ever has; None: it is without one at some time."""
+        """The most generous value that a rule of an endpoint ever has; None: it has no such rule at some time."""
         routes = [step.route.queue for step in self.routes if step.endpoint == endpoint]
         values = [getattr(rules, rule) for rules in routes]
         return max(values) if values and None not in values else None

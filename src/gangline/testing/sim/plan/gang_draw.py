@@ -1,6 +1,7 @@
-"""Plans with gangs: those of the same seed without, with more workers, coordinators, gangs, and what befalls them.
+"""Plans with gangs: those of the same seed without, plus more workers, coordinators, gangs, and what goes wrong with
+them.
 
-What the plain plan draws stays as it was; what is added here is drawn from a source of its own.
+What the plain plan draws stays as it was; what is added here is drawn from its own random stream.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from .plan import COORDINATOR_FAULTS, POOLS, Accident, Plan, PlanEvent, WorkerPl
 LEADER = "leader"
 """Stands in an event for whoever leads at that moment."""
 _NOTICED_LATE_S = (2.2, 2.49)
-"""A leader that is cut off so long is deposed, and what it sent meanwhile still comes through when it heals."""
+"""A leader that is cut off for this long is deposed, and what it sent meanwhile still arrives when the link heals."""
 
 
 def draw_gang_plan(seed: int) -> Plan:
-    """The plan of a seed with gangs; the same for ever, on every machine."""
+    """The plan of a seed with gangs; the same on every machine."""
     plain = draw_plan(seed)
     rng = random.Random(f"gangline gang plan {seed}")
     share = rng.choice((0.0, 0.3, 1.0))
@@ -57,7 +58,7 @@ def _starts(seed: int) -> Starts:
 
 
 def _workers(rng: random.Random, workers: tuple[WorkerPlan, ...]) -> tuple[WorkerPlan, ...]:
-    """Some more, two to a machine here and there."""
+    """Some more, here and there two on one machine."""
     more = [
         WorkerPlan(
             name=f"w{number}",
@@ -82,8 +83,8 @@ def _workers(rng: random.Random, workers: tuple[WorkerPlan, ...]) -> tuple[Worke
 
 
 def _sets(rng: random.Random, plan: Plan) -> tuple[SetStep, ...]:
-    """Declared at the beginning, then scaled, rolled or deleted. Members of one slot each, anywhere: whether they fit
-    can be told from the number of slots."""
+    """Declared at the beginning, then scaled, rolled or deleted. Members of one slot each, anywhere: the number of
+    slots says whether they fit."""
     found: list[SetStep] = []
     patience = random.Random(f"gangline surge {plan.seed}")
     for number in range(rng.choice((0, 0, 1, 1, 2))):
@@ -127,7 +128,7 @@ def _sets(rng: random.Random, plan: Plan) -> tuple[SetStep, ...]:
 PATIENT_S = 30.0
 """The deadline of those who wait for as long as it takes."""
 _FLAVOURS = ((8, 4, 3, 3, 1), (4, 2, 1, 1, 0), (1, 1, 6, 3, 2))
-"""How often each kind but SET_CALL: mixed, mostly work, mostly held."""
+"""How often each kind of step but SET_CALL occurs: mixed, mostly work, mostly held."""
 
 
 def _steps(rng: random.Random, plan: Plan, sets: list[str]) -> tuple[GangStep, ...]:
@@ -147,7 +148,7 @@ def _steps(rng: random.Random, plan: Plan, sets: list[str]) -> tuple[GangStep, .
 
 
 def _with_ranges(seed: int, steps: tuple[GangStep, ...]) -> tuple[GangStep, ...]:
-    """With some seeds some gangs can do with fewer members, and take more."""
+    """With some seeds, some gangs accept fewer members, and take more."""
     rng = random.Random(f"gangline sizes {seed}")
     share = rng.choice((0.0, 0.0, 0.3, 1.0))
 
@@ -200,7 +201,7 @@ def _step(
 
 
 def _bundles(rng: random.Random, pools: list[str]) -> tuple[Bundle, ...]:
-    """Mostly a few members of one slot each; sometimes two shapes, larger members, or slots held beside."""
+    """Mostly a few members of one slot each; sometimes two shapes, larger members, or slots held beside them."""
     found: list[Bundle] = []
     for _ in range(rng.choice((1, 1, 1, 2))):
         labels = {"zone": rng.choice(("east", "west"))} if rng.random() < 0.1 else {}
@@ -223,7 +224,7 @@ def _bundles(rng: random.Random, pools: list[str]) -> tuple[Bundle, ...]:
 def _events(
     rng: random.Random, plan: Plan, coordinators: tuple[str, ...], steps: tuple[GangStep, ...]
 ) -> list[PlanEvent]:
-    """Of coordinators, and of workers just while a gang is being granted."""
+    """Faults of coordinators, and of workers while a gang is being granted."""
     if plan.calm:
         return []
     events: list[PlanEvent] = []

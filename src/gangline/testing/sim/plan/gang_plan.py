@@ -1,4 +1,4 @@
-"""What a plan says of gangs: who asks for which, what they do with them, which sets are declared."""
+"""The gang part of a plan: who acquires which gangs, what they do with them, which sets are declared."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class GangKind(StrEnum):
     CALL = "gang, call single ranks"
     HOLD = "gang held idle"
     QUEUE = "gang asked for without waiting"
-    """In the way of other languages: asked for, looked up, renewed, tried to be released by a stranger, released."""
+    """As other languages do it: acquired, polled, renewed, a stranger tries to release it, released."""
     VANISH = "gang whose owner vanishes"
     """Nobody ever renews or releases it."""
     SET_CALL = "call to a standing set"
 
 
 class Breaking(StrEnum):
-    """What one rank does after it has met the others. All else return."""
+    """What one rank does after it has met the others. All others return."""
 
     NOTHING = "nothing"
     RAISE = "raise"
@@ -31,7 +31,7 @@ class Breaking(StrEnum):
     NEVER = "never"
     """Sleeps until it is cancelled."""
     STUBBORN = "stubborn"
-    """... and ignores being cancelled once."""
+    """... and ignores the first cancellation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +66,20 @@ class GangStep:
     partial: bool
     hold_s: float
     cancel_after_s: float | None
-    """Cancel the whole step then, wherever it is."""
+    """Cancel the whole step then, whatever it is doing."""
     target: str = ""
     """The standing set that is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetStep:
-    """An operator declares a standing set anew, or deletes it (no `record`)."""
+    """An operator declares a standing set again, or deletes it (no `record`)."""
 
     at_s: float
     name: str
     gangs: int
     record: str | None
-    """As it is written into the ledger."""
+    """As it is written to the ledger."""
 
 
 class BadStart(StrEnum):
@@ -108,7 +108,7 @@ class GangTraffic:
     steps: tuple[GangStep, ...]
     sets: tuple[SetStep, ...]
     starve_after_s: float
-    """When slots begin to be kept for the head of the queue."""
+    """When slots begin to be reserved for the head of the queue."""
     failing_starts: float
     """How many members fail in their start hook, where the pool has one."""
     starts: Starts = field(default_factory=lambda: Starts())

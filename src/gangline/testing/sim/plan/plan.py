@@ -1,8 +1,8 @@
 """What a seed means: who takes part, what they do when, and what goes wrong. Drawn in advance, so that it can be read.
 
-Chance is spent like a swarm: each seed draws which kinds of accident it has at all, since a run with everything at
-once hides what two of them do together. One seed in eight has none, and there the laws that speak of milliseconds
-(L6) are checked throughout.
+Each seed first draws which kinds of fault it has at all (swarm testing), since a run with every kind at once hides
+what two of them do together. One seed in eight has none, and there the laws about milliseconds (L6) are checked
+throughout.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ POOLS = ("alpha", "beta")
 LATENCY_S = 0.0005
 CALM_RATES = FaultRates(latency_s=LATENCY_S)
 MAX_DELAY_S = 0.5
-"""Longest that a single message is held up by a fault, in seconds; partitions hold longer."""
+"""The longest delay of a single message by a fault, in seconds; partitions last longer."""
 
 
 class TaskEnding(StrEnum):
-    """What a task does after it has slept."""
+    """What a task does after its sleep."""
 
     RETURN = "return"
     RAISE = "raise"
@@ -51,7 +51,7 @@ class Accident(StrEnum):
     WORKER_FREEZE = "worker freeze"
     CLIENT_FREEZE = "client freeze"
     PARTITION = "partition"
-    """Unnoticed by both ends: all comes through late."""
+    """Neither end notices it: everything arrives late."""
     DISCONNECT = "disconnect"
     SERVER_RESTART = "server restart"
     STORAGE_OUTAGE = "storage outage"
@@ -59,23 +59,23 @@ class Accident(StrEnum):
     RESIZE = "resize"
     COORDINATOR_CRASH = "coordinator crash"
     COORDINATOR_FREEZE = "coordinator freeze"
-    """From here on only in plans with gangs."""
+    """From here on, only in plans with gangs."""
     LEADER_PARTITION = "leader partition"
     DISPATCHER_CRASH = "dispatcher crash"
-    """From here on only in plans with durable tasks."""
+    """From here on, only in plans with durable tasks."""
     DISPATCHER_FREEZE = "dispatcher freeze"
     DISPATCHER_PARTITION = "dispatcher partition"
     DISPATCHER_STOP = "dispatcher stop"
     DISPATCHER_UNHEARD = "dispatcher unheard"
-    """What it sends does not arrive, for a while; it hears everything."""
+    """What it sends does not arrive, for a while; it still receives everything."""
     WORKER_TWIN = "worker twin"
-    """A worker stands still until a second process of its id has taken its place, and wakes."""
+    """A worker is frozen until a second process with its id has taken its place, and wakes up."""
     ROLL_OUT = "roll-out"
-    """All dispatchers stop and a worker drains at the same time, and all of them are started again."""
+    """All dispatchers stop and a worker drains at the same time, and all of them are restarted."""
     SILENCE = "silence"
-    """A server stands still: nothing passes it, connections to it stay up, and all comes through late."""
+    """A server is frozen: nothing passes through it, connections to it stay up, and everything arrives late."""
     SPLIT = "split"
-    """A server and the others do not hear each other."""
+    """A server and the others cannot communicate."""
 
 
 FAULTS = (
@@ -88,21 +88,21 @@ FAULTS = (
     Accident.SERVER_RESTART,
     Accident.STORAGE_OUTAGE,
 )
-"""Accidents that nobody asked for; DRAIN, RESIZE, DISPATCHER_STOP and ROLL_OUT are an operator's own doing. Besides:
-twins, and what befalls servers of a cluster."""
+"""Faults that nobody asked for; DRAIN, RESIZE, DISPATCHER_STOP and ROLL_OUT are done by an operator. Not included:
+twins, and faults of the servers of a cluster."""
 
 COORDINATOR_FAULTS = (Accident.COORDINATOR_CRASH, Accident.COORDINATOR_FREEZE, Accident.LEADER_PARTITION)
 """Those of plans with gangs."""
 
 DISPATCHER_FAULTS = (Accident.DISPATCHER_CRASH, Accident.DISPATCHER_FREEZE, Accident.DISPATCHER_PARTITION)
-"""Those of plans with durable tasks; besides, a dispatcher may be unheard."""
+"""Those of plans with durable tasks; besides these, a dispatcher may not be heard."""
 
 
 SERVER_FAULTS = (Accident.SILENCE, Accident.SPLIT)
 """Those of a server of a cluster; `amount` is its number."""
 SERVERS = 3
 ONLY_SERVER = -1
-"""The number of the one that all are connected to."""
+"""The number of the server to which everybody is connected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Step:
     ending: TaskEnding
     timeout_s: float
     cancel_after_s: float | None
-    """Cancel the whole step then, wherever it is."""
+    """Cancel the whole step then, whatever it is doing."""
     slots: int
     """Of a lease."""
     ttl_s: float
@@ -153,7 +153,7 @@ class PlanEvent:
     at_s: float
     accident: Accident
     target: str
-    """Worker, client, coordinator, dispatcher; `leader` for the coordinator that leads then, `holder` for the
+    """A worker, client, coordinator or dispatcher; `leader` for the coordinator that leads then, `holder` for the
     dispatcher that has most queues; nothing for the server."""
     for_s: float
     amount: int = 0
@@ -161,10 +161,10 @@ class PlanEvent:
 
 
 class Moment(StrEnum):
-    """A step of something that is under way."""
+    """A step of something in progress."""
 
     QUEUED = "queued"
-    """A gang has been asked for."""
+    """A gang has been requested."""
     GRANTED = "granted"
     """A worker is asked to hold slots for it."""
     COMMITTED = "committed"
@@ -177,7 +177,7 @@ class Moment(StrEnum):
     """The record of a standing gang says formed."""
     SET_TOLD = "set told"
     STREAM = "stream"
-    """A task that gives items begins."""
+    """A task that yields items begins."""
 
 
 OF_OWNERS: Final = (Moment.QUEUED, Moment.GRANTED, Moment.COMMITTED, Moment.TOLD, Moment.FORMED)
@@ -185,7 +185,7 @@ OF_OWNERS: Final = (Moment.QUEUED, Moment.GRANTED, Moment.COMMITTED, Moment.TOLD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """What happens so long after a moment has passed for the `nth` time."""
+    """What happens this long after a moment has occurred for the `nth` time."""
 
     moment: Moment
     nth: int
@@ -197,7 +197,7 @@ class Aim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storm:
-    """A time in which single messages suffer."""
+    """A time during which single messages are affected."""
 
     from_s: float
     until_s: float
@@ -213,9 +213,9 @@ class Plan:
     events: tuple[PlanEvent, ...]
     storms: tuple[Storm, ...]
     traffic_s: float
-    """After so long no new step begins and everything heals."""
+    """After this long no new step begins and everything heals."""
     watched: bool = False
-    """Somebody listens to all public subjects, from the first to the last."""
+    """Somebody subscribes to all public subjects throughout."""
     gangs: GangTraffic | None = None
     """With gangs, if not None; see gang_draw."""
     durable: DurableTraffic | None = None
@@ -227,7 +227,7 @@ class Plan:
 
     @property
     def calm(self) -> bool:
-        """Nothing goes wrong by itself."""
+        """No faults but those that are aimed."""
         accidents = {event.accident for event in self.events}
         faults = {
             *FAULTS,
@@ -253,7 +253,7 @@ class Plan:
 
 
 def draw_plan(seed: int) -> Plan:
-    """The plan of a seed; the same for ever, on every machine."""
+    """The plan of a seed; the same on every machine."""
     rng = random.Random(f"gangline plan {seed}")
     pools = POOLS[: rng.choice((1, 1, 2))]
     workers = tuple(
@@ -287,7 +287,7 @@ def draw_plan(seed: int) -> Plan:
 
 
 def _with_streams(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """With some seeds the tasks of some selections stream."""
+    """With some seeds, the tasks of some selections stream."""
     rng = random.Random(f"gangline selected streams {seed}")
     share = rng.choice((0.0, 0.0, 0.0, 0.5))
     return tuple(
@@ -299,7 +299,7 @@ def _with_streams(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 _FLAVOURS = ((8, 5, 3, 1, 4, 2, 2), (8, 5, 3, 1, 4, 2, 2), (1, 1, 1, 1, 8, 2, 0), (2, 8, 4, 2, 1, 1, 1))
-"""How often each kind of step: mixed traffic, mostly leases, mostly selections."""
+"""How often each kind of step occurs: mixed traffic, mostly leases, mostly selections."""
 
 
 def _draw_steps(
@@ -310,7 +310,7 @@ def _draw_steps(
     sticky = rng.choice((0.0, 0.3))
     weights = rng.choice(_FLAVOURS)
     ttls = rng.choice(((1.0, 2.0, 4.0), (1.0,)))
-    # Bursts meet in one turn of the loop, and share messages.
+    # Bursts fall into one turn of the loop, and share messages.
     bursts = [rng.uniform(0, traffic_s) for _ in range(max(1, busy // 8))]
     steps: list[Step] = []
     for number in range(busy):
@@ -369,7 +369,7 @@ def _draw_event(
         case Accident.CLIENT_CRASH | Accident.CLIENT_FREEZE:
             return replace(event, target=rng.choice(clients))
         case Accident.WORKER_FREEZE:
-            # Below the guard's second, just above it, and well above every deadline.
+            # Below the freeze detector's second, just above it, and well above every deadline.
             return replace(event, for_s=rng.choice((0.4, 0.8, 0.9, 1.3, 3.0, 8.0)) * rng.uniform(0.8, 1.1))
         case Accident.PARTITION | Accident.DISCONNECT:
             return replace(event, target=rng.choice((worker.name, rng.choice(clients))))
@@ -382,11 +382,11 @@ def _draw_event(
 
 
 TWIN_TTL_S = 1.2
-"""Workers that get twins lose their ids so soon: most of the traffic is still to come when they wake."""
+"""Workers that get twins lose their ids so early that most of the traffic is still to come when they wake up."""
 
 
 def _draw_twins(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) -> tuple[PlanEvent, ...]:
-    """In one seed of four, early enough that there is traffic when the first one wakes. From a source of its own."""
+    """In one seed of four, early enough that there is traffic when the first one wakes up. Own random stream."""
     rng = random.Random(f"gangline twins {seed}")
     if rng.random() > 0.25:
         return ()
@@ -402,7 +402,7 @@ def _draw_twins(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) ->
 
 
 def _draw_channels(seed: int, workers: tuple[WorkerPlan, ...], shares: tuple[float, float]) -> tuple[WorkerPlan, ...]:
-    """How many workers are of an earlier version: one of two shares. From a source of its own."""
+    """How many workers are of an earlier version: one of two shares. From its own random stream."""
     rng = random.Random(f"gangline channels {seed}")
     older = rng.choice(shares)
     return tuple(replace(worker, channel=rng.random() >= older) for worker in workers)
@@ -423,7 +423,7 @@ def leader_of(seed: int) -> int:
 
 
 def _draw_silences(seed: int, traffic_s: float) -> tuple[PlanEvent, ...]:
-    """In one seed of ten. From a source of its own."""
+    """In one seed of ten. From its own random stream."""
     rng = random.Random(f"{seed}-silence")
     if rng.random() >= SILENT_SEEDS:
         return ()
@@ -431,7 +431,7 @@ def _draw_silences(seed: int, traffic_s: float) -> tuple[PlanEvent, ...]:
 
 
 def _draw_splits(seed: int, traffic_s: float) -> tuple[PlanEvent, ...]:
-    """In one seed of ten. From a source of its own."""
+    """In one seed of ten. From its own random stream."""
     rng = random.Random(f"{seed}-split")
     if rng.random() >= SPLIT_SEEDS:
         return ()
@@ -441,7 +441,7 @@ def _draw_splits(seed: int, traffic_s: float) -> tuple[PlanEvent, ...]:
 def _draw_server_events(
     rng: random.Random, kind: Accident, servers: Sequence[int], traffic_s: float
 ) -> tuple[PlanEvent, ...]:
-    """Mostly so long that workers count as silent, and over before the traffic is."""
+    """Mostly long enough for workers to count as silent, and over before the traffic is."""
     events: list[PlanEvent] = []
     for _ in range(rng.choice((1, 1, 2))):
         for_s = rng.choice((1.0, 2.4, 3.6, 4.5, 6.0, 8.0)) * rng.uniform(0.9, 1.1)

@@ -1,1 +1,1 @@
-"""A plan, played: the processes, what befalls them, and the way to rest. May import every other room."""
+"""A plan, played: the processes, what goes wrong, and the way to rest. May import all the other packages."""

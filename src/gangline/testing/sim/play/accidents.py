@@ -1,4 +1,4 @@
-"""What goes wrong on the way: plays a plan's storms and accidents, and heals them."""
+"""What goes wrong during a run: plays a plan's storms and faults, and heals them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..plan.plan import CALM_RATES, ONLY_SERVER, SERVERS, Accident, Plan, PlanEv
 from .world import World
 
 TWIN_AFTER_S = 0.1
-"""The second process of an id starts so long after the first has begun to stand still."""
+"""How long after a freeze begins the second process with the same id starts."""
 NOTICED_S = 2.5
-"""A partition that lasts longer is noticed by both ends, as a client's pings would."""
+"""A partition that lasts longer is noticed by both ends, as by a client's pings."""
 
 CATCHES_UP_S = 0.1
-"""A server that wakes has come to each of its connections by then."""
+"""By then, a server that wakes up has served each of its connections."""
 ELECTED_S = 4.0
-"""How long a cluster is without JetStream's leader when that falls silent."""
+"""How long a cluster has no JetStream leader when that one falls silent."""
 
 
 class Accidents:
-    """Each accident is begun once and ended once, at its time or when everything heals."""
+    """Each fault begins once and ends once, at its time or when everything heals."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._open: dict[int, Callable[[], None]] = {}
-        """How to end what goes on now."""
+        """How to end what is going on now."""
         self._storms: list[Storm] = []
         self._numbers = 0
         self._over = False
@@ -40,7 +40,7 @@ class Accidents:
         world.aims.happen = self.happen
 
     def schedule(self, plan: Plan) -> None:
-        """Set a timer for each storm and accident, from now on."""
+        """Set a timer for each storm and fault, from now on."""
         loop = asyncio.get_running_loop()
         for storm in plan.storms:
             loop.call_later(storm.from_s, self._storm, storm)
@@ -48,7 +48,7 @@ class Accidents:
             loop.call_later(event.at_s, self.happen, event)
 
     def heal(self) -> None:
-        """End all that goes on; nothing begins any more."""
+        """End everything; nothing new begins."""
         self._over = True
         for number in list(self._open):
             self._finish(number)
@@ -74,14 +74,14 @@ class Accidents:
         self._world.faults.rates = self._storms[-1].rates if self._storms else CALM_RATES
 
     def happen(self, event: PlanEvent) -> None:
-        """Now, unless everything heals already, or it befalls somebody who is away."""
+        """Begin it now, unless everything is healing already, or its target is away."""
         if self._over:
             return
         process = self._process(event.target)
         if process is None and event.target:
             return  # nobody leads, or has a queue, just now
         if process is not None and (process.bus is None or process.frozen):
-            return  # it is away already
+            return  # it is already away
         who = event.target if process is None else process.name
         self._world.trace.note("sim", f"{event.accident.value} {who} for {event.for_s:.3f} s")
         match event.accident:
@@ -195,7 +195,7 @@ class Accidents:
             self._world.troubles.lossy = True
             split.notice()
 
-        # Half of those that last long enough are noticed by the servers' pings.
+        # The servers' pings notice half of those that last long enough.
         noticed = None
         if (self._world.plan.seed + round(event.at_s)) % 2:
             noticed = asyncio.get_running_loop().call_later(NOTICED_S, notice)
@@ -244,7 +244,7 @@ class Accidents:
         return None
 
     def _begin(self, name: str, for_s: float, end: Callable[[], None], *whom: str) -> None:
-        """`whom` it befalls."""
+        """The target."""
         self._numbers += 1
         self._world.troubles.calm = False
         number = self._numbers

@@ -1,5 +1,5 @@
 """Laws L10 and L12 at rest: the gauges, the limiters and the ledger agree, and all are zero; no durable task is left
-anywhere, and each queue has one dispatcher that holds nothing."""
+anywhere, and each queue has one dispatcher, which holds nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .world import World
 
 
 async def check_rest(world: World) -> None:
-    """Nothing is asked any more: nothing may be held."""
+    """No more requests: nothing may be held."""
     fail = world.checker.fail
     if world.outcomes.open:
         fail("hang", f"{world.outcomes.open} requests never ended")
@@ -91,14 +91,14 @@ def sets_stand(world: World) -> bool:
 
 
 def check_sets(world: World) -> None:
-    """Nothing goes wrong any more and all else has ended: the sets stand, if there is room for them."""
+    """No more faults, and everything else has ended: the sets stand, if there is room for them."""
     plan = world.plan.gangs
     assert plan is not None
     needs: dict[str, int] = {}
     for step in world.operator.declared:
         if step.record is not None:
             declared = GangSetRecord.model_validate_json(step.record)
-            # No room is needed for surge: without it a replacement comes in the place of the old gang.
+            # No room is needed for surge: without it, a replacement takes the place of the old gang.
             for part in (part for rank in declared.template.ranks for part in rank):
                 needs[part.pool] = needs.get(part.pool, 0) + part.slots * step.gangs
     room = {pool: sum(m.slots for m in world.living_models(pool)) for pool in needs}
@@ -124,7 +124,7 @@ def durable_at_rest(world: World) -> bool:
 
 
 def check_durable(world: World) -> None:
-    """Nothing is asked any more."""
+    """No more requests."""
     if not world.dispatchers:
         return
     world.jobs.ends.check_rest()
@@ -144,7 +144,7 @@ def _had(world: World) -> Counter[str]:
 
 
 def _held(world: World) -> list[str]:
-    """What dispatchers still have in hand."""
+    """What dispatchers still have to do."""
     found: list[str] = []
     for each in world.dispatchers.values():
         for name, queue in each.queues.items():

@@ -19,10 +19,10 @@ from .rest import check_durable, check_rest, check_sets, durable_at_rest, gangs_
 from .world import World
 
 LOOK_S = 0.1
-"""How often what should have happened by now is looked for."""
+"""How often to check what should have happened by now."""
 SETTLE_S = 90.0
 """Longest time from the end of the traffic to rest: five uses of a lease at six seconds each, leases, drains; the
-tries of some forty tasks, of up to 1.4 s each, on a single slot."""
+attempts of some forty tasks, of up to 1.4 s each, on a single slot."""
 SETTLE_LOOK_S = 0.25
 
 
@@ -106,7 +106,7 @@ class Story:
         check_durable(world)
 
     async def _watch(self) -> None:
-        """Have somebody who answers nothing listen to all public subjects, if the plan says so."""
+        """Subscribe to all public subjects without ever answering, if the plan says so."""
         world = self.world
         if world.plan.watched:
             await world.hub.connect("watcher").subscribe(f"{world.names.namespace}.>", lambda message: None)
@@ -118,7 +118,7 @@ class Story:
             await asyncio.sleep(SETTLE_LOOK_S)
 
     def at_rest(self) -> bool:
-        """Nothing is asked, held or run, as far as can be seen from outside."""
+        """Nothing is requested, held or running, as far as can be seen from outside."""
         world = self.world
         return (
             not world.outcomes.open
@@ -149,9 +149,9 @@ class Story:
                 coordinator.look()
 
     def _stop_everything(self) -> None:
-        """The run is over: no process says another word."""
+        """The run is over: processes do nothing more."""
         world = self.world
-        gc.collect()  # an exception that nobody looked at is told of when its task goes
+        gc.collect()  # an exception that nobody looked at is reported when its task is collected
         world.checker.closed = True
         processes = (world.workers, world.clients, world.coordinators, world.dispatchers)
         for process in (*world.displaced, *(each for group in processes for each in group.values())):
@@ -172,5 +172,5 @@ class _LogWatch(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, TaskBroke | JobBroke) or getattr(record, "action", "") == "worker.id_taken":
-            return  # by the plan
+            return  # planned
         self._checker.fail("error", f"logged: {record.getMessage()}{f': {error!r}' if error else ''}")

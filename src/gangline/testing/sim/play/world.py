@@ -14,7 +14,7 @@ from ..plan.plan import Plan
 from ..stage.stage import Stage
 
 LOST_FOR_S = 1.5
-"""What befell a worker so long ago may still be the reason why it is said to be lost."""
+"""A fault of a worker this long ago may still be the reason why it is reported as lost."""
 
 
 class World(Stage):
@@ -26,7 +26,7 @@ class World(Stage):
         for each in plan.workers:
             self.workers[each.name] = WorkerProcess(self, each, self.workers)
         self.displaced: list[WorkerProcess] = []
-        """In whose place others of their ids were started."""
+        """Processes that were replaced by others with their ids."""
         self.clients = {name: ClientProcess(self, name) for name in plan.clients}
         self.coordinators: dict[str, CoordinatorProcess] = {}
         if plan.gangs is not None:
@@ -53,7 +53,7 @@ class World(Stage):
     def may_be_lost(self, worker: str, since: float) -> bool:
         found = self.workers.get(worker)
         if found is None or any(twin.name == worker for twin in self.displaced):
-            return True  # a gang, which stands for a worker; or one of two that take turns to have the id
+            return True  # a gang, which stands for a worker; or one of two processes that take turns to have the id
         since -= LOST_FOR_S
         restarted = found.served_at is None or (found.restarted and found.served_at >= since)
         return restarted or self.troubles.befell(worker, since)
@@ -73,11 +73,11 @@ class World(Stage):
     # -- who is there ---------------------------------------------------------------------------------------------
 
     def living_models(self, pool: str) -> list[WorkerModel]:
-        """Of the workers of a pool that serve now."""
+        """Workers of a pool that serve now."""
         return [each.model for each in self.workers.values() if each.plan.pool == pool and each.model is not None]
 
     def start_twin(self, first: WorkerProcess) -> None:
-        """Start a second process of its id in its place. No-op if that has happened."""
+        """Start a second process with its id in its place. No-op if that has happened."""
         if self.workers[first.name] is not first:
             return
         self.workers[first.name] = second = first.twin()
@@ -86,7 +86,7 @@ class World(Stage):
 
     @property
     def lingering(self) -> list[WorkerProcess]:
-        """Those in whose place others were started, and that have not left."""
+        """Processes that were replaced and have not left."""
         return [each for each in self.displaced if each.bus is not None and each is not self.workers[each.name]]
 
     def views_agree(self) -> bool:
@@ -100,7 +100,7 @@ class World(Stage):
         return [name for name, epoch in serving.items() if known.get(name, epoch) != epoch]
 
     def leading(self) -> CoordinatorProcess | None:
-        """Who leads now, as far as it knows itself; else any that runs."""
+        """The coordinator that leads now, by its own account; else any that runs."""
         running = [each for each in self.coordinators.values() if each.bus is not None and not each.frozen]
         return next((each for each in running if each.leads), running[0] if running else None)
 

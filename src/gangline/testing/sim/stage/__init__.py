@@ -1,1 +1,1 @@
-"""What simulated processes find around them, and all that watches them. Imports only what stands below `actors`."""
+"""What simulated processes find around them, and everything that watches them. Imports only what is below `actors`."""

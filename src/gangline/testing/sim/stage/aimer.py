@@ -1,4 +1,4 @@
-"""Lets happen what a plan has aimed: see plan.aims."""
+"""Triggers what a plan has aimed: see plan.aims."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Aimer:
         self._names = names
         self._later = later
         self.happen: Callable[[PlanEvent], None] = _nothing
-        """Lets an accident happen, unless its time is over."""
+        """Triggers a fault, unless its time is over."""
         self._counts = dict.fromkeys(Moment, 0)
         self._prefix = f"{names.namespace}.worker."
         self._sets: set[str] = set()
@@ -40,7 +40,7 @@ class Aimer:
         """Of gangs whose ids are given by the plan."""
 
     def passes(self, moment: Moment, gang: str = "") -> None:
-        """It is reached, by that gang."""
+        """That gang reaches this moment."""
         self._counts[moment] += 1
         for aim in self._aims:
             if aim.moment is moment and aim.nth == self._counts[moment]:
@@ -49,13 +49,13 @@ class Aimer:
                 self._later(aim.after_s, lambda event=event: self.happen(event))  # type: ignore[misc]
 
     def _owner(self, gang: str) -> str:
-        """The client that asked for it; it names its gangs after its own process."""
+        """The client that acquired it; it names its gangs after its own process."""
         return self._owners.get(gang) or gang.rpartition("-")[0].partition("_")[0]
 
     # -- what passes ------------------------------------------------------------------------------------------------
 
     def on_message(self, _sender: str, message: Message) -> None:
-        """Something has reached the server."""
+        """A message has reached the server."""
         if message.subject == self._names.gang(GangOperation.ACQUIRE):
             self.passes(Moment.QUEUED, json.loads(message.data).get("id", ""))
         elif message.subject.startswith(self._prefix):

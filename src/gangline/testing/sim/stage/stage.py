@@ -1,4 +1,4 @@
-"""Where a plan is played: a hub that fails, the clocks and the chance of each process, and the checks that watch."""
+"""Where a plan is played: a hub that fails, the clock and the randomness of each process, and the checks that watch."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from ..tasks.tasks import COSTS, SIM_POOLS, TaskBroke
 from .aimer import Aimer
 
 WALL_S = 1_790_000_000.0
-"""What every wall clock shows at the beginning, but for its own skew."""
+"""What every wall clock shows at the beginning, apart from its own error."""
 FIRST_PORT = 40_000
-"""Those of rendezvous; nobody listens there."""
+"""Addresses for rendezvous; nobody listens there."""
 TOLD_S = 1.0
-"""After a server was silent, a worker has tried to write its heartbeat by then."""
+"""By then, a worker has tried to write its heartbeat after a server was silent."""
 
 
 class Stage(ABC):
@@ -58,7 +58,7 @@ class Stage(ABC):
         self.loop = loop
         self._began = loop.true_time
         self._machines: dict[str, Machine] = {}
-        """Of processes whose clocks are their own, by name."""
+        """Of processes that have clocks of their own, by name."""
         self.quiet = False
         """Traffic has ended: whatever starts from now on starts well."""
         self.trace = Trace(self.now, echo)
@@ -73,9 +73,9 @@ class Stage(ABC):
         self.models: dict[str, WorkerModel] = {}
         """Every worker process that ever was, by node."""
         self.holders: dict[str, tuple[str, Lease | Selection]] = {}
-        """Which process holds a token, and how that one sees it."""
+        """Which process holds a token, and how it sees the lease."""
         self.instances: dict[str, str] = {}
-        """Of every coordinator process that ever was, by node."""
+        """Every coordinator process that ever was, by node."""
         self.gangs = GangWatch(
             self.checker,
             self.trace,
@@ -131,7 +131,7 @@ class Stage(ABC):
         return self.now() - model.draining_since, model.drain_grace_s
 
     def _excuses_doubt(self, request: SimulatedRequest) -> bool:
-        """Whether what passed between the caller and the server may have been lost, or late."""
+        """Whether what passed between the caller and the server may have been lost or late."""
         client = request.node.partition(".")[0]
         return any(self.troubles.befell(each, request.begun_at) for each in (client, SERVER, SILENCE, WEATHER))
 
@@ -179,16 +179,16 @@ class Stage(ABC):
 
     @abstractmethod
     def lives(self, worker: str, instance: str) -> bool:
-        """Whether that process of a worker serves, and nothing has befallen it lately."""
+        """Whether that process of a worker serves, and nothing has gone wrong with it lately."""
 
     @abstractmethod
     def may_be_lost(self, worker: str, since: float) -> bool:
-        """Whether anything befell it since then, or shortly before, for which it may be said to be lost."""
+        """Whether anything went wrong with it since then, or shortly before, for which it may be reported as lost."""
 
     @abstractmethod
     def rooms(self) -> list[Room] | None:
-        """What workers have free; None: clients call them, or have leases or selections; or a message may have got lost
-        that no server loses, and comes again after half a minute."""
+        """Free slots of workers; None: clients call them, or have leases or selections; or a message may have been
+        lost that no server loses, and comes again after half a minute."""
 
     # -- for processes --------------------------------------------------------------------------------------------
 
@@ -203,14 +203,14 @@ class Stage(ABC):
         return lambda: clock.local(loop.true_time) - began
 
     def give_clock(self, name: str, node: str) -> None:
-        """A process of that name starts as that node."""
+        """A process with that name starts as that node."""
         if self.plan.clocks:
             exact = self.plan.durable is not None
             self._machines[name] = machine = draw_machine(self.plan.seed, name, exact=exact)
             self.loop.set_clock(node, machine.monotonic)
 
     def ambient(self, node: str, skew_s: float = 0.0) -> Environment:
-        """Chance, names and wall clock of one process."""
+        """Randomness, names and wall clock of one process."""
         source = random.Random(f"gangline {self.plan.seed} {node}")
         prefix = node.replace(".", "_")
         numbers = iter(range(1, 1 << 62))
@@ -235,15 +235,16 @@ class Stage(ABC):
         return {name: found.get(f"alive.{each.pool}.{name}") for name, each in self._planned.items()}
 
     def has_id(self, worker: Worker) -> bool:
-        """Whether the ledger says that the worker's id is this process's, and any other could have learnt that."""
+        """Whether the ledger says that the worker's id is this process's, and any other process could have learnt
+        that."""
         if self.troubles.befell(SILENCE, self.now() - TOLD_S):
             return False
         beat = self.heartbeats()[worker.id.worker]
         return beat is not None and beat.instance == worker.instance
 
     def holder_must_distrust(self, token: str, node: str) -> None:
-        """L5: a worker's lease has expired, so its holder must have stopped trusting it. (Not so when a drain cut it
-        short: the holder learns that from the answer to its next use.)"""
+        """L5: a worker's lease has expired, so its holder must have stopped trusting it. (Not if a drain cut it short:
+        the holder learns that from the answer to its next use.)"""
         if token not in self.holders:
             return
         owner, holder = self.holders[token]
@@ -251,15 +252,15 @@ class Stage(ABC):
             self.checker.fail("L5", f"{node}: token {token} has expired, and its holder still trusts it: {holder!r}")
 
     def told_too_late(self, request: SimulatedRequest) -> None:
-        """A client was told that a deadline has passed. (A worker that stood still takes that off the time of
-        what lay in its socket, which may have lain there from the beginning.)"""
+        """A client was told that a deadline has passed. (A worker that was frozen deducts that time from what was in
+        its socket, since it may have been there from the beginning.)"""
         if not any(self.troubles.befell(name, request.begun_at) for name in self._planned):
             self.outcomes.too_late(request)
 
     # -- what task code tells -------------------------------------------------------------------------------------
 
     def hear(self) -> None:
-        """Note which workers have a heartbeat in the ledger, and which pools a registration."""
+        """Record which workers have a heartbeat in the ledger, and which pools a registration."""
         keys = [key.split(".") for key in self.ledger_keys()]
         heard = {key[2] for key in keys if key[0] == "alive"} | {pool_name(key[1]) for key in keys if key[0] == "reg"}
         self.troubles.hear((*self._planned, *map(pool_name, SIM_POOLS)), heard)

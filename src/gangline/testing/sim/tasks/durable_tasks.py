@@ -1,4 +1,4 @@
-"""Tasks of simulated pools that are submitted: each try does what the plan says of it, and tells the run."""
+"""Tasks of simulated pools that are submitted: each attempt does what the plan says, and reports to the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....worker.pool.pool import Pool
 from ..plan.durable_plan import JobEnding
 
 STOPPING_S = 0.4
-"""What a SLOW try takes to stop."""
+"""How long a SLOW attempt takes to stop."""
 JOB_COSTS = {"job": 1, "job_heavy": 2, "job_items": 1}
 
 
@@ -20,7 +20,7 @@ class JobObserver(Protocol):
     """Who is told what the code of durable tasks does."""
 
     def job_started(self, request: str, cost: int, context: TaskContext) -> int:
-        """Returns a number for this try."""
+        """Returns a number for this attempt."""
         ...
 
     def job_ended(self, number: int, how: str) -> None:
@@ -33,11 +33,11 @@ JOBS: contextvars.ContextVar[JobObserver] = contextvars.ContextVar("gangline_sim
 
 
 class JobBroke(Exception):
-    """What a try raises when its plan says so."""
+    """What an attempt raises when its plan says so."""
 
 
 async def _sleep(duration_s: float, endings: list[str], request: str) -> None:
-    """One try, up to what it returns."""
+    """One attempt, up to what it returns."""
     ending = endings[min(current_task().attempt, len(endings)) - 1]
     try:
         await asyncio.sleep(duration_s if ending in (JobEnding.RETURN, JobEnding.RAISE) else 1e6)
@@ -65,7 +65,7 @@ async def _run(request: str, cost: int, duration_s: float, endings: list[str], p
 
 
 def job_result(request: str, number: int, padding: int) -> list[object]:
-    """What the try of that number returns."""
+    """What the attempt with that number returns."""
     return [request, number, "x" * padding] if padding else [request, number]
 
 

@@ -1,4 +1,4 @@
-"""The pools that simulated workers serve. Their tasks sleep, and tell the run that they run."""
+"""The pools that simulated workers serve. Their tasks sleep, and report to the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Observer(Protocol):
     def body_ended(self, number: int, request: str, *, returned: bool) -> None: ...
 
     def rank_arrived(self, request: str, gang: GangContext) -> list[object]:
-        """A rank of a run comes to the barrier. Returns what it gives to the others."""
+        """A rank of a run reaches the barrier. Returns what it gives to the others."""
         ...
 
     def rank_passed(self, request: str, gang: GangContext, values: list[object]) -> None:
@@ -32,7 +32,7 @@ class Observer(Protocol):
         ...
 
     async def starts(self, gang: GangContext) -> None:
-        """What the plan lets a start hook of this member do."""
+        """What the plan has a start hook of this member do."""
 
     def hook_started(self, what: str, gang: GangContext) -> int:
         """A hook of a member begins. Returns a number for it.
@@ -72,7 +72,7 @@ async def _body(request: str, cost: int, duration_s: float, ending: str) -> str:
 
 
 async def _rank(request: str, duration_s: float, breaking: str, broken: int, meets: bool) -> list[object]:
-    """One rank of a run on a gang. The one of rank `broken` does what `breaking` says."""
+    """One rank of a run on a gang. The rank `broken` does what `breaking` says."""
     observer, context = OBSERVER.get(), current_task()
     gang = context.gang
     number = observer.body_started(request, 1, context)

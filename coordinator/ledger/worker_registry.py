@@ -152,6 +152,7 @@ class WorkerRegistry:
         """While there is no connection nobody is heard, and that is nobody's fault."""
         self._connected = event is ConnectionEvent.RECONNECTED
         self._up_since = self._loop.time()
+        self._leaving.clear()  # a server that was away may have lost the keys
         self._silent.clear_all()
 
     # -- what a term asks --------------------------------------------------------------------------------------------

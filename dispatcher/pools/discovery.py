@@ -3,8 +3,8 @@ watched.
 
 Only ledger entries add or replace a worker: the live feed shows writes before storage has accepted them, so it only
 refreshes known workers and says what to look up. A list that fails or is incomplete removes no worker: a worker is
-removed when its registration is deleted, when another instance took its name, or when it is silent and its heartbeat
-has expired.
+removed when its registration is deleted and its heartbeat is no longer in the ledger, when another instance took its
+name, or when it is silent and its heartbeat has expired.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class WorkerListener(Protocol):
     def registered(self, record: Registration, revision: int) -> None:
         """The registration is in the ledger."""
 
-    def left(self, worker: str) -> None:
-        """The worker deleted its registration."""
+    def leaving(self, worker: str) -> None:
+        """A deletion of the worker's registration was seen; storage may have refused it."""
 
     def beat(self, worker: str, beat: Heartbeat) -> bool:
         """A heartbeat was received; False if its worker, or that instance of it, is not known."""
@@ -111,7 +111,7 @@ class WorkerDiscovery:
         folder, _, worker = entry.key.split(".")
         if entry.operation is KvOperation.DELETE:
             if folder == "reg":
-                self._listener.left(worker)
+                self._listener.leaving(worker)
             return True
         try:
             heard = self._parse(entry)

@@ -86,6 +86,8 @@ class RoutedPool:
             on_failed=_not_asked,
             unconfirmed_after_s=settings.unconfirmed_after_s,
         )
+        self._leaving: set[WorkerEntry] = set()
+        """Deletions of their registrations were seen, and are being checked."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed: GanglineError | None = None
 
@@ -234,9 +236,14 @@ class RoutedPool:
         self._arm_sooner()
         self.pump()
 
-    def left(self, worker: str) -> None:
+    def leaving(self, worker: str) -> None:
         known = self.core.view.workers.get(worker)
-        if known is None:
+        if known is not None:
+            self._leaving.add(known)
+            self._suspects.look_up(known)
+
+    def _left(self, known: WorkerEntry) -> None:
+        if not self.contains(known):
             return
         if known.own == 0:
             self.core.gone(known, self._loop.time())
@@ -273,6 +280,7 @@ class RoutedPool:
     def connection(self, connected: bool) -> None:
         """The connection was lost, or is back."""
         self.core.connected = connected
+        self._leaving.clear()  # a server that was away may have lost the keys
         if connected:
             # Nothing could be received meanwhile, so the time of silence starts again for all workers.
             self._suspects.clear_all()
@@ -331,7 +339,12 @@ class RoutedPool:
 
     async def _beats(self, worker: WorkerEntry) -> bool:
         assert self.discovery is not None  # gangs of sets are never silent
-        return await self.discovery.beats(worker.id.worker, worker.instance)
+        leaving = worker in self._leaving
+        self._leaving.discard(worker)
+        beats = await self.discovery.beats(worker.id.worker, worker.instance)
+        if leaving and not beats:
+            self._left(worker)
+        return beats
 
     def _found_lost(self, worker: WorkerEntry, why: str) -> None:
         if self.core.gone(worker, self._loop.time()):

@@ -483,6 +483,15 @@ def who_is_behind_a_split_is_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RoutedPool, "suspect", _lose_at_once)
 
 
+@mutant("loss", needs=has(Accident.REFUSED_DELETE, -1.0))
+def a_deletion_is_believed_that_storage_refuses(patch: pytest.MonkeyPatch) -> None:
+    def leaving(self: RoutedPool, worker: str) -> None:
+        if (known := self.core.view.workers.get(worker)) is not None:
+            self._left(known)
+
+    patch.setattr(RoutedPool, "leaving", leaving)
+
+
 @mutant("loss", needs=has(Accident.SILENCE, 3.5))
 def an_old_view_of_the_ledger_is_believed(patch: pytest.MonkeyPatch) -> None:
     """However late an answer comes, and whatever comes after it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.port.bus import Conflict
 from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp
@@ -64,6 +65,35 @@ async def test_changes_are_seen_as_they_happen(rig: Rig) -> None:
     await one.leave()
     await turns()
     assert set(known(rig)) == {"w2"}
+
+
+@on_rig()
+async def test_a_deletion_that_storage_refuses_removes_no_worker(rig: Rig) -> None:
+    worker = await rig.worker("w1")
+    await rig.client.call("images.echo")
+    before = known(rig)["w1"]
+    for key in (rig.names.alive_key(worker.id), rig.names.registration_key(worker.id)):
+        with pytest.raises(Conflict):
+            await rig.kv.delete(key, revision=1)
+    await turns()
+    assert known(rig) == {"w1": before} and before.eligible
+    assert await rig.client.call("images.echo") == ["w1", "echo"]
+    await worker.leave()
+    await turns()
+    assert known(rig) == {}
+
+
+@on_rig()
+async def test_a_deletion_that_cannot_be_checked_removes_no_worker_while_its_heart_beats(rig: Rig) -> None:
+    worker = await rig.worker("w1")
+    await rig.client.call("images.echo")
+    rig.hub.storage_down()
+    with pytest.raises(Unavailable):
+        async with asyncio.timeout(0.01):
+            await rig.kv.delete(rig.names.registration_key(worker.id), revision=1)
+    await asyncio.sleep(30.0)
+    assert set(known(rig)) == {"w1"}
+    rig.hub.storage_back()
 
 
 @on_rig()

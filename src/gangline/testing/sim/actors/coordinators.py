@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from ....bus.memory.server import MemoryBus
-from ....bus.port.bus import BucketSettings
+from ....bus.port.bus import BucketSettings, KeyValue
 from ....coordinator.service import Coordinator, CoordinatorState
 from ....coordinator.settings.scheduling import CoordinatorSettings
 from ....coordinator.settings.service import ServiceSettings
 from ....schemas.errors.base import GanglineError
-from ....schemas.names import Names
+from ....schemas.names import Names, WorkerId
 from ..plan.gang_plan import SetStep
+from ..plan.plan import WorkerPlan
 from ..stage.stage import Stage
 from .processes import Process
 
@@ -19,6 +21,8 @@ LOOK_S = 0.5
 _RETRY_S = 0.2
 _LOOK_AGAIN_S = 1.0
 _LOOKS = 3
+_NEVER = 10**15
+"""A revision that no key has."""
 
 
 class CoordinatorProcess(Process):
@@ -110,6 +114,22 @@ class Operator:
         for name in self.sets:
             self.declare(SetStep(at_s=0.0, name=name, gangs=0, record=None))
 
+    def delete_in_vain(self, plan: WorkerPlan) -> None:
+        """Delete a worker's keys on a condition that is not met."""
+        worker = WorkerId(plan.pool, plan.name)
+        keys = (self._world.names.alive_key(worker), self._world.names.registration_key(worker))
+        self._world.loop.spawn("operator", self._delete_in_vain(keys), name=f"refused deletion of {worker}")
+
+    async def _delete_in_vain(self, keys: tuple[str, ...]) -> None:
+        for key in keys:
+            with contextlib.suppress(GanglineError):
+                await (await self._ledger()).delete(key, revision=_NEVER)
+
+    async def _ledger(self) -> KeyValue:
+        if self._bus is None:
+            self._bus = self._world.hub.connect("operator")
+        return await self._bus.bucket(self._world.names.ledger_bucket, BucketSettings())
+
     async def _write(self, step: SetStep) -> None:
         """Repeat until it has held for a moment: a leader whose server lost its memory writes what it knows again, and
         may overwrite this."""
@@ -117,9 +137,7 @@ class Operator:
         stood = 0
         while self._declared[step.name] is step and stood < _LOOKS:
             try:
-                if self._bus is None:
-                    self._bus = world.hub.connect("operator")
-                kv = await self._bus.bucket(world.names.ledger_bucket, BucketSettings())
+                kv = await self._ledger()
                 found = await kv.get(key)
                 stood += 1
                 if (None if found is None else found.value.decode()) != step.record:

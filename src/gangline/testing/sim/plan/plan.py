@@ -76,6 +76,8 @@ class Accident(StrEnum):
     """A server is frozen: nothing passes through it, connections to it stay up, and everything arrives late."""
     SPLIT = "split"
     """A server and the others cannot communicate."""
+    REFUSED_DELETE = "refused delete"
+    """Somebody deletes a worker's keys on a condition that is not met: others see it pass, and storage refuses it."""
 
 
 FAULTS = (
@@ -272,6 +274,7 @@ def draw_plan(seed: int) -> Plan:
     events = _draw_events(rng, workers, clients, steps, traffic_s, calm=calm)
     twins = () if calm else _draw_twins(seed, workers, traffic_s)
     servers = () if calm else (*_draw_silences(seed, traffic_s), *_draw_splits(seed, traffic_s))
+    deletes = _draw_refused_deletes(seed, workers, traffic_s)
     if twins:
         workers = tuple(replace(worker, heartbeat_ttl_s=TWIN_TTL_S) for worker in workers)
     return Plan(
@@ -279,7 +282,7 @@ def draw_plan(seed: int) -> Plan:
         workers=_draw_channels(seed, workers, (0.0, 1.0) if twins else (0.0, 0.5)),
         clients=clients,
         steps=steps,
-        events=tuple(sorted((*events, *twins, *servers), key=lambda event: event.at_s)),
+        events=tuple(sorted((*events, *twins, *servers, *deletes), key=lambda event: event.at_s)),
         storms=() if calm else _draw_storms(rng, traffic_s),
         traffic_s=traffic_s,
         watched=random.Random(f"gangline watchers {seed}").random() < 0.25,
@@ -420,6 +423,18 @@ def server_of(seed: int, name: str) -> int:
 def leader_of(seed: int) -> int:
     """The server that leads JetStream at first."""
     return random.Random(f"{seed}-leader").randrange(SERVERS)
+
+
+def _draw_refused_deletes(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) -> tuple[PlanEvent, ...]:
+    """In one seed of twelve, calm ones included: they change nothing. From its own random stream."""
+    rng = random.Random(f"{seed}-refused delete")
+    if rng.random() >= 1 / 12:
+        return ()
+    kind = Accident.REFUSED_DELETE
+    return tuple(
+        PlanEvent(at_s=rng.uniform(0.3, traffic_s), accident=kind, target=rng.choice(workers).name, for_s=0.0)
+        for _ in range(rng.choice((1, 2, 4)))
+    )
 
 
 def _draw_silences(seed: int, traffic_s: float) -> tuple[PlanEvent, ...]:

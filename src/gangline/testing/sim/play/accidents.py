@@ -132,6 +132,8 @@ class Accidents:
                     first.thaw()
 
                 self._begin(f"standstill of {first.node}", event.for_s, wake, process.name)
+            case Accident.REFUSED_DELETE:
+                self._world.operator.delete_in_vain(self._world.workers[event.target].plan)
             case Accident.DISCONNECT:
                 hub.disconnect(bus)
                 reconnect = functools.partial(hub.reconnect, bus)

@@ -9,6 +9,8 @@ import pytest
 from gangline.runtime.tasks import TaskSet
 from gangline.telemetry.logs import logger_for
 
+from ..support.logs import records_of
+
 
 async def test_what_was_started_runs_and_is_forgotten_when_it_has_ended():
     chores = TaskSet("test")
@@ -24,7 +26,7 @@ async def test_one_that_raises_is_logged_and_the_others_go_on(caplog):
     chores.start(fail())
     going = chores.start(asyncio.sleep(1, "done"))
     assert await going == "done"
-    assert [(record.action, record.getMessage()) for record in caplog.records] == [
+    assert [(record.action, record.getMessage()) for record in records_of(caplog, "gangline.test")] == [
         ("background.failed", "gangline test failed")
     ]
 

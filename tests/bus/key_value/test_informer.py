@@ -18,6 +18,7 @@ from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvWrit
 from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
 from gangline.telemetry.logs import logger_for
 
+from ...support.logs import records_of
 from ..conftest import Collected
 
 Change = tuple[str, Any, Any]
@@ -360,7 +361,7 @@ async def test_storage_that_is_away_removes_nothing_and_is_told_of_once(caplog):
         await asyncio.sleep(60.0)
         assert scene.changes() == [] and scene.informer.get("a.one") == 1
         assert 10 < scene.odd.lists - lists < 25
-        warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+        warnings = [record for record in records_of(caplog, "gangline.test") if record.levelno == logging.WARNING]
         assert [record.getMessage() for record in warnings] == ["cannot read the tests: away"]
         scene.store("a.one", b"2")
         scene.odd.fails = None

@@ -24,6 +24,8 @@ from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
 from gangline.telemetry.logs import logger_for
 
+from ...support.logs import records_of
+
 MSGPACK = {"Content-Type": "application/msgpack"}
 
 
@@ -90,7 +92,7 @@ def test_an_answer_that_cannot_be_sent_is_logged_and_no_more(caplog):
     bus.is_up = False
     with caplog.at_level("DEBUG", logger="gangline.test"):
         asked(bus).reply(Number(number=1))
-    assert [record.action for record in caplog.records] == ["answer.lost"]
+    assert [record.action for record in records_of(caplog, "gangline.test")] == ["answer.lost"]
 
 
 def test_what_does_not_fit_is_answered_shorter_or_with_an_error_that_has_both_sizes():
@@ -183,7 +185,7 @@ async def test_each_request_is_counted_and_a_bug_is_told_without_its_details(cap
     numbers = [None if error_in(each) else Number.model_validate_json(each.data).number for each in bus.answers]
     assert numbers == [1, None, None, 4]
     assert "secret" not in str(error_in(bus.answers[2])) and "KeyError" in counting.last_error
-    assert [record.action for record in caplog.records] == ["request.failed"]
+    assert [record.action for record in records_of(caplog, "gangline.test")] == ["request.failed"]
 
 
 def test_each_operation_is_served_and_counted_by_its_name(caplog):
@@ -210,4 +212,4 @@ def test_each_operation_is_served_and_counted_by_its_name(caplog):
     assert "a shop has no operation 'sub'; it has: add, refuse, keep" in str(error_in(bus.answers[-1]))
     later[0].reply(Number(number=9))
     assert read_answer(bus.answers[-1], Number, "it").number == 9
-    assert [record.getMessage() for record in caplog.records] == ["request shop.add failed"]
+    assert [record.getMessage() for record in records_of(caplog, "gangline.test")] == ["request shop.add failed"]

@@ -17,6 +17,7 @@ from ...schemas.errors.base import (
     GanglineError,
     InvalidRequest,
     InvalidResult,
+    LeaseError,
     StaleEpoch,
 )
 from ...schemas.messages import operations as messages
@@ -170,7 +171,10 @@ class OperationsServer:
     def _on_renew(self, responder: Responder, body: Any) -> None:
         request = messages.parse_request(messages.RenewRequest, body)
         self._check_epoch(request.epoch)
-        left_s = self._lease_service.renew(request.token, request.ttl_s, self._driver.now())
+        try:
+            left_s = self._lease_service.renew(request.token, request.ttl_s, self._driver.now())
+        except LeaseError as error:
+            raise self._signed(error) from None
         responder.reply(messages.RenewReply(ttl_s=left_s, load=self._load()))
 
     def _on_release(self, responder: Responder, body: Any) -> None:
@@ -202,7 +206,7 @@ class OperationsServer:
             now=now,
         )
         if isinstance(record, Refusal):
-            raise error_of(record, worker=str(self._driver.worker), slots=task.slots, token=request.token)
+            raise self._signed(error_of(record, worker=str(self._driver.worker), slots=task.slots, token=request.token))
         arguments = request.arguments
         try:
             call = task.bind(
@@ -246,6 +250,14 @@ class OperationsServer:
 
     def _check_epoch(self, epoch: int | None) -> None:
         if epoch is not None and epoch != self._core.epoch:
-            raise StaleEpoch(
-                f"epoch {epoch} is not that of worker {self._driver.worker}, which is {self._core.epoch}: reserve again"
+            raise self._signed(
+                StaleEpoch(
+                    f"epoch {epoch} is not that of worker {self._driver.worker}, which is {self._core.epoch}: "
+                    "reserve again"
+                )
             )
+
+    def _signed(self, error: GanglineError) -> GanglineError:
+        """Another process with this id may have got the request, too: say which one has refused it."""
+        error.details.setdefault("epoch", self._core.epoch)
+        return error

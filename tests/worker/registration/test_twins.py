@@ -72,6 +72,29 @@ async def test_one_whose_id_was_taken_leaves_without_a_word_for_its_successor(ri
 
 
 @on_rig()
+async def test_a_plain_request_that_two_of_one_id_hear_is_answered_in_the_epoch_of_the_one_that_refuses(rig: Rig):
+    first, bus = rig.worker, rig.worker_bus
+    granted, _ = await rig.hand.request("reserve", {"ttl_s": 60.0})
+    rig.hub.partition(bus)
+    await asyncio.sleep(5.0)
+    second = rig.make_worker()
+    await second.start()
+    rig.hub.heal(bus)  # it has not noticed yet that its id was taken
+    request = {"token": granted["token"], "method": "echo"}
+    assert not first.core.doubted
+    refused, headers = await rig.hand.request("dispatch", request)
+    assert refused["code"] == "unknown_token" and headers["Nats-Service-Error-Code"] == "404"
+    assert refused["details"]["epoch"] == second.core.epoch != granted["epoch"]
+    assert rig.events().count("start") == 1, "it ran where the lease is from"
+    for more in ({"epoch": granted["epoch"]}, {}):
+        refused, _ = await rig.hand.request("renew", {"token": granted["token"], **more})
+        assert refused["details"]["epoch"] == second.core.epoch
+    await asyncio.sleep(5.0)
+    assert first.state == "closed"
+    await second.stop()
+
+
+@on_rig()
 async def test_while_its_heartbeat_may_have_expired_a_hold_waits_until_the_id_is_confirmed(rig: Rig):
     leader = await Leader(rig).listen()
     epoch = rig.worker.core.epoch

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import gangline
-from bench.chaos.records import FOLDER, Notebook
 from gangline.cli.console.children import tied_to_parent
 from gangline.cli.console.session import run
 from gangline.dispatcher.jobs.job import Job
 from gangline.schemas.errors.base import GanglineError
+from gangline.testing.kit.recording import FOLDER
+from gangline.testing.kit.records import Notebook
 
 POOL: Final = "chaos"
 JOBS: Final = "jobs"

@@ -9,7 +9,7 @@ from random import Random
 from typing import Final
 
 from bench.chaos.system import NAMES, ROLES, SERVERS, WORKERS, System
-from bench.faults.crew import holds_within
+from gangline.testing.kit.processes import holds_within
 
 Act = Callable[[], Awaitable[None]]
 Fault = Callable[[System, Random], tuple[str, Act]]
@@ -40,7 +40,7 @@ def _kill(role: str) -> Fault:
             for name in names:
                 system.signal(name, signal.SIGKILL)
             for child in children:
-                await child.ended.wait()
+                await child.ended()
 
         return f"{', '.join(names)} killed, and started again", act
 
@@ -78,21 +78,21 @@ def _twins(system: System, draw: Random) -> tuple[str, Act]:
                 for link in links:
                     link.silence()
             await asyncio.sleep(3.5)
-            second = await system.start(f"{name}'", wanted=False)
+            second = await system.begin(f"{name}'", wanted=False)
             await _serves(system, second.life.pid)
             await asyncio.sleep(more_s)
             system.signal(name, signal.SIGCONT)
             system.proxy.heal(links)
-        ends = [asyncio.ensure_future(each.ended.wait()) for each in (first, second)]
+        ends = [asyncio.ensure_future(each.ended()) for each in (first, second)]
         await asyncio.wait(ends, timeout=_LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
             end.cancel()
-        if first.ended.is_set():
+        if first.exit_code is not None:
             system.succeeds(name)
-        elif not second.ended.is_set():
+        elif second.exit_code is None:
             system.exits.append(f"two processes of {name} both serve {_LEAVE_S:g} s after the first one woke")
             system.signal(f"{name}'", signal.SIGKILL)
-            await second.ended.wait()
+            await second.ended()
         system.want(name)
 
     how = "frozen" if frozen else "cut off"

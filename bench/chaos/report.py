@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.chaos.records import History
+from gangline.testing.kit.records import SystemHistory
 
 _SHOWN = 10
 
@@ -31,7 +31,7 @@ class Played:
         return f"{self.at_s:6.1f} s  {self.text} -> {took} ({self.slowest})"
 
 
-def tables(played: Sequence[Played], history: History, verdicts: Mapping[str, Sequence[str]]) -> str:
+def tables(played: Sequence[Played], history: SystemHistory, verdicts: Mapping[str, Sequence[str]]) -> str:
     parts = [_faults(played), _requests(_outcomes(history)), _verdicts(verdicts)]
     return "\n\n".join("\n".join(part) for part in parts)
 
@@ -55,7 +55,7 @@ class Seed:
         seed: int,
         minutes: float,
         played: Sequence[Played],
-        history: History,
+        history: SystemHistory,
         verdicts: Mapping[str, Sequence[str]],
     ) -> Seed:
         return cls(seed=seed, minutes=minutes, played=played, outcomes=_outcomes(history), verdicts=verdicts)
@@ -117,7 +117,7 @@ def _times(times: Sequence[float]) -> tuple[str, str]:
     return (f"{statistics.median(times):.1f} s", f"{max(times):.1f} s") if times else ("-", "-")
 
 
-def _outcomes(history: History) -> dict[str, Counter[str]]:
+def _outcomes(history: SystemHistory) -> dict[str, Counter[str]]:
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
     for request in history.requests:
         told = "ok" if request.ok else request.code or "no answer"

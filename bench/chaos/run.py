@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from bench.chaos.client import JOBS, KINDS, POOL, SET
 from bench.chaos.faults import FAULTS, SERVER_FAULTS, order
-from bench.chaos.judge import judge
-from bench.chaos.records import Follower, History, read, save
 from bench.chaos.report import Played
 from bench.chaos.system import ROLES, WORKERS, System, running
-from bench.faults.crew import holds_within
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.errors.tasks import JobError
-from gangline.schemas.records.gangs import GangRecord, GangState
+from gangline.testing.kit.judge import judge
+from gangline.testing.kit.processes import holds_within
+from gangline.testing.kit.records import Follower, SystemHistory, read, save
+from gangline.testing.kit.testbed import still_held
 
 _RECOVERS_S: Final = 60.0
 """A kind of request that does not succeed within this time after a fault has not recovered."""
@@ -37,7 +37,7 @@ _CLIENTS_END_S: Final = 150.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     played: list[Played]
-    history: History
+    history: SystemHistory
     verdicts: dict[str, list[str]]
     notes: list[str]
     """Events worth a look that break no law: processes that exited by themselves."""
@@ -126,14 +126,11 @@ class _Play:
             child = self.system.children.get(name)
             if child is None:
                 continue
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - time.monotonic()):
-                    await child.ended.wait()
-            except TimeoutError:
+            if await child.ended(max(0.0, until - time.monotonic())) is None:
                 hung.append(f"{name} still waits for answers {_CLIENTS_END_S:g} s after the last fault")
         return hung
 
-    async def results(self, history: History) -> None:
+    async def results(self, history: SystemHistory) -> None:
         """The outcome of each acknowledged job."""
         jobs = [request.job for request in history.requests if request.kind == "submit" and request.job]
         limit = asyncio.Semaphore(16)
@@ -164,37 +161,15 @@ class _Play:
         return [] if await holds_within(_RESTS_S, rest, pause_s=0.5) else found
 
     async def _held(self) -> list[str]:
-        observer, names = self.system.observer, self.system.names
-        found: list[str] = []
-        for worker in WORKERS:
-            stats = await observer.stats(f"{POOL}.{worker}")
-            if stats.load.ongoing or stats.leases or stats.gangs:
-                found.append(f"{worker} holds {stats.load}, {stats.leases}, {stats.gangs}")
-            if stats.ledger.get("pending"):
-                found.append(f"{worker} has not written {stats.ledger}")
-        ledger = await observer.router.ledger()
-        for keys in (names.leases_of(), names.members_of()):
-            found += [f"the ledger still has {entry.key}" for entry in await ledger.entries(keys)]
-        for entry in await ledger.entries(names.gang_key()):
-            record = GangRecord.model_validate_json(entry.value)
-            if record.state is not GangState.ENDED:
-                found.append(f"gang {record.id} is {record.state}")
-        for queue in await observer.queues():
-            if queue.depth or queue.running or queue.waiting:
-                found.append(f"the queue has {queue}")
-        state = await self._state(names.tasks_stream)
-        if state["messages"]:
-            found.append(f"{state['messages']} messages in {names.tasks_stream}")
-        letters = await observer.dead_letters()
-        found += [f"dead letter {letter.job}: {letter.reason}" for letter in letters]
-        return found
-
-    async def _state(self, stream: str) -> dict[str, Any]:
+        observer = self.system.observer
+        found = await still_held(observer, [f"{POOL}.{worker}" for worker in WORKERS])
+        stream = self.system.names.tasks_stream
         answer = await self.system.bus.api.call(f"STREAM.INFO.{stream}", what="look at a stream")
-        state: dict[str, Any] = answer["state"]
-        return state
+        if left := answer["state"]["messages"]:
+            found.append(f"{left} messages in {stream}")
+        return found + [f"dead letter {letter.job}: {letter.reason}" for letter in await observer.dead_letters()]
 
-    async def end(self) -> History:
+    async def end(self) -> SystemHistory:
         hung = await self.end_clients()
         with contextlib.suppress(GanglineError):
             ledger = await self.system.observer.router.ledger()

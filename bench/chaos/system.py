@@ -6,36 +6,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from bench.chaos.client import JOBS, JOBS_ROUTE, POOL, SET
-from bench.chaos.ledger import LossyAudit
 from bench.chaos.proxy import Link, Proxy
-from bench.chaos.records import FOLDER, Life, Trouble
-from bench.faults.crew import ROOT, holds_within, new_interpreter
 from gangline.bus.embedded.cluster import free_ports
 from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import BucketSettings, Storage
 from gangline.bus.settings.connection import ConnectionSettings
-from gangline.cli.console.children import TIED
-from gangline.cli.console.options import plain_environment
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GanglineError, NoWorkers
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import LeaderRecord
+from gangline.testing.kit.ledger_audit import LedgerAudit
+from gangline.testing.kit.processes import ChildProcess, Crew, holds_within
+from gangline.testing.kit.recording import FOLDER
+from gangline.testing.kit.records import Trouble
 
 NAMESPACE: Final = "chaos"
 SERVERS: Final = ("n1", "n2", "n3")
@@ -53,40 +49,26 @@ _DRAIN_S: Final = 40.0
 """A process that was told to stop and has not exited within this time is killed, as a supervisor does."""
 
 
-@dataclass(slots=True)
-class Child:
-    """One process."""
-
-    name: str
-    party: str
-    """Name of the process whose links it uses."""
-    process: subprocess.Popen[bytes]
-    life: Life
-    tie: int
-    log: Path
-    log_begins: int
-    """Offset at which its part of the log begins."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class System:
+class System(Crew):
     """Created by `running`. Everything it started is stopped when that ends."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.folder = folder
+        variables = {"GANGLINE_NAMESPACE": NAMESPACE, "GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3"}
+        super().__init__(folder, {FOLDER: str(folder), **variables})
         self.seed = seed
         self.proxy = Proxy()
         self.names = Names(NAMESPACE)
         self.servers: dict[str, EmbeddedServer] = {}
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, ChildProcess] = {}
         """The running processes. A second process of a worker's id is listed as `w1'`, until it is the only one."""
-        self.lives: list[Life] = []
+        self.parties: dict[int, str] = {}
+        """By process id, the name of the process whose links it uses."""
         self.troubles: list[Trouble] = []
         self.exits: list[str] = []
         """Processes that exited by themselves."""
         self.blind: list[tuple[float, float]] = []
         """Intervals in which storage, or our own connection to it, may have been unavailable."""
-        self.audit = LossyAudit()
+        self.audit = LedgerAudit(lossy=True)
         self.bus: NatsBus
         self.observer: Client
         self._urls: dict[str, str] = {}
@@ -184,16 +166,13 @@ class System:
         return next(role for role, names in ROLES.items() if name.rstrip("'") in names)
 
     def command(self, name: str) -> list[str]:
-        role = self.role(name)
-        plain = name.rstrip("'")
-        match role:
-            case "worker":
-                pool = "bench.chaos.tasks:pool"
-                return ["-m", "gangline.cli", "worker", pool, "--id", plain, "--node", plain, "--drain-grace", "10s"]
-            case "client":
-                return ["-m", "bench.chaos.client", plain, str(self.seed)]
-            case _:
-                return ["-m", "gangline.cli", role, "--node", plain, "--log-format", "json"]
+        role, plain = self.role(name), name.rstrip("'")
+        if role == "client":
+            return ["bench.chaos.client", plain, str(self.seed)]
+        cli = ["gangline.cli", role, "--node", plain]
+        if role == "worker":
+            return [*cli, "bench.chaos.tasks:pool", "--id", plain, "--drain-grace", "10s"]
+        return [*cli, "--log-format", "json"]
 
     async def _wire(self, party: str) -> str:
         """Its own links to all servers."""
@@ -205,31 +184,15 @@ class System:
             self._urls[party] = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
         return self._urls[party]
 
-    async def start(self, name: str, *, wanted: bool = True) -> Child:
+    async def begin(self, name: str, *, wanted: bool = True) -> ChildProcess:
         """Start a process. `wanted`: restart it whenever it exits, until `unwanted`."""
         plain = name.rstrip("'")
-        used = {child.party for child in self.children.values()}
+        used = {self.parties[child.pid] for child in self.children.values()}
         party = next(each for each in (name, plain, f"{plain}'") if each not in used)
-        environment = {
-            **plain_environment(), TIED: "1", FOLDER: str(self.folder), "NATS_URL": await self._wire(party),
-            "GANGLINE_NAMESPACE": NAMESPACE, "GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3",
-        }  # fmt: skip
-        theirs, tie = os.pipe()
-        log = self.folder / f"{name}.log"
-        log_begins = log.stat().st_size if log.exists() else 0
-        try:
-            with log.open("ab") as err:
-                made = new_interpreter(
-                    self.command(name), environment=environment, cwd=ROOT, stdin=theirs, stdout=err, stderr=err
-                )
-        finally:
-            os.close(theirs)
-        assert isinstance(made, subprocess.Popen)
-        role = self.role(name)
+        wire, role = {"NATS_URL": await self._wire(party)}, self.role(name)
         worker = plain if role == "worker" else ""
-        life = Life(name=name, role=role, pid=made.pid, began=time.monotonic(), worker=worker)
-        self.lives.append(life)
-        self.children[name] = child = Child(name, party, made, life, tie, log, log_begins)
+        self.children[name] = child = self.start(name, *self.command(name), role=role, worker=worker, environment=wire)
+        self.parties[child.pid] = party
         if wanted:
             self._wanted.add(name)
         watch = asyncio.ensure_future(self._watch(child))
@@ -237,22 +200,20 @@ class System:
         watch.add_done_callback(self._watching.discard)
         return child
 
-    async def _watch(self, child: Child) -> None:
+    async def _watch(self, child: ChildProcess) -> None:
         """Record its exit; restart it."""
-        while (code := child.process.poll()) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)  # exits of other processes wake nobody
-        child.life.ended = min(child.life.ended, time.monotonic())
-        os.close(child.tie)
-        child.ended.set()
+        while (code := await child.ended()) is None:
+            pass
         name = child.name
         if self.children.get(name) is child:
             del self.children[name]
         if not child.life.killed and code != 0:
-            self.exits.append(f"{name} ended by itself with code {code}: {_last_line(child.log)}")
+            last = child.log_tail(1)[:200] or "nothing in its log"
+            self.exits.append(f"{name} ended by itself with code {code}: {last}")
         if name in self._wanted and name not in self.children:
             await asyncio.sleep(0.5)
             if name in self._wanted and name not in self.children:
-                await self.start(name)
+                await self.begin(name)
 
     def succeeds(self, name: str) -> None:
         """The second process of a worker's id is now the only one."""
@@ -268,10 +229,7 @@ class System:
     def signal(self, name: str, number: signal.Signals) -> None:
         child = self.children.get(name)
         if child is not None:
-            if number == signal.SIGKILL:
-                child.life.killed, child.life.ended = True, time.monotonic()
-            with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(number)
+            child.signal(number)
 
     def unwanted(self, name: str) -> None:
         self._wanted.discard(name)
@@ -279,15 +237,9 @@ class System:
     async def ended(self, name: str) -> None:
         """Wait until a process that was told to stop has exited; kill it if that takes too long."""
         child = self.children.get(name)
-        if child is None:
-            return
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                await child.ended.wait()
-        except TimeoutError:
+        if child is not None and await child.ended(_DRAIN_S) is None:
             child.life.overdue = True
-            self.signal(name, signal.SIGKILL)
-            await child.ended.wait()
+            await child.kill()
 
     async def restarted(self, name: str) -> None:
         """Shut a process down and wait until the next one has started, as a deployment does."""
@@ -297,10 +249,7 @@ class System:
 
         def started() -> bool:
             child = self.children.get(name)
-            if child is None or child is before:
-                return False
-            said = child.log.read_bytes()[child.log_begins :]
-            return f"{child.life.role}.started".encode() in said
+            return child is not None and child is not before and f"{child.life.role}.started" in child.log_text()
 
         if not await holds_within(_START_S, started, pause_s=0.1):
             self.exits.append(f"{name} did not start again within {_START_S:g} s")
@@ -324,11 +273,12 @@ class System:
 
     def links(self, name: str) -> list[Link]:
         child = self.children.get(name)
-        return self.proxy.of(child.party if child is not None else name)
+        return self.proxy.of(self.parties[child.pid] if child is not None else name)
 
     def connected(self, server: str) -> list[str]:
         """Processes that are connected to that server."""
-        return [name for name, child in self.children.items() if self.proxy.between(child.party, server).connections]
+        parties = {name: self.parties[child.pid] for name, child in self.children.items()}
+        return [name for name, party in parties.items() if self.proxy.between(party, server).connections]
 
     async def leading_coordinator(self) -> str:
         """The leader according to the ledger; the first coordinator if that cannot be read."""
@@ -338,7 +288,7 @@ class System:
                 instance = LeaderRecord.model_validate_json(entry.value).instance
                 for name in ROLES["coordinator"]:
                     child = self.children.get(name)
-                    if child is not None and instance in child.log.read_text(errors="replace"):
+                    if child is not None and instance in child.log_text():
                         return name
         return ROLES["coordinator"][0]
 
@@ -364,7 +314,7 @@ class System:
         )
         await self.observer.start()
         for name in (*ROLES["coordinator"], *ROLES["worker"], *ROLES["dispatcher"]):
-            await self.start(name)
+            await self.begin(name)
 
         async def declare() -> None:
             ledger = await self.observer.router.ledger()
@@ -374,7 +324,7 @@ class System:
         await _patiently(declare)
         await self._served()
         for name in ROLES["client"]:
-            await self.start(name)
+            await self.begin(name)
 
     async def _served(self) -> None:
         """Wait until all workers are alive."""
@@ -386,7 +336,7 @@ class System:
 
         await _patiently(all_live)
 
-    async def close(self) -> None:
+    async def close(self, grace_s: float = 0.0) -> None:
         """Stop everything, whatever fails meanwhile."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.stop_servers)
@@ -396,11 +346,7 @@ class System:
 
     async def _kill_all(self) -> None:
         self._wanted.clear()
-        for name in list(self.children):
-            self.signal(name, signal.SIGCONT)
-            self.signal(name, signal.SIGKILL)
-        for child in list(self.children.values()):
-            await child.ended.wait()
+        await asyncio.gather(*(child.end(0.0) for child in list(self.children.values())))
         if self._watching:
             await asyncio.wait(self._watching)
 
@@ -442,8 +388,3 @@ async def _patiently(what: Callable[[], Awaitable[None]]) -> None:
 
     if not await holds_within(_START_S, done, pause_s=0.3):
         raise TimeoutError(f"the system did not start within {_START_S:g} s: {last}")
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else "nothing in its log"

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
-from bench.faults.streams import leader_of
 from bench.faults.trial import Trial
 from gangline.bus.embedded.cluster import EmbeddedCluster
 from gangline.bus.port.bus import NoResponders, RequestTimeout, StorageUnavailable
@@ -69,7 +68,8 @@ async def _granted(site: Site, servers: EmbeddedCluster, gangs: int) -> tuple[li
         for number in range(gangs):
             group.create_task(one(number))
         await site.until(lambda: len(granted) >= first, "the first gangs")
-        servers.server(await leader_of(site, site.bus, f"KV_{site.names.ledger_bucket}")).kill()
+        stream = await site.stream_info(f"KV_{site.names.ledger_bucket}")
+        servers.server(stream["cluster"]["leader"]).kill()
         struck.set()
     try:
         await site.at_rest()

@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import Final
 
-from bench.faults.crew import PATIENCE_S
 from bench.faults.figures import Row
 from bench.faults.site import SERVED, opened
 from bench.faults.trial import Trial
 from gangline.coordinator.settings.scheduling import CoordinatorSettings
 from gangline.schemas.errors.base import GanglineError
+from gangline.testing.kit.processes import PATIENCE_S
 
 ROUNDS: Final = 100
 NAP_S: Final = 0.2

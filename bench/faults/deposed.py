@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from bench.faults.crew import PATIENCE_S
 from bench.faults.figures import Row
 from bench.faults.seam import Moment
 from bench.faults.site import Site, opened
@@ -21,6 +20,7 @@ from bench.faults.trial import Trial
 from gangline.bus.port.bus import KvEntry
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import GangState
+from gangline.testing.kit.processes import PATIENCE_S
 
 SIZE = 4
 MOMENTS: Final = {Moment.BATCH: "grants", Moment.CLOSE: "ends a gang"}
@@ -70,7 +70,7 @@ async def _once(site: Site, gang_id: str, moment: Moment, unfenced: bool) -> tup
         if moment is Moment.CLOSE:
             await gang.release()
             await site.until(lambda: site.audit.states.get(gang_id) is GangState.ENDED, "ended by the other one")
-        if first.told("now") is None:  # it no longer led at that moment: on a busy machine it may renew too late
+        if first.said("now") is None:  # it no longer led at that moment: on a busy machine it may renew too late
             await ganging.__aexit__(None, None, None)
             await site.at_rest()
             return 0.0, [], False

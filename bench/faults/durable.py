@@ -13,7 +13,7 @@ long          a task of 90 s starts once
 frozen        a worker is frozen for 60 s; its answers afterwards are ignored
 
 Every scenario has its own embedded nats-server and real processes. The workers record each start and end
-(bench.faults.work): every acknowledged task must end with the correct result, none may be started twice except after a
+(bench.faults.tasks): every acknowledged task must end with the correct result, none may be started twice except after a
 kill, and nothing may be left in the stream. Exit code 1: one of these failed, or a target was missed. The figures
 depend on the machine; use one that is otherwise idle.
 """

@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.faults.crew import PATIENCE_S, Process
 from bench.faults.figures import Row
 from bench.faults.seam import Moment
 from bench.faults.site import Site, opened
 from bench.faults.trial import Trial
 from gangline.schemas.records.gangs import GangState
+from gangline.testing.kit.processes import PATIENCE_S, ChildProcess
 
 WORKERS: Final = 4
 SIZE: Final = 4
@@ -83,16 +83,16 @@ async def leader_killed(trial: Trial, deaths: tuple[Death, ...] = DEATHS) -> lis
     return [*over.values(), *back.values(), undisturbed]
 
 
-def _armed(site: Site, death: Death, number: int) -> Process:
+def _armed(site: Site, death: Death, number: int) -> ChildProcess:
     return site.armed(f"victim-{death.moment}-{death.nth}-{number}", death.moment, death.nth)
 
 
-async def _once(site: Site, leader: Process, death: Death, gang_id: str) -> tuple[float, float]:
+async def _once(site: Site, leader: ChildProcess, death: Death, gang_id: str) -> tuple[float, float]:
     """How long until the next one served, and until the gang was as its owner wants it, with its slots."""
     owning = asyncio.ensure_future(_own(site, gang_id))
     try:
-        await site.until(lambda: leader.told("now") is not None, f"the accident {death.name}")
-        killed = leader.told("now") or 0.0
+        await site.until(lambda: leader.said("now") is not None, f"the accident {death.name}")
+        killed = leader.said("now") or 0.0
         await site.kill(leader)
         served = await site.led()
         right = await owning

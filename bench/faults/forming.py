@@ -8,7 +8,6 @@ import statistics
 import time
 from typing import Any, Final
 
-from bench.faults.crew import PATIENCE_S
 from bench.faults.crowd import crowd
 from bench.faults.echo import SUBJECT
 from bench.faults.figures import Row
@@ -17,6 +16,7 @@ from bench.faults.trial import Trial
 from gangline.bus.port.bus import NoResponders, StorageUnavailable
 from gangline.bus.rpc.requester import raise_if_error
 from gangline.schemas.wire import codec
+from gangline.testing.kit.processes import PATIENCE_S
 
 PLAIN: Final = 20
 """Plain requests before each gang; their median is the unit."""

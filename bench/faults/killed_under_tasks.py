@@ -11,37 +11,35 @@ import time
 from typing import Final
 
 from bench.faults.figures import Row
-from bench.faults.notes import interrupted, most_at_once, unexplained_starts
-from bench.faults.streams import leader_of
-from bench.faults.task_site import SERVED, TaskSite, task_site
+from bench.faults.site import QUEUE, Site, tasks_opened
 from bench.faults.trial import Trial
 from gangline.bus.embedded.cluster import EmbeddedCluster
 from gangline.bus.embedded.server import EmbeddedServer
 from gangline.dispatcher.jobs.job import Job
 from gangline.schemas.records.routes import QueueRules, RouteRecord
+from gangline.testing.kit.judge import most_at_once
 
 TASKS: Final = 1000
 SECONDS: Final = 0.02
 KEYS: Final = 10
 PER_KEY: Final = 3
+SLOTS: Final = 12
 
 
 async def worker_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
     """One of four workers is killed while it runs tasks: how soon do they start elsewhere?"""
     row = Row(name="worker killed: its tasks start elsewhere", target=3.0)
     for number in range(trial.repetitions):
-        async with task_site(trial, workers=4) as site:
+        async with tasks_opened(trial, workers=4) as site:
             jobs = await _under_way(site, tasks)
             victim = random.choice(list(site.workers.values()))
-            await site.until(lambda: interrupted(site.notes(), victim.child.pid), "it runs some")  # noqa: B023
-            at = await site.kill_worker(victim)
+            await site.until(lambda: site.interrupted(victim), "it runs some")  # noqa: B023
+            at = await site.kill(victim)
             site.let_go()
-            broken = await site.check_squares(jobs)
-            notes = site.notes()
-            cut_off = interrupted(notes, victim.child.pid)
-            again = [note.at - at for note in notes if note.job in cut_off and note.event == "start" and note.at > at]
+            row.broken += await site.check_squares(jobs) + site.started_twice() + await site.emptied()
+            cut_off = {run.job for run in site.interrupted(victim)}
+            again = [run.began - at for run in site.runs() if run.job in cut_off and run.began > at]
             row.samples += [max(again)] if again else []
-            row.broken += broken + unexplained_starts(notes, site.killed) + await site.emptied()
             row.note = f"{tasks} tasks each time; {len(cut_off)} cut off in the last"
             trial.report(f"{row.name} {number + 1}: {len(cut_off)} cut off, {max(again, default=0.0):.3f} s")
     return [row]
@@ -52,14 +50,14 @@ async def dispatcher_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
     row = Row(name="dispatcher killed: the next task starts", target=3.0)
     twice = 0
     for number in range(trial.repetitions):
-        async with task_site(trial, workers=4, dispatchers=2) as site:
+        async with tasks_opened(trial, workers=4, dispatchers=2) as site:
             jobs = await _under_way(site, tasks)
-            at = await site.kill_holder()
+            at = await site.kill(await site.holder(QUEUE))
             site.let_go()
             # Messages it sent before may still arrive; no task of it can start later than this.
-            row.samples.append(await site.note_after(at + 0.05) - at)
+            row.samples.append(await site.started_after(at + 0.05) - at)
             row.broken += await site.check_squares(jobs) + await site.emptied()
-            started_twice = unexplained_starts(site.notes(), site.killed)
+            started_twice = site.started_twice()
             twice += len(started_twice)
             row.note = f"{tasks} tasks each time; {twice} started twice in all"
             trial.report(f"{row.name} {number + 1}: {row.samples[-1]:.3f} s, started twice: {started_twice}")
@@ -70,15 +68,14 @@ async def server_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
     """The only nats-server is killed and restarted at once: how soon does the next task start?"""
     row = Row(name="server killed: the next task starts", target=5.0)
     for number in range(trial.repetitions):
-        async with EmbeddedServer() as server, task_site(trial, workers=4, url=server.url) as site:
+        async with EmbeddedServer() as server, tasks_opened(trial, workers=4, url=server.url) as site:
             jobs = await _under_way(site, tasks)
             server.kill()
             at = time.monotonic()
             site.let_go()
             await asyncio.to_thread(server.restart)
-            row.samples.append(await site.note_after(at + 0.1) - at)
-            row.broken += await site.check_squares(jobs)
-            row.broken += unexplained_starts(site.notes(), site.killed) + await site.emptied()
+            row.samples.append(await site.started_after(at + 0.1) - at)
+            row.broken += await site.check_squares(jobs) + site.started_twice() + await site.emptied()
             row.note = f"{tasks} tasks each time"
             trial.report(f"{row.name} {number + 1}: {row.samples[-1]:.3f} s")
     return [row]
@@ -90,15 +87,14 @@ async def stream_leader_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
     for number in range(trial.repetitions):
         async with (
             EmbeddedCluster(3) as servers,
-            task_site(trial, workers=4, url=",".join(servers.urls), replicas=3) as site,
+            tasks_opened(trial, workers=4, url=",".join(servers.urls), replicas=3) as site,
         ):
             jobs = await _under_way(site, tasks)
-            servers.server(await leader_of(site, site.bus, site.names.tasks_stream)).kill()
+            servers.server((await site.stream_info(site.names.tasks_stream))["cluster"]["leader"]).kill()
             site.let_go()
-            row.broken += await site.check_squares(jobs)
-            starts = [note.at for note in site.notes() if note.event == "start"]
+            row.broken += await site.check_squares(jobs) + site.started_twice() + await site.emptied()
+            starts = [run.began for run in site.runs()]
             row.samples.append(max(b - a for a, b in zip(starts, starts[1:], strict=False)))
-            row.broken += unexplained_starts(site.notes(), site.killed) + await site.emptied()
             row.note = f"{tasks} tasks each time"
             trial.report(f"{row.name} {number + 1}: {row.samples[-1]:.3f} s")
     return [row]
@@ -109,10 +105,10 @@ async def limit_per_key(trial: Trial, tasks: int = TASKS) -> list[Row]:
     row = Row(name=f"limit 3 per key, dispatcher killed: {tasks:,} tasks done", target=15.0)
     each = tasks // KEYS
     for number in range(trial.repetitions):
-        async with task_site(trial, workers=4, dispatchers=0, arguments=("--slots", "12")) as site:
+        async with tasks_opened(trial, workers=4, dispatchers=0, arguments=("--slots", str(SLOTS))) as site:
             bucket = await site.streams.routes()
             rules = RouteRecord(queue=QueueRules(per_key=PER_KEY))
-            await bucket.put(SERVED, rules.model_dump_json(exclude_defaults=True).encode())
+            await bucket.put(QUEUE, rules.model_dump_json(exclude_defaults=True).encode())
             for _ in range(2):
                 site.dispatcher()  # they read the rules before they start anything
             began = time.monotonic()
@@ -121,19 +117,18 @@ async def limit_per_key(trial: Trial, tasks: int = TASKS) -> list[Row]:
             for key in range(KEYS):
                 jobs += await site.squares(each, SECONDS, first=key * each, held_from=some, key=f"k{key}")
             await site.run_some(some * KEYS)
-            await site.kill_holder()
+            await site.kill(await site.holder(QUEUE))
             site.let_go()
-            row.broken += await site.check_squares(jobs)
+            row.broken += await site.check_squares(jobs, slots=SLOTS, per_key=PER_KEY)
             row.samples.append(time.monotonic() - began)
-            most = most_at_once(site.notes(), site.killed)
-            row.broken += [f"L1: {count} of key {key} ran at once" for key, count in most.items() if count > PER_KEY]
-            row.broken += unexplained_starts(site.notes(), site.killed) + await site.emptied()
+            row.broken += site.started_twice() + await site.emptied()
+            most = most_at_once(site.runs())
             row.note = f"most at once: {max(most.values())}"
             trial.report(f"{row.name} {number + 1}: {row.samples[-1]:.3f} s, {most}")
     return [row]
 
 
-async def _under_way(site: TaskSite, tasks: int) -> list[Job]:
+async def _under_way(site: Site, tasks: int) -> list[Job]:
     """Submit this many; some have ended when it returns, and the others do not end yet."""
     some = random.randrange(tasks // 10, tasks * 6 // 10)
     jobs = await site.squares(tasks, SECONDS, held_from=some)

@@ -9,11 +9,12 @@ import signal
 import time
 from typing import Literal
 
-from bench.faults.crew import PATIENCE_S, Process
 from bench.faults.figures import Row
 from bench.faults.site import Site, opened
 from bench.faults.trial import Trial
 from gangline.schemas.errors.base import GanglineError
+from gangline.testing.kit.processes import PATIENCE_S, ChildProcess
+from gangline.testing.kit.records import NEVER
 
 SIZE = 4
 TARGET_S = {"killed": 1.0, "frozen": 4.0}
@@ -39,10 +40,8 @@ async def member_lost(trial: Trial, how: Literal["killed", "frozen"]) -> list[Ro
 
 async def _once(site: Site, gang_id: str, how: str) -> tuple[float, float, float]:
     async with site.gang(gang_id, size=SIZE, strategy="strict_spread", deadline_s=PATIENCE_S, restart="fail") as gang:
-        running = asyncio.ensure_future(gang.run("stay", str(site.folder)))
-        await site.until(
-            lambda: all(site.noted(gang_id, 1, rank, "started") for rank in range(SIZE)), "all members run"
-        )
+        running = asyncio.ensure_future(gang.run("stay"))
+        await site.until(lambda: len(site.members(gang_id)) == SIZE, "all members run")
         await asyncio.sleep(random.random() * 0.6)
         rank = random.randrange(SIZE)
         victim = site.workers[gang.members[rank].worker.partition(".")[2]]
@@ -52,9 +51,12 @@ async def _once(site: Site, gang_id: str, how: str) -> tuple[float, float, float
         assert event.rank == rank and event.generation == 1, f"rank {rank} was struck, and the event is {event}"
         with contextlib.suppress(GanglineError):
             await running
-        others = [other for other in range(SIZE) if other != rank]
-        await site.until(lambda: all(site.noted(gang_id, 1, other, "stopped") for other in others), "the others stop")
-        stopped = max(site.noted(gang_id, 1, other, "stopped") or 0.0 for other in others)
+
+        def stops() -> list[float]:
+            return [run.ended for other, run in site.members(gang_id).items() if other != rank and run.ended < NEVER]
+
+        await site.until(lambda: len(stops()) == SIZE - 1, "the others stop")
+        stopped = max(stops())
         await site.event("ended", gang_id)
     if how == "frozen":
         victim.signal(signal.SIGCONT)
@@ -65,7 +67,7 @@ async def _once(site: Site, gang_id: str, how: str) -> tuple[float, float, float
     return torn_down - began, stopped - began, rested - began
 
 
-async def _strike(site: Site, victim: Process, how: str) -> None:
+async def _strike(site: Site, victim: ChildProcess, how: str) -> None:
     if how == "killed":
         await site.kill(victim)
     else:

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from bench.faults.crew import PATIENCE_S, Process
 from bench.faults.figures import Row
 from bench.faults.site import Site, opened
 from bench.faults.trial import Trial
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.records.gangs import GangRecord, GangState
+from gangline.testing.kit.processes import PATIENCE_S, ChildProcess
 
 SET: Final = "llm"
 GANGS: Final = 3
@@ -149,7 +149,7 @@ async def _all_stand(site: Site) -> None:
     await site.until(stand, "all gangs stand", pause_s=0.05)
 
 
-async def _member(site: Site) -> tuple[Process, str]:
+async def _member(site: Site) -> tuple[ChildProcess, str]:
     """The worker of a member of some gang that no other gang shares."""
     records = await _gangs(site)
     for record in records:

@@ -1,4 +1,5 @@
-"""Tasks for the worker processes of the scenarios: `gangline worker bench.faults.tasks:pool`."""
+"""Tasks for the worker processes of the scenarios: `gangline worker bench.faults.tasks:pool`, or `:work`. Those of
+which a scenario must know more than the result record their start and end."""
 
 from __future__ import annotations
 
@@ -8,19 +9,11 @@ import time
 from pathlib import Path
 
 from gangline import Pool, current_task
+from gangline.testing.kit.recording import recorded
 
 pool = Pool("train", slots=2)
-
-
-def note(folder: Path, gang: str, generation: int, rank: int, what: str) -> Path:
-    """Where a member records when (CLOCK_MONOTONIC, shared by the machine) something happened to it."""
-    return folder / f"{gang}.{generation}.{rank}.{what}"
-
-
-def _write(path: Path) -> None:
-    unfinished = path.with_suffix(f"{path.suffix}-{os.getpid()}")
-    unfinished.write_text(repr(time.monotonic()))
-    unfinished.rename(path)
+work = Pool("work", slots=4)
+"""For durable tasks."""
 
 
 @pool.task
@@ -30,15 +23,10 @@ async def where() -> list[int]:
 
 
 @pool.task
-async def stay(folder: str) -> None:
-    """Runs until cancelled; records its start and the cancellation."""
-    gang = current_task().gang
-    seat = (Path(folder), gang.id, gang.generation, gang.rank)
-    _write(note(*seat, "started"))
-    try:
+async def stay() -> None:
+    """Runs until cancelled."""
+    with recorded("stay"):
         await asyncio.sleep(3600)
-    finally:
-        _write(note(*seat, "stopped"))
 
 
 @pool.task
@@ -55,11 +43,10 @@ async def pulse(until: str) -> list[float]:
 
 
 @pool.task
-async def once(path: str, seconds: float) -> int:
-    """Adds a line to that file each time it runs."""
-    with Path(path).open("a") as file:  # noqa: ASYNC230
-        file.write(f"{os.getpid()}\n")
-    await asyncio.sleep(seconds)
+async def once(id: str, seconds: float) -> int:
+    """Not idempotent."""
+    with recorded(id):
+        await asyncio.sleep(seconds)
     return os.getpid()
 
 
@@ -68,3 +55,25 @@ async def nap(seconds: float) -> int:
     """A single slow call."""
     await asyncio.sleep(seconds)
     return os.getpid()
+
+
+@work.task(idempotent=True)
+async def square(number: int, seconds: float, gate: str = "") -> int:
+    """Takes some time, and returns the square.
+
+    Args:
+        gate: it does not end before this file exists.
+    """
+    with recorded(str(number)):
+        await asyncio.sleep(seconds)
+        while gate and not Path(gate).exists():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.02)
+    return number * number
+
+
+@work.task(idempotent=True)
+async def who(seconds: float) -> int:
+    """Takes some time, and returns the number of its attempt."""
+    with recorded("who"):
+        await asyncio.sleep(seconds)
+    return current_task().attempt

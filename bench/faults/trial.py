@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from bench.faults.crew import Launch, new_interpreter
 from bench.faults.figures import Report
+from gangline.cli.console.children import Launcher, launch
 
 
 def silent(_: str) -> None:
@@ -17,7 +17,7 @@ def silent(_: str) -> None:
 class Trial:
     repetitions: int = 1
     report: Report = silent
-    launch: Launch = new_interpreter
+    launch: Launcher = launch
     """How its processes are started."""
     url: str = ""
     """URL of a nats-server that it may share with others, in its own namespace; None: it starts one. Scenarios that

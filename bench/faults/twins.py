@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from bench.faults.figures import Row
-from bench.faults.site import POOL, SERVED, Site, opened
+from bench.faults.site import SERVED, Site, opened
 from bench.faults.trial import Trial
 from gangline.schemas.errors.base import GanglineError
 
@@ -25,14 +25,14 @@ CALLS: Final = 20
 
 
 async def woken_twin(trial: Trial) -> list[Row]:
-    """Calls that are not idempotent, all the time; each records in a file where it ran."""
+    """Calls that are not idempotent, all the time."""
     used = Row(name="twin: 20 calls of the second process, since the first woke", target=10.0)
     async with opened(trial, workers=2, coordinators=0) as site:
         async with _calling(site) as calls:
             for number in range(trial.repetitions):
                 used.samples.append(await _once(site, calls, number))
                 trial.report(f"{used.name} {number + 1}: {used.samples[-1]:.3f} s")
-        ran = Counter(path.name for path in calls.folder.iterdir() for _ in path.read_text().splitlines())
+        ran = Counter(run.id for run in site.runs())
     used.broken += [f"call {name} ran {times} times" for name, times in ran.items() if times > 1]
     used.broken += [f"call {name} ran, and its caller was told that nothing started" for name in calls.none & {*ran}]
     used.note = f"{len(ran)} calls; errors: {dict(calls.errors)}"
@@ -42,8 +42,6 @@ async def woken_twin(trial: Trial) -> list[Row]:
 class _Calls:
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.folder = site.folder / "calls"
-        self.folder.mkdir()
         self.numbers = itertools.count(1)
         self.answered: Counter[int] = Counter()
         """By process."""
@@ -55,7 +53,7 @@ class _Calls:
         while True:
             name = str(next(self.numbers))
             try:
-                self.answered[await self.site.client.call(f"{SERVED}.once", str(self.folder / name), 0.1)] += 1
+                self.answered[await self.site.client.call(f"{SERVED}.once", name, 0.1)] += 1
             except GanglineError as error:
                 self.errors[error.code] += 1
                 if not error.may_have_started:
@@ -78,14 +76,14 @@ async def _calling(site: Site) -> AsyncIterator[_Calls]:
 
 async def _once(site: Site, calls: _Calls, number: int) -> float:
     name, first = next(iter(site.workers.items()))
-    await site.until(lambda: calls.answered[first.child.pid], "the first is called")
+    await site.until(lambda: calls.answered[first.pid], "the first is called")
     first.signal(signal.SIGSTOP)
-    second = site.start(f"{name}-{number}", "gangline.cli", "worker", POOL, "--id", name, "--node", name)
-    await site.until(lambda: calls.answered[second.child.pid], "the second is called")
+    second = site.start(f"{name}-{number}", "gangline.cli", "worker", site.target, "--id", name, "--node", name)
+    await site.until(lambda: calls.answered[second.pid], "the second is called")
     first.signal(signal.SIGCONT)
     woke = time.monotonic()
-    await asyncio.to_thread(first.child.wait)
-    before = calls.answered[second.child.pid]
-    await site.until(lambda: calls.answered[second.child.pid] >= before + CALLS, "the second is called as before")
+    assert await first.ended() is not None, "the first one leaves"
+    before = calls.answered[second.pid]
+    await site.until(lambda: calls.answered[second.pid] >= before + CALLS, "the second is called as before")
     site.workers[name] = second
     return time.monotonic() - woke

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.chaos.__main__ import _seeds
-from bench.chaos.records import History, Request
 from bench.chaos.report import Played, Seed, summary
+from gangline.testing.kit.records import SentRequest, SystemHistory
 
 
 def played(kind: str, recovery_s: float | None) -> Played:
@@ -14,8 +14,8 @@ def played(kind: str, recovery_s: float | None) -> Played:
 
 
 def seed(number: int, *faults: Played, broken: tuple[str, ...] = ()) -> Seed:
-    told = Request(id="c1", kind="call", pid=1, asked=1.0, due=2.0, ok=True, answers=1)
-    return Seed.of(number, 3.0, faults, History(requests=[told]), {"L1 capacity": broken, "L6 ledger": ()})
+    told = SentRequest(id="c1", kind="call", pid=1, asked=1.0, due=2.0, ok=True, answers=1)
+    return Seed.of(number, 3.0, faults, SystemHistory(requests=[told]), {"L1 capacity": broken, "L6 ledger": ()})
 
 
 def test_many_seeds_are_summed_up_by_kind_of_fault() -> None:

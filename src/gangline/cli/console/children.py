@@ -1,20 +1,49 @@
-"""Child processes that run the `gangline` command itself in the same interpreter."""
+"""Child processes that run the same interpreter."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Final
+from typing import IO, Any, Final, Protocol
 
 TIED: Final = "GANGLINE_TIED"
 """Set for a child that must exit when its parent is gone: its stdin, whose other end the parent holds, is then
 closed."""
 LAST_S: Final = 10.0
 """How long an orphan may take to shut down."""
+
+
+class StartedChild(Protocol):
+    """The part of `subprocess.Popen` that is used."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def poll(self) -> int | None: ...
+
+
+class Launcher(Protocol):
+    """Starts `python WHAT` in a session of its own."""
+
+    def __call__(
+        self, what: Sequence[str], *, environment: Mapping[str, str], stdin: int, stdout: IO[Any], stderr: IO[Any]
+    ) -> StartedChild: ...
+
+
+def launch(
+    what: Sequence[str], *, environment: Mapping[str, str], stdin: int, stdout: IO[Any], stderr: IO[Any]
+) -> StartedChild:
+    """Starts processes as users do."""
+    return subprocess.Popen(
+        [sys.executable, *what], env=environment, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+    )
 
 
 async def spawn(

@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from bench.chaos.judge import DRAIN_GRACE_S, LAWS, SLACK_S, judge
-from bench.chaos.records import NEVER, History, Holding, Life, Member, Request, Run, Shown, Trouble
+from gangline.testing.kit.judge import DRAIN_GRACE_S, LAWS, SLACK_S, judge
+from gangline.testing.kit.records import (
+    NEVER,
+    HeldGrant,
+    Life,
+    Member,
+    Run,
+    SentRequest,
+    ShownToken,
+    SystemHistory,
+    Trouble,
+)
 
 W1, W1_SECOND, W2, CLIENT = 11, 12, 21, 31
 DRAINED, KILLED = 32, 42
@@ -20,19 +30,19 @@ def run(id: str, began: float, ended: float, **facts: Any) -> Run:
     return Run(**{"id": id, "pid": W1, "worker": "w1", "began": began, "ended": ended, "done": True, **facts})
 
 
-def request(id: str, **facts: Any) -> Request:
+def request(id: str, **facts: Any) -> SentRequest:
     """A call that was answered well, unless said otherwise."""
     told = {"asked": 10.0, "due": 18.0, "told": 11.0, "answers": 1, "ok": True, "may_have_started": True}
-    return Request(
+    return SentRequest(
         **{"id": id, "kind": "once", "pid": CLIENT, "once": True, "expected": id, "value": id, **told, **facts}
     )
 
 
-def failed(id: str, code: str, **facts: Any) -> Request:
+def failed(id: str, code: str, **facts: Any) -> SentRequest:
     return request(id, ok=False, value=None, code=code, **facts)
 
 
-def job_requests(id: str, **facts: Any) -> list[Request]:
+def job_requests(id: str, **facts: Any) -> list[SentRequest]:
     """Its submission, and the wait for its result."""
     submitted = request(id, kind="submit", once=False, value=None, job=f"job-{id}", **facts)
     return [submitted, request(f"{id}/result", kind="job", once=False, expected=id, value=id, due=99.0, told=15.0)]
@@ -42,15 +52,15 @@ def attempt(id: str, number: int, began: float, ended: float, **facts: Any) -> R
     return run(id, began, ended, **{"job": f"job-{id}", "attempt": number, "fence": 100 + number, **facts})
 
 
-def lease(name: str, told: float, left: float, **facts: Any) -> Holding:
+def lease(name: str, told: float, left: float, **facts: Any) -> HeldGrant:
     """A lease of the client's."""
     terms = {"slots": 2, "ttl_s": TTL_S, "asked": told - 0.1}
-    return Holding(**{"name": name, "pid": CLIENT, "told": told, "left": left, **terms, **facts})
+    return HeldGrant(**{"name": name, "pid": CLIENT, "told": told, "left": left, **terms, **facts})
 
 
-def shown(token: str, seen: float, gone: float, **facts: Any) -> Shown:
+def shown(token: str, seen: float, gone: float, **facts: Any) -> ShownToken:
     """In the ledger, as a lease of w2."""
-    return Shown(**{"token": token, "worker": "w2", "epoch": 7, "seen": seen, "gone": gone, "due": gone, **facts})
+    return ShownToken(**{"token": token, "worker": "w2", "epoch": 7, "seen": seen, "gone": gone, "due": gone, **facts})
 
 
 def on_lease(id: str, token: str, began: float, **facts: Any) -> Run:
@@ -58,12 +68,12 @@ def on_lease(id: str, token: str, began: float, **facts: Any) -> Run:
     return run(id, began, began + 0.1, **{"pid": W2, "worker": "w2", "epoch": 7, "token": token, **facts})
 
 
-def clean() -> History:
+def clean() -> SystemHistory:
     """A little of everything, with faults, and nothing wrong with it."""
     gang = {"kind": "gang", "expected": 2}
     stream = {"kind": "stream", "expected": ["s1/0", "s1/1", "s1/2"]}
     drained = {"pid": DRAINED, "worker": "w3"}
-    return History(
+    return SystemHistory(
         runs=[
             *(run(f"c{n}", 10.0 + n / 10, 11.0) for n in range(4)),
             attempt("j1", 1, 12.0, 13.0, done=False),
@@ -120,7 +130,7 @@ def clean() -> History:
     )
 
 
-def ordered(number: int) -> list[Request]:
+def ordered(number: int) -> list[SentRequest]:
     """The submission of one of a line, and the wait for its result."""
     asked = 69.0 + number / 2
     told = {"kind": "submit", "once": False, "value": None, "job": f"job-o{number}", "line": "line"}
@@ -132,7 +142,7 @@ def ordered(number: int) -> list[Request]:
     ]
 
 
-def of(history: History, id: str, **facts: Any) -> Run:
+def of(history: SystemHistory, id: str, **facts: Any) -> Run:
     """The first run of that id, and of such a rank."""
     return next(
         each for each in history.runs
@@ -140,17 +150,17 @@ def of(history: History, id: str, **facts: Any) -> Run:
     )  # fmt: skip
 
 
-def at(history: History, id: str, began: float) -> None:
+def at(history: SystemHistory, id: str, began: float) -> None:
     """Let it begin then."""
     moved = of(history, id)
     moved.began, moved.ended = began, began + 0.05
 
 
-def request_of(history: History, id: str) -> Request:
+def request_of(history: SystemHistory, id: str) -> SentRequest:
     return next(each for each in history.requests if each.id == id)
 
 
-def broken(history: History) -> set[str]:
+def broken(history: SystemHistory) -> set[str]:
     return {law for law, found in judge(history).items() if found}
 
 
@@ -161,12 +171,12 @@ def test_clean_records_break_no_law() -> None:
 # -- what is planted ------------------------------------------------------------------------------------------------
 
 
-def fifth_slot(history: History) -> None:
+def fifth_slot(history: SystemHistory) -> None:
     history.runs.append(run("c9", 10.9, 12.0))
     history.requests[-1] = request("c9")
 
 
-def second_process_of_the_same_worker(history: History) -> None:
+def second_process_of_the_same_worker(history: SystemHistory) -> None:
     """The one that woke starts new tasks beside its successor's."""
     history.troubles.append(Trouble(pid=W1, how="frozen", since=20.0, until=30.0))
     for n in range(4):
@@ -176,153 +186,153 @@ def second_process_of_the_same_worker(history: History) -> None:
     history.requests.append(request("new", asked=30.5, due=38.5, told=31.5))
 
 
-def started_twice(history: History) -> None:
+def started_twice(history: SystemHistory) -> None:
     history.runs.append(run("c1", 11.5, 11.8, pid=W2, worker="w2"))
 
 
-def rank_started_twice(history: History) -> None:
+def rank_started_twice(history: SystemHistory) -> None:
     history.runs.append(run("g1", 13.1, 13.2, gang="G", generation=1, rank=1, done=False))
 
 
-def told_that_nothing_started(history: History) -> None:
+def told_that_nothing_started(history: SystemHistory) -> None:
     history.runs.append(run("c9", 11.5, 11.8))
 
 
-def submission_refused_that_ran(history: History) -> None:
+def submission_refused_that_ran(history: SystemHistory) -> None:
     history.requests.append(failed("j2", "refused", kind="submit", once=False, may_have_started=False))
     history.runs.append(attempt("j2", 1, 16.0, 16.1))
 
 
-def wrong_answer(history: History) -> None:
+def wrong_answer(history: SystemHistory) -> None:
     history.requests[0].value = "c1"
 
 
-def answer_of_what_never_ended(history: History) -> None:
+def answer_of_what_never_ended(history: SystemHistory) -> None:
     history.runs[0].done = False
 
 
-def answer_of_part_of_a_gang(history: History) -> None:
+def answer_of_part_of_a_gang(history: SystemHistory) -> None:
     of(history, "g1", rank=1).done = False
 
 
-def error_of_another_kind(history: History) -> None:
+def error_of_another_kind(history: SystemHistory) -> None:
     history.requests[-1] = failed("c9", "not_ours", text="KeyError: 1")
 
 
-def no_answer(history: History) -> None:
+def no_answer(history: SystemHistory) -> None:
     history.requests.append(request("c8", answers=0, told=NEVER, ok=False))
 
 
-def two_answers(history: History) -> None:
+def two_answers(history: SystemHistory) -> None:
     history.requests[0].answers = 2
 
 
-def late_answer(history: History) -> None:
+def late_answer(history: SystemHistory) -> None:
     history.requests[0].told = history.requests[0].due + SLACK_S + 0.1
 
 
-def job_without_end(history: History) -> None:
+def job_without_end(history: SystemHistory) -> None:
     history.results["job-j1"] = ("not ended (deadline_exceeded)", "")
 
 
-def job_with_a_wrong_result(history: History) -> None:
+def job_with_a_wrong_result(history: SystemHistory) -> None:
     history.results["job-j1"] = ("done", "j2")
 
 
-def dead_job(history: History) -> None:
+def dead_job(history: SystemHistory) -> None:
     history.results["job-j1"] = ("job_dead", "crashed")
 
 
-def unknown_job(history: History) -> None:
+def unknown_job(history: SystemHistory) -> None:
     history.results.clear()
 
 
-def fence_that_stays(history: History) -> None:
+def fence_that_stays(history: SystemHistory) -> None:
     history.runs[5].fence = history.runs[4].fence
 
 
-def job_started_while_it_runs(history: History) -> None:
+def job_started_while_it_runs(history: SystemHistory) -> None:
     history.runs[4].ended = 13.6
 
 
-def job_started_again_after_it_ended_well(history: History) -> None:
+def job_started_again_after_it_ended_well(history: SystemHistory) -> None:
     history.runs[4].done = True
 
 
-def job_started_after_its_result(history: History) -> None:
+def job_started_after_its_result(history: SystemHistory) -> None:
     history.runs.append(attempt("j1", 3, 16.0, 16.1))
 
 
-def two_jobs_of_one_submission(history: History) -> None:
+def two_jobs_of_one_submission(history: SystemHistory) -> None:
     history.runs[5].job = "job-other"
 
 
-def job_before_its_time(history: History) -> None:
+def job_before_its_time(history: SystemHistory) -> None:
     history.requests[4].not_before = 12.5
 
 
-def third_task_of_a_key(history: History) -> None:
+def third_task_of_a_key(history: SystemHistory) -> None:
     for n in range(2):
         history.requests += job_requests(f"k{n}")
         history.runs.append(attempt(f"k{n}", 1, 13.6, 13.9, key="k"))
         history.results[f"job-k{n}"] = ("done", f"k{n}")
 
 
-def ledger_with_half_a_gang(history: History) -> None:
+def ledger_with_half_a_gang(history: SystemHistory) -> None:
     history.ledger.append("L7 at revision 7: G is formed with [] instead of [...]")
 
 
-def generations_that_overlap(history: History) -> None:
+def generations_that_overlap(history: SystemHistory) -> None:
     history.members[0].ended = 14.6
 
 
-def ranks_of_two_generations(history: History) -> None:
+def ranks_of_two_generations(history: SystemHistory) -> None:
     of(history, "g1", rank=1).generation = 2
 
 
-def lease_that_stays(history: History) -> None:
+def lease_that_stays(history: SystemHistory) -> None:
     history.leaks.append("w1 holds a lease")
 
 
-def task_that_never_ends(history: History) -> None:
+def task_that_never_ends(history: SystemHistory) -> None:
     of(history, "g1", rank=1).ended = NEVER
 
 
 # -- L5
 
 
-def token_used_in_two_processes(history: History) -> None:
+def token_used_in_two_processes(history: SystemHistory) -> None:
     of(history, "l2").pid, of(history, "l2").worker = W1, "w1"
 
 
-def token_of_an_older_epoch(history: History) -> None:
+def token_of_an_older_epoch(history: SystemHistory) -> None:
     of(history, "l2").epoch = 8
 
 
-def start_on_a_lease_that_was_given_back(history: History) -> None:
+def start_on_a_lease_that_was_given_back(history: SystemHistory) -> None:
     at(history, "l2", 39.0 + SLACK_S + 0.1)
 
 
-def start_on_the_lease_of_a_dead_holder(history: History) -> None:
+def start_on_the_lease_of_a_dead_holder(history: SystemHistory) -> None:
     history.lives[-1].killed, history.lives[-1].ended = True, 90.0
     history.holdings.append(lease("W", 80.0, NEVER))
     history.shown.append(shown("W", 80.1, 95.1))
     history.runs.append(on_lease("w1", "W", 90.0 + TTL_S + SLACK_S + 0.1))
 
 
-def start_on_the_gang_of_a_dead_owner(history: History) -> None:
+def start_on_the_gang_of_a_dead_owner(history: SystemHistory) -> None:
     history.lives[-1].killed, history.lives[-1].ended = True, 90.0
     history.holdings.append(lease("H", 80.0, NEVER, slots=None))
     history.runs.append(run("w1", 99.0, 99.1, gang="H", generation=1, rank=0))
 
 
-def start_on_a_lease_whose_holder_stood_still(history: History) -> None:
+def start_on_a_lease_whose_holder_stood_still(history: SystemHistory) -> None:
     history.troubles.append(Trouble(pid=CLIENT, how="frozen", since=90.0, until=99.0))
     history.holdings.append(lease("W", 89.0, 100.0))
     history.runs.append(on_lease("w1", "W", 99.1))
 
 
-def start_after_the_deadline(history: History) -> None:
+def start_after_the_deadline(history: SystemHistory) -> None:
     of(history, "l1").began = 32.0
     request_of(history, "l1").due = 32.0 - SLACK_S - 0.1
     request_of(history, "l1").told = 30.0
@@ -331,124 +341,124 @@ def start_after_the_deadline(history: History) -> None:
 # -- L6
 
 
-def lease_that_is_never_shown(history: History) -> None:
+def lease_that_is_never_shown(history: SystemHistory) -> None:
     del history.shown[0]
 
 
-def sync_lease_that_is_never_shown(history: History) -> None:
+def sync_lease_that_is_never_shown(history: SystemHistory) -> None:
     del history.shown[1]
 
 
-def lease_that_is_shown_late(history: History) -> None:
+def lease_that_is_shown_late(history: SystemHistory) -> None:
     history.shown[0].seen = 31.0 + SLACK_S + 0.1
 
 
-def lease_that_is_shown_for_too_long(history: History) -> None:
+def lease_that_is_shown_for_too_long(history: SystemHistory) -> None:
     history.shown[0].gone = 39.0 + SLACK_S + 0.1
 
 
-def token_that_outlives_its_worker(history: History) -> None:
+def token_that_outlives_its_worker(history: SystemHistory) -> None:
     history.shown[2].gone = 86.0 + 2.0 + SLACK_S + 0.1
 
 
-def token_that_is_never_gone(history: History) -> None:
+def token_that_is_never_gone(history: SystemHistory) -> None:
     history.shown[2].gone = NEVER
 
 
 # -- L9
 
 
-def two_that_lead(history: History) -> None:
+def two_that_lead(history: SystemHistory) -> None:
     history.deposed.append("L9 at revision 8: ...")
 
 
-def two_fences_of_one_generation(history: History) -> None:
+def two_fences_of_one_generation(history: SystemHistory) -> None:
     history.members[1].fence = 51
 
 
-def rank_in_two_places(history: History) -> None:
+def rank_in_two_places(history: SystemHistory) -> None:
     history.members.append(Member(gang="G", generation=2, rank=0, pid=W2, fence=60, began=14.6, ended=14.9))
 
 
-def fence_of_a_gang_that_stays(history: History) -> None:
+def fence_of_a_gang_that_stays(history: SystemHistory) -> None:
     history.members[2].fence = 50
 
 
-def fence_of_a_gang_that_shrinks(history: History) -> None:
+def fence_of_a_gang_that_shrinks(history: SystemHistory) -> None:
     history.members[2].fence = 49
 
 
 # -- L11
 
 
-def start_in_a_drain(history: History) -> None:
+def start_in_a_drain(history: SystemHistory) -> None:
     history.lives[3].drains = 59.4
 
 
-def lease_granted_in_a_drain(history: History) -> None:
+def lease_granted_in_a_drain(history: SystemHistory) -> None:
     history.holdings[2].asked = 61.6
     of(history, "d2").began = 61.8
 
 
-def stopped_before_the_grace_time(history: History) -> None:
+def stopped_before_the_grace_time(history: SystemHistory) -> None:
     of(history, "d2").ended = 70.0
 
 
-def left_while_a_task_ran(history: History) -> None:
+def left_while_a_task_ran(history: SystemHistory) -> None:
     of(history, "d1").ended = 71.6
 
 
-def does_not_leave(history: History) -> None:
+def does_not_leave(history: SystemHistory) -> None:
     history.lives[3].overdue = True
 
 
 # -- streams
 
 
-def item_that_is_left_out(history: History) -> None:
+def item_that_is_left_out(history: SystemHistory) -> None:
     request_of(history, "s1").value = ["s1/0", "s1/2"]
 
 
-def item_that_comes_twice(history: History) -> None:
+def item_that_comes_twice(history: SystemHistory) -> None:
     request_of(history, "s1").value = ["s1/0", "s1/1", "s1/1", "s1/2"]
 
 
-def items_that_change_places(history: History) -> None:
+def items_that_change_places(history: SystemHistory) -> None:
     request_of(history, "s1").value = ["s1/1", "s1/0", "s1/2"]
 
 
-def stream_that_ends_early_and_well(history: History) -> None:
+def stream_that_ends_early_and_well(history: SystemHistory) -> None:
     request_of(history, "s1").value = ["s1/0", "s1/1"]
 
 
-def items_of_another_stream(history: History) -> None:
+def items_of_another_stream(history: SystemHistory) -> None:
     request_of(history, "s2").value = ["s1/0"]
 
 
-def item_left_out_before_an_error(history: History) -> None:
+def item_left_out_before_an_error(history: SystemHistory) -> None:
     request_of(history, "s2").value = ["s2/1"]
 
 
 # -- order
 
 
-def next_of_a_line_begins_while_the_one_before_runs(history: History) -> None:
+def next_of_a_line_begins_while_the_one_before_runs(history: SystemHistory) -> None:
     at(history, "o2", 70.55)
 
 
-def next_of_a_line_comes_between_two_tries(history: History) -> None:
+def next_of_a_line_comes_between_two_tries(history: SystemHistory) -> None:
     at(history, "o2", 70.3)
 
 
-def line_in_the_wrong_order(history: History) -> None:
+def line_in_the_wrong_order(history: SystemHistory) -> None:
     at(history, "o2", 69.95)
 
 
-def kind_that_never_succeeds_again(history: History) -> None:
+def kind_that_never_succeeds_again(history: SystemHistory) -> None:
     history.unrecovered.append("gang of p1")
 
 
-PLANTED: list[tuple[Callable[[History], None], set[str]]] = [
+PLANTED: list[tuple[Callable[[SystemHistory], None], set[str]]] = [
     (fifth_slot, {"L1 capacity"}),
     (second_process_of_the_same_worker, {"L1 capacity"}),
     (started_twice, {"L3 at most once"}),
@@ -515,7 +525,7 @@ PLANTED: list[tuple[Callable[[History], None], set[str]]] = [
 
 
 @pytest.mark.parametrize(("plant", "laws"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_what_is_planted_is_found(plant: Callable[[History], None], laws: set[str]) -> None:
+def test_what_is_planted_is_found(plant: Callable[[SystemHistory], None], laws: set[str]) -> None:
     history = clean()
     plant(history)
     assert broken(history) == laws
@@ -602,7 +612,7 @@ def test_members_of_a_lost_worker_are_not_waited_for() -> None:
 @pytest.mark.parametrize(
     "plant", [lease_that_is_never_shown, lease_that_is_shown_for_too_long, token_that_is_never_gone]
 )
-def test_nobody_knows_what_the_ledger_showed_while_storage_was_away(plant: Callable[[History], None]) -> None:
+def test_nobody_knows_what_the_ledger_showed_while_storage_was_away(plant: Callable[[SystemHistory], None]) -> None:
     history = clean()
     plant(history)
     history.blind += [(30.0, 31.5), (84.0, 85.0)]

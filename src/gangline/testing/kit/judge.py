@@ -18,15 +18,13 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Final, TypeVar
 
-from bench.chaos.records import NEVER, History, Holding, Life, Request, Run, Shown, Trouble
+from .records import NEVER, HeldGrant, Life, Run, SentRequest, ShownToken, SystemHistory, Trouble
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 SLACK_S: Final = 3.0
 """How late an answer may be on a busy machine."""
-SLOTS: Final = 4
-PER_KEY: Final = 2
 DRAIN_GRACE_S: Final = 10.0
 """How long a task may keep running on a draining worker."""
 _TURN_S: Final = 0.5
@@ -43,7 +41,7 @@ pause."""
 class Judge:
     """One history, with indexes for frequent lookups."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: SystemHistory) -> None:
         self.history = history
         self.lives: dict[int, Life] = {life.pid: life for life in history.lives}
         self.runs_of: dict[str, list[Run]] = defaultdict(list)
@@ -76,14 +74,14 @@ class Judge:
         """L1: no more tasks run at once than there are slots, in a process and over all processes of a worker's id."""
         for pid, runs in _by(self.runs, lambda run: run.pid).items():
             for run, slots in self._at_each_start(runs, lambda _, __: True):
-                if slots > SLOTS:
+                if slots > self.history.slots:
                     yield f"{slots} slots of {run.worker} (process {pid}) were in use when {run.id} began"
                     break
         for worker, runs in _by(self.runs, lambda run: run.worker).items():
             if len({run.pid for run in runs}) < 2:
                 continue
             for run, slots in self._at_each_start(runs, self._counts_beside):
-                if slots > SLOTS:
+                if slots > self.history.slots:
                     yield f"{slots} slots of {worker} (all its processes) were in use when {run.id} began"
 
     def _counts_beside(self, run: Run, began: Run) -> bool:
@@ -144,7 +142,7 @@ class Judge:
             elif not done:
                 yield f"{request.kind} {request.id} was answered, and never ran to its end"
 
-    def _right_of_gang(self, request: Request, done: Sequence[Run]) -> Iterable[str]:
+    def _right_of_gang(self, request: SentRequest, done: Sequence[Run]) -> Iterable[str]:
         generations = {run.generation for run in done}
         wanted = [f"{request.id}/{rank}/{max(generations, default=0)}" for rank in range(request.expected)]
         if request.value != wanted or len(generations) != 1 or len(done) != request.expected:
@@ -164,7 +162,7 @@ class Judge:
             else:
                 yield f"{request.kind} {request.id} was answered {late_s:.1f} s too late: {request.code or 'ok'}"
 
-    def _client_gone(self, request: Request) -> bool:
+    def _client_gone(self, request: SentRequest) -> bool:
         life = self.lives.get(request.pid)
         return life is not None and life.killed and life.ended < min(request.told, request.due + SLACK_S)
 
@@ -193,7 +191,7 @@ class Judge:
             if late_s > SLACK_S:
                 yield f"{request.kind} {run.id} began {_where(run)}, {late_s:.1f} s after its deadline"
 
-    def _ends(self, holding: Holding) -> Iterable[tuple[str, float]]:
+    def _ends(self, holding: HeldGrant) -> Iterable[tuple[str, float]]:
         """Why a lease was over, and when at the latest."""
         yield "was given back", holding.left
         if holding.ttl_s is None:
@@ -240,7 +238,7 @@ class Judge:
             if entry.gone > limit and self._clear((), entry.seen, limit):
                 yield f"token {entry.token} of {entry.worker} outlived its worker's end by {_seconds(entry, life)}"
 
-    def _life_that_held(self, entry: Shown) -> Life | None:
+    def _life_that_held(self, entry: ShownToken) -> Life | None:
         """The end of the process that was the worker when its token was first shown."""
         lives = [life for life in self.history.lives if life.worker == entry.worker and life.began < entry.seen]
         ended_before = [life for life in lives if life.ended < entry.seen - SLACK_S]
@@ -367,21 +365,22 @@ class Judge:
 
     def keys(self) -> Iterable[str]:
         """At most as many tasks of a key run at once as its limit allows; those of a lost process do not count."""
+        limit = self.history.per_key
         for key, runs in _by((run for run in self.runs if run.job and run.key), lambda run: run.key).items():
 
             def counts(run: Run, began: Run) -> bool:
                 return not self.lost(run.pid, run.began, began.began)
 
             for run, running in self._at_each_start(runs, counts):
-                if running > PER_KEY:
-                    yield f"{running} tasks of {key} ran at once when {run.id} began, its limit is {PER_KEY}"
+                if running > limit:
+                    yield f"{running} tasks of {key} ran at once when {run.id} began, its limit is {limit}"
 
     def order(self) -> Iterable[str]:
         """With an ordered key, a job acknowledged before the next one was submitted has ended before that one
         starts. Jobs of a lost process may be repeated at any time."""
         lines = _by((r for r in self.history.requests if r.line and r.ok), lambda request: request.line)
         for line, requests in lines.items():
-            began: list[tuple[Request, list[Run]]] = [
+            began: list[tuple[SentRequest, list[Run]]] = [
                 (request, self.runs_of[request.id]) for request in sorted(requests, key=lambda each: each.asked)
             ]
             for (before, first), (after, second) in pairwise(began):
@@ -430,6 +429,17 @@ class Judge:
         yield from self.history.unrecovered
 
 
+def most_at_once(runs: Iterable[Run]) -> dict[str, int]:
+    """For each key, the maximum number of its tasks that ran at once."""
+    most: dict[str, int] = {}
+    living: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.key is not None:
+            living[run.key] = [*(other for other in living[run.key] if other.ended > run.began), run]
+            most[run.key] = max(most.get(run.key, 0), len(living[run.key]))
+    return most
+
+
 LAWS: Final[dict[str, Callable[[Judge], Iterable[str]]]] = {
     "L1 capacity": Judge.capacity,
     "L3 at most once": Judge.single_use,
@@ -450,7 +460,7 @@ LAWS: Final[dict[str, Callable[[Judge], Iterable[str]]]] = {
 }
 
 
-def judge(history: History) -> dict[str, list[str]]:
+def judge(history: SystemHistory) -> dict[str, list[str]]:
     """Breaches by law; every law is a key."""
     it = Judge(history)
     return {law: list(check(it)) for law, check in LAWS.items()}
@@ -475,7 +485,7 @@ def _in_ledger(late_s: float) -> str:
     return "the ledger never showed it" if late_s == NEVER else f"the ledger showed it {late_s:.1f} s later"
 
 
-def _seconds(entry: Shown, life: Life) -> str:
+def _seconds(entry: ShownToken, life: Life) -> str:
     return "ever" if entry.gone == NEVER else f"{entry.gone - life.ended:.1f} s, {entry.due - life.ended:.1f} were left"
 
 

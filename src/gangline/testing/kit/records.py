@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-FOLDER: Final = "GANGLINE_CHAOS_FOLDER"
-"""Environment variable with the folder of the files."""
 NEVER: Final = float("inf")
 
 
@@ -78,7 +76,7 @@ class Member:
 
 
 @dataclass(slots=True, kw_only=True)
-class Request:
+class SentRequest:
     """A client's request and its answer."""
 
     id: str
@@ -105,7 +103,7 @@ class Request:
 
 
 @dataclass(slots=True, kw_only=True)
-class Holding:
+class HeldGrant:
     """A lease, selection or gang held by a client, as the client recorded it."""
 
     name: str
@@ -127,7 +125,7 @@ class Holding:
 
 
 @dataclass(slots=True, kw_only=True)
-class Shown:
+class ShownToken:
     """A token in the ledger, as a reader of all revisions saw it."""
 
     token: str
@@ -169,18 +167,23 @@ class Trouble:
 
 
 @dataclass(slots=True, kw_only=True)
-class History:
+class SystemHistory:
     """Everything recorded about one run."""
+
+    slots: int = 4
+    """Of each worker."""
+    per_key: int = 2
+    """How many tasks of a key may run at once."""
 
     runs: list[Run] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
+    requests: list[SentRequest] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     results: dict[str, tuple[str, Any]] = field(default_factory=dict)
     """The outcome of each acknowledged job, read at the end: its state, and its result or error."""
-    holdings: list[Holding] = field(default_factory=list)
-    shown: list[Shown] = field(default_factory=list)
+    holdings: list[HeldGrant] = field(default_factory=list)
+    shown: list[ShownToken] = field(default_factory=list)
     blind: list[tuple[float, float]] = field(default_factory=list)
     """Intervals in which storage, or the ledger's reader, may have been unavailable, so the state of the ledger is
     unknown."""
@@ -196,7 +199,7 @@ class History:
     """Kinds of requests that did not succeed again after a fault."""
 
 
-def save(history: History, path: Path) -> None:
+def save(history: SystemHistory, path: Path) -> None:
     """What the harness recorded, for people who investigate a verdict: one line per process, fault and result."""
     with path.open("w") as file:
         for what, items in (
@@ -223,9 +226,9 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def read(folder: Path) -> History:
+def read(folder: Path) -> SystemHistory:
     """The records of tasks and clients; the harness adds its own."""
-    history = History()
+    history = SystemHistory()
     for path in sorted(folder.glob("task-*.jsonl")):
         _read_tasks(history, lines_of(path))
     for path in sorted(folder.glob("client-*.jsonl")):
@@ -241,7 +244,7 @@ def read(folder: Path) -> History:
 _RUN: Final = ("worker", "slots", "epoch", "token", "job", "attempt", "fence", "key", "gang", "generation", "rank")
 
 
-def _read_tasks(history: History, lines: Iterator[dict[str, Any]]) -> None:
+def _read_tasks(history: SystemHistory, lines: Iterator[dict[str, Any]]) -> None:
     runs: dict[int, Run] = {}
     members: dict[tuple[str, int, int], Member] = {}
     for line in lines:
@@ -257,16 +260,10 @@ def _read_tasks(history: History, lines: Iterator[dict[str, Any]]) -> None:
                 runs[line["n"]].cancelled = line.get("cancelled", False)
             case "member-start":
                 place = (line["gang"], line["generation"], line["rank"])
-                member = Member(
-                    gang=place[0],
-                    generation=place[1],
-                    rank=place[2],
-                    pid=line["pid"],
-                    fence=line.get("fence", 0),
-                    began=line["at"],
-                )
-                members[place] = member
-                history.members.append(member)
+                gang, generation, rank = place
+                who = {"gang": gang, "generation": generation, "rank": rank, "pid": line["pid"]}
+                members[place] = Member(**who, fence=line.get("fence", 0), began=line["at"])
+                history.members.append(members[place])
             case "member-stop":
                 place = (line["gang"], line["generation"], line["rank"])
                 if place in members:
@@ -280,12 +277,12 @@ def _read_tasks(history: History, lines: Iterator[dict[str, Any]]) -> None:
 _HELD: Final = ("slots", "ttl_s", "sync")
 
 
-def _holdings_of(lines: Iterator[dict[str, Any]]) -> list[Holding]:
-    found: dict[str, Holding] = {}
+def _holdings_of(lines: Iterator[dict[str, Any]]) -> list[HeldGrant]:
+    found: dict[str, HeldGrant] = {}
     for line in lines:
         if line["e"] == "held":
             facts = {name: line[name] for name in _HELD if name in line}
-            found[line["name"]] = Holding(
+            found[line["name"]] = HeldGrant(
                 name=line["name"], pid=line["pid"], asked=line["asked"], told=line["at"], **facts
             )
         elif line["e"] == "left":
@@ -306,9 +303,9 @@ def _held(statistics: Mapping[str, Any]) -> Iterator[str]:
                     yield f"{what} {counts[what]} in {name}"
 
 
-def requests_of(lines: Iterator[dict[str, Any]]) -> dict[str, Request]:
+def requests_of(lines: Iterator[dict[str, Any]]) -> dict[str, SentRequest]:
     """The requests in one client's file, by id."""
-    found: dict[str, Request] = {}
+    found: dict[str, SentRequest] = {}
     for line in lines:
         add(found, line)
     return found
@@ -317,11 +314,11 @@ def requests_of(lines: Iterator[dict[str, Any]]) -> dict[str, Request]:
 _TOLD: Final = ("ok", "code", "may_have_started", "text", "value", "job")
 
 
-def add(requests: dict[str, Request], line: Mapping[str, Any]) -> Request | None:
+def add(requests: dict[str, SentRequest], line: Mapping[str, Any]) -> SentRequest | None:
     """Process one line of a client; returns the request it is about, if any."""
     if line["e"] == "ask":
         given = {name: line[name] for name in ("once", "expected", "not_before", "line") if name in line}
-        requests[line["id"]] = made = Request(
+        requests[line["id"]] = made = SentRequest(
             id=line["id"], kind=line["kind"], pid=line["pid"], asked=line["at"], due=line["due"], **given
         )
         return made
@@ -342,9 +339,9 @@ class Follower:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, SentRequest] = {}
 
-    def news(self) -> Sequence[Request]:
+    def news(self) -> Sequence[SentRequest]:
         """The requests answered since the last call."""
         found = []
         for path in self._folder.glob("client-*.jsonl"):

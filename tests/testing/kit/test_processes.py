@@ -8,16 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.faults.crew import Crew, Launch, new_interpreter
 from bench.faults.echo import SUBJECT
 from bench.faults.figures import Row
-from bench.faults.site import Site
 from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.cli.console.children import Launcher, launch
 from gangline.schemas.errors.base import GanglineError, NoWorkers
+from gangline.schemas.names import Names
+from gangline.testing.kit.processes import Crew, ProcessFailed
+from gangline.testing.kit.records import lines_of
+from gangline.testing.kit.testbed import Testbed
 
-from ..processes import ForkServer
+from ...processes import ForkServer
 
 
 @pytest.mark.server
@@ -26,8 +29,8 @@ from ..processes import ForkServer
 async def test_a_process_runs_until_it_is_killed(
     forked: bool, forks: ForkServer, nats_url: str, namespace: str, tmp_path: Path
 ) -> None:
-    launch: Launch = forks.start if forked else new_interpreter
-    crew = Crew(launch, tmp_path, {"NATS_URL": nats_url, "GANGLINE_NAMESPACE": namespace})
+    how: Launcher = forks.start if forked else launch
+    crew = Crew(tmp_path, {"NATS_URL": nats_url, "GANGLINE_NAMESPACE": namespace}, how)
     bus = await connect(ConnectionSettings.from_url(nats_url))
     try:
         process = crew.start("echo", "bench.faults.echo")
@@ -40,7 +43,7 @@ async def test_a_process_runs_until_it_is_killed(
 
         await crew.until(answers, "the echo answers")
         await crew.kill(process)
-        assert crew.running == {}
+        assert crew.running == {} and crew.killed == [process.pid] and process.exit_code == -9
         assert not await answers()
     finally:
         await crew.close()
@@ -49,7 +52,8 @@ async def test_a_process_runs_until_it_is_killed(
 
 async def test_rest_is_not_called_before_all_workers_have_answered(tmp_path: Path) -> None:
     """One that was started a moment ago does not serve yet, and a frozen one is still thawing."""
-    site = Site(new_interpreter, "", "ns", tmp_path, BucketSettings())
+    site = Testbed("", Names("ns"), tmp_path, BucketSettings())
+    site.pool = "train"
     site.workers = {"old": SimpleNamespace(), "new": SimpleNamespace()}  # type: ignore[dict-item]
     asked: list[str] = []
 
@@ -64,8 +68,24 @@ async def test_rest_is_not_called_before_all_workers_have_answered(tmp_path: Pat
     assert asked.count("train.new") == 3
 
 
+@pytest.mark.processes
+async def test_a_process_that_exits_ends_a_wait_for_it(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, {})
+    crew.start("early", "gangline.cli", "no-such-command")
+    with pytest.raises(ProcessFailed, match="early ended with exit code 2"):
+        await crew.until(lambda: False, "for ever", alive=["early"])
+    await crew.close()
+
+
+def test_a_journal_whose_last_line_was_cut_short_is_read_without_it(tmp_path: Path) -> None:
+    journal = tmp_path / "w.journal"
+    journal.write_text('{"event": "start"}\n{"event": "en')
+    assert list(lines_of(journal)) == [{"event": "start"}]
+
+
 async def test_what_never_rests_is_named(tmp_path: Path) -> None:
-    site = Site(new_interpreter, "", "ns", tmp_path, BucketSettings())
+    site = Testbed("", Names("ns"), tmp_path, BucketSettings())
+    site.pool = "train"
     site.workers = {"w1": SimpleNamespace()}  # type: ignore[dict-item]
 
     async def stats(_: str) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bench.chaos.records import NEVER, Follower, Notebook, read
+from gangline.testing.kit.records import NEVER, Follower, Notebook, read
 
 
 def test_what_was_noted_is_read_back(tmp_path: Path) -> None:

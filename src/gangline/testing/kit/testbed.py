@@ -1,0 +1,326 @@
+"""A nats-server, worker, coordinator and dispatcher processes, an observer, and a client, for one scenario."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...bus.embedded.server import EmbeddedServer
+from ...bus.embedded.temporary_folder import TemporaryFolder
+from ...bus.nats_bus import NatsBus
+from ...bus.nats_bus import connect as connect_bus
+from ...bus.port.bus import BucketSettings, KeyValue, Message, Storage
+from ...bus.settings.connection import ConnectionSettings
+from ...cli.console.children import Launcher
+from ...dispatcher.client.client import Client
+from ...dispatcher.jobs.storage import TaskStorage, TaskStreams
+from ...dispatcher.routing.settings import RouterSettings
+from ...schemas.errors.base import GanglineError
+from ...schemas.messages.gangs import GangEvent
+from ...schemas.names import Names
+from ...schemas.records.gangs import GangRecord, GangState
+from .ledger_audit import LedgerAudit, kept
+from .processes import PATIENCE_S, ChildProcess, Crew, holds_within
+from .recording import FOLDER
+from .records import Run, SystemHistory, read
+
+
+class Testbed(Crew):
+    """Created by `open_testbed`. Every process it started is stopped when that ends."""
+
+    __test__ = False  # no test, whatever pytest thinks of its name
+
+    def __init__(
+        self, url: str, names: Names, folder: Path, bucket: BucketSettings, launch: Launcher | None = None
+    ) -> None:
+        environment = {"NATS_URL": url, "GANGLINE_NAMESPACE": names.namespace, FOLDER: str(folder)}
+        if bucket.replicas > 1:
+            environment |= {"GANGLINE_STORAGE": bucket.storage.value, "GANGLINE_REPLICAS": str(bucket.replicas)}
+        super().__init__(folder, environment, launch)
+        self.target = ""
+        """MODULE:POOL of new workers."""
+        self.pool = ""
+        """The name of that pool."""
+        self.url = url
+        self.names = names
+        self.bucket = bucket
+        self.audit = LedgerAudit()
+        self.workers: dict[str, ChildProcess] = {}
+        """The running workers that serve."""
+        self.dispatchers: dict[str, ChildProcess] = {}
+        self.events: list[tuple[float, GangEvent]] = []
+        """Events with the time of their arrival."""
+        self.bus: NatsBus
+        self.ledger: KeyValue
+        self.client: Client
+        self.streams: TaskStreams
+        self._news = asyncio.Event()
+        self._numbers = itertools.count(1)
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def worker(self, *arguments: str, name: str = "", node: str = "", module: str = "gangline.cli") -> ChildProcess:
+        """Start a worker with a journal. It serves some time later: see `served`.
+
+        Args:
+            name: its id; a new one by default.
+            node: the machine that it reports; one of its own by default.
+        """
+        id = name or self.new_name("w")
+        given = ("--id", id, "--node", node or id, "--journal", str(self.folder / f"{id}.journal"), *arguments)
+        self.workers[id] = made = self.start(id, module, "worker", self.target, *given, role="worker", worker=id)
+        return made
+
+    def coordinator(self, name: str = "") -> ChildProcess:
+        return self._service("coordinator", name)
+
+    def dispatcher(self, name: str = "") -> ChildProcess:
+        made = self._service("dispatcher", name)
+        self.dispatchers[made.name] = made
+        return made
+
+    def _service(self, role: str, name: str) -> ChildProcess:
+        name = name or self.new_name(role)
+        return self.start(name, "gangline.cli", role, "--log-format", "json", role=role)
+
+    def new_name(self, role: str) -> str:
+        return f"{role}{next(self._numbers)}"
+
+    async def kill(self, process: ChildProcess) -> float:
+        self.workers.pop(process.name, None)
+        self.dispatchers.pop(process.name, None)
+        return await super().kill(process)
+
+    async def holder(self, endpoint: str) -> ChildProcess:
+        """The dispatcher that owns the queue; one takes it as soon as there are workers."""
+        found: list[ChildProcess] = []
+
+        async def look() -> bool:
+            with contextlib.suppress(GanglineError):
+                ids = [queue.dispatcher for queue in await self.client.queues() if queue.endpoint == endpoint]
+                for process in self.dispatchers.values():
+                    found.extend(process for id in ids if id and f'"{id}"' in process.log_text())
+            return bool(found)
+
+        await self.until(look, "a dispatcher has the queue")
+        return found[0]
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    async def served(self) -> None:
+        """Wait until all started workers are alive; one that exits ends the wait."""
+
+        async def serve() -> bool:
+            with contextlib.suppress(GanglineError):  # a cluster that has just started
+                return set(self.workers) <= {info.registration.worker for info in await self.client.workers(self.pool)}
+            return False
+
+        await self.until(serve, "all workers serve", pause_s=0.05, alive=list(self.workers))
+
+    async def led(self) -> float:
+        """Wait until a coordinator leads and answers; returns when that was."""
+
+        async def answers() -> bool:
+            with contextlib.suppress(GanglineError):
+                await self.bus.request(f"{self.names.namespace}.gang.list", b"", timeout_s=0.5)
+                return True
+            return False
+
+        await self.until(answers, "a coordinator leads", pause_s=0.01)
+        return time.monotonic()
+
+    async def event(
+        self, kind: str, gang: str = "", *, since: float = 0.0, but: Collection[str] = ()
+    ) -> tuple[float, GangEvent]:
+        """Wait for the first such event since then, of that gang or of any except `but`; returns it and when it
+        arrived."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                for at, event in self.events:
+                    if event.kind == kind and at >= since and gang in ("", event.gang) and event.gang not in but:
+                        return at, event
+                self._news.clear()
+                await self._news.wait()
+
+    async def at_rest(self, expected: int = 0) -> float:
+        """Wait until all workers together report this many slots in use; returns when that was.
+
+        Every worker must have answered, including those that do not serve yet.
+
+        Raises:
+            TimeoutError: names what is still in use.
+        """
+        ongoing: dict[str, int | str] = {}
+
+        async def ask(name: str) -> int | str:
+            try:
+                return (await self.client.stats(f"{self.pool}.{name}")).load.ongoing
+            except GanglineError as error:
+                return f"no answer: {error}"
+
+        async def rest() -> bool:
+            nonlocal ongoing
+            names = list(self.workers)
+            ongoing = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+            slots = [each for each in ongoing.values() if isinstance(each, int)]
+            return len(slots) == len(names) and sum(slots) == expected
+
+        try:
+            await self.until(rest, "rest")
+        except TimeoutError as error:
+            raise TimeoutError(f"L4: {expected} slots should be in use, not {ongoing}\n{error}") from None
+        return time.monotonic()
+
+    async def emptied(self) -> list[str]:
+        """What is left in the task stream when all tasks have ended; waits for the last acknowledgements."""
+        left = -1
+
+        async def empty() -> bool:
+            nonlocal left
+            with contextlib.suppress(GanglineError):  # a cluster that has just lost its leader
+                left = (await (await self.streams.tasks()).state()).messages
+            return left == 0
+
+        empties = await holds_within(PATIENCE_S, empty, pause_s=0.05)
+        return [] if empties else [f"{left} tasks are left in the stream, although all have ended"]
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def history(self, **facts: Any) -> SystemHistory:
+        """What tasks have recorded so far, with the lives of all processes."""
+        history = read(self.folder)
+        history.lives = self.lives
+        for life in self.lives:
+            life.drains = history.drains.get(life.pid, life.drains)
+        for name, value in facts.items():
+            setattr(history, name, value)
+        return history
+
+    def runs(self) -> list[Run]:
+        """Executions of tasks so far, ordered by their start."""
+        return read(self.folder).runs
+
+    def journals(self, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+        return {name: self.started[name].journal() for name in names}
+
+    async def judged(self) -> list[str]:
+        """The findings of the audit, once it has read the whole ledger and no gang is left there.
+
+        Raises:
+            TimeoutError: it did not reach the end.
+        """
+        await self.until(lambda: not self.audit.left(), "no member is left in the ledger")
+        last: int = (await self.stream_info(f"KV_{self.names.ledger_bucket}"))["state"]["last_seq"]
+        await self.until(lambda: self.audit.revision >= last, f"the audit reads revision {last}")
+        return [*self.audit.broken, *self.audit.deposed]
+
+    async def stream_info(self, stream: str) -> Mapping[str, Any]:
+        """From storage. Asks again while a cluster is electing a leader."""
+        found: dict[str, Any] = {}
+
+        async def look() -> bool:
+            with contextlib.suppress(GanglineError):
+                found.update(await self.bus.api.call(f"STREAM.INFO.{stream}", what="look at a stream"))
+            alone = found.get("cluster") is None
+            return bool(found) and (alone or bool(found["cluster"].get("leader")))
+
+        await self.until(look, f"{stream} has a leader")
+        return found
+
+    def _on_event(self, message: Message) -> None:
+        self.events.append((time.monotonic(), GangEvent.model_validate_json(message.data)))
+        self._news.set()
+
+
+B = TypeVar("B", bound=Testbed)
+
+
+@asynccontextmanager
+async def open_testbed(
+    kind: type[B],
+    *,
+    url: str = "",
+    namespace: str = "",
+    replicas: int = 1,
+    storage: Storage = Storage.MEMORY,
+    launch: Launcher | None = None,
+    owner: str = "owner",
+    grace_s: float = 0.0,
+) -> AsyncIterator[B]:
+    """A server with an observer and a client, and no other process yet.
+
+    Args:
+        url: servers to use; one is started by default.
+        namespace: a new one by default.
+        replicas: with more than one, servers may be lost, and the audit reads a bucket with history.
+        storage: of the ledger.
+        owner: name of the client.
+        grace_s: how long processes may take to exit at the end.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(TemporaryFolder("gangline-testbed-")).path
+        url = url or (await stack.enter_async_context(EmbeddedServer())).url
+        names = Names(namespace or f"kit-{os.getpid()}-{secrets.token_hex(3)}")
+        bucket = BucketSettings(replicas=replicas, storage=storage)
+        bed = kind(url, names, folder, bucket, launch)
+        settings = ConnectionSettings.from_url(url, reconnect_wait_s=0.05)
+        bed.bus = await connect_bus(settings, name="observer")
+        stack.push_async_callback(bed.bus.close)
+        tail = await kept(bed.bus, names.ledger_bucket, bucket) if replicas > 1 else None
+        bed.ledger = await bed.bus.bucket(names.ledger_bucket, bucket)
+        stack.push_async_callback(bed.audit.stop)
+        if tail is None:
+            await bed.audit.start(bed.ledger)
+        else:
+            bed.audit.start_tail(tail)
+        await bed.bus.subscribe(names.gang_events, bed._on_event)
+        tasks = TaskStorage(replicas=replicas)
+        bed.streams = TaskStreams(bed.bus, names, tasks)
+        bed.client = Client(
+            await connect_bus(settings, name=owner),
+            names=names,
+            settings=RouterSettings(node="", zone=""),
+            bucket=bucket,
+            tasks=tasks,
+            owns_bus=True,
+            name=owner,
+        )
+        await stack.enter_async_context(bed.client)
+        stack.push_async_callback(bed.close, grace_s)
+        yield bed
+
+
+async def still_held(client: Client, workers: Sequence[str]) -> list[str]:
+    """What is held although there are no requests (L2, L4, L12): each of these workers (`POOL.WORKER`) is asked, and
+    the ledger, heartbeats and queues are read.
+
+    Raises:
+        GanglineError: one of them could not be asked.
+    """
+    found: list[str] = []
+    for worker in workers:
+        stats = await client.stats(worker)
+        if stats.load.ongoing or stats.leases or stats.gangs:
+            found.append(f"{worker} holds {stats.load}, {stats.leases}, {stats.gangs}")
+        if stats.ledger.get("pending"):
+            found.append(f"{worker} has not written {stats.ledger}")
+    living = {info.name: info for info in await client.workers()}
+    found += [f"{worker} has no heartbeat" for worker in workers if worker not in living]
+    found += [f"{name}'s heartbeat shows {info.ongoing} slots" for name, info in living.items() if info.ongoing]
+    names, ledger = client.router.names, await client.router.ledger()
+    for keys in (names.leases_of(), names.members_of()):
+        found += [f"the ledger still has {entry.key}" for entry in await ledger.entries(keys)]
+    for entry in await ledger.entries(names.gang_key()):
+        record = GangRecord.model_validate_json(entry.value)
+        if record.state is not GangState.ENDED:
+            found.append(f"gang {record.id} is {record.state}")
+    queues = await client.queues()
+    return found + [f"the queue has {queue}" for queue in queues if queue.depth or queue.running or queue.waiting]

@@ -14,7 +14,6 @@ from typing import Any, Final
 from ...bus.port.bus import Bus, Message
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
 from ...bus.rpc.responder import CountingResponder, Listening, listen
-from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.tasks import NoDispatcher, UnknownJob
 from ...schemas.messages.jobs import CancelReply, DispatcherStats, JobInfo, JobRequest, JobWhyReply, QueueStats
@@ -22,7 +21,7 @@ from ...schemas.messages.operations import parse_request
 from ...schemas.names import DispatcherOperation, Names, QueueOperation
 from ...schemas.records.jobs import JobState
 from .queue.queue_runner import QueueRunner
-from .workers.failure_detector import DoubtMonitor
+from .workers.context import DispatcherContext
 
 SERVICE: Final = "gangline-dispatcher"
 """Name under which `nats service ls` shows durable dispatchers."""
@@ -32,30 +31,23 @@ class DispatcherNatsService:
     """Of one dispatcher."""
 
     def __init__(
-        self,
-        bus: Bus,
-        names: Names,
-        *,
-        dispatcher: str,
-        name: str,
-        node: str,
-        guard: DoubtMonitor,
-        ambient: Environment,
-        responder: CountingResponder,
-        statistics: Callable[[], DispatcherStats],
+        self, context: DispatcherContext, *, responder: CountingResponder, statistics: Callable[[], DispatcherStats]
     ) -> None:
-        """`statistics` is asked for each `stats`, and must be quick."""
-        self._bus = bus
-        self._names = names
-        self._dispatcher = dispatcher
-        self._guard = guard
+        """`statistics` is called for each `stats`, and must be quick."""
+        self._bus, self._names, self._dispatcher = context.bus, context.names, context.dispatcher
+        self._guard = context.guard
         self._responder = responder
         self._statistics = statistics
-        self._pong = DispatcherStats(dispatcher=dispatcher, name=name, node=node, since=ambient.wall())
+        name, node = context.name, context.settings.node
+        self._pong = DispatcherStats(dispatcher=context.dispatcher, name=name, node=node, since=context.ambient.wall())
         self._subscription: Listening | None = None
         description = self._describe(name, node)
         self._service = MicroService(
-            bus, lambda: description, statistics=self._counters, ambient=ambient, instance=dispatcher
+            context.bus,
+            lambda: description,
+            statistics=self._counters,
+            ambient=context.ambient,
+            instance=context.dispatcher,
         )
 
     async def start(self) -> None:

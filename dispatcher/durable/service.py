@@ -6,7 +6,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from ...bus.lifecycle.process import run_until_left
 from ...bus.lifecycle.startup import StartPatience
@@ -26,11 +26,10 @@ from .operations import DispatcherNatsService, QueueOperations
 from .ownership.endpoint_discovery import EndpointDiscovery
 from .ownership.manager import OwnershipManager
 from .ownership.ownership_core import Take
-from .persistence.outcome_store import OutcomeStore
 from .policies.settings import DispatcherSettings
-from .queue.effect_executor import DispatcherContext
 from .queue.queue_runner import QueueRunner
 from .queue.stray_sweeper import StraySweeper
+from .workers.context import DispatcherContext
 from .workers.failure_detector import DoubtMonitor, WorkerFailureDetector
 from .workers.pool_observer import KnownPools
 
@@ -131,7 +130,6 @@ class Dispatcher(Service[DispatcherState]):
             ambient=ambient,
             streams=TaskStreams(bus, names, tasks),
             router=router,
-            routes=router.routes,
             guard=guard,
             failure_detector=WorkerFailureDetector(
                 bus, names, router=router, guard=guard, ping_s=settings.ping_s, gone_after_s=gone_after_s, log=log
@@ -142,7 +140,10 @@ class Dispatcher(Service[DispatcherState]):
             log=log,
         )
         self._responder = CountingResponder(bus, log)
-        self._parts: _Parts | None = None
+        self._ownership = OwnershipManager(self._context, take=self._take, give_up=self._give_up)
+        self._sweeper = StraySweeper(self._context)
+        self._endpoints = EndpointDiscovery(self._context, found=self._found, strays=self._sweeper.found)
+        self._nats_service: DispatcherNatsService | None = None
         self._queues: dict[str, QueueRunner] = {}
         self._all_operations: dict[str, QueueOperations] = {}
         self._leaving: list[QueueRunner] = []
@@ -161,65 +162,16 @@ class Dispatcher(Service[DispatcherState]):
         await self.router.start()
         self.router.routes.start()
         self._context.guard.start()
-        parts = self._parts = self._make_parts()
-        await parts.nats_service.start()
+        self._nats_service = DispatcherNatsService(self._context, responder=self._responder, statistics=self._told)
+        await self._nats_service.start()
         self._context.failure_detector.start()
-        parts.sweeper.start()
-        await parts.ownership.start()
-        await parts.endpoints.start()
+        self._sweeper.start()
+        await self._ownership.start()
+        self._endpoints.start()
         await self.bus.flush()
         self.state = DispatcherState.RUNNING
-        parts.ownership.say("joined")
+        self._ownership.say("joined")
         self._log.info("runs durable tasks", extra={"action": "dispatcher.started"})
-
-    def _make_parts(self) -> _Parts:
-        context, names, settings = self._context, self.names, self.settings
-        nats_service = DispatcherNatsService(
-            self.bus,
-            names,
-            dispatcher=self.id,
-            name=self.name,
-            node=settings.node,
-            guard=context.guard,
-            ambient=self.ambient,
-            responder=self._responder,
-            statistics=self._told,
-        )
-        ownership = OwnershipManager(
-            self.bus,
-            names,
-            dispatcher=self.id,
-            tasks=context.streams.tasks,
-            settings=settings,
-            guard=context.guard,
-            ambient=self.ambient,
-            take=self._take,
-            give_up=self._give_up,
-            log=self._log,
-        )
-        # They need no queue, and no certainty that it is ours.
-        outcomes = OutcomeStore(
-            self.bus,
-            names,
-            context.streams,
-            settings=settings,
-            ambient=self.ambient,
-            sure=_at_once,
-            log=self._log,
-        )
-        sweeper = StraySweeper(names, outcomes=outcomes, result_ttl_s=settings.result_ttl_s, log=self._log)
-        endpoints = EndpointDiscovery(
-            names,
-            context.streams,
-            router=self.router,
-            routes=context.routes,
-            known=context.known,
-            look_s=settings.look_s,
-            found=lambda endpoints: self._found(ownership, endpoints),
-            sweeper=sweeper.found,
-            log=self._log,
-        )
-        return _Parts(nats_service, ownership, endpoints, sweeper)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Hand all queues over and leave; other dispatchers take them at once. What workers run goes on. Idempotent.
@@ -232,23 +184,21 @@ class Dispatcher(Service[DispatcherState]):
         await super().stop()
 
     async def _stop(self) -> None:
-        parts = self._parts
-        if parts is not None:
-            await parts.endpoints.stop()
-            await parts.ownership.stop()
-            await parts.sweeper.stop()
+        await self._endpoints.stop()
+        await self._ownership.stop()
+        await self._sweeper.stop()
         all_operations, self._all_operations = self._all_operations, {}
         queues, self._queues = self._queues, {}
         self._leaving = list(queues.values())
         await asyncio.gather(*(queue.close(grace_s=self._grace_s) for queue in self._leaving))
         await asyncio.gather(*(operations.stop() for operations in all_operations.values()))
         await self._background.rest()
-        if parts is not None:
-            await parts.nats_service.stop()
+        if self._nats_service is not None:
+            await self._nats_service.stop()
             if queues:
-                parts.ownership.handed_over(sorted(queues))
-            parts.ownership.say("left")
-            await self._context.failure_detector.stop()
+                self._ownership.say("handed_over", sorted(queues))
+            self._ownership.say("left")
+        await self._context.failure_detector.stop()
         self.metrics.levels = ()
         self._context.guard.stop()
         await self.router.stop()
@@ -292,8 +242,8 @@ class Dispatcher(Service[DispatcherState]):
             raise
         return consumer if self._queues.get(endpoint) is queue else None  # it may have been lost meanwhile
 
-    def _found(self, ownership: OwnershipManager, endpoints: frozenset[str]) -> None:
-        ownership.found(endpoints)
+    def _found(self, endpoints: frozenset[str]) -> None:
+        self._ownership.found(endpoints)
         # Somebody mistyped an endpoint, and what came of it is buried: its consumer need not stay.
         idle = [name for name, queue in self._queues.items() if name not in endpoints and queue.idle]
         if idle:
@@ -327,10 +277,9 @@ class Dispatcher(Service[DispatcherState]):
         await asyncio.gather(*(queue.close() for queue in queues))
         self._started_before += sum(queue.started for queue in queues)
         self._counts["handed_over"] += len(names)
-        if self._parts is not None:
-            for name in names:
-                self._parts.ownership.gone(name)
-            self._parts.ownership.handed_over(names)
+        for name in names:
+            self._ownership.gone(name)
+        self._ownership.say("handed_over", names)
 
     def _on_lost(self, queue: QueueRunner) -> None:
         self._counts["lost"] += 1
@@ -343,13 +292,12 @@ class Dispatcher(Service[DispatcherState]):
             del self._queues[queue.endpoint]
             operations = self._all_operations.pop(queue.endpoint, None)
         self._background.start(_end(queue, operations))
-        if self._parts is not None:
-            self._parts.ownership.gone(queue.endpoint)
+        self._ownership.gone(queue.endpoint)
 
     # -- what can be seen -----------------------------------------------------------------------------------------
 
     def _depth(self, endpoint: str) -> int | None:
-        return None if self._parts is None else self._parts.endpoints.depths.get(endpoint)
+        return self._endpoints.depths.get(endpoint)
 
     def _told(self) -> DispatcherStats:
         statistics = self.statistics()
@@ -362,18 +310,17 @@ class Dispatcher(Service[DispatcherState]):
         )
 
     def statistics(self) -> DispatcherStatistics:
-        parts = self._parts
         return DispatcherStatistics(
             id=self.id,
             state=self.state,
             queues=tuple(queue.statistics(self._depth(name)) for name, queue in sorted(self._queues.items())),
-            peers=parts.ownership.peers if parts is not None else 0,
+            peers=self._ownership.peers,
             counts={
                 **self._counts,
                 "started": self._started_before + sum(queue.started for queue in self._queues.values()),
                 "freezes": self._context.guard.freezes,
                 "workers_lost": self._context.failure_detector.lost,
-                "strays": parts.sweeper.buried if parts is not None else 0,
+                "strays": self._sweeper.buried,
             },
         )
 
@@ -381,23 +328,10 @@ class Dispatcher(Service[DispatcherState]):
         return f"<Dispatcher {self.id} {self.state.value}, queues={sorted(self._queues)}>"
 
 
-class _Parts(NamedTuple):
-    """Made at the start."""
-
-    nats_service: DispatcherNatsService
-    ownership: OwnershipManager
-    endpoints: EndpointDiscovery
-    sweeper: StraySweeper
-
-
 async def _end(queue: QueueRunner, operations: QueueOperations | None) -> None:
     if operations is not None:
         await operations.stop()
     await queue.drop()
-
-
-async def _at_once() -> None:
-    """There is nothing to be sure of."""
 
 
 async def run_dispatcher(dispatcher: Dispatcher) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.dispatcher.durable.core.state import TaskTimers, TimerKind
+from gangline.dispatcher.durable.core.task import TaskTimers, TimerKind
 from gangline.runtime.timers import TimerQueue
 
 Timers = TimerQueue[tuple[str, ...]]

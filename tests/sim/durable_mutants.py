@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Published, StreamMessage
-from gangline.dispatcher.durable.core.effects import Store
+from gangline.dispatcher.durable.core import queue_core
+from gangline.dispatcher.durable.core.effects import Persist
 from gangline.dispatcher.durable.core.events import TaskArrived
-from gangline.dispatcher.durable.core.queue_core import Arrivals
-from gangline.dispatcher.durable.core.scheduler import Admission, StartScheduler
+from gangline.dispatcher.durable.core.queue_core import QueueCore
+from gangline.dispatcher.durable.core.scheduler import StartScheduler
 from gangline.dispatcher.durable.core.task import Task
 from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.ownership.ownership_core import Trust
 from gangline.dispatcher.durable.persistence import records
-from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
+from gangline.dispatcher.durable.persistence.outcome_store import Answer, OutcomeStore
 from gangline.dispatcher.durable.policies import start_order as keys_module
 from gangline.dispatcher.durable.policies.start_order import Place, RankedSet, RateLimiter, ReadyQueue
 from gangline.dispatcher.durable.queue import attempts as flights_module
@@ -124,20 +125,20 @@ def a_task_is_acknowledged_and_its_dead_letter_left_for_later(patch: pytest.Monk
 
 @durable_mutant("outcome")
 def a_task_is_acknowledged_without_its_result(patch: pytest.MonkeyPatch) -> None:
-    def store(self: OutcomeStore, entry: QueuedMessage, effect: Store, answer: Callable[[], None]) -> None:
-        answer()
+    def store(self: OutcomeStore, entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
+        answer(None)
 
-    patch.setattr(OutcomeStore, "store", store)
+    patch.setattr(OutcomeStore, "_store", store)
 
 
 @durable_mutant("L10", needs=_large)
 def the_record_of_a_large_result_comes_before_the_result(patch: pytest.MonkeyPatch) -> None:
     async def store_large(
-        self: OutcomeStore, entry: QueuedMessage, effect: Store, body: bytes, answer: Callable[[], None]
+        self: OutcomeStore, entry: QueuedMessage, effect: Persist, body: bytes, answer: Answer
     ) -> None:
         name = f"{effect.job}-{effect.attempts}"
         record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
-        self._create(effect.job, record, effect.result_ttl_s, lambda first: self._stored(entry, effect, first, answer))
+        self._create(effect, record, lambda first: self._stored(entry, effect, first, answer))
         await (await self._streams.objects()).put(name, body)
 
     patch.setattr(OutcomeStore, "_store_large", store_large)
@@ -145,10 +146,8 @@ def the_record_of_a_large_result_comes_before_the_result(patch: pytest.MonkeyPat
 
 @durable_mutant("L10")
 def a_failing_task_is_tried_once_more_than_it_may(patch: pytest.MonkeyPatch) -> None:
-    from gangline.dispatcher.durable.core import completion as ending
-
-    original = ending.max_attempts
-    patch.setattr(ending, "max_attempts", lambda *args, **more: original(*args, **more) + 1)
+    original = queue_core.max_attempts
+    patch.setattr(queue_core, "max_attempts", lambda *args, **more: original(*args, **more) + 1)
 
 
 # -- roll-outs --------------------------------------------------------------------------------------------------------
@@ -242,12 +241,12 @@ def a_schedule_that_is_cancelled_stays(patch: pytest.MonkeyPatch) -> None:
 
 @durable_mutant("L10", needs=_repeats)
 def a_schedule_that_comes_as_a_task_is_run_as_one(patch: pytest.MonkeyPatch) -> None:
-    original = Arrivals.arrived
+    original = QueueCore.arrived
 
-    def arrived(self: Arrivals, event: TaskArrived) -> None:
+    def arrived(self: QueueCore, event: TaskArrived) -> None:
         original(self, replace(event, submission=event.submission._replace(cron=None)))
 
-    patch.setattr(Arrivals, "arrived", arrived)
+    patch.setitem(queue_core.HANDLERS, TaskArrived, arrived)
 
 
 # -- limits and order -------------------------------------------------------------------------------------------------
@@ -264,10 +263,10 @@ def one_more_of_a_key_may_run(patch: pytest.MonkeyPatch) -> None:
 
 @durable_mutant("order", needs=_ordered)
 def whoever_has_room_goes_first(patch: pytest.MonkeyPatch) -> None:
-    def admit(self: Admission, task: Task) -> None:
+    def admit(self: StartScheduler, task: Task) -> None:
         self._cap(task)
 
-    patch.setattr(Admission, "admit", admit)
+    patch.setattr(StartScheduler, "admit", admit)
 
 
 @durable_mutant("turn", needs=_crowded)

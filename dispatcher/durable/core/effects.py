@@ -1,11 +1,10 @@
-"""What the queue's core wants done. Effects of one event are carried out in order; each is begun before the next, none
-need be finished.
+"""What the queue's core wants done. Effects of one event are carried out in order: each is started before the next,
+and none is waited for.
 
-What must precede what is built into the order of events: an Ack is in the world only after the end of the task was
-stored (Stored, Buried, Scheduled, or a LookUpResult that found it; or the message only repeats a job that is in the
-queue); a second StartAttempt only after the Ended of the first and the Noted of its failure. Store, Bury, Note, Mark
-and Schedule are repeated by the shell, through lost connections and storage that is away, until the server has stored
-them or the queue is lost; each is answered exactly once. TryRecords of one job are written in the order asked for.
+The core orders what must come first: an Ack comes after the end of the task was stored (a Persisted, or a Looked that
+found it), or for a message that repeats a job of the queue; a second StartAttempt comes after the AttemptEnded of the
+first and the Persisted of its failure. The shell repeats each Persist, through lost connections and storage that is
+away, until the server has stored it or the queue is lost. TryRecords of one job are written in the order requested.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from typing import Literal
 from ....schemas.errors.base import GanglineError
 from ....schemas.records.jobs import DeadReason, JobState
 
+EndState = Literal[JobState.DONE, JobState.DEAD, JobState.CANCELLED]
+
 
 class StopReason(StrEnum):
     """Why a running task is stopped."""
@@ -25,12 +26,28 @@ class StopReason(StrEnum):
     EXPIRED = "expired"
     """The job's deadline passed."""
     TIMED_OUT = "timed_out"
-    """The try has run for its `timeout_s`."""
+    """The attempt has run for its `timeout_s`."""
+
+
+class RecordKind(StrEnum):
+    """What is stored of a task."""
+
+    TRY = "try"
+    """The TryRecord of a failed attempt: `error`, `not_before`. The wait for the next attempt starts when it is
+    stored."""
+    CANCELLATION = "cancellation"
+    """The TryRecord of a task that is cancelled but cannot be ended at once."""
+    RESULT = "result"
+    """The ResultRecord, done or cancelled; the first writer wins. Done: with the result of the last attempt."""
+    DEAD_LETTER = "dead letter"
+    """The dead letter, then the ResultRecord; broadcasts the event. Has `error` and `reason`."""
+    SCHEDULE = "schedule"
+    """The message goes back to the server until `not_before`, or as `cron`, of its submission."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Fetch:
-    """Ask the consumer for so many more messages. Adds up: `Consumer.pull(count)`."""
+    """Request more messages from the consumer, in addition to earlier requests."""
 
     count: int
 
@@ -45,19 +62,19 @@ class LookUpResult:
 
 @dataclass(slots=True, kw_only=True)
 class RequestSlots:
-    """So many more slots could be used in the pool now, beyond the credit that is free. Absolute; replaces the
-    RequestSlots of that pool before. Not exact above 8: told again only when it has changed much. 0: nothing waits for
-    the pool that could start; told first of a pool that is not in the route, so that PoolSeen is told of it."""
+    """How many more slots the pool could use now, beyond those that are free. Replaces the pool's last RequestSlots.
+    Above 8 the number is rounded up, so that only large changes are sent. 0: no task that could start waits for the
+    pool; also sent first for a pool outside the route, so that PoolSeen follows for it."""
 
     pool: str
     slots: int
     largest: int
-    """Slots that the next task takes: a lease with fewer is of no use now. 0 with `slots` 0."""
+    """Slots of the next task: smaller leases are of no use now. 0 if `slots` is 0."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StartAttempt:
-    """Run the task on a lease of that pool that has `cost` free slots; answer with Ended."""
+    """Run the task on a lease of the pool that has `cost` free slots; answer with AttemptEnded."""
 
     seq: int
     job: str
@@ -67,14 +84,15 @@ class StartAttempt:
     cost: int
     """Slots; already deducted from the credit."""
     timeout_s: float | None
-    """How long this try may run; the worker is told whichever ends first of this and the deadline."""
+    """How long this attempt may run; the worker gets the earlier of this and the deadline."""
     deadline_at: float | None
     """Unix time until which the job may run."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReattachAttempt:
-    """Be told how the try ends that a worker has; nothing is started. Answer with Ended. It takes no credit."""
+    """Wait for the end of an attempt that a worker has; nothing is started and no credit is used. Answer with
+    AttemptEnded."""
 
     seq: int
     job: str
@@ -85,7 +103,7 @@ class ReattachAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class StopAttempt:
-    """Have the worker cancel the try. It ends with Ended all the same, which may tell of success."""
+    """Have the worker cancel the attempt. AttemptEnded still follows, and may report success."""
 
     seq: int
     job: str
@@ -94,81 +112,52 @@ class StopAttempt:
 
 
 @dataclass(slots=True, kw_only=True)
-class Note:
-    """Write the TryRecord; answer with Noted. Only then the wait for the next try counts."""
+class Persist:
+    """Store a record of the task; answer with Persisted, once."""
 
     seq: int
     job: str
-    attempts: int
-    not_before: float
-    """Unix time of the next try."""
-    error: GanglineError
-    started_at: float | None = None
-    """Unix time, of the try that failed; None: it began before the takeover."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Mark:
-    """Write the TryRecord, as one that is cancelled; answer with Marked. For a task that cannot be ended at once."""
-
-    seq: int
-    job: str
-    attempts: int
-    """That failed."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Store:
-    """Create the ResultRecord (first writer wins; the loser's is dropped); answer with Stored."""
-
-    seq: int
-    job: str
-    state: Literal[JobState.DONE, JobState.CANCELLED]
-    """DONE: with the result of the last Ended."""
-    attempts: int
-    started_at: float | None
-    """Unix time, of the last try; None if it never started (or before the takeover)."""
-    result_ttl_s: float
-    """How long the record is kept; 0: none is wanted."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Bury:
-    """Publish the dead letter, create the ResultRecord, broadcast the event; answer with Buried."""
-
-    seq: int
-    job: str
-    reason: DeadReason
-    error: GanglineError
+    kind: RecordKind
+    attempts: int = 0
+    """Of a cancellation: those that failed."""
+    state: EndState = JobState.DEAD
+    """How the task ended."""
+    reason: DeadReason | None = None
+    error: GanglineError | None = None
     """The last."""
-    attempts: int
-    started_at: float | None
-    result_ttl_s: float
+    not_before: float = 0.0
+    """Unix time of the next attempt."""
+    started_at: float | None = None
+    """Unix time of the last attempt; None: it never started, or before the takeover."""
+    result_ttl_s: float = 0.0
+    """How long the ResultRecord is kept; 0: none is wanted."""
 
+    @property
+    def cause(self) -> GanglineError:
+        """The error of a failure."""
+        assert self.error is not None, self
+        return self.error
 
-@dataclass(slots=True, kw_only=True)
-class Schedule:
-    """Give the message back to the server, as a schedule: `not_before` or `cron` of its submission; answer with
-    Scheduled or ScheduleRefused."""
-
-    seq: int
-    job: str
+    @property
+    def death(self) -> DeadReason:
+        """Why a dead task is dead."""
+        assert self.reason is not None, self
+        return self.reason
 
 
 @dataclass(slots=True, kw_only=True)
 class Ack:
-    """Acknowledge the message; answer with Acked once the server has confirmed it. What the shell keeps of `seq` is not
-    needed any more."""
+    """Acknowledge the message; answer with Acked once the server has confirmed it. The shell may forget `seq`."""
 
     seq: int
     job: str
     tried: bool
-    """A TryRecord of the job may stand: delete it."""
+    """The job may have a TryRecord: delete it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EmitJobEvent:
-    """Publish a JobEvent: the job asked for it. The shell adds the worker."""
+    """Publish a JobEvent, which the job asked for. The shell adds the worker."""
 
     seq: int
     job: str
@@ -182,7 +171,7 @@ class EmitJobEvent:
 
 @dataclass(slots=True, kw_only=True)
 class SetQueueTimer:
-    """Send a Tick at this time; replaces the SetQueueTimer before. None: no Tick is needed."""
+    """Send a Tick at this time; replaces the last SetQueueTimer. None: no Tick is needed."""
 
     at: float | None
 
@@ -194,11 +183,7 @@ Effect = (
     | StartAttempt
     | ReattachAttempt
     | StopAttempt
-    | Note
-    | Mark
-    | Store
-    | Bury
-    | Schedule
+    | Persist
     | Ack
     | EmitJobEvent
     | SetQueueTimer

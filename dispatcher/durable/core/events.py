@@ -1,12 +1,12 @@
-"""What can happen to one endpoint's queue. Time and chance arrive in the event; the core has neither of its own.
+"""What can happen to one endpoint's queue. Time and randomness come with the event; the core has neither of its own.
 
-The order in which a shell tells of a takeover: `Routed` and `PoolSeen` as they are known, `QueueTaken`; then, in any
-order, `TaskArrived` / `Malformed` (as they come), `Looked`, `TaskAdopted`; then `Recovered`. Only then tasks are
-started, retried, expired and cancelled. One core serves one possession of the queue: when the queue is lost, drop the
-core and all that it asked for, and make another after the next takeover.
+The order of a takeover: `Routed` and `PoolSeen` as they are known, then `QueueTaken`; then, in any order, `TaskArrived`
+and `Malformed` (as they come), `Looked` and `TaskAdopted`; then `Recovered`. Tasks are started, retried, expired and
+cancelled only after that. One core serves one term of ownership: when the queue is lost, drop the core and all effects
+that are under way, and make another core after the next takeover.
 
-Nobody changes an event, nor an effect. They are not frozen all the same, since there are ten of them for each task, and
-to fill in a frozen one takes twice as long.
+Events and effects are never changed. They are not frozen, since each task takes ten of them, and a frozen one takes
+twice as long to make.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.submission import Submission
 from ....schemas.records.routes import RouteRecord
+from .effects import RecordKind
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,9 +25,9 @@ class QueueEvent:
     now: float
     """Seconds of a monotonic clock; never less than in the event before."""
     wall: float
-    """Unix time. Used to turn Unix times of others (deadlines, `not_before`) into ours, and ours into theirs."""
+    """Unix time. Converts the Unix times of others (deadlines, `not_before`) to the monotonic clock, and back."""
     draw: float = 0.5
-    """A fresh draw from [0, 1): chooses the pool of what arrives, and the jitter of a retry."""
+    """Random, from [0, 1): chooses the pool of what arrives, and the jitter of a retry."""
 
 
 # -- taking over ------------------------------------------------------------------------------------------------------
@@ -34,7 +35,7 @@ class QueueEvent:
 
 @dataclass(slots=True, kw_only=True)
 class QueueTaken(QueueEvent):
-    """The queue is ours: our consumer was made. The first event but for `Routed` and `PoolSeen`; pulling begins."""
+    """The queue is ours: our consumer exists. Fetching starts."""
 
     waiting: int | None = None
     """Messages of the queue in the stream, counted after that; None: not counted."""
@@ -42,39 +43,37 @@ class QueueTaken(QueueEvent):
 
 @dataclass(slots=True, kw_only=True)
 class TaskAdopted(QueueEvent):
-    """A worker said that a job is there, running, or ended with its answer still kept. At any time before `Recovered`
-    (later it is honoured, too, unless the task was started anew meanwhile). The task is attached to, not started, as
-    soon as it has arrived; of two workers with one job the higher attempt counts."""
+    """A worker has a job, which runs, or has ended with its answer still kept. At any time before `Recovered`; later it
+    counts, too, unless the task was started again meanwhile. The dispatcher attaches to the task, and does not start
+    it, once it has arrived. If two workers have the job, the higher attempt counts."""
 
     job: str
     worker: str
-    """`<pool>.<worker>`; named again in Attach."""
+    """`<pool>.<worker>`"""
     attempt: int
     pool: str = ""
-    """In which it counts; empty: that of the worker."""
+    """Pool that it counts in; empty: that of the worker."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Recovered(QueueEvent):
-    """Both are true: every worker that may run tasks of this endpoint was asked and has answered, or its heartbeat has
-    expired; and what the predecessor had in hand has arrived: as much as was pulled has come, or the consumer says that
-    nothing is pending and all that it delivered has come.
+    """Every worker that may run tasks of this endpoint has answered, or its heartbeat has expired. And all messages
+    that the predecessor had in hand have arrived: as many as were fetched, or all that the consumer has.
 
-    A predecessor had no more tasks running than stand in the first `window_tasks` messages of the stream, so with the
-    same window in every dispatcher all that runs is known now, and counted against limits.
+    All running tasks of a predecessor are among the first `window_tasks` messages of the stream. So if all dispatchers
+    have the same window, everything that runs is known now, and counts against limits.
     """
 
 
 @dataclass(slots=True, kw_only=True)
 class OwnershipDoubted(QueueEvent):
-    """Whether the queue is still ours is not sure (the process was frozen, or the connection was away). Nothing is
-    started, stored, noted, buried, scheduled or acknowledged until `OwnershipConfirmed`; what would have been comes
-    then."""
+    """The queue may be another's now: the process was frozen, or the connection was lost. Nothing is started, stored or
+    acknowledged until `OwnershipConfirmed`; then it is."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OwnershipConfirmed(QueueEvent):
-    """The server said, after the last `OwnershipDoubted`, that our consumer is there. (If it is not: drop the core.)"""
+    """After the last `OwnershipDoubted` the server has confirmed that our consumer exists. (If not, drop the core.)"""
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -82,67 +81,63 @@ class OwnershipConfirmed(QueueEvent):
 
 @dataclass(slots=True, kw_only=True)
 class TaskArrived(QueueEvent):
-    """The consumer delivered a message. The same sequence again (redelivery) does no harm: what was acknowledged is
-    acknowledged once more, else nothing. One whose job is in the queue already under another sequence is acknowledged,
-    and nothing is started for it."""
+    """The consumer delivered a message. A redelivery does no harm: it is acknowledged again if it was before. So is a
+    message whose job is in the queue already under another sequence, and nothing is started for it."""
 
     seq: int
     submission: Submission
     size: int
     """Bytes that the dispatcher keeps for it, subject and headers included."""
     look: bool = False
-    """It may have ended before: look its result up before anything is done. True for every sequence up to the stream's
-    last at takeover, and for every message whose job id may have been used by another message: ids made of an
-    idempotency key, and what a schedule fired with the job of its submission."""
+    """It may have ended before: look its result up first. True up to the stream's last sequence at the takeover, and if
+    another message may have used the job id: an id made from an idempotency key, or a firing of a schedule."""
     attempts: int = 0
-    """As its TryRecord says; without one, as its submission says."""
+    """From its TryRecord; without one, from its submission."""
     not_before: float = 0.0
-    """Unix time of its next try, as its TryRecord says."""
+    """Unix time of its next attempt, from its TryRecord."""
     cancelled: bool = False
-    """Its TryRecord says that somebody was told that it is cancelled."""
+    """Its TryRecord says that its cancellation was confirmed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Malformed(QueueEvent):
-    """The consumer delivered a message that is no task: the subject, a header or a schedule cannot be understood."""
+    """The consumer delivered a message that is no task: its subject, a header or its schedule is invalid."""
 
     seq: int
     size: int
     error: GanglineError
-    """Its text says what is wrong."""
     job: str = ""
-    """Its id, if that at least could be read; else the sequence is."""
+    """Its id if that could be read; otherwise the sequence is used."""
     published_at: float = 0.0
     """Unix time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Looked(QueueEvent):
-    """Answers Look."""
+    """Answers LookUpResult."""
 
     seq: int
     finished: bool
-    """A ResultRecord of the job stands in the bucket."""
+    """The job has a ResultRecord."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Acked(QueueEvent):
-    """The server confirmed an Ack. Until then the sequence is remembered, so that a late redelivery is not run again,
-    and counts in the window."""
+    """The server confirmed an Ack. Until then the core remembers the sequence, so that a late redelivery does not run
+    again, and counts it in the window."""
 
     seq: int
 
 
-# -- what workers say -------------------------------------------------------------------------------------------------
+# -- what workers report ----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
 class SlotsGranted(QueueEvent):
-    """What is free, on leases that are good now, to start tasks with in a pool. Absolute: it replaces what was said
-    before and what the core has counted since. Tell it whenever a lease comes, goes, grows or is retired, and of a task
-    that used a slot just before its `AttemptEnded` (after it, the core would want more slots for an instant). Not
-    needed after Start: the core has deducted that, from the smallest lease that had room; if the shell took another, it
-    says so by telling SlotsGranted again."""
+    """Free slots in a pool, on leases that are valid now. Replaces the last one and what the core has deducted since.
+    Sent whenever a lease comes, goes, changes or is retired, and just before the `AttemptEnded` of a task that used a
+    slot (afterwards, the core would briefly request more slots). Not needed after StartAttempt: the core has deducted
+    its cost from the smallest lease that had room; if the shell used another one, it sends SlotsGranted again."""
 
     pool: str
     free: tuple[int, ...]
@@ -151,67 +146,30 @@ class SlotsGranted(QueueEvent):
 
 @dataclass(slots=True, kw_only=True)
 class AttemptEnded(QueueEvent):
-    """A try is over: answers Start and Attach, exactly once, whatever happened (a Stop does not change that).
-
-    The result itself does not pass through the core: the shell keeps it under `seq` until Ack.
-    """
+    """Answers StartAttempt and ReattachAttempt exactly once, also after a StopAttempt. The shell keeps the result
+    itself, under `seq`, until Ack."""
 
     seq: int
     attempt: int
-    """That of the Start or Attach; others are ignored."""
+    """That of the effect; others are ignored."""
     error: GanglineError | None = None
-    """None: it succeeded. Else see retry_policy.classify, which says what becomes of it. A job that an Attach did not
-    find any more: ResultLost."""
+    """None: it succeeded. Otherwise retry_policy.classify decides. ResultLost: the attempt to attach to is unknown."""
     once: bool = False
-    """The worker does not declare it idempotent: known of the try before it is known of the pool."""
+    """The worker does not declare it idempotent: known of the attempt before it is known of the pool."""
 
 
 # -- what the server has stored ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
-class Noted(QueueEvent):
-    """Answers Note: the TryRecord is stored."""
+class Persisted(QueueEvent):
+    """Answers Persist: the server has the record. A ResultRecord may be another writer's who was first, and there is
+    none if none was wanted."""
 
     seq: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Marked(QueueEvent):
-    """Answers Mark: the TryRecord is stored."""
-
-    seq: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Stored(QueueEvent):
-    """Answers Store: a ResultRecord of the job stands in the bucket (ours, or that of somebody who was first), or none
-    is wanted (`result_ttl_s` 0)."""
-
-    seq: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Buried(QueueEvent):
-    """Answers Bury: the dead letter is in its stream, and the ResultRecord in its bucket."""
-
-    seq: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Scheduled(QueueEvent):
-    """Answers Schedule: the server has the schedule."""
-
-    seq: int
-
-
-@dataclass(slots=True, kw_only=True)
-class ScheduleRefused(QueueEvent):
-    """Answers Schedule: the server will never take it, and says why. InvalidSchedule: dead "malformed"; another
-    error: dead "impossible"."""
-
-    seq: int
-    error: GanglineError
+    kind: RecordKind
+    error: GanglineError | None = None
+    """Of a schedule: the server will never take it. InvalidSchedule: dead "malformed"; others: dead "impossible"."""
 
 
 # -- people and settings ----------------------------------------------------------------------------------------------
@@ -219,45 +177,45 @@ class ScheduleRefused(QueueEvent):
 
 @dataclass(slots=True, kw_only=True)
 class Cancel(QueueEvent):
-    """Somebody asks that a job be cancelled. What came of it: `QueueCore.info(job)` afterwards: None, unknown here;
-    final, too late; else it will be cancelled unless it ends first. Whoever asked may be told so when
-    `QueueCore.promised(job)`: then no takeover forgets it."""
+    """Somebody cancels a job. Afterwards `QueueCore.info(job)` tells: None: it is unknown here; final: too late;
+    otherwise it will be cancelled unless it ends first. Confirm it when `QueueCore.promised(job)`: then no takeover
+    forgets it."""
 
     job: str
 
 
 @dataclass(slots=True, kw_only=True)
 class Routed(QueueEvent):
-    """The endpoint's route, at the beginning and whenever it changes. Tasks that have not started are drawn anew (with
-    their old draw, so that few of them move)."""
+    """The endpoint's route, at first and whenever it changes. Tasks that have not started choose their pools again
+    (with their old draw, so that few of them move)."""
 
     route: RouteRecord
     explicit: bool
-    """It stands in the bucket; else it is the default, and `route` is `RouteRecord()`."""
+    """It is in the bucket. Otherwise it is the default, `RouteRecord()`."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PoolSeen(QueueEvent):
-    """What is known of a pool, whenever it changes: of each pool of the route, and of each that a Want named (also one
-    that wants nothing)."""
+    """What is known of a pool, whenever it changes: of each pool of the route, and of each that a RequestSlots named
+    (also one for no slots)."""
 
     pool: str
     known: bool
-    """A worker of it lives, or is registered, or was since the dispatcher began. An endpoint that has neither an
-    explicit route nor a known pool is unknown, and what arrives for it is dead after `unknown_after_s`."""
+    """A worker of it lives, or is registered, or has been since the dispatcher started. An endpoint that has neither an
+    explicit route nor a known pool is unknown, and its tasks are dead after `unknown_after_s`."""
     workers: int = 0
     """How many live."""
     largest: int = 0
-    """Most slots that one living worker has; 0: none lives."""
+    """The most slots of one living worker; 0: none lives."""
     costs: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Slots that a task takes, by method; 1 for one that is not told."""
+    """Slots that a task takes, by method; 1 if not given."""
     once: frozenset[str] = frozenset()
-    """Methods that are not declared idempotent: their tasks are started once, if nothing else is said."""
+    """Methods not declared idempotent: their tasks are started once, unless they say otherwise."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Tick(QueueEvent):
-    """The time of the last Wake has come. Ticks too many do no harm."""
+    """The time of the last SetQueueTimer has come. Extra ticks do no harm."""
 
 
 AnyEvent = (
@@ -272,12 +230,7 @@ AnyEvent = (
     | Acked
     | SlotsGranted
     | AttemptEnded
-    | Noted
-    | Marked
-    | Stored
-    | Buried
-    | Scheduled
-    | ScheduleRefused
+    | Persisted
     | Cancel
     | Routed
     | PoolSeen

@@ -1,14 +1,16 @@
-"""What people may know of a queue: counts, one job, and what a job waits for."""
+"""What can be seen of a queue: counts, one job, what a job waits for, and whether the invariants hold."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ....schemas.messages.jobs import JobInfo, JobObstacle, JobWhyReply
 from ....schemas.records.jobs import JobFailure, JobState
 from ....schemas.text import count_of, plain
-from .state import PoolCredit, QueueState, TimerKind
-from .task import ADMITTED, TOLD, Task, TaskStep
+from .pools import PoolCredit
+from .scheduler import StartScheduler
+from .task import ADMITTED, STARTED, TOLD, UNSETTLED, QueueState, Task, TaskStep, TimerKind
 
 _SOME = 10
 
@@ -40,23 +42,19 @@ class QueueCounts:
     """Messages that were acknowledged since their job was in the queue, or had ended before."""
 
 
-def counts(queue_state: QueueState) -> QueueCounts:
-    steps, totals = queue_state.count, queue_state.totals
+def counts(queue: QueueState, scheduler: StartScheduler) -> QueueCounts:
+    steps, totals = queue.count, queue.totals
     oldest = min(
-        (
-            task.submission.published_at
-            for task in queue_state.tasks.values()
-            if task.step in ADMITTED and not task.begun
-        ),
+        (task.submission.published_at for task in queue.tasks.values() if task.step in ADMITTED and not task.begun),
         default=None,
     )
     return QueueCounts(
-        seen=len(queue_state.tasks),
-        running=queue_state.running,
+        seen=len(queue.tasks),
+        running=queue.running,
         waiting=steps[TaskStep.NOTING] + steps[TaskStep.WAITING],
         blocked=steps[TaskStep.BEHIND] + steps[TaskStep.CAPPED],
         startable=steps[TaskStep.LINED],
-        credit=sum(pool.free_slots for pool in queue_state.pools),
+        credit=sum(pool.free_slots for pool in scheduler.pools),
         oldest_at=oldest,
         started=totals["started"],
         done=totals["done"],
@@ -67,21 +65,21 @@ def counts(queue_state: QueueState) -> QueueCounts:
     )
 
 
-def info(queue_state: QueueState, job: str) -> JobInfo | None:
-    task = queue_state.tasks.get(queue_state.jobs.get(job, -1))
-    return None if task is None else _info(queue_state, task)
+def info(queue: QueueState, job: str) -> JobInfo | None:
+    task = queue.of_job(job)
+    return None if task is None else _info(queue, task)
 
 
-def promised(queue_state: QueueState, job: str) -> bool:
-    task = queue_state.tasks.get(queue_state.jobs.get(job, -1))
+def promised(queue: QueueState, job: str) -> bool:
+    task = queue.of_job(job)
     return task is None or task.marked or task.step is TaskStep.ACKING
 
 
-def _info(queue_state: QueueState, task: Task) -> JobInfo:
+def _info(queue: QueueState, task: Task) -> JobInfo:
     submission, error = task.submission, task.error
     return JobInfo(
         job=task.job,
-        endpoint=queue_state.endpoint,
+        endpoint=queue.endpoint,
         method=submission.method,
         state=TOLD.get(task.step) or task.end or JobState.DONE,
         attempts=task.attempts,
@@ -91,59 +89,59 @@ def _info(queue_state: QueueState, task: Task) -> JobInfo:
         key=submission.key,
         submitted_at=submission.published_at,
         started_at=task.started_at,
-        next_try_at=_wall(queue_state, task.ready_at) if task.step in (TaskStep.NOTING, TaskStep.WAITING) else None,
+        next_try_at=_wall(queue, task.ready_at) if task.step in (TaskStep.NOTING, TaskStep.WAITING) else None,
         error=None if error is None else JobFailure(code=error.code, message=error.message, details=error.details),
         reason=task.reason,
     )
 
 
-def _wall(queue_state: QueueState, mono: float) -> float:
-    return queue_state.wall + (mono - queue_state.now)
+def _wall(queue: QueueState, mono: float) -> float:
+    return queue.wall + (mono - queue.now)
 
 
-def why(queue_state: QueueState, job: str) -> JobWhyReply | None:
-    task = queue_state.tasks.get(queue_state.jobs.get(job, -1))
+def why(queue: QueueState, scheduler: StartScheduler, job: str) -> JobWhyReply | None:
+    task = queue.of_job(job)
     if task is None:
         return None
     waits = task.step in ADMITTED or task.step in (TaskStep.NOTING, TaskStep.WAITING, TaskStep.LOOKING)
-    ahead = [other for other in queue_state.tasks.values() if other.step in ADMITTED and other.place < task.place]
-    obstacles = [*_of_queue(queue_state), *_of_task(queue_state, task)] if waits else []
+    ahead = [other for other in queue.tasks.values() if other.step in ADMITTED and other.place < task.place]
+    obstacles = [*_of_queue(queue), *_of_task(queue, scheduler, task)] if waits else []
     if task.step is TaskStep.LINED:
-        obstacles += _of_line(queue_state, task, ahead)
-    return JobWhyReply(job=_info(queue_state, task), position=len(ahead) if waits else None, obstacles=tuple(obstacles))
+        obstacles += _of_line(queue, scheduler, task, ahead)
+    return JobWhyReply(job=_info(queue, task), position=len(ahead) if waits else None, obstacles=tuple(obstacles))
 
 
-def _of_queue(queue_state: QueueState) -> list[JobObstacle]:
+def _of_queue(queue: QueueState) -> list[JobObstacle]:
     found: list[JobObstacle] = []
-    if not queue_state.open:
+    if not queue.open:
         found.append(JobObstacle(kind="paused", text="A dispatcher has just taken the queue over, and asks what runs."))
-    elif not queue_state.sure:
+    elif not queue.sure:
         found.append(
             JobObstacle(kind="paused", text="The dispatcher asks the server whether the queue is still its own.")
         )
-    if queue_state.rules.paused:
+    if queue.rules.paused:
         found.append(JobObstacle(kind="paused", text="The route says that the queue is paused."))
     return found
 
 
-def _of_task(queue_state: QueueState, task: Task) -> list[JobObstacle]:
+def _of_task(queue: QueueState, scheduler: StartScheduler, task: Task) -> list[JobObstacle]:
     key = task.key or ""
     match task.step:
         case TaskStep.BEHIND:
-            head = queue_state.ordered_keys.head(key)
+            head = scheduler.ordered_keys.head(key)
             return [
                 JobObstacle(
                     kind="order",
                     text=f"Tasks of key {key!r} run in order, and an older one has not ended.",
-                    jobs=() if head is None else _jobs(queue_state, (head,)),
+                    jobs=() if head is None else _jobs(queue, (head,)),
                 )
             ]
-        case TaskStep.CAPPED if queue_state.concurrency is not None:
+        case TaskStep.CAPPED if scheduler.concurrency is not None:
             return [
                 JobObstacle(
                     kind="key",
-                    text=f"At most {queue_state.concurrency.limit} of key {key!r} run at once.",
-                    jobs=_jobs(queue_state, queue_state.concurrency.ahead(key)),
+                    text=f"At most {scheduler.concurrency.limit} of key {key!r} run at once.",
+                    jobs=_jobs(queue, scheduler.concurrency.ahead(key)),
                 )
             ]
         case TaskStep.NOTING | TaskStep.WAITING:
@@ -153,54 +151,154 @@ def _of_task(queue_state: QueueState, task: Task) -> list[JobObstacle]:
                     text=f"Attempt {task.attempts} failed; it waits for the next."
                     if task.error is None or task.error.may_have_started
                     else f"It could not be started: {task.error.message}",
-                    until=_wall(queue_state, task.ready_at),
+                    until=_wall(queue, task.ready_at),
                 )
             ]
         case TaskStep.PARKED:
-            largest = queue_state.pools[task.pool].largest
-            at = queue_state.agenda.at((TimerKind.MISFIT, task.seq))
+            largest = scheduler.pools[task.pool].largest
+            at = queue.agenda.at((TimerKind.MISFIT, task.seq))
             needs = count_of(task.cost, "slot")
             text = f"It takes {needs}, and no worker of pool {task.pool!r} has more than {largest}."
-            return [JobObstacle(kind="slots", text=text, until=None if at is None else _wall(queue_state, at))]
+            return [JobObstacle(kind="slots", text=text, until=None if at is None else _wall(queue, at))]
         case _:
             return []
 
 
-def _of_line(queue_state: QueueState, task: Task, ahead: list[Task]) -> list[JobObstacle]:
+def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: list[Task]) -> list[JobObstacle]:
     found: list[JobObstacle] = []
-    pool = queue_state.pools[task.pool]
+    pool = scheduler.pools[task.pool]
     if not pool.workers:
-        at = queue_state.agenda.at((TimerKind.UNKNOWN, task.seq))
-        until = None if at is None else _wall(queue_state, at)
+        at = queue.agenda.at((TimerKind.UNKNOWN, task.seq))
+        until = None if at is None else _wall(queue, at)
         found.append(JobObstacle(kind="no_workers", text=f"Pool {pool.name!r} has no worker.", until=until))
-    most = queue_state.rules.max_running
-    if most is not None and queue_state.running >= most:
+    most = queue.rules.max_running
+    if most is not None and queue.running >= most:
         found.append(JobObstacle(kind="slots", text=f"At most {plain(most)} of the endpoint's tasks run at once."))
     if pool.full:
         found.append(JobObstacle(kind="pool_limit", text=f"At most {pool.limit} of them run in pool {pool.name!r}."))
-    if queue_state.gate is not None and not queue_state.gate.ready(queue_state.now):
-        text = f"At most {plain(queue_state.gate.rate_per_s)} tasks a second are started."
-        found.append(JobObstacle(kind="rate", text=text, until=_wall(queue_state, queue_state.gate.next_at)))
+    if scheduler.gate is not None and not scheduler.gate.ready(queue.now):
+        text = f"At most {plain(scheduler.gate.rate_per_s)} tasks a second are started."
+        found.append(JobObstacle(kind="rate", text=text, until=_wall(queue, scheduler.gate.next_at)))
     before = sorted((other for other in ahead if other.pool == task.pool and other.step is TaskStep.LINED), key=_place)
     if before:
         text = f"{len(before)} in line for pool {pool.name!r} go before it."
         found.append(JobObstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
-    elif _wants_slots(queue_state, pool):
+    elif _wants_slots(queue, scheduler, pool):
         text = f"No lease in pool {pool.name!r} has {count_of(task.cost, 'slot')} free for it: its workers are busy."
         found.append(JobObstacle(kind="slots", text=text))
     return found
 
 
-def _wants_slots(queue_state: QueueState, pool: PoolCredit) -> bool:
+def _wants_slots(queue: QueueState, scheduler: StartScheduler, pool: PoolCredit) -> bool:
     """Whether it would start if there were room: nobody leases for a queue that is paused."""
-    if queue_state.rules.paused or not queue_state.open or not pool.workers or pool.full:
+    if queue.rules.paused or not queue.open or not pool.workers or pool.full:
         return False
-    return pool.next(queue_state.now, queue_state.settings.age_step_s) is None
+    return pool.next(queue.now, queue.settings.age_step_s) is None
 
 
 def _place(task: Task) -> tuple[float, int]:
     return task.place
 
 
-def _jobs(queue_state: QueueState, seqs: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(queue_state.tasks[seq].job for seq in seqs[:_SOME])
+def _jobs(queue: QueueState, seqs: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(queue.tasks[seq].job for seq in seqs[:_SOME])
+
+
+def check(queue: QueueState, scheduler: StartScheduler) -> None:
+    """Raises:
+    AssertionError: names the task and what is wrong with it.
+    """
+    assert not queue.out, "effects were left behind"
+    assert queue.sure or not queue.held or queue.taken, "effects are held back for nobody"
+    assert not (queue.sure and queue.held), "effects are held back for nothing"
+    by_step = Counter(task.step for task in queue.tasks.values())
+    assert by_step == +Counter(queue.count), f"steps are miscounted: {by_step} is not {queue.count}"
+    assert queue.window.held == len(queue.tasks), "the window is miscounted"
+    assert queue.window.bytes == sum(task.size for task in queue.tasks.values()), "bytes are miscounted"
+    for task in queue.tasks.values():
+        _check_task(queue, scheduler, task)
+    _check_pools(queue, scheduler)
+    _check_keys(queue, scheduler)
+    for due, seq in queue.agenda:
+        assert seq in queue.tasks, f"{due.value} of {seq}, which is gone"
+        assert queue.tasks[seq].step in UNSETTLED, f"{due.value} of {queue.tasks[seq]}"
+    for job, seq in queue.jobs.items():
+        assert queue.tasks[seq].job == job, f"job {job} is not {seq}"
+    lined = any(pool.line for pool in scheduler.pools)
+    if queue.open and lined and queue.sure and not queue.rules.paused:
+        _check_that_nothing_could_start(queue, scheduler)
+
+
+def _check_task(queue: QueueState, scheduler: StartScheduler, task: Task) -> None:
+    step = task.step
+    assert step not in (TaskStep.NEW, TaskStep.GONE), f"{task} is remembered"
+    assert queue.jobs.get(task.job) == task.seq or step not in UNSETTLED or step is TaskStep.LOOKING, (
+        f"{task} has no job"
+    )
+    assert (step is TaskStep.LINED) == any(task.seq in pool.line for pool in scheduler.pools), (
+        f"{task} is (not) in line"
+    )
+    assert step is not TaskStep.STOPPING or task.doom is not None, f"{task} stops for no reason"
+    assert step in UNSETTLED or step is TaskStep.SCHEDULING or task.end or step is TaskStep.ACKING, f"{task} has no end"
+    assert step not in STARTED or task.attempts > 0, f"{task} runs without an attempt"
+    assert step is not TaskStep.WAITING or (TimerKind.RETRY, task.seq) in queue.agenda, f"{task} waits for ever"
+    assert step is not TaskStep.PARKED or (TimerKind.MISFIT, task.seq) in queue.agenda, f"{task} is parked for ever"
+    assert not (queue.open and task.found and step is TaskStep.LOOKING), f"{task} has ended, and is not forgotten"
+    if not queue.open:
+        assert step is not TaskStep.RUNNING or task.worker, f"{task} was started before it was known what runs"
+        return
+    if step in ADMITTED or step is TaskStep.WAITING:
+        assert task.doom is None, f"{task} is doomed and goes on waiting"
+        assert task.deadline is None or queue.now < task.deadline, f"{task} has expired and goes on waiting"
+    if step is TaskStep.RUNNING:
+        assert task.doom is None, f"{task} is doomed and goes on"
+        assert task.deadline is None or queue.now < task.deadline, f"{task} has expired and goes on"
+        assert task.timeout_at is None or queue.now < task.timeout_at, f"{task} has timed out and goes on"
+
+
+def _check_pools(queue: QueueState, scheduler: StartScheduler) -> None:
+    running = Counter(task.pool for task in queue.tasks.values() if task.step in STARTED)
+    for pool in scheduler.pools:
+        assert pool.free == sorted(slots for slots in pool.free if slots > 0), f"{pool} has odd leases"
+        assert pool.free_slots == sum(pool.free), f"{pool} has miscounted its credit"
+        assert pool.running == running[pool.name], f"{pool} has miscounted what runs"
+        lacks = pool.lacks(scheduler.allowed_soon(), queue.now, queue.settings.age_step_s)
+        assert pool.told == lacks, f"{pool} lacks {lacks}, and {pool.told} was requested"
+        assert pool.line.slots == sum(pool.line.cost(seq) for seq in pool.line), f"{pool} has miscounted its line"
+        for seq in pool.line:
+            task = queue.tasks[seq]
+            assert pool is scheduler.pools.choose(task.submission, task.draw), f"{task} is in the line of {pool}"
+
+
+def _check_keys(queue: QueueState, scheduler: StartScheduler) -> None:
+    scheduler.ordered_keys.check()
+    for task in queue.tasks.values():
+        if task.step in UNSETTLED and task.ordered and task.key is not None:
+            head = scheduler.ordered_keys.head(task.key)
+            assert task.seq in scheduler.ordered_keys.members(task.key), f"{task} is not in its lane"
+            assert (task.step is TaskStep.BEHIND) == (task.step in ADMITTED and head != task.seq), (
+                f"{task} is (not) behind"
+            )
+        else:
+            assert task.step is not TaskStep.BEHIND, f"{task} is behind nobody"
+    if scheduler.concurrency is None:
+        assert not queue.count[TaskStep.CAPPED], "tasks are kept back by no limit"
+        return
+    scheduler.concurrency.check()
+    for task in queue.tasks.values():
+        if task.key is None:
+            continue
+        listed = scheduler.concurrency.may_start(task.key, task.seq)
+        assert listed == (task.step in (TaskStep.LINED, TaskStep.PARKED)), f"{task} is (not) a candidate of its key"
+        assert (task.seq in scheduler.concurrency.running(task.key)) == (task.step in STARTED), (
+            f"{task} is (not) counted by its key"
+        )
+
+
+def _check_that_nothing_could_start(queue: QueueState, scheduler: StartScheduler) -> None:
+    if scheduler.gate is not None and not scheduler.gate.ready(queue.now):
+        return
+    if queue.rules.max_running is not None and queue.running >= queue.rules.max_running:
+        return
+    for pool in scheduler.pools:
+        assert pool.next(queue.now, queue.settings.age_step_s) is None, f"{pool} has room, and nobody was started"

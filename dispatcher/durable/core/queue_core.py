@@ -1,27 +1,42 @@
 """The queue of one endpoint: which task starts when, what becomes of each. Pure: no IO, no clock, no chance, no await.
 
-Laws, which `check`, the model of the tests and the simulations assert:
+Laws, asserted by `check`, by the model of the tests and by the simulations:
 
 1. *One end.* Every message that arrived ends exactly once: done, dead, cancelled, given back to the server until its
    time, or as a repetition of a job that is in the queue or had ended before. Then it is acknowledged, and not before
    the server has stored that end.
-2. *No twin.* A task is never started while a try of it runs, as far as anybody who lives knows: not before `Recovered`,
-   and not before the Ended of the try before.
-3. *Counted.* Attempts grow by one with each start. A failure is noted before the wait for the next try begins, so that
-   no takeover forgets it. What started nothing is not counted.
+2. *No twin.* A task is never started while an attempt of it runs, as far as any living process knows: not before
+   `Recovered`, and not before the AttemptEnded of the last attempt.
+3. *Counted.* Attempts grow by one with each start. A failure is stored before the wait for the next attempt starts, so
+   that no takeover forgets it. An attempt that started nothing is not counted.
 4. *Limits.* At no start more than `max_running`, the pool's limit, or `per_key` of a key run; starts keep the rate over
-   all dispatchers that ever had the queue; no more slots are used than there was credit for.
+   all dispatchers that ever had the queue; no more slots are used than were free.
 5. *Order.* Of an ordered key one task at a time is between its first start and its stored end, by sequence, through
-   retries, cancellation and death. Else, whoever goes first by place (see start_order) of those that may start does.
+   retries, cancellation and death. Otherwise, of those that may start, the task with the lowest place starts first (see
+   start_order).
 6. *Bounded starvation.* A task that may start does so before every task of its pool and of higher priority that was
    published more than (difference of priorities) x `age_step_s` after it. One that takes more slots than any lease has
-   free keeps those behind it waiting, and is passed by them, by turns of `age_step_s`.
-7. *Ours.* While it is in doubt whether the queue is ours, nothing is started, stored, noted, buried or acknowledged.
-8. *Cancelled.* A task of which somebody was told that it is cancelled (see `promised`) is not started any more, not
-   after a takeover either.
+   free keeps those behind it waiting, and is passed by them, in turns of `age_step_s`.
+7. *Ours.* While ownership of the queue is in doubt, nothing is started, stored or acknowledged.
+8. *Cancelled.* A task whose cancellation was confirmed (see `promised`) is not started any more, not after a takeover
+   either.
 9. *In time.* Nothing is started after its deadline; what runs then is told to stop.
 
-An event costs O(log n) of the tasks in the window, but for changes of routes and registrations, which cost O(n log n).
+How attempts end:
+
+===============================  ====================================================================================
+the attempt                      and then
+===============================  ====================================================================================
+succeeded                        STORING done
+failed permanently               BURYING with the reason of retry_policy.VERDICTS
+failed, attempts are left        NOTING, then WAITING or in line again
+failed, no attempt is left       BURYING with the reason of retry_policy.VERDICTS
+started nothing                  in line again, at its old place; from the second time in a row after a short wait
+was cancelled                    STORING cancelled (done, if it was faster)
+passed the deadline              BURYING expired (done, if it was faster)
+===============================  ====================================================================================
+
+An event costs O(log n) of the tasks in the window, but changes of routes and registrations cost O(n log n).
 """
 
 from __future__ import annotations
@@ -29,263 +44,64 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, assert_never
 
-from ....schemas.errors.base import GanglineError
+from ....schemas.errors.base import DeadlineExceeded, GanglineError, NoWorkers, Saturated
 from ....schemas.errors.tasks import InvalidSchedule
 from ....schemas.messages.jobs import JobInfo, JobWhyReply
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import DeadReason, JobState
-from ..policies.retry_policy import timeout_s
+from ....schemas.text import count_of, plain
+from ..policies.retry_policy import (
+    NotStarted,
+    Permanent,
+    Retry,
+    backoff_s,
+    classify,
+    max_attempts,
+    refused_s,
+    result_ttl_s,
+)
 from ..policies.settings import DispatcherSettings
-from ..policies.start_order import AT_ONCE, RateLimiter, place_of
+from ..policies.start_order import AT_ONCE, place_of
 from . import events as on
-from .completion import Completion
-from .effects import Ack, Effect, Fetch, LookUpResult, ReattachAttempt, Schedule, StopReason
-from .introspection import QueueCounts, counts, info, promised, why
-from .scheduler import Admission, StartScheduler
-from .state import Entry, QueueState, TimerKind, check
-from .task import ADMITTED, UNSETTLED, Task, TaskStep
+from .effects import (
+    Ack,
+    Effect,
+    EndState,
+    Fetch,
+    LookUpResult,
+    Persist,
+    ReattachAttempt,
+    RecordKind,
+    StopAttempt,
+    StopReason,
+)
+from .introspection import QueueCounts, check, counts, info, promised, why
+from .scheduler import StartScheduler
+from .task import ADMITTED, ENDING, STARTED, UNSETTLED, Entry, QueueState, Task, TaskStep, TimerKind
 
-
-class Arrivals:
-    """What becomes of a message until it may be started: is it new, has it ended before, does it run already?"""
-
-    def __init__(self, queue_state: QueueState, admission: Admission, ending: Completion) -> None:
-        self._state = queue_state
-        self._admission = admission
-        self._ending = ending
-
-    # -- messages ----------------------------------------------------------------------------------------------------
-
-    def arrived(self, event: on.TaskArrived) -> None:
-        queue_state = self._state
-        if self._again(event.seq):
-            return
-        task = self._new(event.seq, event.submission, event.size)
-        other = queue_state.tasks.get(queue_state.jobs.get(task.job, -1))
-        if other is not None and other.step is not TaskStep.ACKING:
-            queue_state.totals["repeated"] += 1
-            self._ending.forget(task)
-            return
-        task.attempts = event.attempts
-        task.tried = task.begun
-        task.ready_at = queue_state.mono(event.not_before) if task.begun else queue_state.now
-        if task.submission.deadline_at is not None:
-            task.deadline = queue_state.mono(task.submission.deadline_at)
-        delayed = self._delayed(task.submission)
-        if delayed and not event.look:
-            self._schedule(task)
-            return
-        if not delayed:
-            self._enter(task, cancelled=event.cancelled)
-        if event.look:
-            queue_state.out.append(LookUpResult(seq=task.seq, job=task.job))
-        if task.step is not TaskStep.NEW:
-            return  # it runs
-        if event.look:
-            queue_state.move(task, TaskStep.LOOKING)
-        else:
-            queue_state.out.extend(queue_state.tell(task, JobState.QUEUED))
-            self._go_on(task)
-
-    def malformed(self, event: on.Malformed) -> None:
-        if self._again(event.seq):
-            return
-        job = event.job or str(event.seq)
-        submission = Submission(
-            endpoint=self._state.endpoint, method="", job=job, published_at=event.published_at or self._state.wall
-        )
-        self._ending.bury(self._new(event.seq, submission, event.size), DeadReason.MALFORMED, event.error)
-
-    def looked(self, event: on.Looked) -> None:
-        task = self._state.tasks.get(event.seq)
-        if task is not None and event.finished and task.step is TaskStep.RUNNING and task.worker:
-            self._ending.stop(task, StopReason.CANCELLED)  # in vain, as it is
-        if task is None or task.step is not TaskStep.LOOKING:
-            return
-        if event.finished and not self._state.open:
-            task.found = True
-        elif event.finished:
-            self._finished(task)
-        elif self._delayed(task.submission):
-            self._schedule(task)
-        else:
-            if self._state.jobs.get(task.job) != task.seq:
-                self._enter(task)  # its time has come meanwhile
-            if task.step is TaskStep.LOOKING:
-                if (TimerKind.UNKNOWN, task.seq) not in self._state.agenda and not self._state.pools.knows(
-                    task.submission
-                ):
-                    self.unknown(task)  # that was due while its result was looked up
-                self._go_on(task)
-
-    def _finished(self, task: Task) -> None:
-        self._state.totals["repeated"] += 1
-        self._ending.forget(task)
-
-    def acked(self, seq: int) -> None:
-        queue_state = self._state
-        task = queue_state.tasks.get(seq)
-        if task is None or task.step is not TaskStep.ACKING:
-            return
-        queue_state.move(task, TaskStep.GONE)
-        queue_state.count[TaskStep.GONE] -= 1
-        queue_state.window.remove(task.size)
-        del queue_state.tasks[seq]
-        if queue_state.jobs.get(task.job) == seq:
-            del queue_state.jobs[task.job]
-
-    def _again(self, seq: int) -> bool:
-        """Whether it was delivered before."""
-        queue_state = self._state
-        task = queue_state.tasks.get(seq)
-        queue_state.window.delivered()
-        if task is not None and task.step is TaskStep.ACKING:
-            queue_state.settle(Ack(seq=seq, job=task.job, tried=False))
-        return task is not None
-
-    def _new(self, seq: int, submission: Submission, size: int) -> Task:
-        queue_state = self._state
-        place = place_of(submission, seq, queue_state.settings.age_step_s)
-        task = Task(seq=seq, submission=submission, size=size, draw=queue_state.draw, place=place)
-        queue_state.put(task)
-        return task
-
-    def _enter(self, task: Task, *, cancelled: bool = False) -> None:
-        """It takes part in the queue from now on, whatever it still waits for."""
-        queue_state = self._state
-        queue_state.jobs[task.job] = task.seq
-        self._admission.enrol(task)
-        if task.deadline is not None:
-            queue_state.agenda.set((TimerKind.DEADLINE, task.seq), task.deadline)
-        if not queue_state.pools.knows(task.submission):
-            self.unknown(task)
-        if cancelled:
-            task.marked = task.tried = True
-            self._ending.doom(task)
-        adoption = queue_state.adoptions.pop(task.job, None) if queue_state.adoptions else None
-        if adoption is not None:
-            self._attach(task, *adoption)
-
-    def _go_on(self, task: Task) -> None:
-        """Nothing ended it before: it waits for its turn, or for its next try."""
-        queue_state = self._state
-        if self._ending.overdue(task):
-            return
-        if task.ready_at > queue_state.now:
-            queue_state.move(task, TaskStep.WAITING)
-            queue_state.agenda.set((TimerKind.RETRY, task.seq), task.ready_at)
-        else:
-            self._admission.admit(task)
-
-    def unknown(self, task: Task) -> None:
-        """Nobody knows its endpoint: it has so long to become known."""
-        queue_state = self._state
-        queue_state.agenda.set((TimerKind.UNKNOWN, task.seq), queue_state.now + queue_state.settings.unknown_after_s)
-
-    # -- schedules ---------------------------------------------------------------------------------------------------
-
-    def _delayed(self, submission: Submission) -> bool:
-        due = submission.not_before
-        return submission.cron is not None or (due is not None and due > self._state.wall)
-
-    def _schedule(self, task: Task) -> None:
-        self._state.move(task, TaskStep.SCHEDULING)
-        self._state.settle(Schedule(seq=task.seq, job=task.job), *self._state.tell(task, JobState.SCHEDULED))
-
-    def scheduled(self, seq: int) -> None:
-        task = self._state.tasks.get(seq)
-        if task is not None and task.step is TaskStep.SCHEDULING:
-            task.end = JobState.SCHEDULED
-            self._ending.forget(task)
-
-    def schedule_refused(self, seq: int, error: GanglineError) -> None:
-        task = self._state.tasks.get(seq)
-        if task is not None and task.step is TaskStep.SCHEDULING:
-            reason = DeadReason.MALFORMED if isinstance(error, InvalidSchedule) else DeadReason.IMPOSSIBLE
-            self._ending.bury(task, reason, error)
-
-    # -- what runs already -------------------------------------------------------------------------------------------
-
-    def adopted(self, event: on.TaskAdopted) -> None:
-        queue_state = self._state
-        task = queue_state.tasks.get(queue_state.jobs.get(event.job, -1))
-        if task is not None:
-            self._attach(task, event.attempt, event.worker, event.pool)
-        elif event.job not in queue_state.adoptions or queue_state.adoptions[event.job][0] < event.attempt:
-            queue_state.adoptions[event.job] = (event.attempt, event.worker, event.pool)
-
-    def _attach(self, task: Task, attempt: int, worker: str, pool: str) -> None:
-        if attempt <= task.attempts:
-            return  # that try is known to have failed, or a later one was found
-        if task.step is TaskStep.RUNNING and task.worker:
-            self._leave_the_older(task, attempt, worker)
-            return
-        if task.step not in ADMITTED | {TaskStep.NEW, TaskStep.LOOKING, TaskStep.WAITING}:
-            return
-        if task.step in ADMITTED:
-            self._admission.withdraw(task)
-        task.attempts, task.worker, task.pool = attempt, worker, pool or worker.partition(".")[0]
-        self._admission.begin(task)
-        self._attached(task)
-
-    def _leave_the_older(self, task: Task, attempt: int, worker: str) -> None:
-        """Two workers have the job, one of them since it was taken for lost: only the later try counts."""
-        task.attempts, task.worker = attempt, worker
-        self._attached(task)
-
-    def _attached(self, task: Task) -> None:
-        queue_state = self._state
-        queue_state.out.append(ReattachAttempt(seq=task.seq, job=task.job, attempt=task.attempts, worker=task.worker))
-        limit_s = timeout_s(task.submission, queue_state.rules)
-        if limit_s is not None:
-            task.timeout_at = queue_state.now + limit_s  # at the latest: its worker knows since when it runs
-            queue_state.agenda.set((TimerKind.TIMEOUT, task.seq), task.timeout_at)
-        if task.doom is not None or task.found:
-            self._ending.stop(task, task.doom or StopReason.CANCELLED)
-
-    # -- opening -----------------------------------------------------------------------------------------------------
-
-    def recovered(self) -> None:
-        """What ran is known: those that had ended before, were cancelled or have expired meanwhile can end."""
-        queue_state = self._state
-        if queue_state.open:
-            return
-        queue_state.open = True
-        for task in list(queue_state.tasks.values()):
-            if task.found and task.step is TaskStep.LOOKING:
-                self._finished(task)
-            elif task.doom is not None and (task.step in ADMITTED or task.step is TaskStep.WAITING):
-                self._ending.overdue(task)
-
-    def known_anew(self) -> None:
-        """Routes or registrations have changed: who is unknown now, or not any more?"""
-        queue_state = self._state
-        for task in queue_state.tasks.values():
-            if task.step not in UNSETTLED or task.begun:
-                continue
-            entry = (TimerKind.UNKNOWN, task.seq)
-            if queue_state.pools.knows(task.submission):
-                queue_state.agenda.cancel(entry)
-            elif entry not in queue_state.agenda:
-                self.unknown(task)
+_BEING_STORED: Final = {
+    RecordKind.TRY: TaskStep.NOTING,
+    RecordKind.RESULT: TaskStep.STORING,
+    RecordKind.DEAD_LETTER: TaskStep.BURYING,
+    RecordKind.SCHEDULE: TaskStep.SCHEDULING,
+}
 
 
 class QueueCore:
-    """One possession of one endpoint's queue. `event.now` must never go backwards from call to call."""
+    """One term of ownership of one endpoint's queue. `event.now` must never decrease from call to call."""
 
     def __init__(self, endpoint: str, settings: DispatcherSettings | None = None) -> None:
-        self._state = queue_state = QueueState(endpoint, settings or DispatcherSettings())
-        self._admission = Admission(queue_state)
-        self._ending = Completion(queue_state, self._admission)
-        self._arriving = Arrivals(queue_state, self._admission, self._ending)
-        self._starting = StartScheduler(queue_state, self._admission)
+        self._state = QueueState(endpoint, settings or DispatcherSettings())
+        self._scheduler = StartScheduler(self._state)
+        self._waiting: int | None = None
+        """Messages of the queue when it was taken; None: not known."""
+        self._adoptions: dict[str, tuple[int, str, str]] = {}
+        """Attempt, worker and pool, of jobs that run and have not arrived."""
 
     def __repr__(self) -> str:
-        queue_state = self._state
-        state = "open" if queue_state.open and queue_state.sure else "in doubt" if queue_state.open else "recovering"
-        return (
-            f"<QueueCore {queue_state.endpoint} {state}, {len(queue_state.tasks)} tasks, {queue_state.running} running>"
-        )
+        queue = self._state
+        state = "open" if queue.open and queue.sure else "in doubt" if queue.open else "recovering"
+        return f"<QueueCore {queue.endpoint} {state}, {len(queue.tasks)} tasks, {queue.running} running>"
 
     # -- what can be seen --------------------------------------------------------------------------------------------
 
@@ -295,100 +111,53 @@ class QueueCore:
         return self._state.open
 
     def info(self, job: str) -> JobInfo | None:
-        """What is known of a job; None if it has not arrived, or its end is confirmed. The shell adds the worker."""
+        """The state of a job; None if it has not arrived, or its end is confirmed. The shell adds the worker."""
         return info(self._state, job)
 
     def promised(self, job: str) -> bool:
-        """Whether a cancellation that was asked for survives us: it is written down, or has ended the job."""
+        """Whether a requested cancellation survives this dispatcher: it is stored, or has ended the job."""
         return promised(self._state, job)
 
     def why(self, job: str) -> JobWhyReply | None:
         """What a job waits for. Looks at all tasks: for people, not for loops."""
-        return why(self._state, job)
+        return why(self._state, self._scheduler, job)
 
     def statistics(self) -> QueueCounts:
         """Counts, as of the last event."""
-        return counts(self._state)
+        return counts(self._state, self._scheduler)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        check(self._state)
+        check(self._state, self._scheduler)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def handle(self, *events: on.AnyEvent) -> list[Effect]:
-        """Decide. Effects are to be carried out in order. Several events are as if they had come one by one, but what
-        may start then is looked for once, after the last."""
-        queue_state, agenda = self._state, self._state.agenda
+        """Decide. Carry the effects out in order. Several events are handled one by one, but tasks are started once,
+        after the last."""
+        queue, scheduler = self._state, self._scheduler
         for event in events:
-            assert event.now >= queue_state.now, "time went backwards"
-            queue_state.now, queue_state.wall, queue_state.draw = event.now, event.wall, event.draw
-            if agenda:
+            assert event.now >= queue.now, "time went backwards"
+            queue.now, queue.wall, queue.draw = event.now, event.wall, event.draw
+            if queue.agenda:
                 self._tick()
             HANDLERS[type(event)](self, event)
-        self._starting.pump()
-        self._starting.want()
+        scheduler.pump()
+        scheduler.want()
         self._pull()
-        self._starting.wake()
-        out, queue_state.out = queue_state.out, []
+        scheduler.wake()
+        out, queue.out = queue.out, []
         return out
 
-    def _taken(self, event: on.QueueTaken) -> None:
-        self._state.taken = True
-        self._state.waiting = event.waiting
-        self._new_gate()
-
-    def _recovered(self) -> None:
-        self._arriving.recovered()
-        self._tick()
-
-    def _doubted(self) -> None:
-        self._state.sure = False
-
-    def _sure(self) -> None:
-        queue_state = self._state
-        queue_state.sure = True
-        held, queue_state.held = queue_state.held, []
-        queue_state.out.extend(held)
-
-    def _credit(self, event: on.SlotsGranted) -> None:
-        self._state.pools[event.pool].credit(event.free)
-
-    def _pool_seen(self, event: on.PoolSeen) -> None:
-        if self._state.pools.seen(event):
-            self._admission.rebuild()
-        self._arriving.known_anew()
-
-    def _routed(self, event: on.Routed) -> None:
-        queue_state = self._state
-        before, queue_state.rules = queue_state.rules, event.route.queue
-        queue_state.pools.route(event.route, event.explicit)
-        if (before.rate_per_s, before.burst) != (queue_state.rules.rate_per_s, queue_state.rules.burst):
-            self._new_gate()
-        self._admission.rebuild()
-        self._arriving.known_anew()
-
-    def _new_gate(self) -> None:
-        """It begins empty: what was started under the rate before is not known, or was judged otherwise."""
-        queue_state = self._state
-        rate = queue_state.rules.rate_per_s
-        queue_state.gate = (
-            None if rate is None else RateLimiter(rate_per_s=rate, burst=queue_state.rules.burst, now=queue_state.now)
-        )
-
     def _pull(self) -> None:
-        queue_state = self._state
-        if not queue_state.taken:
+        queue = self._state
+        if not queue.taken:
             return
-        # What the holder before us had in hand is all asked for at once: nothing starts before it has come.
-        most = (
-            AT_ONCE if queue_state.open else None if queue_state.waiting is None else max(AT_ONCE, queue_state.waiting)
-        )
-        count = queue_state.window.ask(most)
+        # Request at once all that the last owner had in hand: nothing starts before it has arrived.
+        most = AT_ONCE if queue.open else None if self._waiting is None else max(AT_ONCE, self._waiting)
+        count = queue.window.ask(most)
         if count:
-            queue_state.out.append(Fetch(count=count))
-
-    # -- time --------------------------------------------------------------------------------------------------------
+            queue.out.append(Fetch(count=count))
 
     def _tick(self) -> None:
         """What is due comes before what happens, so that nothing starts past its deadline."""
@@ -401,44 +170,471 @@ class QueueCore:
         task = self._state.tasks[seq]
         match due:
             case TimerKind.DEADLINE:
-                self._ending.doom(task, StopReason.EXPIRED)
+                self.doom(task, StopReason.EXPIRED)
             case TimerKind.TIMEOUT:
-                self._ending.doom(task, StopReason.TIMED_OUT)
+                self.doom(task, StopReason.TIMED_OUT)
             case TimerKind.RETRY:
                 if task.step is TaskStep.WAITING:
-                    self._admission.admit(task)
+                    self._scheduler.admit(task)
             case TimerKind.UNKNOWN:
                 waits = task.step in ADMITTED or task.step is TaskStep.WAITING
-                if waits and not self._state.pools.knows(task.submission):
-                    self._ending.unknown(task)
+                if waits and not self._scheduler.pools.knows(task.submission):
+                    self._drop_unknown(task)
             case TimerKind.MISFIT:
                 if task.step is TaskStep.PARKED:
-                    self._ending.misfit(task)
+                    self._drop_misfit(task)
             case _:
                 assert_never(due)
 
+    # -- the queue ---------------------------------------------------------------------------------------------------
+
+    def taken(self, event: on.QueueTaken) -> None:
+        self._state.taken, self._waiting = True, event.waiting
+        self._scheduler.new_gate()
+
+    def recovered(self, _: on.Recovered) -> None:
+        """What runs is known: tasks that ended before, were cancelled or expired meanwhile can end."""
+        queue = self._state
+        if not queue.open:
+            queue.open = True
+            for task in list(queue.tasks.values()):
+                if task.found and task.step is TaskStep.LOOKING:
+                    self._repeated(task)
+                elif task.doom is not None and (task.step in ADMITTED or task.step is TaskStep.WAITING):
+                    self._overdue(task)
+        self._tick()
+
+    def doubted(self, _: on.OwnershipDoubted) -> None:
+        self._state.sure = False
+
+    def confirmed(self, _: on.OwnershipConfirmed) -> None:
+        queue = self._state
+        queue.sure = True
+        held, queue.held = queue.held, []
+        queue.out.extend(held)
+
+    def credited(self, event: on.SlotsGranted) -> None:
+        pools = self._scheduler.pools
+        pool = pools[event.pool]
+        pool.credit(event.free)
+        pools.touch(pool)
+
+    def pool_seen(self, event: on.PoolSeen) -> None:
+        if self._scheduler.pools.seen(event):
+            self._scheduler.rebuild()
+        self._know_anew()
+
+    def routed(self, event: on.Routed) -> None:
+        self._scheduler.route(event.route, event.explicit)
+        self._know_anew()
+
+    def ticked(self, _: on.Tick) -> None:
+        """What is due was done before."""
+
+    def _know_anew(self) -> None:
+        """Routes or registrations have changed: which tasks' endpoints are unknown now?"""
+        queue = self._state
+        for task in queue.tasks.values():
+            if task.step not in UNSETTLED or task.begun:
+                continue
+            entry = (TimerKind.UNKNOWN, task.seq)
+            if self._scheduler.pools.knows(task.submission):
+                queue.agenda.cancel(entry)
+            elif entry not in queue.agenda:
+                self._unknown(task)
+
+    def _unknown(self, task: Task) -> None:
+        """Nobody knows its endpoint: from now on it has a limited time to become known."""
+        queue = self._state
+        queue.agenda.set((TimerKind.UNKNOWN, task.seq), queue.now + queue.settings.unknown_after_s)
+
+    # -- messages: is a task new, has it ended before, does it run already? --------------------------------------------
+
+    def arrived(self, event: on.TaskArrived) -> None:
+        queue, submission = self._state, event.submission
+        if self._redelivered(event.seq):
+            return
+        task = self._new(event.seq, submission, event.size)
+        other = queue.of_job(task.job)
+        if other is not None and other.step is not TaskStep.ACKING:
+            self._repeated(task)
+            return
+        task.attempts = event.attempts
+        task.tried = task.begun
+        task.ready_at = queue.mono(event.not_before) if task.tried else queue.now
+        if submission.deadline_at is not None:
+            task.deadline = queue.mono(submission.deadline_at)
+        delayed = self._delayed(submission)
+        if delayed and not event.look:
+            self._schedule(task)
+            return
+        if not delayed:
+            self._enter(task, cancelled=event.cancelled)
+        if event.look:
+            queue.out.append(LookUpResult(seq=task.seq, job=task.job))
+        if task.step is not TaskStep.NEW:
+            return  # it runs
+        if event.look:
+            queue.move(task, TaskStep.LOOKING)
+        else:
+            if submission.events:
+                queue.out.extend(queue.tell(task, JobState.QUEUED))
+            self._go_on(task)
+
+    def malformed(self, event: on.Malformed) -> None:
+        if self._redelivered(event.seq):
+            return
+        job, at = event.job or str(event.seq), event.published_at or self._state.wall
+        submission = Submission(endpoint=self._state.endpoint, method="", job=job, published_at=at)
+        self._bury(self._new(event.seq, submission, event.size), DeadReason.MALFORMED, event.error)
+
+    def looked(self, event: on.Looked) -> None:
+        task = self._state.tasks.get(event.seq)
+        if task is not None and event.finished and task.step is TaskStep.RUNNING and task.worker:
+            self.stop(task, StopReason.CANCELLED)  # it runs in vain
+        if task is None or task.step is not TaskStep.LOOKING:
+            return
+        if event.finished and not self._state.open:
+            task.found = True
+        elif event.finished:
+            self._repeated(task)
+        elif self._delayed(task.submission):
+            self._schedule(task)
+        else:
+            if self._state.jobs.get(task.job) != task.seq:
+                self._enter(task)  # its time has come meanwhile
+            if task.step is TaskStep.LOOKING:
+                waits = (TimerKind.UNKNOWN, task.seq) in self._state.agenda
+                if not waits and not self._scheduler.pools.knows(task.submission):
+                    self._unknown(task)  # that was due while its result was looked up
+                self._go_on(task)
+
+    def acked(self, event: on.Acked) -> None:
+        queue = self._state
+        task = queue.tasks.get(event.seq)
+        if task is None or task.step is not TaskStep.ACKING:
+            return
+        queue.move(task, TaskStep.GONE)
+        queue.count[TaskStep.GONE] -= 1
+        queue.window.remove(task.size)
+        del queue.tasks[task.seq]
+        if queue.jobs.get(task.job) == task.seq:
+            del queue.jobs[task.job]
+
+    def _redelivered(self, seq: int) -> bool:
+        queue = self._state
+        task = queue.tasks.get(seq)
+        queue.window.delivered()
+        if task is not None and task.step is TaskStep.ACKING:
+            queue.settle(Ack(seq=seq, job=task.job, tried=False))
+        return task is not None
+
+    def _new(self, seq: int, submission: Submission, size: int) -> Task:
+        queue = self._state
+        place = place_of(submission, seq, queue.settings.age_step_s)
+        task = Task(seq=seq, submission=submission, size=size, draw=queue.draw, place=place)
+        queue.put(task)
+        return task
+
+    def _enter(self, task: Task, *, cancelled: bool = False) -> None:
+        """It takes part in the queue from now on, whatever it still waits for."""
+        queue = self._state
+        queue.jobs[task.job] = task.seq
+        self._scheduler.enrol(task)
+        if task.deadline is not None:
+            queue.agenda.set((TimerKind.DEADLINE, task.seq), task.deadline)
+        if not self._scheduler.pools.knows(task.submission):
+            self._unknown(task)
+        if cancelled:
+            task.marked = task.tried = True
+            self.doom(task)
+        adoption = self._adoptions.pop(task.job, None) if self._adoptions else None
+        if adoption is not None:
+            self._attach(task, *adoption)
+
+    def _go_on(self, task: Task) -> None:
+        """Nothing ended it before: it waits for its turn, or for its next attempt."""
+        if not self._overdue(task):
+            self._wait(task, task.ready_at)
+
+    # -- schedules ---------------------------------------------------------------------------------------------------
+
+    def _delayed(self, submission: Submission) -> bool:
+        due = submission.not_before
+        return submission.cron is not None or (due is not None and due > self._state.wall)
+
+    def _schedule(self, task: Task) -> None:
+        queue = self._state
+        queue.move(task, TaskStep.SCHEDULING)
+        schedule = Persist(seq=task.seq, job=task.job, kind=RecordKind.SCHEDULE)
+        queue.settle(schedule, *queue.tell(task, JobState.SCHEDULED))
+
+    # -- what runs already -------------------------------------------------------------------------------------------
+
+    def adopted(self, event: on.TaskAdopted) -> None:
+        task = self._state.of_job(event.job)
+        if task is not None:
+            self._attach(task, event.attempt, event.worker, event.pool)
+        elif event.job not in self._adoptions or self._adoptions[event.job][0] < event.attempt:
+            self._adoptions[event.job] = (event.attempt, event.worker, event.pool)
+
+    def _attach(self, task: Task, attempt: int, worker: str, pool: str) -> None:
+        if attempt <= task.attempts:
+            return  # that attempt is known to have failed, or a later one was found
+        # Two workers may have the job, one of them since it was taken for lost: only the later attempt counts.
+        later = task.step is TaskStep.RUNNING and bool(task.worker)
+        if not later and task.step not in ADMITTED | {TaskStep.NEW, TaskStep.LOOKING, TaskStep.WAITING}:
+            return
+        if task.step in ADMITTED:
+            self._scheduler.withdraw(task)
+        task.attempts, task.worker = attempt, worker
+        if not later:
+            task.pool = pool or worker.partition(".")[0]
+            self._scheduler.begin(task)
+        self._state.out.append(ReattachAttempt(seq=task.seq, job=task.job, attempt=attempt, worker=worker))
+        self._scheduler.set_timeout(task)  # at the latest: its worker knows since when it runs
+        if task.doom is not None or task.found:
+            self.stop(task, task.doom or StopReason.CANCELLED)
+
+    # -- an attempt ends -----------------------------------------------------------------------------------------------
+
+    def ended(self, event: on.AttemptEnded) -> None:
+        task = self._state.tasks.get(event.seq)
+        if task is None or task.step not in STARTED or event.attempt != task.attempts:
+            return
+        self._scheduler.end(task)
+        task.error, task.worker = event.error, ""
+        if event.error is None:
+            self._store(task, JobState.DONE)
+            return
+        verdict = classify(event.error)
+        if isinstance(verdict, NotStarted):
+            task.attempts -= 1
+            if not task.begun:
+                self._scheduler.unstarted(task)
+        if task.doom is StopReason.CANCELLED:
+            self._store(task, JobState.CANCELLED)
+            return
+        if task.doom is StopReason.EXPIRED:
+            self._bury(task, DeadReason.EXPIRED, event.error)
+            return
+        timed_out, task.doom = task.doom is StopReason.TIMED_OUT, None
+        match verdict:
+            case Permanent(reason):
+                self._bury(task, reason, event.error)
+            case NotStarted():
+                self._refused(task)
+            case Retry(reason, at_once):
+                reason = DeadReason.TIMED_OUT if timed_out else reason
+                self._again(task, reason, event.error, at_once=at_once, once=event.once)
+
+    def _refused(self, task: Task) -> None:
+        task.refusals += 1
+        self._wait(task, self._state.now + refused_s(task.refusals))
+
+    def _again(self, task: Task, reason: DeadReason, error: GanglineError, *, at_once: bool, once: bool) -> None:
+        queue, submission = self._state, task.submission
+        rules, settings = queue.rules, queue.settings
+        task.refusals = 0
+        once = once or submission.method in self._scheduler.pools[task.pool].once
+        if task.attempts >= max_attempts(submission, rules, settings, once=once):
+            self._bury(task, reason, error)
+            return
+        wait_s = backoff_s(submission, rules, settings, attempts=task.attempts, draw=queue.draw)
+        if at_once and not task.lost:
+            task.lost = True
+            wait_s = 0.0
+        task.ready_at = queue.now + wait_s
+        task.tried = True
+        queue.totals["retried"] += 1
+        queue.move(task, TaskStep.NOTING)
+        queue.settle(
+            Persist(
+                seq=task.seq,
+                job=task.job,
+                kind=RecordKind.TRY,
+                attempts=task.attempts,
+                not_before=queue.wall + wait_s,
+                error=error,
+                started_at=task.started_at,
+            ),
+            *queue.tell(task, JobState.WAITING, error),
+        )
+
+    def _wait(self, task: Task, until: float) -> None:
+        queue = self._state
+        task.ready_at = until
+        if until > queue.now:
+            queue.move(task, TaskStep.WAITING)
+            queue.agenda.set((TimerKind.RETRY, task.seq), until)
+        else:
+            self._scheduler.admit(task)
+
+    # -- a task has to end ---------------------------------------------------------------------------------------------
+
+    def cancel(self, event: on.Cancel) -> None:
+        task = self._state.of_job(event.job)
+        if task is not None:
+            self.doom(task)
+
+    def doom(self, task: Task, why: StopReason = StopReason.CANCELLED) -> None:
+        """End it as soon as possible. Of two reasons a cancellation, which somebody is told of, comes first, and a
+        timeout last."""
+        if task.doom is StopReason.CANCELLED or task.step in ENDING or task.step is TaskStep.ACKING:
+            return
+        if task.doom is StopReason.EXPIRED and why is not StopReason.CANCELLED:
+            return
+        if task.step is TaskStep.RUNNING:
+            self.stop(task, why)
+        elif why is StopReason.TIMED_OUT:
+            return
+        else:
+            task.doom = why
+            if self._state.open and (task.step in ADMITTED or task.step is TaskStep.WAITING):
+                self._overdue(task)
+                return
+        if why is StopReason.CANCELLED and not task.marked:
+            task.tried = True
+            failed = task.attempts - 1 if task.step in STARTED else task.attempts
+            self._state.settle(Persist(seq=task.seq, job=task.job, kind=RecordKind.CANCELLATION, attempts=failed))
+
+    def stop(self, task: Task, why: StopReason) -> None:
+        """Have its worker end it."""
+        task.doom = why
+        self._state.move(task, TaskStep.STOPPING)
+        self._state.out.append(StopAttempt(seq=task.seq, job=task.job, attempt=task.attempts, why=why))
+
+    def _overdue(self, task: Task) -> bool:
+        """End one that does not run, if it was doomed or its deadline has passed. Not before it is known what runs."""
+        queue, last = self._state, task.error
+        if not queue.open:
+            return False
+        if task.doom is None and task.deadline is not None and queue.now >= task.deadline:
+            task.doom = StopReason.EXPIRED
+        if task.doom is None:
+            return False
+        if task.doom is StopReason.CANCELLED:
+            if task.step in ADMITTED:
+                self._scheduler.withdraw(task)
+            self._store(task, JobState.CANCELLED)
+            return True
+        error = DeadlineExceeded(
+            f"its deadline passed before it {'could be tried again' if task.begun else 'was started'}"
+            + (f"; the last error was {last.code}: {last.message}" if last is not None else ""),
+            may_have_started=task.begun,
+        )
+        self._drop(task, DeadReason.EXPIRED, error)
+        return True
+
+    def _drop(self, task: Task, reason: DeadReason, error: GanglineError) -> None:
+        """Dead without running (again)."""
+        if task.step in ADMITTED:
+            self._scheduler.withdraw(task)
+        self._bury(task, reason, error)
+
+    def _drop_unknown(self, task: Task) -> None:
+        where = task.submission.pool or self._state.endpoint
+        error = NoWorkers(
+            f"no pool {where!r}, and no standing set or route of that name, appeared within "
+            f"{plain(self._state.settings.unknown_after_s)} s: start a worker, or set a route, then replay it",
+            details={"endpoint": self._state.endpoint},
+        )
+        self._drop(task, DeadReason.UNKNOWN_ENDPOINT, error)
+
+    def _drop_misfit(self, task: Task) -> None:
+        largest = self._scheduler.pools[task.pool].largest
+        error = Saturated(
+            f"{task.submission.method} takes {count_of(task.cost, 'slot')}, and no worker of pool {task.pool!r} "
+            f"has more than {largest}: start a larger one, then replay it",
+            details={"pool": task.pool, "slots": task.cost, "largest": largest},
+        )
+        self._drop(task, DeadReason.IMPOSSIBLE, error)
+
+    # -- a task ends ---------------------------------------------------------------------------------------------------
+
+    def _store(self, task: Task, state: EndState) -> None:
+        """Done or cancelled."""
+        self._persist_end(task, TaskStep.STORING, state)
+
+    def _bury(self, task: Task, reason: DeadReason, error: GanglineError) -> None:
+        """Dead, for that reason."""
+        task.reason, task.error = reason.value, error
+        self._persist_end(task, TaskStep.BURYING, JobState.DEAD, reason, error)
+
+    def _persist_end(
+        self,
+        task: Task,
+        step: TaskStep,
+        state: EndState,
+        reason: DeadReason | None = None,
+        error: GanglineError | None = None,
+    ) -> None:
+        queue, task.end = self._state, state
+        queue.agenda.forget(task.seq)
+        queue.move(task, step)
+        queue.settle(
+            Persist(
+                seq=task.seq,
+                job=task.job,
+                kind=RecordKind.RESULT if reason is None else RecordKind.DEAD_LETTER,
+                attempts=task.attempts,
+                state=state,
+                reason=reason,
+                error=error,
+                started_at=task.started_at,
+                result_ttl_s=result_ttl_s(task.submission, queue.rules, queue.settings),
+            )
+        )
+
+    def persisted(self, event: on.Persisted) -> None:
+        task, kind = self._state.tasks.get(event.seq), event.kind
+        if task is None:
+            return
+        if kind is RecordKind.CANCELLATION:
+            task.marked = True
+        elif task.step is not _BEING_STORED[kind]:
+            return
+        elif kind is RecordKind.TRY:
+            self._go_on(task)
+        elif event.error is not None:
+            malformed = isinstance(event.error, InvalidSchedule)
+            self._bury(task, DeadReason.MALFORMED if malformed else DeadReason.IMPOSSIBLE, event.error)
+        else:
+            task.end = task.end or JobState.SCHEDULED
+            self._state.totals[task.end.value] += 1
+            self._forget(task)
+
+    def _repeated(self, task: Task) -> None:
+        """It repeats a job of the queue, or had ended before."""
+        self._state.totals["repeated"] += 1
+        self._forget(task)
+
+    def _forget(self, task: Task) -> None:
+        """Its end is stored: the server may forget it."""
+        queue, end = self._state, task.end
+        queue.agenda.forget(task.seq)
+        queue.move(task, TaskStep.ACKING)
+        told = queue.tell(task, end, task.error) if end is not None and end.final else ()
+        queue.settle(Ack(seq=task.seq, job=task.job, tried=task.tried), *told)
+        self._scheduler.dismiss(task)
+
 
 HANDLERS: Final[dict[type[on.AnyEvent], Callable[[QueueCore, Any], None]]] = {
-    on.QueueTaken: QueueCore._taken,
-    on.TaskAdopted: lambda core, event: core._arriving.adopted(event),
-    on.Recovered: lambda core, _: core._recovered(),
-    on.OwnershipDoubted: lambda core, _: core._doubted(),
-    on.OwnershipConfirmed: lambda core, _: core._sure(),
-    on.TaskArrived: lambda core, event: core._arriving.arrived(event),
-    on.Malformed: lambda core, event: core._arriving.malformed(event),
-    on.Looked: lambda core, event: core._arriving.looked(event),
-    on.Acked: lambda core, event: core._arriving.acked(event.seq),
-    on.SlotsGranted: QueueCore._credit,
-    on.AttemptEnded: lambda core, event: core._ending.ended(event),
-    on.Noted: lambda core, event: core._ending.noted(event.seq),
-    on.Marked: lambda core, event: core._ending.marked(event.seq),
-    on.Stored: lambda core, event: core._ending.stored(event.seq, TaskStep.STORING),
-    on.Buried: lambda core, event: core._ending.stored(event.seq, TaskStep.BURYING),
-    on.Scheduled: lambda core, event: core._arriving.scheduled(event.seq),
-    on.ScheduleRefused: lambda core, event: core._arriving.schedule_refused(event.seq, event.error),
-    on.Cancel: lambda core, event: core._ending.cancel(event.job),
-    on.Routed: QueueCore._routed,
-    on.PoolSeen: QueueCore._pool_seen,
-    on.Tick: lambda core, _: None,
+    on.QueueTaken: QueueCore.taken,
+    on.TaskAdopted: QueueCore.adopted,
+    on.Recovered: QueueCore.recovered,
+    on.OwnershipDoubted: QueueCore.doubted,
+    on.OwnershipConfirmed: QueueCore.confirmed,
+    on.TaskArrived: QueueCore.arrived,
+    on.Malformed: QueueCore.malformed,
+    on.Looked: QueueCore.looked,
+    on.Acked: QueueCore.acked,
+    on.SlotsGranted: QueueCore.credited,
+    on.AttemptEnded: QueueCore.ended,
+    on.Persisted: QueueCore.persisted,
+    on.Cancel: QueueCore.cancel,
+    on.Routed: QueueCore.routed,
+    on.PoolSeen: QueueCore.pool_seen,
+    on.Tick: QueueCore.ticked,
 }
 """What each event does. One for each of AnyEvent: a test sees to it."""

@@ -1,6 +1,8 @@
-"""Who starts now, what more could be used, and when to look again.
+"""Which task starts next, how many more slots the queue could use, and when to look again.
 
-Among the next of all pools that have room, the one with the first place starts, for as long as the limits allow.
+A task that could start is BEHIND an older one of its ordered key, CAPPED by the limit of its key, LINED up for its
+pool, or PARKED. Of the first tasks of all pools with room, the one with the lowest place starts, as long as the limits
+allow. Only pools that have changed are looked at.
 """
 
 from __future__ import annotations
@@ -8,71 +10,86 @@ from __future__ import annotations
 from typing import Final
 
 from ....schemas.records.jobs import JobState
+from ....schemas.records.routes import RouteRecord
 from ..policies.retry_policy import timeout_s
-from ..policies.start_order import KeyConcurrency, OrderedKeys, Place, StartChanges
+from ..policies.start_order import KeyConcurrency, OrderedKeys, Place, RateLimiter, StartChanges
 from .effects import RequestSlots, SetQueueTimer, StartAttempt
-from .state import PoolCredit, QueueState, TimerKind
-from .task import ADMITTED, STARTED, UNSETTLED, Task, TaskStep
+from .pools import PoolCredit, PoolCredits
+from .task import ADMITTED, ENDING, STARTED, UNSETTLED, QueueState, Task, TaskStep, TimerKind
 
 LEAD_S: Final = 0.25
-"""How long before a rate allows a start leases are asked for."""
+"""How long before a rate allows a start leases are requested."""
 
 
 class StartScheduler:
-    """Starts and wants."""
+    """Owns the pools, the keys and the rate."""
 
-    def __init__(self, queue_state: QueueState, admission: Admission) -> None:
-        self._state = queue_state
-        self._admission = admission
+    def __init__(self, state: QueueState) -> None:
+        self._state = state
+        self.pools = PoolCredits(state.endpoint)
+        self.ordered_keys = OrderedKeys()
+        self.concurrency: KeyConcurrency | None = None
+        """None: the rules have no limit per key."""
+        self.gate: RateLimiter | None = None
+        """None: the rules have no rate."""
+        self._soon: int | None = None
+        """At the last `want`."""
         self._woken: float | None = None
-        """What the last SetQueueTimer said."""
+        """The last SetQueueTimer."""
+
+    # -- starts ------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Start whoever can start, in order."""
+        """Start all tasks that can start, in order."""
+        if not self.pools.startable:
+            return
         room = self.room()
         while room > 0:
             found = self._first()
             if found is None:
                 return
             self._start(*found)
-            room = room - 1 if self._state.gate is None else self.room()
+            room = room - 1 if self.gate is None else self.room()
+
+    @property
+    def _closed(self) -> bool:
+        queue = self._state
+        return not queue.open or not queue.sure or queue.rules.paused
 
     def room(self) -> int:
         """How many tasks may start now, if there are slots for them."""
-        queue_state = self._state
-        if not queue_state.open or not queue_state.sure or queue_state.rules.paused:
+        queue = self._state
+        if self._closed or (self.gate is not None and not self.gate.ready(queue.now)):
             return 0
-        if queue_state.gate is not None and not queue_state.gate.ready(queue_state.now):
-            return 0
-        if queue_state.rules.max_running is not None:
-            return max(0, queue_state.rules.max_running - queue_state.running)
-        return len(queue_state.tasks)
+        if queue.rules.max_running is not None:
+            return max(0, queue.rules.max_running - queue.running)
+        return len(queue.tasks)
 
     def _first(self) -> tuple[Place, PoolCredit] | None:
-        queue_state = self._state
+        now, turn_s = self._state.now, self._state.settings.age_step_s
         best: tuple[Place, PoolCredit] | None = None
-        for pool in queue_state.pools:
-            place = pool.next(queue_state.now, queue_state.settings.age_step_s)
-            if place is not None and (best is None or place < best[0]):
+        for pool in tuple(self.pools.startable.values()):
+            place = pool.next(now, turn_s)
+            if place is None:
+                if pool.blocked_at is None or pool.full:
+                    del self.pools.startable[pool.name]
+            elif best is None or place < best[0]:
                 best = (place, pool)
         return best
 
     def _start(self, place: Place, pool: PoolCredit) -> None:
-        queue_state = self._state
-        task = queue_state.tasks[place[1]]
+        queue = self._state
+        task = queue.tasks[place[1]]
         cost = pool.line.cost(task.seq)
         pool.take(cost)
-        if queue_state.gate is not None:
-            queue_state.gate.take(queue_state.now)
+        if self.gate is not None:
+            self.gate.take(queue.now)
         task.attempts += 1
-        task.started_at, task.timeout_at, task.worker = queue_state.wall, None, ""
-        self._admission.begin(task)
-        queue_state.totals["started"] += 1
-        limit_s = timeout_s(task.submission, queue_state.rules)
-        if limit_s is not None:
-            task.timeout_at = queue_state.now + limit_s
-            queue_state.agenda.set((TimerKind.TIMEOUT, task.seq), task.timeout_at)
-        queue_state.out.append(
+        task.started_at, task.worker = queue.wall, ""
+        self.begin(task)
+        queue.totals["started"] += 1
+        limit_s = self.set_timeout(task)
+        queue.out.append(
             StartAttempt(
                 seq=task.seq,
                 job=task.job,
@@ -83,77 +100,132 @@ class StartScheduler:
                 deadline_at=task.submission.deadline_at,
             )
         )
-        queue_state.out.extend(queue_state.tell(task, JobState.RUNNING))
+        if task.submission.events:
+            queue.out.extend(queue.tell(task, JobState.RUNNING))
+
+    def set_timeout(self, task: Task) -> float | None:
+        """Set the time at which the attempt that starts now times out. Returns how long it may run."""
+        queue = self._state
+        limit_s, task.timeout_at = timeout_s(task.submission, queue.rules), None
+        if limit_s is not None:
+            task.timeout_at = queue.now + limit_s
+            queue.agenda.set((TimerKind.TIMEOUT, task.seq), task.timeout_at)
+        return limit_s
 
     def want(self) -> None:
-        """Say what more could be used, if that has changed."""
-        queue_state = self._state
-        most = self._soon()
-        for pool in queue_state.pools:
-            lacks = pool.lacks(most, queue_state.now, queue_state.settings.age_step_s)
+        """Request slots where the number that could be used has changed."""
+        queue, pools, before = self._state, self.pools, self._soon
+        most = self._soon = self.allowed_soon()
+        if most is None and before is None:
+            changed = (
+                list((pools.untold | pools.startable).values()) if pools.startable else list(pools.untold.values())
+            )
+            if len(changed) > 1:
+                changed.sort(key=_number)
+        else:
+            changed = list(pools)
+        for pool in changed:
+            lacks = pool.lacks(most, queue.now, queue.settings.age_step_s)
             if lacks != pool.told:
                 pool.told = lacks
-                queue_state.out.append(RequestSlots(pool=pool.name, slots=lacks[0], largest=lacks[1]))
+                queue.out.append(RequestSlots(pool=pool.name, slots=lacks[0], largest=lacks[1]))
+        pools.untold.clear()
 
-    def _soon(self) -> int:
-        """How many tasks may start within LEAD_S, if there are slots for them."""
-        queue_state = self._state
-        if not queue_state.open or not queue_state.sure or queue_state.rules.paused:
+    def allowed_soon(self) -> int | None:
+        """How many tasks may start within LEAD_S, if there are slots for them; None: any number."""
+        queue, most = self._state, None
+        if self._closed:
             return 0
-        most = len(queue_state.tasks)
-        if queue_state.rules.max_running is not None:
-            most = min(most, queue_state.rules.max_running - queue_state.running)
-        if queue_state.gate is not None:
-            most = min(most, queue_state.gate.allowed(queue_state.now, queue_state.now + LEAD_S))
-        return max(0, most)
+        if queue.rules.max_running is not None:
+            most = max(0, queue.rules.max_running - queue.running)
+        if self.gate is not None:
+            allowed = self.gate.allowed(queue.now, queue.now + LEAD_S)
+            most = allowed if most is None else min(most, allowed)
+        return most
 
     def wake(self) -> None:
-        """Say when to look again, if that has changed."""
-        queue_state = self._state
-        at = None
-        if queue_state.open:
-            turns = (pool.turn_ends_at(queue_state.now, queue_state.settings.age_step_s) for pool in queue_state.pools)
-            at = min(
-                (at for at in (queue_state.agenda.next_at, self._rate_at(), *turns) if at is not None), default=None
-            )
+        """Set the timer, if the time of the next look has changed."""
+        queue, at = self._state, None
+        if queue.open:
+            at = queue.agenda.next_at if queue.agenda else None
+            turns = [pool.turn_ends_at(queue.now, queue.settings.age_step_s) for pool in self.pools.startable.values()]
+            for each in (self._rate_at(), *turns) if turns or self.gate is not None else ():
+                if each is not None and (at is None or each < at):
+                    at = each
         if at != self._woken:
             self._woken = at
-            queue_state.out.append(SetQueueTimer(at=at))
+            queue.out.append(SetQueueTimer(at=at))
 
     def _rate_at(self) -> float | None:
-        """When the rate allows more, or it is time to ask for leases."""
-        queue_state = self._state
-        if queue_state.gate is None or not any(pool.line for pool in queue_state.pools):
+        """When the rate allows more, or it is time to request leases."""
+        queue = self._state
+        if self.gate is None or not queue.count[TaskStep.LINED]:
             return None
-        next_at = queue_state.gate.next_at
-        return next((at for at in (next_at - LEAD_S, next_at) if at > queue_state.now), None)
+        next_at = self.gate.next_at
+        return next((at for at in (next_at - LEAD_S, next_at) if at > queue.now), None)
 
+    # -- rules -------------------------------------------------------------------------------------------------------
 
-class Admission:
-    """Moves tasks among the steps ADMITTED, and keeps lanes, caps and lines."""
+    def route(self, route: RouteRecord, explicit: bool) -> None:
+        """Follow this route from now on."""
+        queue = self._state
+        before, queue.rules = queue.rules, route.queue
+        self.pools.route(route, explicit)
+        if (before.rate_per_s, before.burst) != (queue.rules.rate_per_s, queue.rules.burst):
+            self.new_gate()
+        self.rebuild()
 
-    def __init__(self, queue_state: QueueState) -> None:
-        self._state = queue_state
+    def new_gate(self) -> None:
+        """It starts empty: starts under the earlier rate are unknown, or were allowed by another rule."""
+        queue = self._state
+        rate = queue.rules.rate_per_s
+        self.gate = None if rate is None else RateLimiter(rate_per_s=rate, burst=queue.rules.burst, now=queue.now)
 
-    # -- lanes: from arrival to the stored end ---------------------------------------------------------------------
+    def rebuild(self) -> None:
+        """Rules, weights or workers have changed: all tasks that have not started are admitted again."""
+        queue = self._state
+        limit = queue.rules.per_key
+        self.concurrency = None if limit is None else KeyConcurrency(limit)
+        self.ordered_keys = OrderedKeys()
+        waiting = [task for task in queue.tasks.values() if task.step in ADMITTED]
+        for task in waiting:
+            self._unline(task)
+        for task in queue.tasks.values():
+            if task.step in UNSETTLED or task.step in ENDING:
+                key = self._order(task)
+                if key is not None:
+                    self.ordered_keys.join(key, task.seq)
+                    if task.begun:
+                        self.ordered_keys.start(key, task.seq)
+            if task.step in STARTED and self.concurrency is not None and task.key is not None:
+                self.concurrency.start(task.key, task.seq)
+        for task in waiting:
+            self.admit(task)
+
+    # -- ordered keys: from arrival to the stored end ------------------------------------------------------------------
+
+    def _order(self, task: Task) -> str | None:
+        """Its key, if the rules as they are now order it."""
+        task.ordered = task.key is not None and (task.submission.ordered or self._state.rules.ordered)
+        return task.key if task.ordered else None
 
     def enrol(self, task: Task) -> None:
-        """It has arrived, or the rules have changed: it takes part in the order of its key."""
-        task.ordered = task.key is not None and (task.submission.ordered or self._state.rules.ordered)
-        if task.ordered and task.key is not None:
-            self._demote(self._state.ordered_keys.join(task.key, task.seq))
+        """It has arrived: it takes its place in the order of its key."""
+        key = self._order(task)
+        if key is not None:
+            self._demote(self.ordered_keys.join(key, task.seq))
             if task.begun:
-                self._demote(self._state.ordered_keys.start(task.key, task.seq))
+                self._demote(self.ordered_keys.start(key, task.seq))
 
     def dismiss(self, task: Task) -> None:
         """Its end is stored: the next of its ordered key may go on."""
         if task.ordered and task.key is not None:
-            self._promote(self._state.ordered_keys.leave(task.key, task.seq))
+            self._promote(self.ordered_keys.leave(task.key, task.seq))
 
     def unstarted(self, task: Task) -> None:
-        """Its first try started nothing."""
+        """Its first attempt started nothing."""
         if task.ordered and task.key is not None:
-            self._promote(self._state.ordered_keys.unstart(task.key, task.seq))
+            self._promote(self.ordered_keys.unstart(task.key, task.seq))
 
     def _promote(self, seq: int | None) -> None:
         task = None if seq is None else self._state.tasks[seq]
@@ -166,78 +238,58 @@ class Admission:
             self.withdraw(task)
             self._state.move(task, TaskStep.BEHIND)
 
-    # -- lines: while it waits for its turn --------------------------------------------------------------------------
+    # -- lines: while a task waits for its turn ------------------------------------------------------------------------
 
     def admit(self, task: Task) -> None:
         """It could start."""
-        if task.ordered and task.key is not None and self._state.ordered_keys.head(task.key) != task.seq:
+        if task.ordered and task.key is not None and self.ordered_keys.head(task.key) != task.seq:
             self._state.move(task, TaskStep.BEHIND)
         else:
             self._cap(task)
 
     def withdraw(self, task: Task) -> None:
-        """It could start, and is taken out (its step is for the caller to change)."""
+        """It could start, and is taken out (the caller changes its step)."""
         self._unline(task)
-        if self._state.concurrency is not None and task.key is not None:
-            self._shift(self._state.concurrency.discard(task.key, task.seq))
+        if self.concurrency is not None and task.key is not None:
+            self._shift(self.concurrency.discard(task.key, task.seq))
 
     def begin(self, task: Task) -> None:
         """It runs from now on, whatever it did before."""
-        queue_state = self._state
+        queue = self._state
         if task.step in ADMITTED:
             self._unline(task)
-        queue_state.move(task, TaskStep.RUNNING)
-        if queue_state.agenda:
-            queue_state.agenda.cancel((TimerKind.RETRY, task.seq))
-            queue_state.agenda.cancel((TimerKind.UNKNOWN, task.seq))
+        queue.move(task, TaskStep.RUNNING)
+        if queue.agenda:
+            queue.agenda.cancel((TimerKind.RETRY, task.seq))
+            queue.agenda.cancel((TimerKind.UNKNOWN, task.seq))
         if task.ordered and task.key is not None:
-            self._demote(queue_state.ordered_keys.start(task.key, task.seq))
-        if queue_state.concurrency is not None and task.key is not None:
-            self._shift(queue_state.concurrency.start(task.key, task.seq))
-        queue_state.pools[task.pool].running += 1
+            self._demote(self.ordered_keys.start(task.key, task.seq))
+        if self.concurrency is not None and task.key is not None:
+            self._shift(self.concurrency.start(task.key, task.seq))
+        self._runs(task, 1)
 
     def end(self, task: Task) -> None:
-        """It does not run any more (its step is for the caller to change)."""
-        queue_state = self._state
-        if queue_state.agenda:
-            queue_state.agenda.cancel((TimerKind.TIMEOUT, task.seq))
-        queue_state.pools[task.pool].running -= 1
-        if queue_state.concurrency is not None and task.key is not None:
-            self._shift(queue_state.concurrency.stop(task.key, task.seq))
+        """It does not run any more (the caller changes its step)."""
+        queue = self._state
+        if queue.agenda:
+            queue.agenda.cancel((TimerKind.TIMEOUT, task.seq))
+        self._runs(task, -1)
+        if self.concurrency is not None and task.key is not None:
+            self._shift(self.concurrency.stop(task.key, task.seq))
 
-    def rebuild(self) -> None:
-        """Rules, weights or workers have changed: everybody who has not started is admitted anew."""
-        queue_state = self._state
-        limit = queue_state.rules.per_key
-        queue_state.concurrency = None if limit is None else KeyConcurrency(limit)
-        queue_state.ordered_keys = OrderedKeys()
-        waiting = [task for task in queue_state.tasks.values() if task.step in ADMITTED]
-        for task in waiting:
-            self._unline(task)
-        for task in queue_state.tasks.values():
-            if task.step in UNSETTLED or task.step in (TaskStep.STORING, TaskStep.BURYING):
-                self._enrol_again(task)
-            if task.step in STARTED and queue_state.concurrency is not None and task.key is not None:
-                queue_state.concurrency.start(task.key, task.seq)
-        for task in waiting:
-            self.admit(task)
-
-    def _enrol_again(self, task: Task) -> None:
-        """As `enrol`, while nobody has a place."""
-        task.ordered = task.key is not None and (task.submission.ordered or self._state.rules.ordered)
-        if task.ordered and task.key is not None:
-            self._state.ordered_keys.join(task.key, task.seq)
-            if task.begun:
-                self._state.ordered_keys.start(task.key, task.seq)
+    def _runs(self, task: Task, change: int) -> None:
+        pool = self.pools[task.pool]
+        pool.running += change
+        if pool.limit is not None:
+            self.pools.touch(pool)
 
     def _cap(self, task: Task) -> None:
-        queue_state = self._state
-        if queue_state.concurrency is None or task.key is None:
+        if self.concurrency is None or task.key is None:
             self._line(task)
             return
-        shift = queue_state.concurrency.add(task.key, task.place)
+        shift = self.concurrency.add(task.key, task.place)
         if task.seq not in shift.promoted:
-            queue_state.move(task, TaskStep.CAPPED)
+            self._state.move(task, TaskStep.CAPPED)
         self._shift(shift)
 
     def _shift(self, shift: StartChanges) -> None:
@@ -249,22 +301,28 @@ class Admission:
             self._line(self._state.tasks[seq])
 
     def _line(self, task: Task) -> None:
-        queue_state = self._state
-        pool = queue_state.pools.choose(task.submission, task.draw)
+        queue = self._state
+        pool = self.pools.choose(task.submission, task.draw)
         task.pool = pool.name
         task.cost = pool.costs.get(task.submission.method, 1)
+        misfit = (TimerKind.MISFIT, task.seq)
         if 0 < pool.largest < task.cost:
-            queue_state.move(task, TaskStep.PARKED)
-            if (TimerKind.MISFIT, task.seq) not in queue_state.agenda:
-                queue_state.agenda.set(
-                    (TimerKind.MISFIT, task.seq), queue_state.now + queue_state.settings.unknown_after_s
-                )
+            queue.move(task, TaskStep.PARKED)
+            if misfit not in queue.agenda:
+                queue.agenda.set(misfit, queue.now + queue.settings.unknown_after_s)
             return
-        if queue_state.agenda:
-            queue_state.agenda.cancel((TimerKind.MISFIT, task.seq))
-        queue_state.move(task, TaskStep.LINED)
+        if queue.agenda:
+            queue.agenda.cancel(misfit)
+        queue.move(task, TaskStep.LINED)
         pool.line.add(task.place, task.cost)
+        self.pools.touch(pool)
 
     def _unline(self, task: Task) -> None:
         if task.step is TaskStep.LINED:
-            self._state.pools[task.pool].line.discard(task.seq)
+            pool = self.pools[task.pool]
+            pool.line.discard(task.seq)
+            self.pools.touch(pool)
+
+
+def _number(pool: PoolCredit) -> int:
+    return pool.number

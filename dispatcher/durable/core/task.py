@@ -1,25 +1,30 @@
-"""One task of the queue, the steps of its life, and the only function that changes them.
+"""The tasks of one queue: the steps of a task's life, the only function that changes them, timers, and the effects so
+far.
 
 Laws:
 
 1. `Task.step` changes in `move` and nowhere else; a move that the table does not have raises and changes nothing.
-2. A task runs, as far as is known, exactly in the steps RUNNING and STOPPING; it has a place among those that may be
-   started next exactly in the steps ADMITTED.
+2. As far as is known, a task runs exactly in the steps RUNNING and STOPPING; it is among those that may start next
+   exactly in the steps ADMITTED.
 3. Every step but GONE has a way to GONE. Those that wait for an answer of the server or of a worker get it, or the
-   queue is lost; WAITING and PARKED have a timer; ADMITTED waits its turn, or until its deadline.
+   queue is lost; WAITING and PARKED have a timer; ADMITTED waits for its turn, or until its deadline.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import Final
 
 from ....runtime.state_machine import IllegalMove, diagram
+from ....runtime.timers import TimerQueue
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import JobState
-from ..policies.start_order import Place
-from .effects import StopReason
+from ....schemas.records.routes import QueueRules
+from ..policies.settings import DispatcherSettings
+from ..policies.start_order import Place, PrefetchWindow
+from .effects import Ack, Effect, EmitJobEvent, Persist, StopReason
 
 
 class TaskStep(StrEnum):
@@ -30,53 +35,51 @@ class TaskStep(StrEnum):
     LOOKING = "looking"
     """Its result is looked up: it may have ended before."""
     SCHEDULING = "scheduling"
-    """It is being given back to the server until its time."""
+    """It goes back to the server until its time."""
     BEHIND = "behind"
-    """An older one of its ordered key has not ended."""
+    """An older task of its ordered key has not ended."""
     CAPPED = "capped"
-    """Others of its key run, or go before it, as many as may at once."""
+    """As many tasks of its key as may run at once run, or go first."""
     LINED = "lined"
     """In the line of its pool: starts when its turn comes."""
     PARKED = "parked"
     """It takes more slots than any worker of its pool has."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """It was told to stop; it has not ended."""
+    """It was told to stop, and has not ended."""
     NOTING = "noting"
-    """It failed; that is being written down."""
+    """It failed; that is being stored."""
     WAITING = "waiting"
-    """... and was: it waits for its next try."""
+    """It waits for its next attempt."""
     STORING = "storing"
-    """Done or cancelled; that is being written down."""
+    """Done or cancelled; that is being stored."""
     BURYING = "burying"
-    """Dead; that is being written down."""
+    """Dead; that is being stored."""
     ACKING = "acking"
-    """Ended for good; the server has not confirmed yet that it forgets it."""
+    """It has ended, and the server has not confirmed the acknowledgement yet."""
     GONE = "gone"
 
 
 ADMITTED: Final = frozenset({TaskStep.BEHIND, TaskStep.CAPPED, TaskStep.LINED, TaskStep.PARKED})
-"""Could start if nobody else were there."""
+"""Could start if it were alone."""
 STARTED: Final = frozenset({TaskStep.RUNNING, TaskStep.STOPPING})
 UNSETTLED: Final = ADMITTED | STARTED | {TaskStep.LOOKING, TaskStep.NOTING, TaskStep.WAITING}
 """May still be cancelled, or expire."""
-
-_ENDS: Final = {TaskStep.STORING, TaskStep.BURYING}
+ENDING: Final = frozenset({TaskStep.STORING, TaskStep.BURYING})
 
 NEXT: Final[dict[TaskStep, frozenset[TaskStep]]] = {
     TaskStep.NEW: ADMITTED
-    | _ENDS
+    | ENDING
     | {TaskStep.LOOKING, TaskStep.SCHEDULING, TaskStep.WAITING, TaskStep.RUNNING, TaskStep.ACKING},
-    TaskStep.LOOKING: ADMITTED | _ENDS | {TaskStep.SCHEDULING, TaskStep.WAITING, TaskStep.RUNNING, TaskStep.ACKING},
+    TaskStep.LOOKING: ADMITTED | ENDING | {TaskStep.SCHEDULING, TaskStep.WAITING, TaskStep.RUNNING, TaskStep.ACKING},
     TaskStep.SCHEDULING: frozenset({TaskStep.BURYING, TaskStep.ACKING}),
-    TaskStep.BEHIND: ADMITTED | _ENDS | {TaskStep.RUNNING},
-    TaskStep.CAPPED: ADMITTED | _ENDS | {TaskStep.RUNNING},
-    TaskStep.LINED: ADMITTED | _ENDS | {TaskStep.RUNNING},
-    TaskStep.PARKED: ADMITTED | _ENDS | {TaskStep.RUNNING},
-    TaskStep.RUNNING: ADMITTED | _ENDS | {TaskStep.STOPPING, TaskStep.NOTING, TaskStep.WAITING},
-    TaskStep.STOPPING: ADMITTED | _ENDS | {TaskStep.NOTING, TaskStep.WAITING},
-    TaskStep.NOTING: ADMITTED | _ENDS | {TaskStep.WAITING},
-    TaskStep.WAITING: ADMITTED | _ENDS | {TaskStep.RUNNING},
+    **dict.fromkeys(
+        (TaskStep.BEHIND, TaskStep.CAPPED, TaskStep.LINED, TaskStep.PARKED), ADMITTED | ENDING | {TaskStep.RUNNING}
+    ),
+    TaskStep.RUNNING: ADMITTED | ENDING | {TaskStep.STOPPING, TaskStep.NOTING, TaskStep.WAITING},
+    TaskStep.STOPPING: ADMITTED | ENDING | {TaskStep.NOTING, TaskStep.WAITING},
+    TaskStep.NOTING: ADMITTED | ENDING | {TaskStep.WAITING},
+    TaskStep.WAITING: ADMITTED | ENDING | {TaskStep.RUNNING},
     TaskStep.STORING: frozenset({TaskStep.ACKING}),
     TaskStep.BURYING: frozenset({TaskStep.ACKING}),
     TaskStep.ACKING: frozenset({TaskStep.GONE}),
@@ -88,13 +91,11 @@ TOLD: Final[dict[TaskStep, JobState]] = {
     TaskStep.LOOKING: JobState.QUEUED,
     TaskStep.SCHEDULING: JobState.SCHEDULED,
     **dict.fromkeys(ADMITTED, JobState.QUEUED),
-    **dict.fromkeys(STARTED, JobState.RUNNING),
+    **dict.fromkeys(STARTED | ENDING, JobState.RUNNING),
     TaskStep.NOTING: JobState.WAITING,
     TaskStep.WAITING: JobState.WAITING,
-    TaskStep.STORING: JobState.RUNNING,
-    TaskStep.BURYING: JobState.RUNNING,
 }
-"""What people are told; of ACKING it is how the task ended."""
+"""What people see; in ACKING it is how the task ended."""
 
 
 def move(task: Task, to: TaskStep) -> None:
@@ -119,10 +120,10 @@ def states_diagram() -> str:
 
 
 class Task:
-    """What is known of a message from its arrival until the server has forgotten it. All times are monotonic, but for
-    those that say otherwise."""
+    """What is known of a message from its arrival until the server has forgotten it. Times are monotonic unless they
+    say otherwise."""
 
-    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+    # No slots: most tasks never set most fields, and defaults in the class make a task cheaper to create.
 
     ordered = False
     """Among those of its key, as the rules are now."""
@@ -132,33 +133,33 @@ class Task:
     cost = 1
     """Slots that it takes there."""
     attempts = 0
-    """Tries that were begun, the one that runs included, and those of an earlier life (see Submission.attempts)."""
+    """Attempts started, the running one and those before it was a dead letter included (see Submission.attempts)."""
     tried = False
-    """A TryRecord of it may stand."""
+    """It may have a TryRecord."""
     refusals = 0
-    """Tries in a row that came to nothing."""
+    """Attempts in a row that started nothing."""
     lost = False
-    """It once vanished together with its worker."""
+    """It was lost once, together with its worker."""
     ready_at = 0.0
-    """When its next try may begin."""
+    """When its next attempt may start."""
     timeout_at: float | None = None
-    """When the try that runs has run too long."""
+    """When the running attempt times out."""
     started_at: float | None = None
-    """Unix time; of the last try, if this dispatcher began it."""
+    """Unix time; of the last attempt, if this dispatcher started it."""
     worker = ""
     """`<pool>.<worker>` that it was found on at the takeover."""
     doom: StopReason | None = None
-    """It will be cancelled or is dead, as soon as it is known what became of what is on its way."""
+    """It will be cancelled or is dead, as soon as the outcome of what is under way is known."""
     marked = False
-    """That it is cancelled is written down."""
+    """Its cancellation is stored."""
     found = False
-    """Its end was found stored, before it was known whether it runs all the same."""
+    """Its stored result was found before it was known whether it runs nevertheless."""
     error: GanglineError | None = None
     """The last."""
     end: JobState | None = None
     """How it ended."""
     reason: str | None = None
-    """Of its death."""
+    """Why it is dead."""
 
     def __init__(self, *, seq: int, submission: Submission, size: int, draw: float, place: Place) -> None:
         self.seq = seq
@@ -166,15 +167,120 @@ class Task:
         self.job = submission.job
         self.size = size
         self.draw = draw
-        """Chooses its pool, again and again the same."""
+        """Chooses its pool, always the same one."""
         self.place = place
         self.step = TaskStep.NEW
         self.key = submission.key
 
     @property
     def begun(self) -> bool:
-        """It was started once; in an earlier life, before it was submitted anew, does not count."""
+        """It was started once; attempts before it was a dead letter do not count."""
         return self.attempts > self.submission.attempts
 
     def __repr__(self) -> str:
         return f"<Task {self.seq} {self.job} {self.step.value} attempts={self.attempts}>"
+
+
+class TimerKind(StrEnum):
+    DEADLINE = "deadline"
+    """The job may run no longer."""
+    TIMEOUT = "timeout"
+    """The attempt may run no longer."""
+    RETRY = "retry"
+    """The next attempt may start."""
+    UNKNOWN = "unknown"
+    """Nobody knows the endpoint: it is dead."""
+    MISFIT = "misfit"
+    """No worker is large enough: it is dead."""
+
+
+_ALL: Final = tuple(TimerKind)
+Entry = tuple[TimerKind, int]
+"""With the task's sequence."""
+
+
+class TaskTimers(TimerQueue[Entry]):
+    """By the monotonic clock."""
+
+    __slots__ = ()
+
+    def forget(self, seq: int) -> None:
+        """Cancel all timers of a task."""
+        if self:
+            for due in _ALL:
+                self.cancel((due, seq))
+
+
+class QueueState:
+    """The tasks in hand, the time of the event, and the effects so far."""
+
+    def __init__(self, endpoint: str, settings: DispatcherSettings) -> None:
+        self.endpoint = endpoint
+        self.settings = settings
+        self.now = float("-inf")
+        self.wall = 0.0
+        self.draw = 0.5
+        self.taken = False
+        self.open = False
+        """What ran before the takeover is known: tasks may start, and end without a start."""
+        self.sure = True
+        """The queue is ours."""
+        self.rules = QueueRules()
+        self.tasks: dict[int, Task] = {}
+        """By sequence; all that are not GONE."""
+        self.jobs: dict[str, int] = {}
+        """Sequence by job, without those that are being scheduled or malformed."""
+        self.count: dict[TaskStep, int] = dict.fromkeys(TaskStep, 0)
+        """Tasks by step."""
+        self.agenda = TaskTimers()
+        self.window = PrefetchWindow(count=settings.window_tasks, bytes_=settings.window_bytes)
+        self.totals: Counter[str] = Counter()
+        """Since the takeover: started, done, dead, cancelled, retried, repeated, scheduled."""
+        self.out: list[Effect] = []
+        self.held: list[Effect] = []
+        """Effects that wait until the queue is certainly ours."""
+
+    @property
+    def running(self) -> int:
+        """Tasks that workers have, as far as is known."""
+        return self.count[TaskStep.RUNNING] + self.count[TaskStep.STOPPING]
+
+    def of_job(self, job: str) -> Task | None:
+        return self.tasks.get(self.jobs.get(job, -1))
+
+    def move(self, task: Task, to: TaskStep) -> None:
+        before, count = task.step, self.count
+        move(task, to)
+        count[before] -= 1
+        count[to] += 1
+
+    def put(self, task: Task) -> None:
+        """It arrived."""
+        self.tasks[task.seq] = task
+        self.count[task.step] += 1
+        self.window.add(task.size)
+
+    def settle(self, effect: Persist | Ack, *told: EmitJobEvent) -> None:
+        """Request what only the owner of the queue may do."""
+        (self.out if self.sure else self.held).extend((effect, *told))
+
+    def tell(self, task: Task, state: JobState, error: GanglineError | None = None) -> tuple[EmitJobEvent, ...]:
+        """The event of a change, if the job asked for events."""
+        if not task.submission.events:
+            return ()
+        reason = task.reason if state is JobState.DEAD else None
+        return (
+            EmitJobEvent(
+                seq=task.seq,
+                job=task.job,
+                state=state,
+                attempt=task.attempts,
+                at=self.wall,
+                error=error,
+                reason=reason,
+            ),
+        )
+
+    def mono(self, wall: float) -> float:
+        """A Unix time on the monotonic clock."""
+        return self.now + (wall - self.wall)

@@ -8,13 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ....bus.port.bus import Stream
+from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName
-from ....schemas.names import Names, check_name
-from ....telemetry.logs import Log
-from ...jobs.storage import TaskStreams
-from ...router.router import Router
-from ...traffic.table import RouteTable
-from ..workers.pool_observer import KnownPools
+from ....schemas.names import check_name
+from ..workers.context import DispatcherContext
 
 _MANY: Final = 1000
 _RARELY: Final = 10
@@ -26,47 +23,33 @@ class EndpointDiscovery:
 
     def __init__(
         self,
-        names: Names,
-        streams: TaskStreams,
+        context: DispatcherContext,
         *,
-        router: Router,
-        routes: RouteTable,
-        known: KnownPools,
-        look_s: float,
         found: Callable[[frozenset[str]], None],
-        sweeper: Callable[[Stream, list[str]], None],
-        log: Log,
+        strays: Callable[[Stream, list[str]], None],
     ) -> None:
         """
         Args:
-            found: told of all endpoints, each time.
-            strays: told of subjects in the stream that are no endpoint's.
+            found: receives all endpoints, each time.
+            strays: receives subjects in the stream that are no endpoint's.
         """
-        self._names = names
-        self._streams = streams
-        self._router = router
-        self._routes = routes
-        self._known = known
-        self._look_s = look_s
+        self._context, self._names, self._log = context, context.names, context.log
+        self._known = context.known.names
         self._found = found
-        self._sweeper = sweeper
-        self._log = log
-        self._task: asyncio.Task[None] | None = None
+        self._strays = strays
+        self._work = TaskSet("endpoints", context.log)
         self._looks = 0
         self._whole_every = 1
         self.depths: Mapping[str, int] = {}
         """Tasks in the stream by endpoint, as of the last look."""
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Look for the first time, as far as storage answers, and go on."""
-        self._task = asyncio.get_running_loop().create_task(self._go_on(), name="gangline-endpoints")
+        self._work.start(self._go_on())
 
     async def stop(self) -> None:
         """Idempotent, safe before `start`."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await self._work.stop()
 
     async def _go_on(self) -> None:
         while True:
@@ -76,43 +59,36 @@ class EndpointDiscovery:
                 self._log.debug("endpoints cannot be looked for: %s", error, extra={"action": "endpoints.look"})
             except Exception:
                 self._log.exception("looking for endpoints failed", extra={"action": "endpoints.bug"})
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self._context.settings.look_s)
 
     async def _look(self) -> None:
-        stream = await self._streams.tasks()
+        stream = await self._context.streams.tasks()
         whole = self._looks % self._whole_every == 0
         self._looks += 1
         state = await stream.state(">" if whole else self._names.tasks)
         depths: dict[str, int] = {}
-        sweeper: list[str] = []
+        strays: list[str] = []
         for subject, count in state.subjects.items():
             endpoint = self._endpoint_of(subject)
             if endpoint is None:
-                sweeper.append(subject)
+                strays.append(subject)
             else:
                 depths[endpoint] = depths.get(endpoint, 0) + count
         self.depths = depths
-        await self._look_for_pools()
-        await self._look_for_sets()
-        await self._routes.ready()
-        self._found(frozenset((*depths, *self._known.names, *self._routes.known)))
-        if whole:
-            self._whole_every = _RARELY if len(sweeper) > _MANY else 1
-            self._looks = 1
-            if sweeper:
-                self._sweeper(stream, sweeper)
-
-    async def _look_for_pools(self) -> None:
-        ledger = await self._router.ledger()
+        ledger, router = await self._context.router.ledger(), self._context.router
         for entry in await ledger.entries(self._names.registrations_of()):
             with contextlib.suppress(InvalidName):
-                self._known.names.add(self._names.parse_worker_key(entry.key).pool)
-
-    async def _look_for_sets(self) -> None:
-        ledger = await self._router.ledger()
+                self._known.add(self._names.parse_worker_key(entry.key).pool)
         for entry in await ledger.entries(self._names.gangset_key()):
             with contextlib.suppress(InvalidName):
-                self._known.names.add(check_name(entry.key.partition(".")[2], "standing set"))
+                self._known.add(check_name(entry.key.partition(".")[2], "standing set"))
+        await router.routes.ready()
+        self._found(frozenset((*depths, *self._known, *router.routes.known)))
+        if whole:
+            self._whole_every = _RARELY if len(strays) > _MANY else 1
+            self._looks = 1
+            if strays:
+                self._strays(stream, strays)
 
     def _endpoint_of(self, subject: str) -> str | None:
         """The endpoint whose queue takes this subject; None if none does."""

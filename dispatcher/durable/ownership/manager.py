@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Final, Literal, assert_never
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Literal
 
 from pydantic import ValidationError
 
-from ....bus.port.bus import Bus, ConnectionEvent, ConsumerState, Message, NoResponders, Stream
+from ....bus.port.bus import ConnectionEvent, ConsumerState, Message, NoResponders
 from ....bus.port.types import Subscription
 from ....runtime.clock import Environment
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, Unavailable
-from ....schemas.names import DispatcherOperation, Names
+from ....schemas.names import DispatcherOperation
 from ....schemas.records.jobs import DispatcherEvent
-from ....telemetry.logs import Log
-from ..policies.settings import DispatcherSettings
-from ..workers.failure_detector import DoubtMonitor
-from .ownership_core import (
-    AnyEvent,
-    ConnectionChanged,
-    EndpointsFound,
-    GiveUp,
-    Gone,
-    HandedOver,
-    Here,
-    Holding,
-    Listed,
-    NotTaken,
-    OwnershipCore,
-    OwnershipTick,
-    PeerAlive,
-    PeerSilent,
-    PingPeer,
-    Stalled,
-    Take,
-    Took,
-)
+from ..workers.context import DispatcherContext
+from .ownership_core import GiveUp, Holding, OwnershipCore, PingPeer, Take
 
 LIST_S: Final = 1.0
 _SPREAD_S: Final = 0.02
@@ -52,9 +31,6 @@ DISPATCHER: Final = "gangline-dispatcher"
 PRIVATELY: Final = "gangline-private"
 """Likewise: its holder is asked on its private subject, which those of earlier versions do not have."""
 
-TakeQueue = Callable[[Take], Awaitable[str | None]]
-"""Take a queue: the name of our consumer, or None."""
-
 
 def consumer_name(endpoint: str, ambient: Environment) -> str:
     """A new name for a consumer of that queue."""
@@ -66,30 +42,28 @@ class OwnershipManager:
 
     def __init__(
         self,
-        bus: Bus,
-        names: Names,
+        context: DispatcherContext,
         *,
-        dispatcher: str,
-        tasks: Callable[[], Awaitable[Stream]],
-        settings: DispatcherSettings,
-        guard: DoubtMonitor,
-        ambient: Environment,
-        take: TakeQueue,
+        take: Callable[[Take], Awaitable[str | None]],
         give_up: Callable[[int], None],
-        log: Log,
     ) -> None:
-        self._bus = bus
-        self._names = names
-        self._dispatcher = dispatcher
-        self._tasks = tasks
-        self._settings = settings
-        self._guard = guard
-        self._ambient = ambient
+        """
+        Args:
+            take: takes a queue; returns the name of our consumer, or None.
+            give_up: hands over so many queues.
+        """
+        self._bus, self._names, self._settings = context.bus, context.names, context.settings
+        self._guard, self._log = context.guard, context.log
+        self._context = context
         self._take = take
         self._give_up = give_up
-        self._log = log
-        self._prefix = names.tasks[: -len(">")]
-        self._core: OwnershipCore | None = None
+        self._prefix = self._names.tasks[: -len(">")]
+        self._core = OwnershipCore(
+            context.dispatcher,
+            ping_s=self._settings.ping_s,
+            frozen_after_s=self._settings.frozen_after_s,
+            spread_s=_SPREAD_S,
+        )
         self._wake = asyncio.Event()
         self._background = TaskSet("ownership")
         self._subscription: Subscription | None = None
@@ -97,20 +71,13 @@ class OwnershipManager:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._warned: frozenset[str] = frozenset()
         self._public: frozenset[str] = frozenset()
-        """Holders that have no private subject."""
+        """Owners that have no private subject."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to look for queues; `found` says of which endpoints."""
-        loop = asyncio.get_running_loop()
-        self._core = OwnershipCore(
-            self._dispatcher,
-            ping_s=self._settings.ping_s,
-            frozen_after_s=self._settings.frozen_after_s,
-            spread_s=_SPREAD_S,
-            connected_at=loop.time(),
-        )
+        self._core.start(self._now)
         self._undo = [self._bus.on_connection(self._on_connection), self._guard.on_doubt(self._on_doubt)]
         self._subscription = await self._bus.subscribe(self._names.dispatcher_events, self._on_event)
         self._background.start(self._go_on())
@@ -129,27 +96,31 @@ class OwnershipManager:
     # -- what happens ---------------------------------------------------------------------------------------------
 
     def found(self, endpoints: frozenset[str]) -> None:
-        """These endpoints there are."""
-        self._tell(EndpointsFound(now=self._now, endpoints=endpoints))
+        """These endpoints exist."""
+        self._core.found(endpoints)
         self._wake.set()
 
     def gone(self, endpoint: str) -> None:
-        """We have lost that queue."""
-        self._tell(Gone(now=self._now, endpoint=endpoint))
+        """The queue is no longer ours."""
+        self._core.gone(endpoint)
         self._wake.set()
 
-    def handed_over(self, endpoints: list[str]) -> None:
-        """Tell the others that we gave these up."""
-        self._say("handed_over", tuple(endpoints))
-
-    def say(self, event: Literal["joined", "left"]) -> None:
-        """Tell the others that we joined, or left."""
-        self._say(event, ())
+    def say(self, event: Literal["joined", "here", "handed_over", "left"], queues: Sequence[str] = ()) -> None:
+        """Tell the other dispatchers."""
+        told = DispatcherEvent(
+            dispatcher=self._context.dispatcher,
+            event=event,
+            queues=tuple(queues),
+            has=len(self._core.mine),
+            at=self._context.ambient.wall(),
+        )
+        with contextlib.suppress(GanglineError):
+            self._bus.publish(self._names.dispatcher_event(told.dispatcher), told.model_dump_json().encode())
 
     @property
     def peers(self) -> int:
         """Other dispatchers that have queues."""
-        return 0 if self._core is None else self._core.peers
+        return self._core.peers
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -157,42 +128,23 @@ class OwnershipManager:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _say(self, event: Literal["joined", "here", "handed_over", "left"], queues: tuple[str, ...]) -> None:
-        told = DispatcherEvent(
-            dispatcher=self._dispatcher,
-            event=event,
-            queues=queues,
-            has=len(self._core.mine) if self._core is not None else 0,
-            at=self._ambient.wall(),
-        )
-        with contextlib.suppress(GanglineError):
-            self._bus.publish(self._names.dispatcher_event(self._dispatcher), told.model_dump_json().encode())
-
-    def _tell(self, event: AnyEvent) -> None:
-        if self._core is None:
-            return
-        for effect in self._core.handle(event):
-            match effect:
-                case Take():
-                    self._background.start(self._take_queue(effect))
-                case PingPeer():
-                    self._background.start(self._ping(effect.dispatcher))
-                case GiveUp():
-                    self._give_up(effect.count)
-                case _:
-                    assert_never(effect)
-
     async def _go_on(self) -> None:
         core, loop = self._core, asyncio.get_running_loop()
-        assert core is not None
         listed_at = float("-inf")
         while True:
             self._wake.clear()
             if self._bus.connected and (core.must_list or loop.time() - listed_at >= LIST_S):
                 listed_at = loop.time()
                 await self._list()
-                self._say("here", ())
-            self._tell(OwnershipTick(now=loop.time(), draw=self._ambient.random.random()))
+                self.say("here")
+            for effect in core.tick(loop.time(), self._context.ambient.random.random()):
+                match effect:
+                    case Take():
+                        self._background.start(self._take_queue(effect))
+                    case PingPeer():
+                        self._background.start(self._ping(effect.dispatcher))
+                    case GiveUp():
+                        self._give_up(effect.count)
             wait_s = min(0.25, self._settings.ping_s)
             if core.next_at is not None:
                 wait_s = min(wait_s, max(0.001, core.next_at - loop.time()))
@@ -202,8 +154,7 @@ class OwnershipManager:
 
     async def _list(self) -> None:
         try:
-            stream = await self._tasks()
-            consumers = await stream.consumers()
+            consumers = await (await self._context.streams.tasks()).consumers()
         except GanglineError as error:
             self._log.debug("consumers cannot be listed: %s", error, extra={"action": "ownership.list"})
             return
@@ -211,11 +162,10 @@ class OwnershipManager:
         self._public = frozenset(
             holder for each in consumers if PRIVATELY not in each.metadata and (holder := each.metadata.get(DISPATCHER))
         )
-        self._tell(Listed(now=self._now, holdings=tuple(self._holding(each) for each in consumers)))
-        assert self._core is not None
+        self._core.listed(map(self._holding, consumers), self._now)
         if self._core.foreign - self._warned:
             self._log.error(
-                "consumers on the stream of tasks that are not ours keep its tasks from us: %s; remove them",
+                "foreign consumers on the task stream keep its tasks from dispatchers: %s; remove them",
                 ", ".join(sorted(self._core.foreign)),
                 extra={"action": "ownership.foreign"},
             )
@@ -224,32 +174,24 @@ class OwnershipManager:
     def _holding(self, state: ConsumerState) -> Holding:
         endpoint, dot, rest = state.filter[len(self._prefix) :].partition(".")
         ours = state.filter.startswith(self._prefix) and dot and rest == ">" and not {"*", ">"} & set(endpoint)
-        return Holding(
-            consumer=state.name,
-            endpoint=endpoint if ours else "",
-            dispatcher=state.metadata.get(DISPATCHER, ""),
-        )
+        holder = state.metadata.get(DISPATCHER, "")
+        return Holding(consumer=state.name, endpoint=endpoint if ours else "", dispatcher=holder)
 
     async def _take_queue(self, take: Take) -> None:
+        consumer = None
+        extra = {"action": "queue.not_taken", "endpoint": take.endpoint}
         try:
-            # What a dead holder had does not wait: tasks run there, and it might come back meanwhile.
+            # A dead owner's queue does not wait: its tasks run, and it might come back meanwhile.
             async with contextlib.nullcontext() if take.over else self._at_once:
                 consumer = await self._take(take)
         except Unavailable as error:
-            consumer = None
-            self._log.debug(
-                "queue %s not taken: %s",
-                take.endpoint,
-                error,
-                extra={"action": "queue.not_taken", "endpoint": take.endpoint},
-            )
+            self._log.debug("queue %s not taken: %s", take.endpoint, error, extra=extra)
         except Exception:
-            consumer = None
             self._log.exception("taking queue %s failed", take.endpoint, extra={"action": "ownership.bug"})
         if consumer is None:
-            self._tell(NotTaken(now=self._now, endpoint=take.endpoint))
+            self._core.not_taken(take.endpoint)
         else:
-            self._tell(Took(now=self._now, endpoint=take.endpoint, consumer=consumer))
+            self._core.took(take.endpoint, consumer)
 
     async def _ping(self, dispatcher: str) -> None:
         subject = self._names.dispatcher(dispatcher, DispatcherOperation.PING)
@@ -259,12 +201,12 @@ class OwnershipManager:
             await self._bus.request(subject, timeout_s=self._settings.frozen_after_s)
         except NoResponders:
             self._guard.look()
-            self._tell(PeerSilent(now=self._now, dispatcher=dispatcher))
+            self._core.silent(dispatcher, self._now)
             self._wake.set()
         except GanglineError:
             pass  # its silence speaks for itself
         else:
-            self._tell(PeerAlive(now=self._now, dispatcher=dispatcher))
+            self._core.alive(dispatcher, self._now)
 
     # -- from outside ---------------------------------------------------------------------------------------------
 
@@ -274,23 +216,21 @@ class OwnershipManager:
             told = DispatcherEvent.model_validate_json(message.data)
         except ValidationError:
             return
-        if told.dispatcher == self._dispatcher:
+        if told.dispatcher == self._context.dispatcher:
             return
-        self._tell(PeerAlive(now=self._now, dispatcher=told.dispatcher))
-        has = None if told.event == "left" else told.has
-        self._tell(Here(now=self._now, dispatcher=told.dispatcher, has=has))
+        self._core.alive(told.dispatcher, self._now)
+        self._core.told(told.dispatcher, None if told.event == "left" else told.has, self._now)
         if told.event == "handed_over":
-            self._tell(HandedOver(now=self._now, dispatcher=told.dispatcher, endpoints=frozenset(told.queues)))
+            self._core.handed_over(told.dispatcher, told.queues)
             self._wake.set()
 
     def _on_connection(self, event: ConnectionEvent) -> None:
-        if self._core is not None:
-            self._tell(ConnectionChanged(now=self._now, connected=event is ConnectionEvent.RECONNECTED))
-            self._wake.set()
+        self._core.connection_changed(event is ConnectionEvent.RECONNECTED, self._now)
+        self._wake.set()
 
     def _on_doubt(self, gap_s: float) -> None:
         if gap_s:
-            self._tell(Stalled(now=self._now, seconds=gap_s))
+            self._core.stalled(gap_s)
 
     def __repr__(self) -> str:
-        return f"OwnershipManager({self._dispatcher}, {self._core!r})"
+        return f"OwnershipManager({self._context.dispatcher}, {self._core!r})"

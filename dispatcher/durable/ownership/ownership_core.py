@@ -10,7 +10,7 @@ Laws:
    while; or when it has not answered for `frozen_after_s`, all of it time in which we could have heard it.
 3. What is deleted is the consumer by its name, so that a queue that changed hands meanwhile is not taken from its new
    holder.
-4. Nobody takes two steps for one queue at once: after Take nothing is asked for it until Took, NotTaken or Gone.
+4. No queue has two steps under way: after Take nothing more is done about it until `took`, `not_taken` or `gone`.
 5. A consumer without our marks is of somebody else, and is left alone.
 6. Whoever has most gives queues up while somebody has fewer by two or more; whoever has fewer is faster to take them.
 7. A holder believes that a queue is its own for `TRUST_S` from before it asked for the newest proof of that, less the
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final
 
 from ....schemas.deadline import margin_s
 
@@ -54,114 +54,8 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnershipEvent:
-    now: float
-    """Monotonic seconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointsFound(OwnershipEvent):
-    """Endpoints that there are."""
-
-    endpoints: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed(OwnershipEvent):
-    """All consumers there are."""
-
-    holdings: tuple[Holding, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerAlive(OwnershipEvent):
-    """A dispatcher answered, or was heard of otherwise."""
-
-    dispatcher: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerSilent(OwnershipEvent):
-    """The server says that nobody listened to a ping."""
-
-    dispatcher: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Here(OwnershipEvent):
-    """A dispatcher said how many queues it has; None: it leaves."""
-
-    dispatcher: str
-    has: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandedOver(OwnershipEvent):
-    """A dispatcher says that it has just given these queues up."""
-
-    dispatcher: str
-    endpoints: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionChanged(OwnershipEvent):
-    connected: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stalled(OwnershipEvent):
-    """We stood still for so long, and heard nobody."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Took(OwnershipEvent):
-    """The queue is ours."""
-
-    endpoint: str
-    consumer: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotTaken(OwnershipEvent):
-    """Somebody was faster, or the server did not answer."""
-
-    endpoint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone(OwnershipEvent):
-    """The queue is ours no longer."""
-
-    endpoint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnershipTick(OwnershipEvent):
-    draw: float
-    """A random number in [0, 1)."""
-
-
-AnyEvent = (
-    EndpointsFound
-    | Listed
-    | PeerAlive
-    | PeerSilent
-    | Here
-    | HandedOver
-    | ConnectionChanged
-    | Stalled
-    | Took
-    | NotTaken
-    | Gone
-    | OwnershipTick
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """Delete these consumers, then make one of our own. Answer with Took or NotTaken."""
+    """Delete these consumers, then make one of our own. Answer with `took` or `not_taken`."""
 
     endpoint: str
     over: tuple[str, ...]
@@ -171,14 +65,14 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingPeer:
-    """Ask whether it lives. Answer with PeerAlive or PeerSilent, or not at all."""
+    """Ask whether it lives. Answer with `alive` or `silent`, or not at all."""
 
     dispatcher: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """Hand so many queues over, idle ones if there are some. Answer with Gone for each."""
+    """Hand so many queues over, idle ones if there are some. Answer with `gone` for each."""
 
     count: int
 
@@ -224,16 +118,13 @@ class _Peer:
 class OwnershipCore:
     """Decides for one dispatcher."""
 
-    def __init__(
-        self, dispatcher: str, *, ping_s: float, frozen_after_s: float, spread_s: float, connected_at: float
-    ) -> None:
+    def __init__(self, dispatcher: str, *, ping_s: float, frozen_after_s: float, spread_s: float) -> None:
         """
         Args:
             dispatcher: our id.
             ping_s: between two pings of one dispatcher.
             frozen_after_s: silence after which a holder counts as dead.
             spread_s: how much longer we wait for each queue that we have more than others: who has fewer is faster.
-            connected_at: since when we are connected.
         """
         self.dispatcher = dispatcher
         self.mine: dict[str, str] = {}
@@ -241,7 +132,7 @@ class OwnershipCore:
         self._ping_s = ping_s
         self._frozen_after_s = frozen_after_s
         self._spread_s = spread_s
-        self._connected_at: float | None = connected_at
+        self._connected_at: float | None = None
         self._endpoints: frozenset[str] = frozenset()
         self._holdings: dict[str, Holding] = {}
         """By endpoint; of all but `mine`."""
@@ -256,7 +147,7 @@ class OwnershipCore:
         self._listed = False
         self._others: dict[str, tuple[int, float]] = {}
         """How many queues others have, and when they said so."""
-        self._gave_at = connected_at
+        self._gave_at = float("-inf")
 
     @property
     def foreign(self) -> frozenset[str]:
@@ -272,76 +163,22 @@ class OwnershipCore:
         """When the next queue is to be taken; ticks come besides."""
         return min(self._wanted_at.values(), default=None)
 
-    def handle(self, event: AnyEvent) -> list[Effect]:
-        """Learn something; returns what to do, in order."""
-        match event:
-            case OwnershipTick():
-                return self._tick(event)
-            case PeerAlive() | PeerSilent() | Here() | HandedOver() | ConnectionChanged() | Stalled():
-                self._of_others(event)
-            case EndpointsFound():
-                self._endpoints = event.endpoints
-            case Listed():
-                self._list(event)
-            case Took():
-                self._taking.discard(event.endpoint)
-                self._holdings.pop(event.endpoint, None)
-                self._had.pop(event.endpoint, None)
-                self.mine[event.endpoint] = event.consumer
-            case NotTaken():
-                self._taking.discard(event.endpoint)
-                self._listed = False  # who has it now?
-            case Gone():
-                self.mine.pop(event.endpoint, None)
-                self._listed = False
-            case _:
-                assert_never(event)
-        return []
+    # -- what happens ---------------------------------------------------------------------------------------------
 
-    def _of_others(self, event: PeerAlive | PeerSilent | Here | HandedOver | ConnectionChanged | Stalled) -> None:
-        match event:
-            case PeerAlive():
-                if (peer := self._peers.get(event.dispatcher)) is not None:
-                    peer.heard_at, peer.unheard = event.now, 0
-            case PeerSilent():
-                if (peer := self._peers.get(event.dispatcher)) is not None and self._settled(event.now):
-                    peer.unheard += 1
-            case Here():
-                self._others.pop(event.dispatcher, None)
-                if event.has is not None:
-                    self._others[event.dispatcher] = (event.has, event.now)
-            case HandedOver():
-                for endpoint in event.endpoints:
-                    self._holdings.pop(endpoint, None)
-                    if self._had.get(endpoint) == event.dispatcher:
-                        del self._had[endpoint]
-            case ConnectionChanged():
-                self._connected_at = event.now if event.connected else None
-                self._listed = False
-                for peer in self._peers.values():
-                    peer.heard_at, peer.unheard = event.now, 0
-            case Stalled():
-                for peer in self._peers.values():
-                    peer.heard_at += event.seconds
-                    peer.unheard = 0
-            case _:
-                assert_never(event)
+    def start(self, now: float) -> None:
+        """Connected, and nothing is known yet."""
+        self._connected_at = self._gave_at = now
 
-    @property
-    def must_list(self) -> bool:
-        """What is known of consumers may be wrong: list them before the next tick."""
-        return not self._listed
+    def found(self, endpoints: frozenset[str]) -> None:
+        """These endpoints exist."""
+        self._endpoints = endpoints
 
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _settled(self, now: float) -> bool:
-        return self._connected_at is not None and now - self._connected_at >= CONNECTED_FOR_S
-
-    def _list(self, event: Listed) -> None:
+    def listed(self, held: Iterable[Holding], now: float) -> None:
+        """These are all consumers."""
         self._listed = True
         holdings: dict[str, Holding] = {}
         self._foreign.clear()
-        for holding in event.holdings:
+        for holding in held:
             if not holding.endpoint or not holding.dispatcher:
                 self._foreign.add(holding.consumer)
             if holding.endpoint and self.mine.get(holding.endpoint) != holding.consumer:
@@ -349,10 +186,71 @@ class OwnershipCore:
         self._holdings = holdings
         self._had.update((endpoint, holding.dispatcher) for endpoint, holding in holdings.items())
         others = {holding.dispatcher for holding in holdings.values()} - {"", self.dispatcher}
-        self._peers = {name: self._peers.get(name) or _Peer(event.now) for name in sorted(others)}
+        self._peers = {name: self._peers.get(name) or _Peer(now) for name in sorted(others)}
 
-    def _tick(self, tick: OwnershipTick) -> list[Effect]:
-        now = tick.now
+    def alive(self, dispatcher: str, now: float) -> None:
+        """It has answered, or was heard from otherwise."""
+        if (peer := self._peers.get(dispatcher)) is not None:
+            peer.heard_at, peer.unheard = now, 0
+
+    def silent(self, dispatcher: str, now: float) -> None:
+        """The server says that nobody listened to a ping."""
+        if (peer := self._peers.get(dispatcher)) is not None and self._settled(now):
+            peer.unheard += 1
+
+    def told(self, dispatcher: str, has: int | None, now: float) -> None:
+        """A dispatcher has told how many queues it has; None: it leaves."""
+        self._others.pop(dispatcher, None)
+        if has is not None:
+            self._others[dispatcher] = (has, now)
+
+    def handed_over(self, dispatcher: str, endpoints: Iterable[str]) -> None:
+        """A dispatcher has just given these queues up."""
+        for endpoint in endpoints:
+            self._holdings.pop(endpoint, None)
+            if self._had.get(endpoint) == dispatcher:
+                del self._had[endpoint]
+
+    def connection_changed(self, connected: bool, now: float) -> None:
+        self._connected_at = now if connected else None
+        self._listed = False
+        for peer in self._peers.values():
+            peer.heard_at, peer.unheard = now, 0
+
+    def stalled(self, seconds: float) -> None:
+        """This process was frozen for so long, and heard nobody."""
+        for peer in self._peers.values():
+            peer.heard_at += seconds
+            peer.unheard = 0
+
+    def took(self, endpoint: str, consumer: str) -> None:
+        """The queue is ours."""
+        self._taking.discard(endpoint)
+        self._holdings.pop(endpoint, None)
+        self._had.pop(endpoint, None)
+        self.mine[endpoint] = consumer
+
+    def not_taken(self, endpoint: str) -> None:
+        """Another dispatcher was faster, or the server did not answer."""
+        self._taking.discard(endpoint)
+        self._listed = False  # who has it now?
+
+    def gone(self, endpoint: str) -> None:
+        """The queue is no longer ours."""
+        self.mine.pop(endpoint, None)
+        self._listed = False
+
+    @property
+    def must_list(self) -> bool:
+        """What is known of consumers may be wrong: list them before the next tick."""
+        return not self._listed
+
+    def tick(self, now: float, draw: float) -> list[Effect]:
+        """Decide. Returns what to do, in order.
+
+        Args:
+            draw: random, from [0, 1).
+        """
         if self._connected_at is None or not self._listed:
             self._wanted_at.clear()
             return []
@@ -368,7 +266,7 @@ class OwnershipCore:
         # However many queues we have, those of a dead holder must not wait for long.
         ahead = len(self.mine) + len(self._taking) - min(self._counts(now), default=0)
         for endpoint in sorted(wanted):
-            wait_s = min(MOST_SPREAD_S, self._spread_s * (max(0, ahead) + tick.draw))
+            wait_s = min(MOST_SPREAD_S, self._spread_s * (max(0, ahead) + draw))
             due_at = self._wanted_at.setdefault(endpoint, now + wait_s)
             if due_at <= now:
                 del self._wanted_at[endpoint]
@@ -380,6 +278,11 @@ class OwnershipCore:
         if not wanted:
             effects += self._share(now)
         return effects
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _settled(self, now: float) -> bool:
+        return self._connected_at is not None and now - self._connected_at >= CONNECTED_FOR_S
 
     def _counts(self, now: float) -> list[int]:
         """How many queues each of the others has."""

@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
-
-from pydantic import ValidationError
+from typing import Final, assert_never
 
 from ....bus.port.bus import Bus, KvEntry, Published, PublishRefused
 from ....runtime.clock import Environment
@@ -21,11 +19,11 @@ from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, PayloadTooLarge
 from ....schemas.errors.tasks import InvalidSchedule
 from ....schemas.names import Names
-from ....schemas.records.jobs import JobState
+from ....schemas.records.jobs import JobState, ResultRecord
 from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
 from ...jobs.storage import TaskStreams, until_answered, until_taken
-from ..core.effects import Bury, LookUpResult, Mark, Note, Schedule, Store
+from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings
 from . import records
@@ -39,7 +37,7 @@ _SAME_S: Final = 0.001
 _LOGGED_CHARS: Final = 400
 """Of a dead letter's error: it may be as long as whoever raised it liked."""
 
-Answer = Callable[[], None]
+Answer = Callable[[GanglineError | None], None]
 
 
 class OutcomeStore:
@@ -85,11 +83,10 @@ class OutcomeStore:
     # -- results --------------------------------------------------------------------------------------------------
 
     def look(self, endpoint: str, effect: LookUpResult, answer: Callable[[bool], None]) -> None:
-        """Whether the job has ended before. What whoever ended it left of its tries is removed."""
+        """Whether the job has ended before. If so, its leftover TryRecord is deleted."""
 
         async def read() -> KvEntry | None:
-            results = await self._streams.results()
-            return await results.get(self._names.result_key(effect.job))
+            return await (await self._streams.results()).get(self._names.result_key(effect.job))
 
         async def work() -> None:
             async with self._looks:
@@ -114,20 +111,35 @@ class OutcomeStore:
         asked = list(jobs)
         return [job for job, gone in zip(asked, await asyncio.gather(*map(look, asked)), strict=True) if gone]
 
-    def store(self, entry: QueuedMessage, effect: Store, answer: Answer) -> None:
+    def persist(self, endpoint: str, entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
+        """Begin to store the record. `answer` gets an error if the server will never take a schedule."""
+        match effect.kind:
+            case RecordKind.TRY | RecordKind.CANCELLATION:
+                self._put_try(endpoint, entry, effect, answer)
+            case RecordKind.RESULT:
+                self._store(entry, effect, answer)
+            case RecordKind.DEAD_LETTER:
+                records.note_try(entry, effect, wall=self._ambient.wall())
+                self._background.start(self._bury(entry, effect, answer))
+            case RecordKind.SCHEDULE:
+                self._background.start(self._schedule(entry, answer))
+            case _:
+                assert_never(effect.kind)
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def _store(self, entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
         """The job's record."""
         if effect.result_ttl_s <= 0:
-            answer()
+            answer(None)
             return
         record = records.result_of(entry, effect, wall=self._ambient.wall())
         if entry.body is None or len(record) <= self._inline:
-            self._create(
-                effect.job, record, effect.result_ttl_s, lambda first: self._stored(entry, effect, first, answer)
-            )
+            self._create(effect, record, lambda first: self._stored(entry, effect, first, answer))
         else:
             self._background.start(self._store_large(entry, effect, entry.body, answer))
 
-    async def _store_large(self, entry: QueuedMessage, effect: Store, body: bytes, answer: Answer) -> None:
+    async def _store_large(self, entry: QueuedMessage, effect: Persist, body: bytes, answer: Answer) -> None:
         name = f"{effect.job}-{effect.attempts}-{self._ambient.token()[:8]}"
 
         async def put() -> None:
@@ -137,34 +149,36 @@ class OutcomeStore:
 
         await until_taken("storing a large result", put, self._log)
         record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
-        written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._create(effect.job, record, effect.result_ttl_s, written.set_result)
-        first = await written
+        first = await self._created(effect, record)
         if not first:
             await self._drop_unless_named(effect.job, name)
         self._stored(entry, effect, first, answer)
 
-    def _stored(self, entry: QueuedMessage, effect: Store, first: bool, answer: Answer) -> None:
+    def _stored(self, entry: QueuedMessage, effect: Persist, first: bool, answer: Answer) -> None:
         """`first`: ours is the record. Else whoever wrote it had lost the queue without knowing, and will not remove
         what it noted of a try since we took over."""
         if not first:
             self.forget_try(records.target_of(entry)[0], effect.job)
-        answer()
+        answer(None)
 
     async def _drop_unless_named(self, job: str, name: str) -> None:
         """Somebody's record was first. Or it was our own, whose answer was lost."""
-
-        async def drop() -> None:
-            results = await self._streams.results()
-            record = records.parse_result(await results.get(self._names.result_key(job)))
+        with contextlib.suppress(GanglineError):
+            record = await self._record(job)
             if record is None or record.object != name:
                 await (await self._streams.objects()).delete(name)
 
-        with contextlib.suppress(GanglineError, ValidationError):  # people can write there, too
-            await drop()
+    async def _record(self, job: str) -> ResultRecord | None:
+        return records.parse_result(await (await self._streams.results()).get(self._names.result_key(job)))
 
-    def _create(self, job: str, record: bytes, ttl_s: float, done: Callable[[bool], None]) -> None:
-        self.writer.create(self._names.result_key(job), record, ttl_s=ttl_s, done=done)
+    def _create(self, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
+        self.writer.create(self._names.result_key(effect.job), record, ttl_s=effect.result_ttl_s, done=done)
+
+    async def _created(self, effect: Persist, record: bytes) -> bool:
+        """Whether ours is the record."""
+        written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._create(effect, record, written.set_result)
+        return await written
 
     @property
     def _inline(self) -> int:
@@ -172,34 +186,28 @@ class OutcomeStore:
 
     # -- tries ----------------------------------------------------------------------------------------------------
 
-    def note(self, endpoint: str, entry: QueuedMessage, effect: Note, answer: Answer) -> None:
-        """A try that failed."""
-        records.note_try(entry, effect, wall=self._ambient.wall())
-        key = self._names.try_key(endpoint, effect.job)
-        self.writer.put(key, records.try_of(effect, entry.tries), done=lambda _: answer())
-        left_out = self._log_limit.admit(effect.error.code)
+    def _put_try(self, endpoint: str, entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
+        wall = self._ambient.wall()
+        records.note_try(entry, effect, wall=wall)
+        key, record = self._names.try_key(endpoint, effect.job), records.try_of(effect, entry.tries, wall=wall)
+        self.writer.put(key, record, done=lambda _: answer(None))
+        left_out = None if effect.error is None else self._log_limit.admit(effect.error.code)
         if left_out is not None:
             self._log.warning(
                 "job %s (%s): attempt %d failed: %s%s",
                 effect.job,
                 entry.message.subject,
                 effect.attempts,
-                " ".join(effect.error.message[:_LOGGED_CHARS].split()),
-                f" ({left_out} lines like it were left out)" if left_out else "",
+                " ".join(effect.cause.message[:_LOGGED_CHARS].split()),
+                f" ({left_out} similar lines were left out)" if left_out else "",
                 extra={
                     "action": "job.attempt_failed",
                     "job": effect.job,
                     "attempt": effect.attempts,
-                    "code": effect.error.code,
+                    "code": effect.cause.code,
                     "worker": entry.worker,
                 },
             )
-
-    def mark(self, endpoint: str, entry: QueuedMessage, effect: Mark, answer: Answer) -> None:
-        """A job that was cancelled, and cannot be ended at once."""
-        key = self._names.try_key(endpoint, effect.job)
-        record = records.cancelled_of(effect, entry.tries, wall=self._ambient.wall())
-        self.writer.put(key, record, done=lambda _: answer())
 
     def forget_try(self, endpoint: str, job: str) -> None:
         """The job is over, and acknowledged."""
@@ -207,50 +215,43 @@ class OutcomeStore:
 
     # -- dead letters ---------------------------------------------------------------------------------------------
 
-    def bury(self, entry: QueuedMessage, effect: Bury, answer: Answer) -> None:
-        """The dead letter, then the record, then the broadcast."""
-        records.note_try(entry, effect, wall=self._ambient.wall())
-        self._background.start(self._bury(entry, effect, answer))
-
-    async def _bury(self, entry: QueuedMessage, effect: Bury, answer: Answer) -> None:
+    async def _bury(self, entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
         wall = self._ambient.wall()
         parsed = entry.submission is not None
         if parsed and await until_taken("looking a result up", lambda: self._ended_otherwise(effect.job), self._log):
-            answer()  # its publisher cancelled it in the stream, for example, while nobody had the queue
+            answer(None)  # its publisher cancelled it in the stream, for example, while nobody had the queue
             return
         letter = await until_taken("burying a task", lambda: self._publish_dead(entry, effect, wall), self._log)
         if letter.duplicate:
             told = functools.partial(self._told_before, effect, letter.sequence)
             effect = await until_taken("reading a dead letter", told, self._log)
         if effect.result_ttl_s > 0:
-            written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            record = records.result_of(entry, effect, wall=wall)
-            self._create(effect.job, record, effect.result_ttl_s, written.set_result)
-            await written
+            await self._created(effect, records.result_of(entry, effect, wall=wall))
+        reason = effect.death.value
         self._log.warning(
             "job %s (%s) is dead: %s: %s",
             effect.job,
             entry.message.subject,
-            effect.reason.value,
-            " ".join(effect.error.message[:_LOGGED_CHARS].split()),
-            extra={"action": "job.dead", "job": effect.job, "reason": effect.reason.value, "code": effect.error.code},
+            reason,
+            " ".join(effect.cause.message[:_LOGGED_CHARS].split()),
+            extra={"action": "job.dead", "job": effect.job, "reason": reason, "code": effect.cause.code},
         )
         endpoint, _ = records.target_of(entry)
         with contextlib.suppress(GanglineError):
             self._bus.publish(self._names.task_event(endpoint), records.dead_event(entry, effect, wall=wall))
-        answer()
+        answer(None)
 
     async def _ended_otherwise(self, job: str) -> bool:
         """Somebody's record was first, and it is no dead letter's."""
-        record = records.parse_result(await (await self._streams.results()).get(self._names.result_key(job)))
+        record = await self._record(job)
         return record is not None and record.state is not JobState.DEAD
 
-    async def _told_before(self, effect: Bury, sequence: int) -> Bury:
+    async def _told_before(self, effect: Persist, sequence: int) -> Persist:
         """The letter stands since before its dispatcher was killed, and may give another reason than we would."""
         message = await (await self._streams.dead()).get(sequence)
         return effect if message is None else records.as_told(effect, message.headers or {})
 
-    async def _publish_dead(self, entry: QueuedMessage, effect: Bury, wall: float) -> Published:
+    async def _publish_dead(self, entry: QueuedMessage, effect: Persist, wall: float) -> Published:
         await self._sure()
         dead = await self._streams.dead()
         endpoint, method = records.target_of(entry)
@@ -270,11 +271,7 @@ class OutcomeStore:
 
     # -- schedules ------------------------------------------------------------------------------------------------
 
-    def schedule(self, entry: QueuedMessage, effect: Schedule, answer: Callable[[GanglineError | None], None]) -> None:
-        """Give the message back to the server until its time; `answer` with why it will not take it."""
-        self._background.start(self._schedule(entry, answer))
-
-    async def _schedule(self, entry: QueuedMessage, answer: Callable[[GanglineError | None], None]) -> None:
+    async def _schedule(self, entry: QueuedMessage, answer: Answer) -> None:
         submission = entry.submission
         assert submission is not None
         try:
@@ -302,8 +299,7 @@ class OutcomeStore:
         """Whoever cancelled it while it was a task still has left a record of that very message; such a record of an
         earlier one says nothing of this."""
         assert entry.submission is not None
-        key = self._names.result_key(entry.submission.job)
-        record = records.parse_result(await (await self._streams.results()).get(key))
+        record = await self._record(entry.submission.job)
         if record is None or record.state is not JobState.CANCELLED:
             return
         if abs(record.submitted_at - entry.message.at) < _SAME_S:

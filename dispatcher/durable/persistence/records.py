@@ -19,7 +19,7 @@ from ....schemas.records.jobs import DeadReason, FailedTry, JobFailure, JobState
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
 from ...jobs.dead_letters import BURIED
-from ..core.effects import Bury, Mark, Note, Store
+from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage
 
 MAX_FAILURE_BYTES: Final = 64 * 1024
@@ -47,9 +47,9 @@ def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailu
     return JobFailure(code=error.code, message=message, details=details)
 
 
-def note_try(entry: QueuedMessage, effect: Note | Bury, *, wall: float) -> None:
+def note_try(entry: QueuedMessage, effect: Persist, *, wall: float) -> None:
     """Remember, with the entry, the try that failed."""
-    if effect.attempts and effect.error.may_have_started:
+    if effect.attempts and effect.error is not None and effect.error.may_have_started:
         entry.failed(effect.attempts, short_failure_of(effect.error), started_at=effect.started_at, ended_at=wall)
 
 
@@ -60,7 +60,7 @@ def short_failure_of(error: GanglineError) -> JobFailure:
     return JobFailure(code=error.code, message=error.message[:_TRY_CHARS], details=details)
 
 
-def result_of(entry: QueuedMessage, effect: Store | Bury, *, wall: float, object: str | None = None) -> bytes:
+def result_of(entry: QueuedMessage, effect: Persist, *, wall: float, object: str | None = None) -> bytes:
     """The record of a job's end.
 
     Args:
@@ -68,18 +68,18 @@ def result_of(entry: QueuedMessage, effect: Store | Bury, *, wall: float, object
     """
     submission = entry.submission
     endpoint, method = target_of(entry)
-    done = isinstance(effect, Store) and effect.state is JobState.DONE
+    done = effect.state is JobState.DONE
     as_msgpack = done and entry.body is not None and submission is not None and submission.fmt is Format.MSGPACK
     record = ResultRecord(
         job=effect.job,
         endpoint=endpoint,
         method=method,
-        state=JobState.DEAD if isinstance(effect, Bury) else effect.state,
+        state=effect.state,
         encoding="msgpack" if as_msgpack else "json",
         object=object,
         items=entry.items if done else None,
-        reason=effect.reason if isinstance(effect, Bury) else None,
-        error=failure_of(effect.error) if isinstance(effect, Bury) else None,
+        reason=effect.reason,
+        error=None if effect.error is None else failure_of(effect.error),
         attempts=effect.attempts,
         worker=entry.worker,
         fence=entry.fence,
@@ -105,23 +105,17 @@ def parse_result(entry: KvEntry | None) -> ResultRecord | None:
         return None
 
 
-def try_of(effect: Note, tries: tuple[FailedTry, ...] = ()) -> bytes:
-    """The record of a try that failed."""
+def try_of(effect: Persist, tries: tuple[FailedTry, ...] = (), *, wall: float) -> bytes:
+    """The record of an attempt that failed, or of a job that was cancelled and cannot be ended at once."""
+    cancelled = effect.kind is RecordKind.CANCELLATION
     record = TryRecord(
         job=effect.job,
         sequence=effect.seq,
         attempts=effect.attempts,
-        not_before=effect.not_before,
-        error=failure_of(effect.error),
+        not_before=wall if cancelled else effect.not_before,
+        error=None if effect.error is None else failure_of(effect.error),
+        cancelled=cancelled,
         tries=tries,
-    )
-    return record.model_dump_json().encode()
-
-
-def cancelled_of(effect: Mark, tries: tuple[FailedTry, ...] = (), *, wall: float) -> bytes:
-    """The record of a job that was cancelled and cannot be ended at once."""
-    record = TryRecord(
-        job=effect.job, sequence=effect.seq, attempts=effect.attempts, not_before=wall, cancelled=True, tries=tries
     )
     return record.model_dump_json().encode()
 
@@ -137,18 +131,18 @@ def target_of(entry: QueuedMessage) -> tuple[str, str]:
 # -- dead letters -----------------------------------------------------------------------------------------------------
 
 
-def dead_headers(entry: QueuedMessage, effect: Bury, *, wall: float, limit: int) -> dict[str, str]:
+def dead_headers(entry: QueuedMessage, effect: Persist, *, wall: float, limit: int) -> dict[str, str]:
     """Headers of the dead letter: those of the message, and why it is dead.
 
     Args:
         limit: bytes that the error may take.
     """
-    failure = failure_of(effect.error, limit)
+    failure = failure_of(effect.cause, limit)
     ours = {
         headers.MESSAGE_ID: f"{BURIED}-{entry.seq}-{round(entry.message.at * 1000)}",
         headers.JOB: effect.job,
         headers.SUBJECT: entry.message.subject,
-        headers.DEAD_REASON: effect.reason.value,
+        headers.DEAD_REASON: effect.death.value,
         headers.DEAD_ERROR: json.dumps(failure.model_dump(mode="json")),
         headers.DEAD_AT: moment(wall),
         headers.ATTEMPTS: str(effect.attempts),
@@ -163,7 +157,7 @@ def dead_headers(entry: QueuedMessage, effect: Bury, *, wall: float, limit: int)
     return given
 
 
-def as_told(effect: Bury, given: Mapping[str, str]) -> Bury:
+def as_told(effect: Persist, given: Mapping[str, str]) -> Persist:
     """The same end for the reason that its dead letter, which has these headers, gives."""
     try:
         reason = DeadReason(given[headers.DEAD_REASON])
@@ -180,16 +174,16 @@ def size_of_headers(given: Mapping[str, str]) -> int:
     return 12 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in given.items())
 
 
-def dead_event(entry: QueuedMessage, effect: Bury, *, wall: float) -> bytes:
+def dead_event(entry: QueuedMessage, effect: Persist, *, wall: float) -> bytes:
     """What is broadcast of a dead letter."""
     endpoint, method = target_of(entry)
     told = TaskDeadEvent(
         job=effect.job,
         endpoint=endpoint,
         method=method,
-        reason=DeadReason(effect.reason),
+        reason=effect.death,
         attempts=effect.attempts,
-        error=failure_of(effect.error, 4096),
+        error=failure_of(effect.cause, 4096),
         sequence=entry.seq,
         at=wall,
         trace=entry.submission.trace if entry.submission is not None else None,

@@ -3,61 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
-from ....bus.port.bus import Bus, Consumer
-from ....runtime.clock import Environment
+from ....bus.port.bus import Consumer
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.jobs import WorkerJob
 from ....schemas.names import JobFeed as Feed
-from ....schemas.names import Names
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
 from ....telemetry.logs import Log
-from ....telemetry.metrics.durable import DurableMetrics
-from ...jobs.storage import TaskStreams, until_answered
-from ...router.router import Router
+from ...jobs.storage import until_answered
 from ...routing.worker_table import WorkerEntry
-from ...traffic.table import RouteTable
 from ..core import effects as do
 from ..core import events as on
 from ..messages.entry import QueuedMessage
 from ..persistence.outcome_store import OutcomeStore
 from ..persistence.records import failure_of
-from ..policies.settings import DispatcherSettings
-from ..workers.failure_detector import DoubtMonitor, WorkerFailureDetector
-from ..workers.pool_observer import KnownPools, PoolObserver
+from ..workers.context import DispatcherContext
+from ..workers.pool_observer import PoolObserver
 from .attempts import AttemptSender
 from .slot_lessor import SlotLessor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatcherContext:
-    """Made with the dispatcher. Nothing in it has begun: whoever has it starts and stops it."""
-
-    dispatcher: str
-    """Its id."""
-    name: str
-    """For people."""
-    bus: Bus
-    names: Names
-    settings: DispatcherSettings
-    ambient: Environment
-    streams: TaskStreams
-    router: Router
-    routes: RouteTable
-    guard: DoubtMonitor
-    failure_detector: WorkerFailureDetector
-    known: KnownPools
-    metrics: DurableMetrics
-    chance: random.Random
-    """A generator of its own: the system's is a system call for every draw."""
-    log: Log
 
 
 class EventSink(Protocol):
@@ -171,47 +139,29 @@ class QueueEffectExecutor:
         context.metrics.started(self._endpoint, effect.pool, waited_s)
         self.sent_attempts.start(entry, effect, self.lessor(effect.pool))
 
-    def _store(self, effect: do.Store) -> None:
-        metrics, seq = self._context.metrics, effect.seq
-        (metrics.done if effect.state is JobState.DONE else metrics.cancelled)(self._endpoint)
-        if effect.result_ttl_s > 0:
-            self.outcomes.store(self._entries[seq], effect, lambda: self._tell(on.Stored, seq=seq))
-        else:
-            self._tell(on.Stored, seq=seq)
-
     def _look(self, effect: do.LookUpResult) -> None:
         seq = effect.seq
         self.outcomes.look(self._endpoint, effect, lambda found: self._tell(on.Looked, seq=seq, finished=found))
 
-    def _note(self, effect: do.Note) -> None:
-        seq = effect.seq
-        self._context.metrics.retried(self._endpoint, effect.error.code)
-        self.outcomes.note(self._endpoint, self._entries[seq], effect, lambda: self._noted(seq))
+    def _persist(self, effect: do.Persist) -> None:
+        metrics, endpoint, seq, kind = self._context.metrics, self._endpoint, effect.seq, effect.kind
+        match kind:
+            case do.RecordKind.RESULT:
+                (metrics.done if effect.state is JobState.DONE else metrics.cancelled)(endpoint)
+            case do.RecordKind.TRY:
+                metrics.retried(endpoint, effect.cause.code)
+            case do.RecordKind.DEAD_LETTER:
+                metrics.dead(endpoint, effect.death.value)
+            case _:
+                pass
 
-    def _mark(self, effect: do.Mark) -> None:
-        seq = effect.seq
-        self.outcomes.mark(self._endpoint, self._entries[seq], effect, lambda: self._tell(on.Marked, seq=seq))
+        def persisted(error: GanglineError | None) -> None:
+            if kind is do.RecordKind.TRY and (entry := self._entries.get(seq)) is not None:
+                entry.noted = entry.attempt
+                self.sent_attempts.acknowledge(entry)
+            self._tell(on.Persisted, seq=seq, kind=kind, error=error)
 
-    def _bury(self, effect: do.Bury) -> None:
-        seq = effect.seq
-        self._context.metrics.dead(self._endpoint, effect.reason.value)
-        self.outcomes.bury(self._entries[seq], effect, lambda: self._tell(on.Buried, seq=seq))
-
-    def _schedule(self, effect: do.Schedule) -> None:
-        seq = effect.seq
-        self.outcomes.schedule(self._entries[seq], effect, lambda error: self._scheduled(seq, error))
-
-    def _noted(self, seq: int) -> None:
-        if (entry := self._entries.get(seq)) is not None:
-            entry.noted = entry.attempt
-            self.sent_attempts.acknowledge(entry)
-        self._tell(on.Noted, seq=seq)
-
-    def _scheduled(self, seq: int, error: GanglineError | None) -> None:
-        if error is None:
-            self._tell(on.Scheduled, seq=seq)
-        else:
-            self._tell(on.ScheduleRefused, seq=seq, error=error)
+        self.outcomes.persist(endpoint, self._entries[seq], effect, persisted)
 
     def _ack(self, effect: do.Ack) -> None:
         assert self._consumer is not None
@@ -346,11 +296,7 @@ HANDLERS: Final[dict[type[do.Effect], Callable[[QueueEffectExecutor, Any], None]
     do.StartAttempt: QueueEffectExecutor._start,
     do.ReattachAttempt: QueueEffectExecutor._attach,
     do.StopAttempt: QueueEffectExecutor._stop,
-    do.Note: QueueEffectExecutor._note,
-    do.Mark: QueueEffectExecutor._mark,
-    do.Store: QueueEffectExecutor._store,
-    do.Bury: QueueEffectExecutor._bury,
-    do.Schedule: QueueEffectExecutor._schedule,
+    do.Persist: QueueEffectExecutor._persist,
     do.Ack: QueueEffectExecutor._ack,
     do.EmitJobEvent: QueueEffectExecutor._publish_state,
     do.SetQueueTimer: QueueEffectExecutor._wake,

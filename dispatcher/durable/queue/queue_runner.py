@@ -47,8 +47,9 @@ from ..messages.entry import QueuedMessage, job_of, may_have_ended, read_message
 from ..ownership.manager import DISPATCHER, PRIVATELY, consumer_name
 from ..ownership.ownership_core import Take
 from ..ownership.verifier import OwnershipProof, OwnershipVerifier
+from ..workers.context import DispatcherContext
 from ..workers.pool_observer import PoolObserver
-from .effect_executor import DispatcherContext, KeptEnds, QueueEffectExecutor
+from .effect_executor import KeptEnds, QueueEffectExecutor
 from .recovery import QueueRecovery, by_try
 
 _ACK_WAIT_S: Final = 30.0
@@ -201,10 +202,12 @@ class QueueRunner:
             self._newest = self._old_to  # nothing of what was there before will come
         sent_attempts = self._executor.sent_attempts
         sent_attempts.turn, had = await turn.take()
-        await context.routes.ready()
-        self._unlisten = context.routes.listen(self._on_route)
-        self._follow(context.routes.get(self.endpoint))
-        await self._pool_observer.open(sorted((context.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint)))
+        await context.router.routes.ready()
+        self._unlisten = context.router.routes.listen(self._on_route)
+        self._follow(context.router.routes.get(self.endpoint))
+        await self._pool_observer.open(
+            sorted((context.router.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint))
+        )
         self.tell(on.QueueTaken, waiting=waiting)
         if waiting and (had or self._died):
             await self._let_others_come_back(recovery, turn)
@@ -347,7 +350,7 @@ class QueueRunner:
 
     async def _finish(self, grace_s: float) -> None:
         """Start nothing more, and wait for what runs."""
-        route = self._context.routes.get(self.endpoint)
+        route = self._context.router.routes.get(self.endpoint)
         rules = (route or _DEFAULT).queue.model_copy(update={"paused": True})
         paused = (route or _DEFAULT).model_copy(update={"queue": rules})
         if self._unlisten is not None:

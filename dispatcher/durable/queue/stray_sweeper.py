@@ -11,28 +11,35 @@ import asyncio
 from ....bus.port.bus import Stream, StreamMessage
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName, MalformedMessage
-from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason
 from ....schemas.wire import headers
-from ....telemetry.logs import Log
-from ..core.effects import Bury
+from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage, job_of
 from ..persistence.outcome_store import OutcomeStore
+from ..workers.context import DispatcherContext
 
 
 class StraySweeper:
     """One of each dispatcher."""
 
-    def __init__(self, names: Names, *, outcomes: OutcomeStore, result_ttl_s: float, log: Log) -> None:
-        """`outcomes` is its own, and stopped with it."""
-        self._names = names
-        self._outcomes = outcomes
-        self._result_ttl_s = result_ttl_s
-        self._log = log
+    def __init__(self, context: DispatcherContext) -> None:
+        self._names = context.names
+        # It needs no queue, so its writes wait for no proof of ownership.
+        self._outcomes = OutcomeStore(
+            context.bus,
+            context.names,
+            context.streams,
+            settings=context.settings,
+            ambient=context.ambient,
+            sure=_at_once,
+            log=context.log,
+        )
+        self._result_ttl_s = context.settings.result_ttl_s
+        self._log = context.log
         self._in_order: set[str] = set()
         """Subjects of schedules that were read: not again while they stand in the stream."""
-        self._round = TaskSet("strays", log)
-        self._schedules = names.schedules[: -len(">")]
+        self._round = TaskSet("strays", context.log)
+        self._schedules = self._names.schedules[: -len(">")]
         self.buried = 0
 
     def start(self) -> None:
@@ -70,17 +77,16 @@ class StraySweeper:
                 await self._bury(stream, message)
 
     async def _bury(self, stream: Stream, message: StreamMessage) -> None:
-        effect = Bury(
+        effect = Persist(
             seq=message.sequence,
             job=job_of(message) or str(message.sequence),
+            kind=RecordKind.DEAD_LETTER,
             reason=DeadReason.MALFORMED,
             error=self._error(message),
-            attempts=0,
-            started_at=None,
             result_ttl_s=self._result_ttl_s,
         )
         buried = asyncio.Event()
-        self._outcomes.bury(QueuedMessage(message, None), effect, buried.set)
+        self._outcomes.persist("", QueuedMessage(message, None), effect, lambda _: buried.set())
         await buried.wait()
         await stream.delete(message.sequence)
         self.buried += 1
@@ -99,3 +105,7 @@ class StraySweeper:
 
     def __repr__(self) -> str:
         return f"StraySweeper(buried={self.buried})"
+
+
+async def _at_once() -> None:
+    """There is nothing to be sure of."""

@@ -87,7 +87,9 @@ class Oracle:
             ):
                 task = self.tasks[event.seq]
                 task.phase = "wait" if task.ready_at > event.now else "ready"
-            case on.Noted() if event.seq in self.tasks and self.tasks[event.seq].phase == "note":
+            case on.Persisted(kind=do.RecordKind.TRY) if (
+                event.seq in self.tasks and self.tasks[event.seq].phase == "note"
+            ):
                 self.tasks[event.seq].phase = "wait"
             case on.AttemptEnded() if event.seq in self.tasks and self.tasks[event.seq].phase == "run":
                 self._ended(self.tasks[event.seq], event)
@@ -116,10 +118,10 @@ class Oracle:
             case do.ReattachAttempt():
                 task = self.tasks[effect.seq]
                 task.phase, task.begun, task.pool = "run", True, effect.worker.partition(".")[0]
-            case do.Note():
+            case do.Persist(kind=do.RecordKind.TRY):
                 task = self.tasks[effect.seq]
                 task.phase, task.ready_at = "note", self.now + (effect.not_before - self.now)
-            case do.Store() | do.Bury() | do.Schedule() if effect.seq in self.tasks:
+            case do.Persist() if effect.kind is not do.RecordKind.CANCELLATION and effect.seq in self.tasks:
                 self.tasks[effect.seq].phase = "end"
             case do.Ack():
                 self.tasks.pop(effect.seq, None)

@@ -43,6 +43,8 @@ def _event(event: Any) -> str:
             return f"route: {event.route.pools('e')} {rules or ''}".rstrip()
         case on.QueueTaken():
             return "taken"
+        case on.Persisted():
+            return f"#{event.seq} {_PERSISTED[event.kind] if event.error is None else 'schedulerefused'}"
         case on.OwnershipDoubted():
             return "doubted"
         case on.OwnershipConfirmed():
@@ -68,19 +70,37 @@ def _effect(effect: do.Effect) -> str:
             return f"attach #{effect.seq} {effect.job}, attempt {effect.attempt}, to {effect.worker}"
         case do.StopAttempt():
             return f"stop #{effect.seq}: {effect.why.value}"
-        case do.Note():
-            return f"note #{effect.seq}: {effect.attempts} failed, next at {effect.not_before - 1000.0:.3f}"
-        case do.Mark():
-            return f"mark #{effect.seq} as cancelled"
-        case do.Store():
-            return f"store #{effect.seq}: {effect.state.value}"
-        case do.Bury():
-            return f"bury #{effect.seq}: {effect.reason.value} after {effect.attempts} attempts"
+        case do.Persist():
+            return _record(effect)
         case do.EmitJobEvent():
             return f"tell {effect.job}: {effect.state.value}"
         case do.SetQueueTimer():
             return "no timer" if effect.at is None else f"timer at {effect.at - 1000.0:.3f}"
         case do.LookUpResult():
             return f"look #{effect.seq}"
-        case do.Schedule() | do.Ack():
-            return f"{type(effect).__name__.lower()} #{effect.seq}"
+        case do.Ack():
+            return f"ack #{effect.seq}"
+
+
+def _record(effect: do.Persist) -> str:
+    match effect.kind:
+        case do.RecordKind.TRY:
+            return f"note #{effect.seq}: {effect.attempts} failed, next at {effect.not_before - 1000.0:.3f}"
+        case do.RecordKind.CANCELLATION:
+            return f"mark #{effect.seq} as cancelled"
+        case do.RecordKind.RESULT:
+            return f"store #{effect.seq}: {effect.state.value}"
+        case do.RecordKind.DEAD_LETTER:
+            assert effect.reason is not None
+            return f"bury #{effect.seq}: {effect.reason.value} after {effect.attempts} attempts"
+        case do.RecordKind.SCHEDULE:
+            return f"schedule #{effect.seq}"
+
+
+_PERSISTED = {
+    do.RecordKind.TRY: "noted",
+    do.RecordKind.CANCELLATION: "marked",
+    do.RecordKind.RESULT: "stored",
+    do.RecordKind.DEAD_LETTER: "buried",
+    do.RecordKind.SCHEDULE: "scheduled",
+}

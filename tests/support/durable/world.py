@@ -13,6 +13,7 @@ from typing import Any
 
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.core import events as on
+from gangline.dispatcher.durable.core.effects import RecordKind
 from gangline.dispatcher.durable.core.queue_core import QueueCore
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import GanglineError, ResultLost, TaskCancelled, WorkerLost
@@ -153,7 +154,7 @@ class World:
     _deaf = False
     """The answer goes to a dead dispatcher."""
 
-    def tell(self, kind: Any, **fields: Any) -> list[do.Effect]:
+    def tell(self, kind: Any, /, **fields: Any) -> list[do.Effect]:
         """Pass the event to the core, check everything, and execute its effects."""
         if self._deaf:
             return []
@@ -359,54 +360,37 @@ class World:
             case _:
                 self._settle(effect)
 
-    def _settle(self, effect: do.Note | do.Mark | do.Store | do.Bury | do.Schedule | do.Ack) -> None:
+    def _settle(self, effect: do.Persist | do.Ack) -> None:
         assert self.oracle.sure, f"law 7: {effect} while in doubt"
         assert effect.seq in self.stream or isinstance(effect, do.Ack), f"{effect} of what is gone"
         match effect:
-            case do.Note():
-                assert effect.seq not in self.attached
-                self._later(f"note {effect.job}", lambda: self._note(effect))
-            case do.Mark():
-                self._later(f"mark {effect.job}", lambda: self._mark(effect))
-            case do.Store():
-                self._later(f"store {effect.job}", lambda: self._store(effect))
-            case do.Bury():
-                self._later(f"bury {effect.job}", lambda: self._bury(effect))
-            case do.Schedule():
-                self._later(f"schedule {effect.job}", lambda: self._schedule(effect))
+            case do.Persist(kind=kind):
+                assert kind is not RecordKind.TRY or effect.seq not in self.attached
+                self._later(f"{kind.value} {effect.job}", lambda: self._persist(effect))
             case do.Ack():
                 self._check_end(effect)
                 self.acking.add(effect.seq)
                 self._later(f"ack {effect.job}", lambda: self._ack(effect))
 
-    def _note(self, effect: do.Note) -> None:
-        self.tries[effect.job] = (effect.attempts, effect.not_before)
-        self.tell(on.Noted, seq=effect.seq)
-
-    def _mark(self, effect: do.Mark) -> None:
-        if effect.seq in self.stream:
-            self.tries[effect.job] = (effect.attempts, self.tries.get(effect.job, (0, 0.0))[1])
-            self.marked[effect.job] = effect.seq
-        self.tell(on.Marked, seq=effect.seq)
-
-    def _store(self, effect: do.Store) -> None:
-        if effect.job not in self.results:
-            self.ends[effect.job] += 1
-        self.results.setdefault(effect.job, effect.state)
-        self.tell(on.Stored, seq=effect.seq)
-
-    def _bury(self, effect: do.Bury) -> None:
-        if effect.job not in self.results:
-            self.ends[effect.job] += 1
-            self.dead.append((effect.job, effect.reason.value))
-        self.results.setdefault(effect.job, JobState.DEAD)
-        self.tell(on.Buried, seq=effect.seq)
-
-    def _schedule(self, effect: do.Schedule) -> None:
-        submission = self.stream[effect.seq].submission
-        if submission not in self.scheduled:
-            self.scheduled.append(submission)
-        self.tell(on.Scheduled, seq=effect.seq)
+    def _persist(self, effect: do.Persist) -> None:
+        match effect.kind:
+            case RecordKind.TRY:
+                self.tries[effect.job] = (effect.attempts, effect.not_before)
+            case RecordKind.CANCELLATION:
+                if effect.seq in self.stream:
+                    self.tries[effect.job] = (effect.attempts, self.tries.get(effect.job, (0, 0.0))[1])
+                    self.marked[effect.job] = effect.seq
+            case RecordKind.RESULT | RecordKind.DEAD_LETTER:
+                if effect.job not in self.results:
+                    self.ends[effect.job] += 1
+                    if effect.reason is not None:
+                        self.dead.append((effect.job, effect.reason.value))
+                self.results.setdefault(effect.job, effect.state)
+            case RecordKind.SCHEDULE:
+                submission = self.stream[effect.seq].submission
+                if submission not in self.scheduled:
+                    self.scheduled.append(submission)
+        self.tell(on.Persisted, seq=effect.seq, kind=effect.kind)
 
     def _check_end(self, effect: do.Ack) -> None:
         """Law 1."""

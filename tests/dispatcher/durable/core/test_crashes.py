@@ -88,7 +88,7 @@ def at_effect(monkeypatch: pytest.MonkeyPatch, victim: DispatcherNode, number: i
         if current_node() != victim.name:
             carry_out(self, effect)
             return
-        seen.append(type(effect).__name__)
+        seen.append(effect.kind.value if isinstance(effect, do.Persist) else type(effect).__name__)
         if len(seen) == number and not after:
             victim.kill()
         if len(seen) >= number and not after:
@@ -128,13 +128,13 @@ NEVER = 1_000_000
 KINDS = [
     "Fetch",
     "LookUpResult",
-    "Bury",
-    "Schedule",
+    "dead letter",
+    "schedule",
     "Ack",
     "RequestSlots",
     "StartAttempt",
-    "Store",
-    "Note",
+    "result",
+    "try",
     "SetQueueTimer",
 ]
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from gangline.dispatcher.durable.core import queue_core as core
-from gangline.dispatcher.durable.core.completion import Completion
 from gangline.dispatcher.durable.core.effects import Ack, StopReason
-from gangline.dispatcher.durable.core.queue_core import Arrivals
-from gangline.dispatcher.durable.core.scheduler import Admission, StartScheduler
-from gangline.dispatcher.durable.core.state import PoolCredit, QueueState
-from gangline.dispatcher.durable.core.task import ADMITTED, Task, TaskStep
+from gangline.dispatcher.durable.core.events import Persisted, TaskAdopted
+from gangline.dispatcher.durable.core.pools import PoolCredit
+from gangline.dispatcher.durable.core.queue_core import QueueCore
+from gangline.dispatcher.durable.core.scheduler import StartScheduler
+from gangline.dispatcher.durable.core.task import ADMITTED, QueueState, Task, TaskStep
 from gangline.dispatcher.durable.policies.start_order import KeyConcurrency, RateLimiter, StartChanges
 
 from ....scale import repetitions
@@ -36,13 +36,13 @@ def mutant(plant: Patch) -> Patch:
 
 @mutant
 def it_is_acknowledged_before_its_end_is_stored(patch: pytest.MonkeyPatch) -> None:
-    original = Completion._store
+    original = QueueCore._store
 
-    def store(self: Completion, task: Task, state: Any) -> None:
+    def store(self: QueueCore, task: Task, state: Any) -> None:
         original(self, task, state)
         self._state.settle(Ack(seq=task.seq, job=task.job, tried=False))
 
-    patch.setattr(Completion, "_store", store)
+    patch.setattr(QueueCore, "_store", store)
 
 
 @mutant
@@ -56,13 +56,13 @@ def what_was_held_back_in_doubt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_retry_is_never_woken(patch: pytest.MonkeyPatch) -> None:
-    def wait(self: Completion, task: Task, until: float) -> None:
+    def wait(self: QueueCore, task: Task, until: float) -> None:
         if until > self._state.now:
             self._state.move(task, TaskStep.WAITING)
         else:
-            self._admission.admit(task)
+            self._scheduler.admit(task)
 
-    patch.setattr(Completion, "_wait", wait)
+    patch.setattr(QueueCore, "_wait", wait)
 
 
 # -- law 2 ------------------------------------------------------------------------------------------------------------
@@ -84,27 +84,27 @@ def tasks_start_before_it_is_known_what_runs(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def what_is_told_before_it_arrives_is_not_attached_to(patch: pytest.MonkeyPatch) -> None:
-    original = Arrivals.adopted
+    original = QueueCore.adopted
 
-    def adopted(self: Arrivals, event: Any) -> None:
+    def adopted(self: QueueCore, event: Any) -> None:
         if event.job in self._state.jobs:
             original(self, event)
 
-    patch.setattr(Arrivals, "adopted", adopted)
+    patch.setitem(core.HANDLERS, TaskAdopted, adopted)
 
 
 @mutant
 def a_timed_out_try_is_given_up_before_it_has_ended(patch: pytest.MonkeyPatch) -> None:
-    original = Completion.stop
+    original = QueueCore.stop
 
-    def stop(self: Completion, task: Task, why: StopReason) -> None:
+    def stop(self: QueueCore, task: Task, why: StopReason) -> None:
         original(self, task, why)
         if why is StopReason.TIMED_OUT:
-            self._admission.end(task)
+            self._scheduler.end(task)
             task.doom = None
             self._wait(task, self._state.now)
 
-    patch.setattr(Completion, "stop", stop)
+    patch.setattr(QueueCore, "stop", stop)
 
 
 # -- law 3 ------------------------------------------------------------------------------------------------------------
@@ -112,25 +112,25 @@ def a_timed_out_try_is_given_up_before_it_has_ended(patch: pytest.MonkeyPatch) -
 
 @mutant
 def the_wait_begins_before_the_failure_is_noted(patch: pytest.MonkeyPatch) -> None:
-    original = Completion._again
+    original = QueueCore._again
 
-    def again(self: Completion, task: Task, *args: Any, **rest: Any) -> None:
+    def again(self: QueueCore, task: Task, *args: Any, **rest: Any) -> None:
         original(self, task, *args, **rest)
         if task.step is TaskStep.NOTING:
             self._wait(task, task.ready_at)
 
-    patch.setattr(Completion, "_again", again)
+    patch.setattr(QueueCore, "_again", again)
 
 
 @mutant
 def what_started_nothing_counts(patch: pytest.MonkeyPatch) -> None:
-    original = Completion._refused
+    original = QueueCore._refused
 
-    def refused(self: Completion, task: Task) -> None:
+    def refused(self: QueueCore, task: Task) -> None:
         task.attempts += 1
         original(self, task)
 
-    patch.setattr(Completion, "_refused", refused)
+    patch.setattr(QueueCore, "_refused", refused)
 
 
 # -- law 4 ------------------------------------------------------------------------------------------------------------
@@ -186,57 +186,57 @@ def a_pools_limit_is_looked_at_only_when_it_is_set(patch: pytest.MonkeyPatch) ->
 
 @mutant
 def an_ordered_key_goes_on_while_its_head_waits_for_a_retry(patch: pytest.MonkeyPatch) -> None:
-    original = Completion.noted
+    original = QueueCore.persisted
 
-    def noted(self: Completion, seq: int) -> None:
-        original(self, seq)
-        task = self._state.tasks.get(seq)
+    def persisted(self: QueueCore, event: Persisted) -> None:
+        original(self, event)
+        task = self._state.tasks.get(event.seq)
         if task is not None and task.step is TaskStep.WAITING:
-            self._admission.dismiss(task)
+            self._scheduler.dismiss(task)
             task.ordered = False
 
-    patch.setattr(Completion, "noted", noted)
+    patch.setitem(core.HANDLERS, Persisted, persisted)
 
 
 @mutant
 def an_ordered_key_goes_on_before_the_end_of_its_head_is_stored(patch: pytest.MonkeyPatch) -> None:
-    original = Completion._store
+    original = QueueCore._store
 
-    def store(self: Completion, task: Task, state: Any) -> None:
+    def store(self: QueueCore, task: Task, state: Any) -> None:
         original(self, task, state)
-        self._admission.dismiss(task)
+        self._scheduler.dismiss(task)
         task.ordered = False
 
-    patch.setattr(Completion, "_store", store)
+    patch.setattr(QueueCore, "_store", store)
 
 
 @mutant
 def an_ordered_key_goes_by_priority(patch: pytest.MonkeyPatch) -> None:
-    original = Admission.enrol
+    original = StartScheduler.enrol
 
-    def enrol(self: Admission, task: Task) -> None:
+    def enrol(self: StartScheduler, task: Task) -> None:
         original(self, task)
         if task.ordered and task.submission.priority > 0 and task.step in ADMITTED | {TaskStep.NEW}:
-            self._demote(self._state.ordered_keys.start(task.key or "", task.seq))
+            self._demote(self.ordered_keys.start(task.key or "", task.seq))
 
-    patch.setattr(Admission, "enrol", enrol)
+    patch.setattr(StartScheduler, "enrol", enrol)
 
 
 @mutant
 def one_that_comes_back_goes_to_the_end_of_the_line(patch: pytest.MonkeyPatch) -> None:
-    original = Completion._wait
+    original = QueueCore._wait
 
-    def wait(self: Completion, task: Task, until: float) -> None:
+    def wait(self: QueueCore, task: Task, until: float) -> None:
         task.place = (self._state.wall, task.seq)
         original(self, task, until)
 
-    patch.setattr(Completion, "_wait", wait)
+    patch.setattr(QueueCore, "_wait", wait)
 
 
 @mutant
 def the_first_pool_with_room_goes_first(patch: pytest.MonkeyPatch) -> None:
     def first(self: StartScheduler) -> Any:
-        for pool in self._state.pools:
+        for pool in self.pools:
             place = pool.next(self._state.now, self._state.settings.age_step_s)
             if place is not None:
                 return (place, pool)
@@ -263,7 +263,7 @@ def a_freed_key_is_not_passed_on(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_cancelled_candidate_keeps_its_place_in_the_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Admission, "withdraw", lambda self, task: self._unline(task))
+    patch.setattr(StartScheduler, "withdraw", lambda self, task: self._unline(task))
 
 
 # -- laws 7 to 9 -----------------------------------------------------------------------------------------------------
@@ -290,27 +290,27 @@ def in_doubt_ends_are_stored_all_the_same(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_cancellation_is_confirmed_before_it_is_written_down(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(core, "promised", lambda queue_state, job: True)
+    patch.setattr(core, "promised", lambda queue, job: True)
 
 
 @mutant
 def a_cancellation_that_was_written_down_is_not_read(patch: pytest.MonkeyPatch) -> None:
-    original = Arrivals._enter
-    patch.setattr(Arrivals, "_enter", lambda self, task, cancelled=False: original(self, task))
+    original = QueueCore._enter
+    patch.setattr(QueueCore, "_enter", lambda self, task, cancelled=False: original(self, task))
 
 
 @mutant
 def time_is_looked_at_after_what_happens(patch: pytest.MonkeyPatch) -> None:
-    original = core.QueueCore.handle
+    original = QueueCore.handle
 
-    def handle(self: core.QueueCore, event: Any) -> Any:
+    def handle(self: QueueCore, event: Any) -> Any:
         self._tick = lambda: None
         try:
             return original(self, event)
         finally:
             del self._tick
 
-    patch.setattr(core.QueueCore, "handle", handle)
+    patch.setattr(QueueCore, "handle", handle)
 
 
 def caught(seeds: range) -> str | None:
@@ -348,7 +348,7 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_planted_bug_is_caught_by_what_can_be_seen_from_outside(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(core, "check", lambda queue_state: None)
+    monkeypatch.setattr(core, "check", lambda queue, scheduler: None)
     MUTANTS[name](monkeypatch)
     assert caught(range(SEEDS)) is not None, f"{name} got away in {SEEDS} histories"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gangline.dispatcher.durable.core.events import PoolSeen
-from gangline.dispatcher.durable.core.state import PoolCredits
+from gangline.dispatcher.durable.core.pools import PoolCredits
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.routes import RouteRecord
 

@@ -33,7 +33,7 @@ def test_a_task_is_started_stored_and_only_then_acknowledged():
     world = world_of(1)
     seq = world.arrive("a")
     world.end("a")
-    assert [name for name, _ in world.network] == ["store a"]
+    assert [name for name, _ in world.network] == ["result a"]
     assert world.core.info("a").state is JobState.RUNNING
     world.deliver()
     assert [name for name, _ in world.network] == ["ack a"]
@@ -318,7 +318,7 @@ def test_a_schedule_that_the_server_refuses_is_a_dead_letter(error, reason):
     world = world_of(1)
     seq = world.arrive("a", cron="nonsense")
     world.network.clear()
-    world.tell(on.ScheduleRefused, seq=seq, error=error)
+    world.tell(on.Persisted, seq=seq, kind=do.RecordKind.SCHEDULE, error=error)
     world.flush()
     assert world.dead == [("a", reason)]
 
@@ -358,8 +358,9 @@ def test_an_ended_that_nobody_waits_for_changes_nothing():
     seq = world.arrive("a")
     for attempt in (0, 2):
         assert world.core.handle(on.AttemptEnded(now=world.now, wall=world.now, seq=seq, attempt=attempt)) == []
-    for kind in (on.Noted, on.Stored, on.Buried, on.Scheduled, on.Acked):
-        assert world.core.handle(kind(now=world.now, wall=world.now, seq=seq)) == []
+    assert world.core.handle(on.Acked(now=world.now, wall=world.now, seq=seq)) == []
+    for kind in set(do.RecordKind) - {do.RecordKind.CANCELLATION}:
+        assert world.core.handle(on.Persisted(now=world.now, wall=world.now, seq=seq, kind=kind)) == []
     world.core.check()
 
 
@@ -378,9 +379,9 @@ def test_of_events_told_together_the_order_counts_and_starts_come_after_the_last
         on.AttemptEnded(**now, seq=2, attempt=1),
         on.SlotsGranted(**now, pool="e", free=(1,)),
     )
-    assert not any(isinstance(effect, do.StartAttempt | do.Store) for effect in effects)
+    assert not any(isinstance(effect, do.StartAttempt | do.Persist) for effect in effects)
     effects = core.handle(on.OwnershipConfirmed(**now))
-    assert [type(effect) for effect in effects][:2] == [do.Store, do.StartAttempt]
+    assert [type(effect) for effect in effects][:2] == [do.Persist, do.StartAttempt]
     core.check()
 
 
@@ -411,7 +412,7 @@ def work_of(count: int, rounds: int = 30) -> float:
             for effect in core.handle(on.SlotsGranted(now=1.0, wall=1.0, pool="e", free=(1,))):
                 if isinstance(effect, do.StartAttempt):
                     core.handle(on.AttemptEnded(now=1.0, wall=1.0, seq=effect.seq, attempt=1))
-                    core.handle(on.Stored(now=1.0, wall=1.0, seq=effect.seq))
+                    core.handle(on.Persisted(now=1.0, wall=1.0, seq=effect.seq, kind=do.RecordKind.RESULT))
                     core.handle(on.Acked(now=1.0, wall=1.0, seq=effect.seq))
 
     lines = lines_run(start_and_end)

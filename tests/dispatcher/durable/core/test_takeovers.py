@@ -151,7 +151,7 @@ def test_while_the_queue_is_in_doubt_nothing_is_begun_and_nothing_is_forgotten()
     world.advance(10.0)
     assert world.network == [] and started(world) == ["a", "b"]
     world.tell(on.OwnershipConfirmed)
-    assert [name.partition(" ")[0] for name, _ in world.network] == ["store", "bury", "bury"]
+    assert [name.rpartition(" ")[0] for name, _ in world.network] == ["result", "dead letter", "dead letter"]
     assert started(world) == ["a", "b", "c"]
 
 
@@ -189,12 +189,12 @@ def test_a_task_that_is_being_looked_up_or_noted_is_cancelled_after_it():
     world = world_of(1)
     world.arrive("i1")
     world.tell(on.Cancel, job="i1")
-    assert [name for name, _ in world.network] == ["look i1", "mark i1"]
+    assert [name for name, _ in world.network] == ["look i1", "cancellation i1"]
     world.flush()
     world.arrive("a", backoff_s=60.0)
     world.end("a", TaskFailed("no"))
     world.tell(on.Cancel, job="a")
-    assert [name for name, _ in world.network] == ["note a", "mark a"]
+    assert [name for name, _ in world.network] == ["try a", "cancellation a"]
     world.flush()
     world.arrive("b", backoff_s=60.0)
     world.end("b", TaskFailed("no"))

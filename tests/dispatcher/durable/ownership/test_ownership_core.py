@@ -14,17 +14,15 @@ class Life:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.core = OwnershipCore("me", ping_s=0.5, frozen_after_s=2.5, spread_s=0.02, connected_at=0.0)
-
-    def tell(self, event: type[oc.OwnershipEvent], **fields: object) -> list[oc.Effect]:
-        return self.core.handle(event(now=self.now, **fields))  # type: ignore[arg-type]
+        self.core = OwnershipCore("me", ping_s=0.5, frozen_after_s=2.5, spread_s=0.02)
+        self.core.start(0.0)
 
     def listed(self, *holdings: Holding) -> None:
-        self.tell(oc.Listed, holdings=holdings)
+        self.core.listed(holdings, self.now)
 
     def tick(self, after_s: float = 0.25, draw: float = 0.0) -> list[oc.Effect]:
         self.now += after_s
-        return self.tell(oc.OwnershipTick, draw=draw)
+        return self.core.tick(self.now, draw)
 
     def takes(self, after_s: float = 0.25) -> list[tuple[str, tuple[str, ...]]]:
         return [(each.endpoint, each.over) for each in self.tick(after_s) if isinstance(each, Take)]
@@ -33,7 +31,7 @@ class Life:
 @pytest.fixture
 def life() -> Life:
     made = Life()
-    made.tell(oc.EndpointsFound, endpoints=frozenset({"images"}))
+    made.core.found(frozenset({"images"}))
     return made
 
 
@@ -46,7 +44,7 @@ def test_a_queue_that_nobody_has_is_taken_once(life: Life) -> None:
     life.listed()
     assert life.takes() == [("images", ())]
     assert life.takes() == [], "the answer is not there yet"
-    life.tell(oc.Took, endpoint="images", consumer="c1")
+    life.core.took("images", "c1")
     assert life.core.mine == {"images": "c1"} and life.takes() == []
 
 
@@ -54,18 +52,18 @@ def test_a_queue_whose_holder_answers_is_left_alone_for_ever(life: Life) -> None
     life.listed(held_by("other"))
     for _ in range(100):
         assert life.takes() == []
-        life.tell(oc.PeerAlive, dispatcher="other")
+        life.core.alive("other", life.now)
 
 
 def test_two_pings_that_nobody_heard_in_a_row_mean_that_the_holder_is_dead(life: Life) -> None:
     life.listed(held_by("other"))
     assert life.tick() == [PingPeer(dispatcher="other")]
-    life.tell(oc.PeerSilent, dispatcher="other")
+    life.core.silent("other", life.now)
     assert life.takes() == []
-    life.tell(oc.PeerAlive, dispatcher="other")
-    life.tell(oc.PeerSilent, dispatcher="other")
+    life.core.alive("other", life.now)
+    life.core.silent("other", life.now)
     assert life.takes() == [], "they were not in a row"
-    life.tell(oc.PeerSilent, dispatcher="other")
+    life.core.silent("other", life.now)
     assert life.takes() == [("images", ("q-images-other",))]
 
 
@@ -84,17 +82,17 @@ def test_pings_go_out_no_more_often_than_agreed(life: Life) -> None:
 
 def test_nobody_is_dead_for_us_who_have_only_just_reconnected(life: Life) -> None:
     life.listed(held_by("other"))
-    life.tell(oc.ConnectionChanged, connected=False)
+    life.core.connection_changed(False, life.now)
     assert life.tick(10.0) == []
-    life.tell(oc.ConnectionChanged, connected=True)
+    life.core.connection_changed(True, life.now)
     assert life.core.must_list
     life.listed(held_by("other"))
     for _ in range(3):
-        life.tell(oc.PeerSilent, dispatcher="other")
+        life.core.silent("other", life.now)
         assert life.takes() == []
     life.now += 1.0
-    life.tell(oc.PeerSilent, dispatcher="other")
-    life.tell(oc.PeerSilent, dispatcher="other")
+    life.core.silent("other", life.now)
+    life.core.silent("other", life.now)
     assert life.takes() != []
 
 
@@ -102,7 +100,7 @@ def test_our_own_standstill_is_not_held_against_others(life: Life) -> None:
     life.listed(held_by("other"))
     life.tick()
     life.now += 30.0
-    life.tell(oc.Stalled, seconds=30.0)
+    life.core.stalled(30.0)
     assert life.takes() == []
 
 
@@ -119,7 +117,7 @@ def test_a_consumer_that_is_none_of_ours_is_left_alone_and_named(life: Life) -> 
 def test_after_a_failure_the_consumers_are_listed_before_the_next_try(life: Life) -> None:
     life.listed()
     assert life.takes() == [("images", ())]
-    life.tell(oc.NotTaken, endpoint="images")
+    life.core.not_taken("images")
     assert life.core.must_list and life.takes() == []
     life.listed()
     assert life.takes() == [("images", ())]
@@ -128,7 +126,7 @@ def test_after_a_failure_the_consumers_are_listed_before_the_next_try(life: Life
 def test_a_queue_that_was_handed_over_is_taken_without_waiting_for_pings(life: Life) -> None:
     life.listed(held_by("other"))
     assert life.takes() == []
-    life.tell(oc.HandedOver, dispatcher="other", endpoints=frozenset({"images"}))
+    life.core.handed_over("other", {"images"})
     assert life.tick(0.001)[-1] == Take(endpoint="images", over=(), died=False)
 
 
@@ -136,10 +134,10 @@ def test_a_holder_that_never_gave_a_queue_up_may_believe_that_it_has_it_though_i
     life.listed(held_by("other"))
     life.tick()
     life.listed()
-    life.tell(oc.HandedOver, dispatcher="third", endpoints=frozenset({"images"}))
+    life.core.handed_over("third", {"images"})
     assert life.tick()[-1] == Take(endpoint="images", over=(), died=True)
-    life.tell(oc.Took, endpoint="images", consumer="c1")
-    life.tell(oc.Gone, endpoint="images")
+    life.core.took("images", "c1")
+    life.core.gone("images")
     life.listed()
     assert life.tick()[-1] == Take(endpoint="images", over=(), died=False), "it was ours, and we know that it is gone"
 
@@ -157,10 +155,10 @@ def test_who_takes_a_queue_waits_for_longer_than_any_holder_trusts_a_proof_by_a_
 
 
 def test_who_has_more_queues_waits_longer_before_it_takes_another(life: Life) -> None:
-    life.tell(oc.EndpointsFound, endpoints=frozenset({"images", *(f"e{number}" for number in range(5))}))
+    life.core.found(frozenset({"images", *(f"e{number}" for number in range(5))}))
     life.listed()
     for number in range(5):
-        life.tell(oc.Took, endpoint=f"e{number}", consumer="c")
+        life.core.took(f"e{number}", "c")
     assert life.takes(0.001) == []
     assert life.core.next_at == pytest.approx(life.now + 5 * 0.02)
     assert life.takes(0.11) == [("images", ())]
@@ -168,10 +166,10 @@ def test_who_has_more_queues_waits_longer_before_it_takes_another(life: Life) ->
 
 def test_whoever_has_hundreds_takes_those_of_a_dead_holder_without_waiting_long(life: Life) -> None:
     names = [f"e{number}" for number in range(300)]
-    life.tell(oc.EndpointsFound, endpoints=frozenset(names))
+    life.core.found(frozenset(names))
     life.listed(*(held_by("other", name) for name in names[150:]))
     for name in names[:150]:
-        life.tell(oc.Took, endpoint=name, consumer=f"c-{name}")
+        life.core.took(name, f"c-{name}")
     life.tick(2.6)
     taken = {each.endpoint for _ in range(5) for each in life.tick(0.1) if isinstance(each, Take)}
     assert taken == set(names[150:])
@@ -179,17 +177,17 @@ def test_whoever_has_hundreds_takes_those_of_a_dead_holder_without_waiting_long(
 
 def test_whoever_has_most_gives_some_up_while_another_has_fewer_by_two(life: Life) -> None:
     life.listed()
-    life.tell(oc.EndpointsFound, endpoints=frozenset("abcde"))
+    life.core.found(frozenset("abcde"))
     for name in "abcde":
-        life.tell(oc.Took, endpoint=name, consumer="c")
+        life.core.took(name, "c")
     assert life.tick() == []
-    life.tell(oc.Here, dispatcher="poor", has=1)
+    life.core.told("poor", 1, life.now)
     assert life.tick() == [GiveUp(count=2)]
     assert life.tick() == [], "others must take them first"
     life.now += 2.0
-    life.tell(oc.Here, dispatcher="poor", has=1)
-    life.tell(oc.Here, dispatcher="rich", has=9)
+    life.core.told("poor", 1, life.now)
+    life.core.told("rich", 9, life.now)
     assert life.tick() == [], "that is for the richest to do"
-    life.tell(oc.Here, dispatcher="rich", has=None)
-    life.tell(oc.Here, dispatcher="poor", has=4)
+    life.core.told("rich", None, life.now)
+    life.core.told("poor", 4, life.now)
     assert life.tick() == [], "a difference of one cannot be mended"

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import StreamMessage
-from gangline.dispatcher.durable.core.effects import Bury, LookUpResult, Schedule, Store
+from gangline.dispatcher.durable.core.effects import LookUpResult, Persist, RecordKind
 from gangline.dispatcher.durable.messages.entry import QueuedMessage, read_message
 from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
@@ -53,24 +53,27 @@ class Desk:
         read = read_message(NAMES, message)
         return QueuedMessage(message, None if isinstance(read, GanglineError) else read[0])
 
+    async def persists(self, entry: QueuedMessage, effect: Persist) -> GanglineError | None:
+        answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
+        self.outcomes.persist("images", entry, effect, answered.set_result)
+        return await answered
+
     async def buries(self, entry: QueuedMessage, reason: DeadReason = DeadReason.FAILED) -> tuple[int, JobState]:
         """How many dead letters there are then, and what the record says."""
-        done = asyncio.Event()
-        effect = Bury(
-            seq=7,
-            job="7",
-            reason=reason,
-            error=TaskFailed("it raised"),
-            attempts=1,
-            started_at=None,
-            result_ttl_s=60,
-        )
-        self.outcomes.bury(entry, effect, done.set)
-        await done.wait()
+        await self.persists(entry, dead(TaskFailed("it raised"), reason))
         letters = (await (await self.streams.dead()).state()).messages
         found = await (await self.streams.results()).get(NAMES.result_key("7"))
         assert found is not None
         return letters, ResultRecord.model_validate_json(found.value).state
+
+
+def dead(error: GanglineError, reason: DeadReason = DeadReason.FAILED) -> Persist:
+    kind = RecordKind.DEAD_LETTER
+    return Persist(seq=7, job="7", kind=kind, reason=reason, error=error, attempts=1, result_ttl_s=60)
+
+
+def scheduled() -> Persist:
+    return Persist(seq=7, job="nightly", kind=RecordKind.SCHEDULE)
 
 
 @pytest.fixture
@@ -106,7 +109,9 @@ async def test_a_task_that_was_cancelled_meanwhile_has_no_dead_letter(operations
 
 async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(operations: Desk) -> None:
     results = await operations.streams.results()
-    effect = Store(seq=7, job="7", state=JobState.DONE, attempts=1, started_at=None, result_ttl_s=60)
+    effect = Persist(
+        seq=7, job="7", kind=RecordKind.RESULT, state=JobState.DONE, attempts=1, started_at=None, result_ttl_s=60
+    )
 
     async def found_it() -> bool:
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -114,9 +119,7 @@ async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(o
         return await done
 
     async def was_first() -> None:
-        done = asyncio.Event()
-        operations.outcomes.store(operations.entry(), effect, done.set)
-        await done.wait()
+        await operations.persists(operations.entry(), effect)
 
     for ends_it in (found_it, was_first):
         await results.put(NAMES.try_key("images", "7"), b"of a predecessor that had lost the queue")
@@ -131,12 +134,8 @@ async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(o
 
 async def test_what_is_no_record_hinders_no_burial(operations: Desk) -> None:
     await (await operations.streams.results()).put(NAMES.result_key("7"), b"garbage")
-    done = asyncio.Event()
-    error = TaskFailed("it raised")
-    effect = Bury(seq=7, job="7", reason=DeadReason.FAILED, error=error, attempts=1, started_at=None, result_ttl_s=60)
-    operations.outcomes.bury(operations.entry(), effect, done.set)
     async with asyncio.timeout(10):
-        await done.wait()
+        await operations.persists(operations.entry(), dead(TaskFailed("it raised")))
     assert (await (await operations.streams.dead()).state()).messages == 1
 
 
@@ -147,9 +146,7 @@ async def test_a_schedule_that_was_cancelled_just_before_it_was_given_to_the_ser
     """Unless that was another of the same name, an hour before."""
     entry = operations.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly")
     await operations.ends(JobState.CANCELLED, job="nightly", submitted_at=entry.message.at - 3600 * earlier)
-    answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
-    operations.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
-    assert await answered is None
+    assert await operations.persists(entry, scheduled()) is None
     schedule = await (await operations.streams.tasks()).last(NAMES.schedule("nightly"))
     assert (schedule is not None) == earlier
 
@@ -159,9 +156,7 @@ async def test_a_schedule_that_is_given_to_the_server_again_is_not_in_force_agai
 ) -> None:
     entry, tasks = operations.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly"), await operations.streams.tasks()
     for _ in range(2):  # the first answer was lost, or whoever waited for it killed
-        answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
-        operations.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
-        assert await answered is None
+        assert await operations.persists(entry, scheduled()) is None
         await tasks.purge(NAMES.schedule("nightly"))
     assert (await tasks.state(NAMES.schedules)).last_sequence == 1
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
 
 import pytest
 
 from gangline.bus.port.bus import StreamMessage
-from gangline.dispatcher.durable.core.effects import Bury, Note, Store
+from gangline.dispatcher.durable.core.effects import Persist, RecordKind
 from gangline.dispatcher.durable.messages.entry import QueuedMessage, job_of, may_have_ended, read_message, size_of
 from gangline.dispatcher.durable.persistence import records
 from gangline.schemas.errors.base import GanglineError, MalformedMessage, TaskFailed
@@ -32,14 +31,16 @@ def entry_of(made: StreamMessage) -> QueuedMessage:
     return QueuedMessage(made, None if isinstance(read, GanglineError) else read[0])
 
 
-def done(**fields: Any) -> Store:
-    return Store(seq=7, job="7", state=JobState.DONE, attempts=2, started_at=AT + 1, result_ttl_s=60, **fields)
+def done() -> Persist:
+    kind, state = RecordKind.RESULT, JobState.DONE
+    return Persist(seq=7, job="7", kind=kind, state=state, attempts=2, started_at=AT + 1, result_ttl_s=60)
 
 
-def dead(error: GanglineError | None = None) -> Bury:
-    return Bury(
+def dead(error: GanglineError | None = None) -> Persist:
+    return Persist(
         seq=7,
         job="7",
+        kind=RecordKind.DEAD_LETTER,
         reason=DeadReason.FAILED,
         error=error or TaskFailed("it raised", details={"type": "ValueError", "traceback": "line 1\nline 2"}),
         attempts=5,
@@ -82,8 +83,9 @@ def test_the_record_of_a_dead_task_says_why_and_has_no_result() -> None:
 
 
 def test_a_try_is_noted_with_its_message_and_the_time_of_the_next() -> None:
-    note = Note(seq=7, job="7", attempts=2, not_before=AT + 9, error=TaskFailed("no"))
-    record = TryRecord.model_validate_json(records.try_of(note))
+    error = TaskFailed("no")
+    note = Persist(seq=7, job="7", kind=RecordKind.TRY, attempts=2, not_before=AT + 9, error=error)
+    record = TryRecord.model_validate_json(records.try_of(note, wall=AT))
     assert (record.job, record.sequence, record.attempts, record.not_before) == ("7", 7, 2, AT + 9)
 
 

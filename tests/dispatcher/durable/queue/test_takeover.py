@@ -14,11 +14,12 @@ from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.operations import QueueOperations
-from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
+from gangline.dispatcher.durable.persistence.outcome_store import Answer, OutcomeStore
 from gangline.dispatcher.durable.queue import queue_runner as queue
 from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecutor
 from gangline.dispatcher.durable.queue.queue_runner import QueueRunner
 from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import JobState, TryRecord
 from gangline.testing.loop import current_node
@@ -421,17 +422,23 @@ def test_a_letter_whose_task_nobody_acknowledged_is_replayed(monkeypatch: pytest
 
 def test_a_letter_is_replayed_when_its_dispatcher_knows_that_its_end_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then that takes the replayed message for a repetition."""
-    bury = OutcomeStore.bury
+    persist = OutcomeStore.persist
 
     async def story() -> None:
         async with Site() as site:
             site.worker()
             site.dispatcher()
 
-            def slowly(self: OutcomeStore, entry: QueuedMessage, effect: do.Bury, answer: Callable[[], None]) -> None:
-                bury(self, entry, effect, lambda: site.loop.call_later(0.7, answer) and None)
+            def slowly(
+                self: OutcomeStore, endpoint: str, entry: QueuedMessage, effect: do.Persist, answer: Answer
+            ) -> None:
+                def later(error: GanglineError | None) -> None:
+                    site.loop.call_later(0.7, answer, error)
 
-            monkeypatch.setattr(OutcomeStore, "bury", slowly)
+                slow = effect.kind is do.RecordKind.DEAD_LETTER
+                persist(self, endpoint, entry, effect, later if slow else answer)
+
+            monkeypatch.setattr(OutcomeStore, "persist", slowly)
             job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
             assert (await site.ended(job)).state is JobState.DEAD
             bus = site.hub.connect("client")

@@ -1,0 +1,218 @@
+"""The pools of a queue: the slots that are free for it, who waits for them, and which pool a task goes to.
+
+Laws:
+
+1. A task stays with its pool while the weights do not change; if the pool has no room, the task waits for it.
+2. A start takes its slots from the smallest lease that has room.
+3. If the head of a line needs more slots than any lease has free, turns of `turn_s` alternate. In the first, nobody
+   passes it, so that enough slots of one worker can become free. In the second, tasks that fit pass it, so that a
+   worker that never becomes free blocks nobody else. And so on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from ....schemas.messages.submission import Submission
+from ....schemas.records.routes import RouteRecord
+from ...traffic.route_core import choose_pool
+from ..policies.start_order import Place, ReadyQueue
+from .events import PoolSeen
+
+_EXACT: Final = 8
+_HAIR: Final = 1e-9
+"""A timer that fires at the computed time must not be a rounding error too early."""
+_REMEMBERED: Final = 100_000
+
+
+class PoolCredit:
+    """One pool."""
+
+    __slots__ = (
+        "blocked_at",
+        "costs",
+        "free",
+        "free_slots",
+        "known",
+        "largest",
+        "limit",
+        "line",
+        "name",
+        "number",
+        "once",
+        "running",
+        "told",
+        "workers",
+    )
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        """In the order in which pools became known."""
+        self.known = False
+        self.workers = 0
+        self.largest = 0
+        """The most slots of one living worker; 0: none lives."""
+        self.costs: Mapping[str, int] = {}
+        self.once: frozenset[str] = frozenset()
+        """Methods of tasks that may not run twice."""
+        self.limit: int | None = None
+        """The most tasks of the endpoint that may run there at once."""
+        self.line = ReadyQueue()
+        self.free: list[int] = []
+        """Free slots of each lease that has any, ascending."""
+        self.free_slots = 0
+        """... together."""
+        self.running = 0
+        """Tasks."""
+        self.blocked_at: float | None = None
+        """Since when a head that does not fit has blocked a task that takes fewer slots; law 3."""
+        self.told: tuple[int, int] | None = None
+        """The last RequestSlots; None: there was none yet."""
+
+    def __repr__(self) -> str:
+        return f"PoolCredit({self.name}, {len(self.line)} in line, {self.running} running, free={self.free})"
+
+    def credit(self, free: tuple[int, ...]) -> None:
+        self.free = sorted(slots for slots in free if slots > 0)
+        self.free_slots = sum(self.free)
+
+    def take(self, cost: int) -> None:
+        """Law 2."""
+        at = bisect_left(self.free, cost)
+        left = self.free.pop(at) - cost
+        self.free_slots -= cost
+        if left:
+            insort(self.free, left)
+
+    @property
+    def full(self) -> bool:
+        """The route allows no more of its tasks there."""
+        return self.limit is not None and self.running >= self.limit
+
+    def next(self, now: float, turn_s: float) -> Place | None:
+        """The task that starts next, if there is room: the head of the line, or one that passes it."""
+        if self.full:
+            return None
+        head, most = self.line.first(), self.free[-1] if self.free else 0
+        if head is None or self.line.cost(head[1]) <= most:
+            self.blocked_at = None
+            return head
+        if self.line.smallest == self.line.cost(head[1]):
+            self.blocked_at = None
+        elif self.blocked_at is None:
+            self.blocked_at = now
+        return self.line.first(most) if self._passing(now, turn_s) else None
+
+    def turn_ends_at(self, now: float, turn_s: float) -> float | None:
+        """When the next turn begins; None: nobody is blocked."""
+        if self.blocked_at is None or self.full:
+            return None
+        return self.blocked_at + (self._turn(now, turn_s) + 1) * turn_s
+
+    def _turn(self, now: float, turn_s: float) -> int:
+        """From 0; the even ones are the head's."""
+        return 0 if self.blocked_at is None else int((now - self.blocked_at) / turn_s + _HAIR)
+
+    def _passing(self, now: float, turn_s: float) -> bool:
+        return self._turn(now, turn_s) % 2 == 1
+
+    def lacks(self, most: int | None, now: float, turn_s: float) -> tuple[int, int]:
+        """What more is needed: slots in all, and slots that the next takes.
+
+        Args:
+            most: how many tasks other limits allow to start now; None: any number.
+        """
+        head = self.line.first()
+        if self.limit is not None:
+            left = self.limit - self.running
+            most = left if most is None else min(most, left)
+        if head is None or (most is not None and most <= 0):
+            return (0, 0)
+        largest, slots = self.line.smallest if self._passing(now, turn_s) else self.line.cost(head[1]), self.line.slots
+        if most is not None:
+            slots = min(slots, most * max(largest, -(-slots // len(self.line))))
+        if self.free and largest <= self.free[-1]:
+            slots -= self.free_slots
+        if slots <= 0:
+            return (0, 0)
+        return (slots if slots <= _EXACT else 1 << (slots - 1).bit_length(), largest)
+
+
+class PoolCredits:
+    """All pools, by name. Whoever changes what decides about a pool's starts calls `touch`."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._views: dict[str, PoolCredit] = {}
+        self.startable: dict[str, PoolCredit] = {}
+        """Pools where something may start: changed since the last look, or between turns (law 3)."""
+        self.untold: dict[str, PoolCredit] = {}
+        """Pools that may need another number of slots than the last RequestSlots says."""
+        self[endpoint].told = (0, 0)
+        self._route = RouteRecord()
+        self._weights = self._route.pools(endpoint)
+        self._chosen: dict[str, str] = {}
+        """Pool by key, as long as the weights last."""
+        self._explicit = False
+
+    def __iter__(self) -> Iterator[PoolCredit]:
+        return iter(self._views.values())
+
+    def __getitem__(self, name: str) -> PoolCredit:
+        view = self._views.get(name)
+        if view is None:
+            view = self._views[name] = PoolCredit(name, len(self._views))
+            self.touch(view)
+        return view
+
+    def touch(self, view: PoolCredit) -> None:
+        """Its line, its free slots, what runs there or its limit has changed."""
+        self.startable[view.name] = self.untold[view.name] = view
+
+    def route(self, route: RouteRecord, explicit: bool) -> None:
+        """Choose pools by this route from now on."""
+        self._route = route
+        self._weights = route.pools(self._endpoint)
+        self._explicit = explicit
+        self._chosen.clear()
+        for name in (*self._weights, *route.limits):
+            self[name].told = self[name].told or (0, 0)
+        for view in self._views.values():
+            view.limit = route.limits.get(view.name)
+            self.touch(view)
+
+    def seen(self, event: PoolSeen) -> bool:
+        """Learn about a pool. True: tasks in line may take other slots now, or fit no worker."""
+        view = self[event.pool]
+        before = (view.largest, dict(view.costs))
+        view.known, view.workers, view.largest = event.known, event.workers, event.largest
+        view.costs, view.once = event.costs, event.once
+        return before != (view.largest, dict(view.costs))
+
+    def choose(self, task: Submission, draw: float) -> PoolCredit:
+        """Law 1."""
+        if task.pool is not None:
+            return self[task.pool]
+        if len(self._weights) == 1:
+            return self[next(iter(self._weights))]
+        if task.key is None or not self._route.by_key:
+            return self[choose_pool(self._route, self._endpoint, None, draw)]
+        chosen = self._chosen.get(task.key)
+        if chosen is None:
+            if len(self._chosen) > _REMEMBERED:
+                self._chosen.clear()
+            chosen = self._chosen[task.key] = choose_pool(self._route, self._endpoint, task.key, draw)
+        return self[chosen]
+
+    def knows(self, task: Submission) -> bool:
+        """Whether a pool that might run it exists, or existed."""
+        if task.pool is not None:
+            return self[task.pool].known
+        if self._explicit:
+            return True
+        if len(self._weights) == 1:
+            return self[next(iter(self._weights))].known
+        return any(self[name].known for name in self._weights)

@@ -15,8 +15,9 @@ forming           time to form 8 over 4, the same among 1,000 more workers, and 
 twins             a worker is frozen until a second process of its id serves, and then wakes, under calls (n / 4 times)
 
 Every scenario has its own embedded nats-server and real worker and coordinator processes. A reader of every revision
-of the ledger checks laws L7 to L9 meanwhile (gangline.testing.kit). Exit code 1: a law was broken, or a target was missed. The
-figures depend on the machine; use one that is otherwise idle. 20 repetitions of everything take about 25 minutes.
+of the ledger checks laws L7 to L9 meanwhile (gangline.testing.kit). Exit code 1: a law was broken, or a target was
+missed. The figures depend on the machine; use one that is otherwise idle. 20 repetitions of everything take about 25
+minutes.
 """
 
 from __future__ import annotations

@@ -7,14 +7,12 @@ task, and a client inside that task inherits it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol
 
 
 class Bounded(Protocol):
-    """The surroundings of running code: a task's context, or only a deadline."""
+    """The surroundings of running code: a task's context."""
 
     deadline: float | None
     """The deadline, in seconds of the loop's monotonic clock; None: no deadline."""
@@ -22,35 +20,13 @@ class Bounded(Protocol):
 
 UNDER: ContextVar[Bounded | None] = ContextVar("gangline_under", default=None)
 """Set for each task, in a context of its own, to the object that `current_task` returns. One variable serves both
-purposes, since setting another one costs as much as running a short task. Outside of all tasks it is None, or what
-`deadline` set."""
-
-
-class _Bound:
-    __slots__ = ("deadline",)
-
-    def __init__(self, at: float) -> None:
-        self.deadline: float | None = at
+purposes, since setting another one costs as much as running a short task. Outside of all tasks it is None."""
 
 
 def current_deadline() -> float | None:
     """The deadline of the surrounding task, in seconds of the loop's monotonic clock; None: no deadline."""
     under = UNDER.get()
     return None if under is None else under.deadline
-
-
-@contextmanager
-def deadline(at: float | None) -> Iterator[None]:
-    """Run the block with a deadline. An earlier outer deadline stays in force."""
-    outer = current_deadline()
-    if at is None or (outer is not None and outer < at):
-        yield
-        return
-    reset = UNDER.set(_Bound(at))
-    try:
-        yield
-    finally:
-        UNDER.reset(reset)
 
 
 CLOCKS_DIFFER: Final = 0.2

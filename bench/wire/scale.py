@@ -20,8 +20,7 @@ from ..coordinator.scheduling.inventory import SlotIndex, WorkerFacts, WorkerSpo
 from ..coordinator.scheduling.placement import place
 from ..dispatcher.router.router import Router
 from ..dispatcher.routing.policy import Sticky
-from ..dispatcher.routing.pool_core import RoutingCore
-from ..dispatcher.routing.request import RoutedRequest
+from ..dispatcher.routing.pool_core import RoutedRequest, RoutingCore
 from ..dispatcher.routing.settings import RouterSettings
 from ..schemas.messages.gangs import AcquireRequest, OwnedRequest
 from ..schemas.names import Names, WorkerId

@@ -23,10 +23,9 @@ from ..model.commits import (
 from ..model.effects import AnswerRequest, Commit, LedgerWrite, SendForm, WriteFence
 from ..model.events import CommitRefused, Committed, CommitUnknown, Refenced
 from ..model.gang import FINAL, GangStep, HoldAttempt, ManagedGang, Move, by_worker, move
-from .members import MemberFailures
+from .members import MemberFailures, Teardown
 from .standing_sets import StandingSets
 from .state import SchedulerState
-from .teardown import Teardown
 
 Writes = tuple[LedgerWrite, ...]
 

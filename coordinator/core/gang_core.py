@@ -30,13 +30,12 @@ from ..model.gang import GRANTED, ManagedGang
 from ..settings.scheduling import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
 from .commit_pipeline import CommitPipeline, GrantPipeline
-from .members import MemberFailures
+from .members import MemberFailures, Teardown
 from .owner_requests import OwnerRequests, why
 from .recovery import LedgerRecovery
 from .scheduler import GangScheduler
 from .standing_sets import StandingSets
 from .state import SchedulerState, check
-from .teardown import Teardown
 
 GONE_AFTER = 2
 """Pings in a row without responders. One may hit a worker that is just connecting again."""

@@ -18,8 +18,8 @@ from ..model.gang import FINAL, GRANTED, Failure, GangStep, ManagedGang
 from ..scheduling.infeasibility import lacks
 from ..scheduling.placement import TrialPlacement, place
 from ..scheduling.queue import target_of
+from .members import Teardown
 from .state import SchedulerState
-from .teardown import Teardown
 
 
 class OwnerRequests:

@@ -21,10 +21,9 @@ from ..model.commits import CommitKind
 from ..model.events import Cause, LeadershipGained, LedgerVanished
 from ..model.gang import Failure, GangStep, ManagedGang, TeardownProgress
 from .commit_pipeline import GrantPipeline
-from .members import MemberFailures
+from .members import MemberFailures, Teardown
 from .standing_sets import StandingSets
 from .state import FinishedGang, SchedulerState
-from .teardown import Teardown
 
 
 class LedgerRecovery:

@@ -26,10 +26,8 @@ from ..model.events import Cause, HoldAnswered, HoldUnanswered, KeepAnswered
 from ..model.gang import Failure, GangStep, ManagedGang, Move, move
 from ..scheduling.placement import Placement, place, place_most, wanted_of
 from ..scheduling.queue import QueueHead, QueueTarget, guard, still_good, target_of, victims
-from . import holds
-from .members import MemberFailures
+from .members import MemberFailures, Teardown
 from .state import SchedulerState
-from .teardown import Teardown
 
 
 class GangScheduler:
@@ -121,7 +119,7 @@ class GangScheduler:
         scheduler_state.agenda.cancel(("retry", gang.id))
         scheduler_state.agenda.cancel(("starve", gang.id))
         move(gang, Move.PLACED)
-        holds.send(scheduler_state, gang, placement)
+        scheduler_state.send_holds(gang, placement)
 
     def _backfill(self, index: int) -> None:
         scheduler_state = self._state
@@ -234,7 +232,7 @@ class GangScheduler:
         placement = place(gang.spec, scheduler_state.inventory.free, only=wanted, taken_nodes=nodes)
         if placement is not None:
             del scheduler_state.repairs[gang.id]
-            holds.send(scheduler_state, gang, placement)
+            scheduler_state.send_holds(gang, placement)
 
     # -- answers to holds --------------------------------------------------------------------------------------------
 
@@ -244,7 +242,7 @@ class GangScheduler:
         attempt = gang.attempt if gang is not None else None
         if gang is None or attempt is None or attempt.number != event.attempt or event.worker not in attempt.wanted:
             if event.accepted and not (gang is not None and self._owns(gang, event)):
-                holds.release(scheduler_state, event.worker, event.gang, event.generation, event.attempt)
+                scheduler_state.release_hold(event.worker, event.gang, event.generation, event.attempt)
             return
         if event.worker in attempt.answers:
             return  # the same again
@@ -253,7 +251,7 @@ class GangScheduler:
         if not event.accepted or facts is None or facts.facts.epoch > event.epoch or len(event.tokens) != tokens:
             self._members.refused(gang)
         else:
-            holds.accept(scheduler_state, attempt, event)
+            scheduler_state.accept_hold(attempt, event)
         if event.load is not None:
             scheduler_state.inventory.load(event.worker, event.load)
         if attempt is gang.attempt and attempt.held:

@@ -30,8 +30,8 @@ from ..model.commits import CommitKind
 from ..model.events import Cause
 from ..model.gang import Failure, GangStep, ManagedGang, Move, move
 from ..scheduling.placement import place
+from .members import Teardown
 from .state import SchedulerState, StandingSetState
-from .teardown import Teardown
 
 
 class StandingSets:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...runtime.timers import TimerQueue
-from ...schemas.messages.gangs import GangEvent, GangEventKind, GangReply
+from ...schemas.messages.gangs import GangEvent, GangEventKind, GangReply, HoldRequest, SeatRequest, UnholdRequest
 from ...schemas.names import WorkerId
-from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangSpec, StrictGangSpec, template_of
+from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangSpec, Seat, StrictGangSpec, template_of
 from ..model.commits import CommitKind, CommitQueue
-from ..model.effects import AnswerRequest, Broadcast, Effect
-from ..model.gang import GRANTED, Failure, GangStep, ManagedGang
+from ..model.effects import AnswerRequest, Broadcast, Effect, ReleaseHold, SendHold
+from ..model.events import HoldAnswered
+from ..model.gang import GRANTED, Failure, GangStep, HoldAttempt, ManagedGang
 from ..scheduling.inventory import Inventory
+from ..scheduling.placement import Assignment, Placement
 from ..scheduling.queue import GangQueue, QueueHead
 from ..settings.scheduling import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
@@ -162,6 +164,77 @@ class SchedulerState:
             return False
         return gang.step not in GRANTED or worker not in gang.seats_by_worker
 
+    # -- tentative slots: requested on all workers at once, and released on all at once ------------------------------
+
+    def send_holds(self, gang: ManagedGang, placement: Placement) -> None:
+        """Ask every worker of a placement to hold its seats."""
+        assert gang.attempt is None
+        settings = self.settings
+        attempt = gang.attempt = HoldAttempt(
+            number=self.next_attempt(),
+            wanted=placement.by_worker(),
+            hold_until=self.now + settings.hold_s,
+        )
+        for worker, seats in attempt.wanted.items():
+            self.inventory.charge(worker, _slots(seats))
+            self.out.append(
+                SendHold(
+                    worker=worker,
+                    request=HoldRequest(
+                        gang=gang.id,
+                        generation=gang.next_generation,
+                        attempt=attempt.number,
+                        seats=tuple(SeatRequest(rank=s.rank, part=s.part, slots=s.slots) for s in seats),
+                        hold_s=settings.hold_s,
+                    ),
+                    traceparent=gang.spec.traceparent,
+                )
+            )
+        self.agenda.set(("hold", gang.id), self.now + settings.hold_wait_s)
+
+    def accept_hold(self, attempt: HoldAttempt, event: HoldAnswered) -> None:
+        """Note a yes of a worker that is there, with a token for each seat. While the others have yet to answer, there
+        is time to make its seats."""
+        worker, wanted = event.worker, attempt.wanted[event.worker]
+        facts = self.inventory.workers[worker].facts
+        self.inventory.held(worker, _slots(wanted))
+        attempt.answers[worker] = event
+        attempt.fresh[worker] = [
+            Seat(
+                rank=item.rank,
+                part=item.part,
+                pool=worker.pool,
+                worker=worker.worker,
+                slots=item.slots,
+                token=token,
+                epoch=event.epoch,
+                node=facts.node,
+                zone=facts.zone,
+                address=facts.address,
+                labels=facts.labels,
+            )
+            for item, token in zip(wanted, event.tokens, strict=True)
+        ]
+
+    def abandon_holds(self, gang: ManagedGang) -> None:
+        """Give up the attempt, if there is one: every worker is told, also those that said no or nothing, since what
+        they said may have been lost. The worker forgets by itself if this is lost as well."""
+        attempt, gang.attempt = gang.attempt, None
+        self.agenda.cancel(("hold", gang.id))
+        if attempt is None:
+            return
+        for worker, seats in attempt.wanted.items():
+            if worker in attempt.answers:
+                self.inventory.occupy(worker, -_slots(seats))
+            else:
+                self.inventory.charge(worker, -_slots(seats))
+            self.release_hold(worker, gang.id, gang.next_generation, attempt.number)
+        self.look_for_room = True
+
+    def release_hold(self, worker: WorkerId, gang: str, generation: int, attempt: int) -> None:
+        request = UnholdRequest(gang=gang, generation=generation, attempt=attempt)
+        self.out.append(ReleaseHold(worker=worker, request=request))
+
     def next_attempt(self) -> int:
         """Grows over all leaders: holds of an earlier one are never taken for ours."""
         self.attempts += 1
@@ -198,6 +271,10 @@ class SchedulerState:
         for reply_to in waiters:
             self.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
         waiters.clear()
+
+
+def _slots(seats: list[Assignment]) -> int:
+    return sum(seat.slots for seat in seats)
 
 
 def check(scheduler_state: SchedulerState) -> None:

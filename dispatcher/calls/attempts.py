@@ -17,7 +17,7 @@ from ...schemas.wire.frames import RequestOp, TaskFlag
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..routing.worker_table import WorkerEntry
 from ..transport.channel import AwaitedRequest, Outcome, Settlement, TaskRequest
 from ..transport.exchange import RequestExchange

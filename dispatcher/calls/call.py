@@ -29,7 +29,7 @@ from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..routing.outcome import TryOutcome
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..transport.channel import Outcome
 
 _BOUNDS: Final = (
@@ -250,6 +250,10 @@ class CallOptions:
             raise InvalidRequest(
                 f"{given}: these options are for submit alone, and a call does not heed them; nothing was sent"
             )
+
+
+DEFAULTS: Final = CallOptions()
+"""No option is set."""
 
 
 class Call:

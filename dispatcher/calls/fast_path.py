@@ -144,12 +144,12 @@ class FastPath:
     def launch(
         self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: CallOptions, flags: int
     ) -> PlainFlight | None:
-        """Send a call if it is plain; None: nothing was done."""
+        """Send a call with plain options, if nothing else is special about it; None: nothing was done."""
         way = self._ways.get(target)
         if way is None or self.plain_pools.get(way.endpoint) is not way.pool:
             way = self._find(target)
         under = _under()
-        if way is None or not options.plain or _traced() or (under is not None and under.deadline is not None):
+        if way is None or _traced() or (under is not None and under.deadline is not None):
             return None
         method, pool = way.method, way.pool
         worker = pool.core.place_plain(method)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ...schemas.errors.base import GanglineError, InvalidRequest, StreamBroken
 from ...schemas.wire.frames import AnswerOp, Frame
 from ..routing.outcome import TryOutcome, error_of_fate
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..routing.worker_table import WorkerEntry
 from ..transport.channel import InFlightRequest, Outcome, Settlement
 from .call import Call, error_of, fate_of

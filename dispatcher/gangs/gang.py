@@ -31,7 +31,7 @@ from ...schemas.messages.gangs import AcquireRequest, GangEvent
 from ...schemas.names import Names
 from ...schemas.records.gangs import Bundle, HostPort
 from ...telemetry.tracing import Attributes, tracer
-from ..calls.call import Call, CallOptions
+from ..calls.call import DEFAULTS, Call, CallOptions
 from ..leases.lease import RequestObserver
 from ..routing.settings import RouterSettings
 from .collective_call import Arguments, by_rank, run_on_all, same_for_all
@@ -59,7 +59,7 @@ _RETRY_MAX_S: Final = 1.0
 class GangCallOptions:
     """Options of tasks on a gang."""
 
-    call: CallOptions = CallOptions()
+    call: CallOptions = DEFAULTS
     retries: int = 0
     """How often a run (or call) is retried: on the next generation if its own was torn down; on the same one if a
     member could not be reached and either nothing can have started or the task is idempotent. Tasks then run again from
@@ -561,7 +561,7 @@ class GangClient:
         )
         self._owned[owner] = None
         owner.on_released = self._owned.pop
-        inherited = self._deadline(CallOptions())
+        inherited = self._deadline(DEFAULTS)
         deadline = None if request.deadline_s is None else asyncio.get_running_loop().time() + request.deadline_s
         if inherited is not None:
             deadline = inherited if deadline is None else min(deadline, inherited)

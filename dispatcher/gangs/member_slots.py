@@ -29,7 +29,7 @@ from ..calls.call import Call
 from ..leases.held_slots import HeldSlots, HeldTarget, SlotRequest, SlotReserver
 from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..routing.worker_table import WorkerEntry
 from ..transport.channel import Outcome, Settlement
 from .members import Formation, MemberChannel, RankSlots

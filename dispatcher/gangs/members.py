@@ -21,7 +21,7 @@ from ..calls.streaming import StreamRequest
 from ..leases.lease_slots import LeaseSlots
 from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome, error_of_fate
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..routing.settings import LOST_AFTER_S
 from ..routing.worker_table import Method, WorkerEntry
 from ..transport.channel import Outcome, Settlement, TaskRequest

@@ -32,7 +32,7 @@ from ..calls.call import Call
 from ..leases.held_slots import HeldSlots, ReserveTarget, SlotRequest, SlotReserver
 from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..routing.worker_table import Method, WorkerEntry
 from ..transport.channel import Outcome
 from .collective_call import Arguments, run_on_all, same_for_all

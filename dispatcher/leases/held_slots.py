@@ -24,8 +24,7 @@ from ..calls.attempts import AttemptLoop, AttemptTarget, PoolTarget, TaskTarget
 from ..calls.call import Call, error_of
 from ..pools.pool import RoutedPool, by_its_deadline
 from ..routing.outcome import TryOutcome
-from ..routing.pool_core import stale
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest, stale
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
 from ..transport.channel import AwaitedRequest, InFlightRequest, Outcome, ReservationRequest, Settlement

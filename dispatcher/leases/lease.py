@@ -15,7 +15,7 @@ from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptLoop, AttemptTarget
 from ..calls.call import Call, CallOptions, fate_of, refuses_token
 from ..routing.outcome import TryOutcome, error_of_fate
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..transport.channel import Outcome
 from ..transport.exchange import RequestExchange
 from .fast_path import LeaseFastPath

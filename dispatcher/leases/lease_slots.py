@@ -13,7 +13,7 @@ from typing import Protocol
 from ...schemas.errors.base import GanglineError, LeaseBusy
 from ...schemas.text import count_of
 from ..calls.call import Call
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..routing.worker_table import WorkerEntry
 
 

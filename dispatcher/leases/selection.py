@@ -33,7 +33,7 @@ from ..calls.attempts import AttemptTarget, TaskTarget
 from ..calls.call import Call, fate_of, refuses_token
 from ..calls.streaming import StreamRequest
 from ..routing.outcome import TryOutcome, error_of_fate
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..transport.channel import Outcome, TaskRequest
 from .held_slots import HeldSlots, HeldSlotsInfo, HeldTarget
 

@@ -17,8 +17,7 @@ from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..routing.outcome import TryOutcome
 from ..routing.policy import Candidates, Draw, Policy, PolicyBase, PowerOfTwo, Requirements
-from ..routing.pool_core import Effect, PlacementRefused, RoutingCore
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import Effect, PlacementRefused, RoutedRequest, RoutingCore
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
 from ..transport.exchange import GAP_S, RequestExchange

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Bus, KeyValue
 from ...runtime.clock import Environment
-from ...schemas.deadline import current_deadline
+from ...schemas.deadline import UNDER
 from ...schemas.errors.base import ClosedError, InvalidSettings, WrongClient
 from ...schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ...schemas.names import Names, check_name, split_target
@@ -18,7 +18,7 @@ from ...schemas.wire.frames import AnswerOp, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, PoolTarget
-from ..calls.call import Call, CallOptions, RequestTelemetry
+from ..calls.call import DEFAULTS, Call, CallOptions, RequestTelemetry
 from ..calls.fast_path import PlainFlight
 from ..gangs.standing_set import StandingSetRouter
 from ..leases.held_slots import HeldSlots
@@ -26,14 +26,13 @@ from ..leases.lease import Lease, LeaseAcquisition
 from ..leases.selection import Choice, SelectedTarget, Selection, WorkerChoice
 from ..pools.pool import RouteChanged, RoutedPool
 from ..routing.policy import Policy, Sticky
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..routing.settings import RouterSettings
 from ..transport.channel import Outcome
 from .traffic_director import EndpointTarget
 from .wiring import RouterWiring
 
 _OK: Final = int(AnswerOp.OK)
-_DEFAULTS = CallOptions()
 _MAX_TARGETS = 4096
 
 
@@ -130,12 +129,13 @@ class Router:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        options: CallOptions = _DEFAULTS,
+        options: CallOptions = DEFAULTS,
         parent: str | None = None,
         flags: int = 0,
     ) -> Any:
         """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
-        flight = self._fast_path.launch(target, args, kwargs, options, flags) if self._state == "running" else None
+        plain = options.plain and self._state == "running"
+        flight = self._fast_path.launch(target, args, kwargs, options, flags) if plain else None
         if flight is None:
             order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
             with self._observed_routed(order) as (routed_request, span):
@@ -163,7 +163,7 @@ class Router:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        options: CallOptions = _DEFAULTS,
+        options: CallOptions = DEFAULTS,
         parent: str | None = None,
     ) -> AsyncGenerator[Any, None]:
         """Run `ENDPOINT.METHOD` on some worker and yield its items; see Client.stream."""
@@ -179,7 +179,7 @@ class Router:
                 to.over()
 
     def choose_worker(
-        self, target: str, *, slots: int | None = None, move: bool = True, options: CallOptions = _DEFAULTS
+        self, target: str, *, slots: int | None = None, move: bool = True, options: CallOptions = DEFAULTS
     ) -> WorkerChoice:
         """Choose a worker and reserve a slot on it; see Client.choose_worker."""
         if slots is None and options.submit is None and target in self._traffic.plain:
@@ -207,7 +207,7 @@ class Router:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        options: CallOptions = _DEFAULTS,
+        options: CallOptions = DEFAULTS,
     ) -> Any:
         """Run a task on the selected worker; see Client.dispatch."""
         self.check_open()
@@ -254,7 +254,7 @@ class Router:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        options: CallOptions = _DEFAULTS,
+        options: CallOptions = DEFAULTS,
     ) -> AsyncGenerator[Any, None]:
         """Run a task on the selected worker and yield its items; see Client.stream."""
         self.check_open()
@@ -295,7 +295,7 @@ class Router:
         ttl_s: float = 15.0,
         ledger: str = "behind",
         wait: bool = True,
-        options: CallOptions = _DEFAULTS,
+        options: CallOptions = DEFAULTS,
     ) -> LeaseAcquisition:
         """Reserve slots of one worker for many tasks; see Client.lease."""
         pool, method = self._split_pool(target, options)
@@ -354,7 +354,8 @@ class Router:
     def deadline(self, options: CallOptions) -> float | None:
         """Loop time by which a request made now must be done; None: no deadline."""
         timeout_s = options.timeout_s if options.timeout_s is not None else self.settings.default_timeout_s
-        inherited = current_deadline()
+        under = UNDER.get()
+        inherited = None if under is None else under.deadline
         if timeout_s is None:
             return inherited
         own = asyncio.get_running_loop().time() + timeout_s

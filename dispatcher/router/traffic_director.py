@@ -16,7 +16,7 @@ from ...schemas.wire.frames import AnswerOp, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import tracer
 from ..calls.attempts import AttemptLoop, AttemptTarget
-from ..calls.call import CallOptions
+from ..calls.call import DEFAULTS, CallOptions
 from ..gangs.set_registry import SetRegistry
 from ..gangs.standing_set import StandingSetRouter
 from ..leases.fast_path import LeaseFastPath, PlainReserve
@@ -25,7 +25,7 @@ from ..leases.selection import Selection, WorkerChoice
 from ..pools.pool import RouteChanged, RoutedPool
 from ..pools.registry import PoolRegistry
 from ..routing.outcome import TryOutcome
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..routing.settings import RouterSettings
 from ..traffic.admission import EndpointRoute, RouteAdmission
 from ..traffic.route_core import Draw
@@ -267,9 +267,6 @@ class TrafficDirector:
         return await self._following.get(name, deadline)
 
 
-_DEFAULTS = CallOptions()
-
-
 class EndpointReserver:
     """Reserves slots for a router's requests, and tracks those held."""
 
@@ -344,7 +341,7 @@ class EndpointReserver:
         wanted = SlotRequest(routed_request, self._fast_path.terms.ttl_s, ReserveFlag.SINGLE_USE, None)
         at = ReserveTarget(self._reserver, asked.pool, wanted)
         at.worker = asked.worker
-        return await self._somewhere(endpoint, wanted, _DEFAULTS, tried=(at, fate))
+        return await self._somewhere(endpoint, wanted, DEFAULTS, tried=(at, fate))
 
     async def reserve(
         self,

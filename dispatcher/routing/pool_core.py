@@ -16,8 +16,8 @@ Laws, which `check` asserts and tests quote:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import (
@@ -32,14 +32,108 @@ from ...schemas.errors.base import (
     StaleEpoch,
     UnknownMethod,
 )
+from ...schemas.names import WorkerId
 from ...schemas.records.workers import Registration
 from ...schemas.text import count_of, plain
 from ...schemas.wire.frames import Load
 from .outcome import TryOutcome, error_of_fate
 from .policy import Candidates, Draw, Policy, PolicyBase, PowerOfTwo, Sticky, cost, cost_on, less_loaded, sample
-from .request import RoutedRequest, WaitQueue
 from .settings import RouterSettings
+from .wait_queue import WaitQueue
 from .worker_table import WorkerEntry, WorkerTable
+
+
+class RouteStay(Protocol):
+    """A request's admission by the route that chose its pool."""
+
+    def settled(self) -> None:
+        """The request no longer counts on a worker."""
+
+    def sent(self) -> None:
+        """An attempt was sent."""
+
+
+class RoutedRequest:
+    """One request on its way to a worker, through all its attempts."""
+
+    # No __slots__: most requests never set these, and class attributes make requests cheaper to create.
+
+    slots: int | None = None
+    """Slots to reserve; None: as many as the task takes."""
+    key: str | None = None
+    model: str | None = None
+    labels: Mapping[str, str] | None = None
+    idempotent: bool | None = None
+    """None: as the task declares."""
+    in_line = True
+    """Whether it may wait for a worker with a free slot."""
+    patient = False
+    """Whether the caller ends the wait (it has a deadline); otherwise `saturated_wait_s` does."""
+    repeatable = False
+    """`idempotent`, or as the task of the last attempt declares."""
+    number = 0
+    queue: Hashable = None
+    waits = False
+    queued_at = 0.0
+    """Since when it has been waiting to be accepted, including refusals."""
+    attempts = 0
+    avoid: set[WorkerEntry] | None = None
+    worker: WorkerEntry | None = None
+    """The worker on which it is placed and counted; None: none."""
+    cost = 0
+    """Slots counted there."""
+    asked_at: float | None = None
+    """Loop time of the first attempt to place it."""
+    last: WorkerId | None = None
+    """Worker of the last attempt."""
+    uncertain: TryOutcome | None = None
+    """Outcome of an attempt that may have started something and was retried: every later error says that it may have
+    run."""
+    fate: TryOutcome | None = None
+    """Outcome of the last attempt."""
+    waiter: object | None = None
+    """For use by the caller of the core."""
+    endpoint: str | None = None
+    """The endpoint whose route it follows: it leaves a pool that is removed from the route. None: the caller named the
+    pool."""
+    moved = False
+    """It has already waited in another pool, so it is not refused because the queue is full."""
+    admission: RouteStay | None = None
+    """None: no route chose its pool."""
+
+    def __init__(
+        self,
+        *,
+        method: str | None,
+        slots: int | None = None,
+        key: str | None = None,
+        model: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        idempotent: bool | None = None,
+        patient: bool = False,
+        max_attempts: int = 10_000,
+        queue: bool | None = None,
+    ) -> None:
+        self.method = method
+        self.max_attempts = max_attempts
+        if slots is not None:
+            self.slots = slots
+        if key is not None:
+            self.key = key
+        if model is not None:
+            self.model = model
+        if labels:
+            self.labels = labels
+        if idempotent is not None:
+            self.idempotent = self.repeatable = idempotent
+        if patient:
+            self.patient = patient
+        if queue is False:
+            self.in_line = False
+
+    def __repr__(self) -> str:
+        where = "waits" if self.waits else f"on {self.worker.id}" if self.worker else "idle"
+        return f"RoutedRequest(#{self.number} {self.method}, {where}, attempts={self.attempts})"
 
 
 class Placed(NamedTuple):
@@ -447,7 +541,7 @@ class RoutingCore:
 
     def _waits_before(self, routed_request: RoutedRequest) -> bool:
         """Whether a request of the same class with an older number waits."""
-        if not self._line.has_line(routed_request.queue):
+        if not self._line.size or not self._line.has_line(routed_request.queue):
             return False
         head = self._line.next_after(routed_request)
         return head is not None and head.number < routed_request.number

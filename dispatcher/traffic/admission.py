@@ -15,7 +15,7 @@ from .route_core import Admitted, Draw, RouteCore
 
 if TYPE_CHECKING:
     from ..calls.call import Call
-    from ..routing.request import RoutedRequest
+    from ..routing.pool_core import RoutedRequest
     from .shadowing import ShadowTraffic
 
 Waiter = asyncio.Future[str | GanglineError]

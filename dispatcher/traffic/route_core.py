@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from ...schemas.records.routes import RouteRecord
-from ..routing.request import Waiting, WaitQueue
+from ..routing.wait_queue import Waiting, WaitQueue
 from ..routing.worker_table import fingerprint, score
 
 Draw = Callable[[], float]

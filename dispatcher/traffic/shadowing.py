@@ -29,7 +29,7 @@ from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..calls.call import Call
 from ..pools.pool import RoutedPool
 from ..routing.outcome import TryOutcome
-from ..routing.request import RoutedRequest
+from ..routing.pool_core import RoutedRequest
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
 from ..transport.channel import InFlightRequest

@@ -24,7 +24,7 @@ from ..routing.outcome import TryOutcome
 from ..routing.worker_table import WorkerEntry
 
 if TYPE_CHECKING:
-    from ..routing.request import RoutedRequest
+    from ..routing.pool_core import RoutedRequest
 
 _HELD: Final = int(AnswerOp.HELD)
 _GRANTED: Final = int(AnswerOp.GRANTED)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 _AT_MOST = {
-    "plain call": {"files": 27, "functions": 110, "moves": 96},
-    "call with key and metrics": {"files": 34, "functions": 181, "moves": 152},
-    "gang: granted, a death, restarted": {"files": 66, "functions": 435, "moves": 2_000},
-    "submitted task: fails, retried, result": {"files": 69, "functions": 515, "moves": 940},
+    "plain call": {"files": 25, "functions": 104, "moves": 92},
+    "call with key and metrics": {"files": 30, "functions": 170, "moves": 142},
+    "gang: granted, a death, restarted": {"files": 61, "functions": 435, "moves": 2_000},
+    "submitted task: fails, retried, result": {"files": 70, "functions": 515, "moves": 930},
 }
 """A little above what is there. Lower them when a flow has become shorter. The aim: 25, 30, 60 and 70 files."""
 

@@ -13,8 +13,8 @@ from gangline.bus.memory import server as memory_module
 from gangline.coordinator.core import commit_pipeline as granting_module
 from gangline.coordinator.core import scheduler as forming_module
 from gangline.coordinator.core.commit_pipeline import GrantPipeline
+from gangline.coordinator.core.members import Teardown
 from gangline.coordinator.core.standing_sets import StandingSets
-from gangline.coordinator.core.teardown import Teardown
 from gangline.coordinator.election.leader_record import LeaderKey
 from gangline.coordinator.ledger.storage import GangLedgerWriter
 from gangline.coordinator.model import commits as commits_module

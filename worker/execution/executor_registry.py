@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings
 from ..context.lifespans import Lifespans
-from ..context.task_context import TaskContext, attach, end
+from ..context.task_context import TaskContext, attach
 from ..pool.pool import BoundCall, DeclaredTask, ExecutorKind, Outcome, Pool, Shape
 from .executors.execution import (
     DEFAULT_WINDOW,
@@ -44,14 +44,19 @@ class ExecutorRegistry:
         self._pool = pool
         self._settings = settings or ExecutorSettings()
         self._on_models = on_models
-        self._scope = Lifespans(pool, lambda _: self._models_changed())
+        self.scope = Lifespans(pool, lambda _: self._models_changed())
+        """What executions may ask for; see `launch`."""
         self._threads = ThreadExecutor(f"gangline-{pool.name}")
         self._processes = ProcessPool(pool, self._settings, self._models_changed)
         self._models: tuple[str, ...] = ()
         self._middleware = tuple(pool.middlewares)
-        self._plain: frozenset[DeclaredTask] = frozenset()
-        self._running = False
-        self._launched = 0
+        self.plain: frozenset[DeclaredTask] = frozenset()
+        """Tasks of which an execution is nothing but its coroutine."""
+        self.running = False
+        self.stepper: Stepper
+        """Made at the start."""
+        self.launched = 0
+        """Executions since the start, those included that InlineRunner steps by hand."""
 
     async def start(self) -> None:
         """Resolve annotations, enter the lifespans, warm up children. Idempotent.
@@ -60,25 +65,25 @@ class ExecutorRegistry:
             InvalidSettings: a task that cannot be served (see DeclaredTask.prepare).
             Exception: whatever a lifespan raised.
         """
-        if self._running:
+        if self.running:
             return
         for task in self._pool.tasks.values():
             task.prepare()
         self._middleware = tuple(self._pool.middlewares)
         self._threads = ThreadExecutor(f"gangline-{self._pool.name}")
         self._processes = ProcessPool(self._pool, self._settings, self._models_changed)
-        self._plain = frozenset(task for task in self._pool.tasks.values() if self._is_plain(task))
-        await self._scope.open()
+        self.plain = frozenset(task for task in self._pool.tasks.values() if self._is_plain(task))
+        await self.scope.open()
         try:
             self._check_resources()
             await self._processes.start()
         except BaseException:
-            await self._scope.close()
+            await self.scope.close()
             raise
         loop = asyncio.get_running_loop()
-        self._stepper = Stepper(loop)
-        self._site = ExecutionSite(loop=loop, scope=self._scope, settings=self._settings, stepper=self._stepper)
-        self._running = True
+        self.stepper = Stepper(loop)
+        self._site = ExecutionSite(loop=loop, scope=self.scope, settings=self._settings, stepper=self.stepper)
+        self.running = True
 
     async def stop(self) -> None:
         """Unload models, leave the lifespans, end threads and children. Idempotent; safe before start().
@@ -86,15 +91,15 @@ class ExecutorRegistry:
         Nothing may run any more: cancel what does and wait for its outcome first. Threads whose code does not return
         are left behind; they do not keep the process from ending.
         """
-        if not self._running:
+        if not self.running:
             return
-        self._running = False
-        self._stepper.close()
+        self.running = False
+        self.stepper.close()
         self._threads.close()
         try:
             await self._processes.stop()
         finally:
-            await self._scope.close()
+            await self.scope.close()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -130,15 +135,15 @@ class ExecutorRegistry:
         Raises:
             ClosedError: not started, or stopped already.
         """
-        if not self._running:
+        if not self.running:
             raise ClosedError(f"the executors of pool {self._pool.name!r} do not run")
-        attach(context, self._scope)
+        attach(context, self.scope)
         task = call.task
         if not task.streams:
             on_item = None
         if self._middleware and wrapped:
             return self._wrap(call, context, on_done, on_item, window, on_abandoned)
-        self._launched += 1
+        self.launched += 1
         run: CoroutineExecution | ThreadExecution | ProcessExecution
         if task.executor is ExecutorKind.ASYNC:
             run = CoroutineExecution(call, context, self._site, on_done, on_item, on_abandoned)
@@ -188,35 +193,6 @@ class ExecutorRegistry:
         """The outcome of a task that raised; `reason`: why it was told to stop, if it was."""
         return Outcome(error=failure_of(error, reason, where, with_traceback=self._settings.send_tracebacks))
 
-    @property
-    def running(self) -> bool:
-        return self._running
-
-    @property
-    def stepper(self) -> Stepper:
-        """Good while this runs."""
-        return self._stepper
-
-    @property
-    def plain(self) -> frozenset[DeclaredTask]:
-        """Tasks of which an execution is nothing but its coroutine."""
-        return self._plain
-
-    @property
-    def scope(self) -> Lifespans:
-        """What executions may ask for; see `launch`."""
-        return self._scope
-
-    def count(self, launched: int) -> None:
-        """So many were stepped by hand."""
-        self._launched += launched
-
-    def let_go(self, context: TaskContext) -> None:
-        """It has ended."""
-        end(context)
-        if self._scope.models.pinned:
-            self._scope.models.done_with(context)
-
     def _is_plain(self, task: DeclaredTask) -> bool:
         return (
             task.executor is ExecutorKind.ASYNC
@@ -225,17 +201,11 @@ class ExecutorRegistry:
             and not self._middleware
         )
 
-    def step(self) -> None:
-        """Run what was launched on the event loop up to its first wait, now and not in the loop's next turn. To be
-        called when nothing more is launched in this one; without it all goes its way a little later."""
-        if self._running:
-            self._stepper.step()
-
     def statistics(self) -> dict[str, int]:
         """Counts: launched since the start; threads and children now, and how many of them are idle."""
         threads, processes = self._threads.statistics(), self._processes.statistics()
         return {
-            "launched": self._launched,
+            "launched": self.launched,
             "threads": threads["threads"],
             "idle_threads": threads["idle"],
             "processes": processes["children"],
@@ -247,16 +217,16 @@ class ExecutorRegistry:
         for task in self._pool.tasks.values():
             for parameter in task.signature.filled:
                 try:
-                    self._scope.resource(parameter.kind)
+                    self.scope.resource(parameter.kind)
                 except LookupError as error:
                     raise InvalidSettings(f"{task.full_name}: parameter {parameter.name!r}: {error}") from None
 
     def _models_changed(self) -> None:
-        models = tuple(sorted({*self._scope.models.loaded, *self._processes.models}))
+        models = tuple(sorted({*self.scope.models.loaded, *self._processes.models}))
         if models != self._models:
             self._models = models
             if self._on_models is not None:
                 self._on_models(models)
 
     def __repr__(self) -> str:
-        return f"ExecutorRegistry({self._pool.name!r}, launched={self._launched}, running={self._running})"
+        return f"ExecutorRegistry({self._pool.name!r}, launched={self.launched}, running={self.running})"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ...schemas.deadline import deadline
 from ...schemas.errors.base import (
     DeadlineExceeded,
     GanglineError,
@@ -370,9 +370,6 @@ class TaskRunner:
         driver.metrics.started(task.name)
         if driver.journal.enabled:
             driver.record("start", id=unique(record), method=task.name, token=token, cost=record.cost, **_facts(caller))
-        if task.timeout_s is not None:
-            own_at = run.started_at + task.timeout_s
-            deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
         run.context = context
         window = _window(meta, self._stream_window) if stream else None
         ready: asyncio.Future[None] | None = None
@@ -387,19 +384,13 @@ class TaskRunner:
             if hold and held is not None:
                 held(run)
         if ready is None:
-            self._begin(run, call, context, window, deadline_at)
+            self._begin(run, call, context, window)
         else:
-            ready.add_done_callback(lambda done: self._ready(done, run, call, context, window, deadline_at))
+            ready.add_done_callback(lambda done: self._ready(done, run, call, context, window))
         return run
 
     def _ready(
-        self,
-        ready: asyncio.Future[None],
-        run: TaskRun,
-        call: BoundCall,
-        context: TaskContext,
-        window: int | None,
-        deadline_at: float | None,
+        self, ready: asyncio.Future[None], run: TaskRun, call: BoundCall, context: TaskContext, window: int | None
     ) -> None:
         """The member that it waited for has begun, or has not."""
         error: GanglineError | None = run.stopped
@@ -412,33 +403,22 @@ class TaskRunner:
             run.done(Outcome(error=error))
             return
         try:
-            self._begin(run, call, context, window, deadline_at)
+            self._begin(run, call, context, window)
         except GanglineError as refused:
             run.done(Outcome(error=refused))
 
-    def _begin(
-        self, run: TaskRun, call: BoundCall, context: TaskContext, window: int | None, deadline_at: float | None
-    ) -> None:
-        # Clients that the task's code uses inherit both. Not entered without need: this is the way of every task.
-        if run.span is not NO_SPAN:
-            with run.span.current(), deadline(deadline_at):
-                self._launch(run, call, context, window)
-        elif deadline_at is not None:
-            with deadline(deadline_at):
-                self._launch(run, call, context, window)
-        else:
-            self._launch(run, call, context, window)
-
-    def _launch(self, run: TaskRun, call: BoundCall, context: TaskContext, window: int | None) -> None:
-        execution = self._executors.launch(
-            call,
-            context,
-            on_done=run.done,
-            on_item=None if window is None else run.item,
-            on_abandoned=run.answer if run.caller.job is None else None,
-            window=window or self._stream_window,
-        )
-        run.launched(execution)
+    def _begin(self, run: TaskRun, call: BoundCall, context: TaskContext, window: int | None) -> None:
+        # Clients that the task's code uses inherit the span, and from its context the deadline.
+        with nullcontext() if run.span is NO_SPAN else run.span.current():
+            execution = self._executors.launch(
+                call,
+                context,
+                on_done=run.done,
+                on_item=None if window is None else run.item,
+                on_abandoned=run.answer if run.caller.job is None else None,
+                window=window or self._stream_window,
+            )
+            run.launched(execution)
 
     def end_unread(self, senders: Iterable[RouterHistory], silent_since: float) -> None:
         """Stop streams whose reader has gone: they would wait for credit, and keep their slots, for ever. Whoever reads
@@ -484,10 +464,6 @@ class TaskRunner:
             self.counts["started"] += number
             self.counts["succeeded"] += number
             self._driver.metrics.succeeded(method, number)
-
-    def step(self) -> None:
-        """What was started needs not wait for the loop's next turn; see ExecutorRegistry.step."""
-        self._executors.step()
 
     def overdue(self, record: TaskRecord) -> None:
         """The deadline has passed: the code is stopped, and the caller hears at once; that of a durable job, when the

@@ -33,7 +33,7 @@ from ..execution.runner import TaskRun
 from ..pool.health import Probe, look_at
 from ..pool.pool import GangHook, Outcome, Pool
 from ..slots.admission_core import AdmissionCore
-from ..slots.gang_records import LeavingMember, LocalMember, LocalSeat
+from ..slots.gang_core import LeavingMember, LocalMember, LocalSeat
 from ..slots.lease_table import GrantedLease
 from .collectives import CollectiveSessions
 

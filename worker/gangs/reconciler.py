@@ -26,8 +26,7 @@ from ...schemas.names import Names, WorkerId
 from ...schemas.records.gangs import GangRecord, GangState, MemberRecord
 from ...telemetry.logs import Log
 from ..registration.registrar import Registrar
-from ..slots.gang_core import WorkerGangCore
-from ..slots.gang_records import LocalMember, TentativeHold
+from ..slots.gang_core import LocalMember, TentativeHold, WorkerGangCore
 
 RETRY_S = 0.1
 RETRY_MAX_S = 1.0

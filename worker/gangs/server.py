@@ -46,7 +46,7 @@ from ..execution.runner import TaskRunner
 from ..ledger.core_driver import CoreDriver
 from ..pool.pool import Pool
 from ..registration.registrar import Registrar
-from ..slots.gang_records import LeavingMember, LocalMember, LocalSeat, TentativeHold
+from ..slots.gang_core import LeavingMember, LocalMember, LocalSeat, TentativeHold
 from ..slots.lease_table import Refusal
 from ..wire.operations_server import OperationsServer
 from .member_tasks import GangLifecycleHooks, MemberTasks

@@ -22,8 +22,7 @@ from ..ledger.ledger_writer import LedgerStatistics
 from ..ledger.settings import WorkerSettings
 from ..pool.pool import Pool
 from ..slots.admission_core import AdmissionCore, CoreSettings, next_epoch
-from ..slots.gang_core import WorkerGangCore
-from ..slots.gang_records import LeavingMember, LocalMember, LocalSeat, TentativeHold
+from ..slots.gang_core import LeavingMember, LocalMember, LocalSeat, TentativeHold, WorkerGangCore
 from ..slots.lease_table import GrantedLease
 
 

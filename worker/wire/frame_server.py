@@ -18,7 +18,7 @@ from ...schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, ReserveFl
 from ...telemetry.logs import Log
 from ...telemetry.metrics.instruments import metrics_enabled
 from ...telemetry.tracing import tracer
-from ..context.task_context import report_to, stop
+from ..context.task_context import end, report_to, stop
 from ..execution.executor_registry import ExecutorRegistry
 from ..execution.executors.stepper import Stepper
 from ..execution.runner import RunContext, TaskRun, TaskRunner
@@ -114,22 +114,26 @@ class InlineRunner:
     def enter(self) -> None:
         """A message begins."""
         # Spans and times of execution are taken by the general way only.
-        if self._executors.running and not tracer.enabled and not metrics_enabled():
-            self.plain = self._executors.plain
-            self._stepper = self._executors.stepper
+        executors = self._executors
+        if executors.running and not tracer.on() and not metrics_enabled():
+            self.plain = executors.plain
+            self._stepper = executors.stepper
         # What is a little larger is for the general way to judge: it knows who may get it again, under a longer id.
         self._room = self._answers.largest_frame - ID_BYTES
 
     def leave(self) -> None:
-        """The message is worked off, and this turn's answers are on their way."""
+        """The message is worked off, and this turn's answers are on their way. What started in the general way makes
+        its first step now, and not in the loop's next turn."""
         self.plain = _NONE
         if self._launched:
             self._stepper.leave()
-            self._executors.count(self._launched)
+            self._executors.launched += self._launched
             self._launched = 0
             self._runs.count(self._adopted, self._succeeded)
             self._adopted.clear()
             self._succeeded.clear()
+        if self._executors.running:
+            self._executors.stepper.step()
 
     def run(
         self,
@@ -167,7 +171,7 @@ class InlineRunner:
         if answer is None:
             self._adopt(record, task, caller, context, now).over(value, error)
             return
-        self._executors.let_go(context)
+        self._let_go(context)
         self._core.complete(record, answer, now)
         if isinstance(caller, FrameResponder):
             caller.send(answer)
@@ -185,7 +189,7 @@ class InlineRunner:
 
     def end(self, run: InlineRun, value: Any, error: BaseException | None) -> None:
         """A run that had to wait has come to its end."""
-        self._executors.let_go(run.context)
+        self._let_go(run.context)
         if error is None and not run.record.answered and isinstance(run.caller, FrameResponder):
             answer = self._written(run.record.id, run.task, value)
             if answer is not None:
@@ -193,6 +197,11 @@ class InlineRunner:
                 self._runs.completed(run, answer, self._driver.now())
                 return
         run.over(value, error)
+
+    def _let_go(self, context: RunContext) -> None:
+        end(context)
+        if self._scope.models.pinned:
+            self._scope.models.done_with(context)
 
     def outcome(self, run: InlineRun, value: Any, error: BaseException | None) -> Outcome:
         """What it came to, in words."""
@@ -299,7 +308,6 @@ class FrameServer:
                     driver.tell()
         finally:
             self._inline.leave()
-            self._runs.step()
             driver.collected()
 
     def _one(

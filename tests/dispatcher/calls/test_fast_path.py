@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
-from gangline.dispatcher.routing.pool_core import RoutingCore
-from gangline.dispatcher.routing.request import RoutedRequest
+from gangline.dispatcher.routing.pool_core import RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.deadline import deadline
 from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge, TaskFailed, WorkerLost
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
+from ...support.deadlines import deadline
 from ...support.dispatcher.fakes import Rig, on_rig, rejects, silent, turns
 
 
@@ -275,13 +274,15 @@ async def test_the_deadline_of_the_task_that_calls_travels_with_the_call(rig: Ri
 
 
 @pytest.mark.parametrize("options", [{"key": "k"}, {"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])
-def test_options_that_ask_for_something_are_not_plain(options):
+def test_options_that_ask_for_something_are_not_plain(options, monkeypatch):
     @on_rig()
     async def run(rig: Rig) -> None:
-        await rig.worker(behave=rejects(Reason.FULL, 0))
+        await rig.worker(behave=rejects(Reason.FULL, 0), labels={"a": "b"})
         await warm(rig)
         fast_path = rig.router._fast_path
-        assert fast_path.launch("images.echo", (), {}, CallOptions(**options), 0) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(fast_path, "launch", None)
+            assert await rig.router.call("images.echo", options=CallOptions(**options)) == ["w1", "echo"]
         flight = fast_path.launch("images.echo", (), {}, CallOptions(), 0)
         assert flight is not None and (await flight.future)[2] == ["w1", "echo"]
 

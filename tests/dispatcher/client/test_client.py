@@ -18,7 +18,6 @@ from gangline.dispatcher.client.sync import SyncClient, SyncGang, SyncJob, SyncL
 from gangline.dispatcher.gangs.gang import Gang, GangOptions
 from gangline.dispatcher.jobs.job import Job
 from gangline.dispatcher.leases.lease import Lease
-from gangline.schemas.deadline import deadline
 from gangline.schemas.errors.base import (
     ClosedError,
     DeadlineExceeded,
@@ -35,6 +34,7 @@ from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
+from ...support.deadlines import deadline
 from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
 
 # -- options ------------------------------------------------------------------------------------------------------

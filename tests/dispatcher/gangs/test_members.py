@@ -12,7 +12,7 @@ from gangline.dispatcher.calls.call import Call, CallOptions
 from gangline.dispatcher.gangs.members import MemberTarget, RankSlots
 from gangline.dispatcher.leases.lease_slots import LeaseSlots
 from gangline.dispatcher.routing.outcome import TryOutcome
-from gangline.dispatcher.routing.request import RoutedRequest
+from gangline.dispatcher.routing.pool_core import RoutedRequest
 from gangline.schemas.errors.base import DeadlineExceeded, GanglineError, LeaseBusy, WorkerLost
 from gangline.schemas.wire.frames import AnswerOp
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Published, StorageUnavailable
-from gangline.schemas.deadline import deadline
 from gangline.schemas.errors.base import (
     ClosedError,
     Disconnected,
@@ -25,6 +24,7 @@ from gangline.schemas.records.jobs import JobState
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
 
+from ...support.deadlines import deadline
 from ...support.dispatcher.jobs_rig import JobsRig, failing, on_both_buses
 from ...waiting import until
 

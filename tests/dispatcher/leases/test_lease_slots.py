@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.dispatcher.leases.lease_slots import LeaseSlots
-from gangline.dispatcher.routing.request import RoutedRequest
+from gangline.dispatcher.routing.pool_core import RoutedRequest
 from gangline.schemas.errors.base import GanglineError
 
 from ...support.dispatcher.fakes import turns

@@ -12,8 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.policy import Sticky
-from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutingCore
-from gangline.dispatcher.routing.request import RoutedRequest
+from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.dispatcher.routing.worker_table import WorkerEntry
 from gangline.schemas.errors.base import GanglineError, InvalidRequest, QueueFull, Saturated, UnknownMethod

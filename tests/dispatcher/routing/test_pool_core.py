@@ -9,8 +9,7 @@ import pytest
 
 from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.policy import Sticky
-from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutingCore
-from gangline.dispatcher.routing.request import RoutedRequest
+from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import Draining, NoWorkers, Saturated, UnknownMethod
 from gangline.schemas.records.workers import MethodInfo, Registration

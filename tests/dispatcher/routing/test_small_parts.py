@@ -14,8 +14,8 @@ from hypothesis import given
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.gateway.gateway import GatewaySettings
 from gangline.dispatcher.routing.outcome import TryOutcome
-from gangline.dispatcher.routing.request import WaitQueue
 from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.dispatcher.routing.wait_queue import WaitQueue
 from gangline.dispatcher.routing.worker_table import fingerprint, score
 from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.wire.frames import Reason

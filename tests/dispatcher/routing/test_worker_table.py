@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.dispatcher.routing.policy import Candidates, PowerOfTwo, Sticky
-from gangline.dispatcher.routing.request import RoutedRequest
+from gangline.dispatcher.routing.pool_core import RoutedRequest
 from gangline.dispatcher.routing.worker_table import ANYWHERE, SAME_NODE, SAME_ZONE, WorkerEntry, WorkerTable
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Load, LoadFlag

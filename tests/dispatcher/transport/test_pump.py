@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gangline.dispatcher.routing.policy import Candidates, Requirements, Sticky
-from gangline.dispatcher.routing.pool_core import RoutingCore
-from gangline.dispatcher.routing.request import RoutedRequest
+from gangline.dispatcher.routing.pool_core import RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.dispatcher.routing.worker_table import WorkerEntry
 from gangline.schemas.records.workers import MethodInfo, Registration

@@ -11,8 +11,7 @@ from gangline.schemas.messages.gangs import FormRequest, HoldRequest, SeatReques
 from gangline.schemas.records.gangs import Seat
 from gangline.worker.registration.description import shares
 from gangline.worker.slots.admission_core import AdmissionCore
-from gangline.worker.slots.gang_core import FormedGang
-from gangline.worker.slots.gang_records import LeavingMember, TentativeHold
+from gangline.worker.slots.gang_core import FormedGang, LeavingMember, TentativeHold
 from gangline.worker.slots.lease_table import Refusal, TaskRecord
 
 EPOCH = 5

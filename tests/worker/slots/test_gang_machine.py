@@ -14,8 +14,7 @@ from gangline.runtime.timers import NEVER
 from gangline.schemas.messages.gangs import FormRequest, HoldRequest, SeatRequest
 from gangline.schemas.records.gangs import Seat
 from gangline.worker.slots.admission_core import AdmissionCore, CoreSettings
-from gangline.worker.slots.gang_core import FormedGang
-from gangline.worker.slots.gang_records import LocalSeat, TentativeHold
+from gangline.worker.slots.gang_core import FormedGang, LocalSeat, TentativeHold
 from gangline.worker.slots.lease_table import GrantedLease, TaskRecord
 
 from ...scale import repetitions

@@ -25,7 +25,7 @@ def _unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks that spans or times are taken of go the general way, and other tests may have set up either for the whole
     process."""
     monkeypatch.setattr(express, "metrics_enabled", lambda: False)
-    monkeypatch.setattr(express, "tracer", SimpleNamespace(enabled=False))
+    monkeypatch.setattr(express, "tracer", SimpleNamespace(on=lambda: False, enabled=False))
 
 
 @on_rig(slots=2)

@@ -25,14 +25,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from ....bus.port.bus import (
-    Consumer,
-    ConsumerLost,
-    ConsumerSettings,
-    ConsumerTaken,
-    Stream,
-    StreamMessage,
-)
+from ....bus.port.bus import Consumer, ConsumerLost, ConsumerSettings, ConsumerTaken, Stream, StreamMessage
+from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.errors.tasks import NoDispatcher
 from ....schemas.messages.jobs import JobInfo, QueueStats, WorkerJob
@@ -92,8 +86,8 @@ class QueueRunner:
         self._pool_observer = PoolObserver(context.router, context.known, tell=self._on_pool, log=self._log)
         self._verifier: OwnershipVerifier | None = None
         self._consumer: Consumer | None = None
-        self._recovering: asyncio.Task[None] | None = None
-        self._searching: asyncio.Task[None] | None = None
+        self._tasks = TaskSet(f"queue {endpoint}", self._log)
+        self._searching = False
         self._searched_at = self._loop.time()
         """When the records of cancelled jobs were last looked for."""
         self._unlisten: Callable[[], None] | None = None
@@ -107,7 +101,7 @@ class QueueRunner:
         """Whoever cancels a task that arrives now asks us. Else, since we could not be asked, there may be a record."""
         self._result_ttl_s = context.settings.result_ttl_s
         """Of tasks that say nothing."""
-        self._asking: asyncio.Task[None] | None = None
+        self._asking: asyncio.Future[None] | None = None
         self._doubts = 0
         self._executor = QueueEffectExecutor(
             context,
@@ -186,9 +180,17 @@ class QueueRunner:
         )
         context.metrics.taken(self.endpoint)
         self._executor.start(self._consumer)
-        self._recovering = self._loop.create_task(self._recover(stream, turn), name=f"gangline-recover-{self.endpoint}")
-        self._recovering.add_done_callback(self._recovered)
+        self._tasks.start(self._recover_or_lose(stream, turn))
         return name
+
+    async def _recover_or_lose(self, stream: Stream, turn: OwnershipProof) -> None:
+        try:
+            await self._recover(stream, turn)
+        except ConsumerLost:
+            self._lost()
+        except Exception:
+            self._log.exception("the queue cannot be taken over", extra={"action": "queue.bug"})
+            self._lost()
 
     async def _recover(self, stream: Stream, turn: OwnershipProof) -> None:
         """Law 4."""
@@ -290,13 +292,6 @@ class QueueRunner:
     def _acknowledge_again(self, worker: str, job: WorkerJob) -> None:
         self._executor.sent_attempts.acknowledge_on(worker, job.job, job.sequence, job.rank, job.attempt)
 
-    def _recovered(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if not isinstance(error, ConsumerLost):
-            self._log.error("the queue cannot be taken over", exc_info=error, extra={"action": "queue.bug"})
-        self._lost()
-
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def close(self, *, grace_s: float = 0.0) -> None:
@@ -332,12 +327,7 @@ class QueueRunner:
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
-        works = [work for work in (self._recovering, self._searching, self._asking) if work is not None]
-        self._recovering = self._searching = self._asking = None
-        for work in works:
-            work.cancel()
-        if works:
-            await asyncio.wait(works)
+        await self._tasks.stop()
         if self._verifier is not None:
             await self._verifier.stop()
         await self._kept.stop()
@@ -503,11 +493,12 @@ class QueueRunner:
         if missed and self.core.open:
             if self._asking is not None:
                 self._asking.cancel()
-            self._asking = self._loop.create_task(self._be_asked(), name=f"gangline-asked-{self.endpoint}")
+            self._asking = self._tasks.start(self._be_asked())
         if self._searched_at >= self._context.guard.reconnected_at:
             self.tell(on.OwnershipConfirmed)
-        elif self._searching is None:
-            self._searching = self._loop.create_task(self._search(), name=f"gangline-cancelled-{self.endpoint}")
+        elif not self._searching:
+            self._searching = True
+            self._tasks.start(self._search())
 
     async def _search(self) -> None:
         while self._searched_at < self._context.guard.reconnected_at:
@@ -516,7 +507,7 @@ class QueueRunner:
             for job in await self._executor.outcomes.cancelled(jobs):
                 self.tell(on.Cancel, job=job)
             self._searched_at = began_at
-        self._searching = None
+        self._searching = False
         if self._verifier is not None and self._verifier.certain:
             self.tell(on.OwnershipConfirmed)
 

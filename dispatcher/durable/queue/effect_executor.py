@@ -337,44 +337,28 @@ class KeptEnds:
         self._acknowledge = acknowledge
         self._log = log
         self._told: dict[str, int] = {}
-        """Workers that were told of ends and may not have heard it, and how often they were."""
-        self._asking = TaskSet("kept ends", log)
-        self._timer: asyncio.TimerHandle | None = None
-        self._stopped = False
+        """Workers that were sent ACKs, perhaps in vain, and how many."""
+        self._work = TaskSet("kept ends", log)
 
     def told(self, worker: str) -> None:
         """An ACK was sent there."""
         self._told[worker] = self._told.get(worker, 0) + 1
-        self._arm()
+        if not self._work:
+            self._work.start(self._go_on())
 
     async def stop(self) -> None:
         """Idempotent."""
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._asking.cancel()
-        await self._asking.rest()
+        await self._work.stop()
 
-    def _arm(self) -> None:
-        if self._timer is None and self._told and not self._stopped:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        for name in list(self._told):
-            worker = self._find(name)
-            if worker is None:
-                del self._told[name]
-            elif worker.draining and not len(self._asking):
-                self._asking.start(self._ask_all())
-        self._arm()
-
-    async def _ask_all(self) -> None:
-        for name in list(self._told):
-            worker = self._find(name)
-            if worker is not None and worker.draining:
-                await self._ask(name, worker)
+    async def _go_on(self) -> None:
+        while self._told:
+            await asyncio.sleep(_LOOK_S)
+            for name in list(self._told):
+                worker = self._find(name)
+                if worker is None:
+                    del self._told[name]
+                elif worker.draining:
+                    await self._ask(name, worker)
 
     async def _ask(self, name: str, worker: WorkerEntry) -> None:
         told, keeps = self._told.get(name), False

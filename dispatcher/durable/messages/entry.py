@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ....bus.port.bus import StreamMessage
+from ....runtime.timers import exponential_s
 from ....schemas.errors.base import GanglineError, MalformedMessage, ResultLost, TaskCancelled, WorkerLost
 from ....schemas.messages.submission import Submission
 from ....schemas.names import Names
@@ -20,6 +21,7 @@ from ...leases.held_slots import HeldSlots
 from ...routing.outcome import TryOutcome, error_of_fate
 from ...routing.worker_table import WorkerEntry
 from ...transport.channel import InFlightRequest
+from ...transport.exchange import RequestExchange
 
 
 class LeasedSlots:
@@ -59,23 +61,25 @@ class LeasedSlots:
         return f"LeasedSlots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
 
 
-class AttemptListener(Protocol):
-    """Who is told of a flight's end."""
+class AttemptListener:
+    """Receives what a worker says of an attempt."""
 
     def landed(self, sent_attempt: JobAttempt, frame: Frame) -> None:
-        """The worker answered, for good."""
+        """The last answer."""
+        raise NotImplementedError
+
+    def crashed(self, sent_attempt: JobAttempt, fate: TryOutcome) -> None:
+        """There will be no answer."""
+        raise NotImplementedError
 
     def item(self, sent_attempt: JobAttempt, frame: Frame) -> None:
-        """One item of a stream came."""
+        """An item of a stream."""
 
     def held(self, sent_attempt: JobAttempt) -> None:
         """It has its slots, and waits for BEGIN."""
 
     def still_runs(self, sent_attempt: JobAttempt) -> None:
-        """The worker says so."""
-
-    def crashed(self, sent_attempt: JobAttempt, fate: TryOutcome) -> None:
-        """There will be no answer."""
+        """It is running."""
 
 
 class JobAttempt(InFlightRequest):
@@ -88,23 +92,25 @@ class JobAttempt(InFlightRequest):
 
     def __init__(
         self,
-        id: int,
+        exchange: RequestExchange,
         worker: WorkerEntry,
         listener: AttemptListener,
         *,
         seq: int,
         attempt: int,
         attached: bool,
-        sent_at: float,
     ) -> None:
-        self.id = id
+        """
+        Args:
+            attached: it starts nothing; another dispatcher has started it.
+        """
+        self.id = exchange.new_id()
         self.worker = worker
         self.seq = seq
         self.attempt = attempt
         self.attached = attached
-        """It starts nothing: another dispatcher did."""
         self.listener = listener
-        self.sent_at = sent_at
+        self.sent_at = exchange.loop.time()
 
     def deliver(self, frame: Frame) -> bool:
         if frame[0] == AnswerOp.ITEM:
@@ -121,6 +127,16 @@ class JobAttempt(InFlightRequest):
 
     def lose(self, fate: TryOutcome) -> None:
         self.listener.crashed(self, fate)
+
+    def refused(self, frame: Frame) -> bool:
+        """The worker did not take the question, which says nothing about the job: ask again."""
+        return self.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB
+
+    def asks_again(self, fate: TryOutcome) -> bool:
+        """The question was lost, or the answer was forgotten and the worker keeps the end for longer: ask again."""
+        if fate is TryOutcome.FORGOTTEN:
+            return not self.attached and self.worker.acks
+        return self.attached and not fate.may_have_started
 
 
 def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
@@ -205,7 +221,7 @@ class ItemTracker:
         self._gaps += 1
         if self._gaps > MOST_GAPS:
             return None
-        return 0.0 if self._gaps == 1 else 0.1 * 2 ** (self._gaps - 2)
+        return 0.0 if self._gaps == 1 else exponential_s(0.1, float("inf"), self._gaps - 2)
 
     def stored(self, index: int) -> int:
         """An item is stored. Returns how many more are, with all before them: so many are the worker's credit."""

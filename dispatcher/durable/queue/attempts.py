@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ....runtime.clock import Environment
 from ....schemas.errors.base import (
     GanglineError,
     InvalidRequest,
@@ -28,17 +27,17 @@ from ....schemas.names import WorkerId
 from ....schemas.text import count_of
 from ....schemas.wire import codec
 from ....schemas.wire.codec import Format
-from ....schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, TaskFlag
+from ....schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskFlag
 from ....telemetry.logs import Log
 from ....telemetry.tracing import NO_SPAN, tracer
 from ...calls.call import refuses_token
 from ...gangs.member_slots import GangHeldSlots
-from ...router.router import Router
 from ...routing.outcome import TryOutcome, error_of_fate
 from ...routing.worker_table import WorkerEntry
 from ...transport.exchange import RequestExchange
 from ..core.effects import ReattachAttempt, StartAttempt
 from ..messages.entry import (
+    AttemptListener,
     ItemTracker,
     ItemVerdict,
     JobAttempt,
@@ -48,7 +47,7 @@ from ..messages.entry import (
     lost_with_gang,
 )
 from ..persistence.writers import JobEventPublisher
-from ..workers.failure_detector import WorkerFailureDetector
+from ..workers.context import DispatcherContext
 from .joint_attempt import JointFlight
 from .slot_lessor import SlotLessor
 
@@ -74,25 +73,17 @@ OnEnd = Callable[[QueuedMessage, int, GanglineError | None], None]
 """The entry, the attempt, and its error if it failed."""
 
 
-class AttemptSender:
+class AttemptSender(AttemptListener):
     """See the module. Plain calls; no task waits for a flight."""
 
     def __init__(
-        self,
-        endpoint: str,
-        *,
-        router: Router,
-        ambient: Environment,
-        failure_detector: WorkerFailureDetector,
-        feed: JobEventPublisher,
-        ended: OnEnd,
-        log: Log,
+        self, context: DispatcherContext, endpoint: str, *, feed: JobEventPublisher, ended: OnEnd, log: Log
     ) -> None:
         self._endpoint = endpoint
-        self._router = router
-        self._exchange: RequestExchange = router.exchange
-        self._ambient = ambient
-        self._failure_detector = failure_detector
+        self._router = context.router
+        self._exchange: RequestExchange = context.router.exchange
+        self._ambient = context.ambient
+        self._failure_detector = context.failure_detector
         self._feed = feed
         self._ended = ended
         self._log = log
@@ -163,12 +154,6 @@ class AttemptSender:
 
         self._launch_jointly(entry, [str(part.worker.id) for part in hold.parts], frame_of, attached=False)
 
-    def _attach_on_all(self, entry: QueuedMessage, names: Sequence[str]) -> None:
-        def frame_of(sent_attempt: JobAttempt, rank: int) -> Frame:
-            return self._attach_frame(entry, sent_attempt, rank)
-
-        self._launch_jointly(entry, names, frame_of, attached=True)
-
     def _launch_jointly(
         self,
         entry: QueuedMessage,
@@ -186,7 +171,6 @@ class AttemptSender:
             return
         entry.streams = False
         entry.sent_attempt = sent_attempt = JointFlight(
-            self,
             self._exchange,
             self._failure_detector,
             names,
@@ -228,7 +212,9 @@ class AttemptSender:
         entry.count_items(known=False)
         attempt, names = self._adopted.get(attach.job, (0, ()))
         if attempt == attach.attempt:
-            self._attach_on_all(entry, names)
+            self._launch_jointly(
+                entry, names, lambda sent_attempt, rank: self._attach_frame(entry, sent_attempt, rank), attached=True
+            )
             return
         self._try_attach(entry, attach, self._exchange.loop.time() + _APPEARS_S)
 
@@ -252,17 +238,9 @@ class AttemptSender:
             self._exchange.post(worker, (RequestOp.CANCEL, sent_attempt.id))
 
     def _attempt(self, entry: QueuedMessage, worker: WorkerEntry, *, attached: bool) -> JobAttempt:
-        exchange = self._exchange
-        sent_attempt = JobAttempt(
-            exchange.new_id(),
-            worker,
-            self,
-            seq=entry.seq,
-            attempt=entry.attempt,
-            attached=attached,
-            sent_at=exchange.loop.time(),
+        sent_attempt = entry.sent_attempt = JobAttempt(
+            self._exchange, worker, self, seq=entry.seq, attempt=entry.attempt, attached=attached
         )
-        entry.sent_attempt = sent_attempt
         method = worker.methods.get(entry.submission.method) if entry.submission is not None else None
         entry.streams = method is not None and method.streams
         entry.once = method is not None and not method.idempotent
@@ -438,11 +416,17 @@ class AttemptSender:
         self._exchange.forget(sent_attempt)  # what it still says comes again
 
         def again() -> None:
-            self._retries.discard(timer)
             if entry.sent_attempt is sent_attempt:
                 self._attach_anew(entry, sent_attempt)
 
-        timer = self._exchange.loop.call_later(wait_s, again)
+        self._later(wait_s, again)
+
+    def _later(self, wait_s: float, call: Callable[[], None]) -> None:
+        def ring() -> None:
+            self._retries.discard(timer)
+            call()
+
+        timer = self._exchange.loop.call_later(wait_s, ring)
         self._retries.add(timer)
 
     def _credit(self, entry: QueuedMessage, count: ItemTracker, index: int) -> None:
@@ -456,9 +440,6 @@ class AttemptSender:
         self._failure_detector.unwatch(sent_attempt.worker)
         again = self._attempt(entry, sent_attempt.worker, attached=True)
         self._send(entry, again, self._attach_frame(entry, again))
-
-    def held(self, sent_attempt: JobAttempt) -> None:
-        """It was not asked to wait."""
 
     def still_runs(self, sent_attempt: JobAttempt) -> None:
         """The worker says so: it may wait for credit that got lost, or have sent items that did."""
@@ -476,7 +457,7 @@ class AttemptSender:
         entry = self._entries.get(sent_attempt.seq)
         if entry is None or entry.sent_attempt is not sent_attempt:
             return
-        if sent_attempt.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+        if sent_attempt.refused(frame):
             self._finish(entry, sent_attempt)
             self._ask_again(entry, sent_attempt)
             return
@@ -521,11 +502,8 @@ class AttemptSender:
         if entry is None or entry.sent_attempt is not sent_attempt:
             return
         self._finish(entry, sent_attempt)
-        if sent_attempt.attached and fate is not TryOutcome.FORGOTTEN and not fate.may_have_started:
+        if sent_attempt.asks_again(fate):
             self._ask_again(entry, sent_attempt)
-            return
-        if fate is TryOutcome.FORGOTTEN and not sent_attempt.attached and sent_attempt.worker.acks:
-            self._ask_again(entry, sent_attempt)  # the answer is forgotten, and the end kept for longer
             return
         error = error_of_fate(fate, entry.worker)
         entry.span.end(error)
@@ -540,12 +518,7 @@ class AttemptSender:
         self._attach_later(entry, attach, float("-inf"))
 
     def _attach_later(self, entry: QueuedMessage, attach: ReattachAttempt, appears_by: float) -> None:
-        def again() -> None:
-            self._retries.discard(timer)
-            self._try_attach(entry, attach, appears_by)
-
-        timer = self._exchange.loop.call_later(_ATTACH_AGAIN_S, again)
-        self._retries.add(timer)
+        self._later(_ATTACH_AGAIN_S, lambda: self._try_attach(entry, attach, appears_by))
 
     def _finish(self, entry: QueuedMessage, sent_attempt: JobAttempt) -> None:
         """Law 2."""

@@ -72,13 +72,7 @@ class QueueEffectExecutor:
             log=self._log,
         )
         self.sent_attempts = AttemptSender(
-            endpoint,
-            router=context.router,
-            ambient=context.ambient,
-            failure_detector=context.failure_detector,
-            feed=self.outcomes.feed,
-            ended=self._on_ended,
-            log=self._log,
+            context, endpoint, feed=self.outcomes.feed, ended=self._on_ended, log=self._log
         )
         self.lessors: dict[str, SlotLessor] = {}
         self.pulled = 0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ....schemas.errors.base import GanglineError, TaskCancelled, WorkerLost
-from ....schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
+from ....schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ...routing.outcome import TryOutcome, error_of_fate
 from ...routing.worker_table import WorkerEntry
 from ...transport.exchange import RequestExchange
@@ -26,7 +26,7 @@ from ..workers.failure_detector import WorkerFailureDetector
 _ATTACH_AGAIN_S: Final = 0.1
 
 
-class JointFlight(JobAttempt):
+class JointFlight(JobAttempt, AttemptListener):
     """One flight to whoever hears of its end. It is not sent itself; one for each rank is, whose AttemptListener it
     is."""
 
@@ -35,7 +35,6 @@ class JointFlight(JobAttempt):
 
     def __init__(
         self,
-        listener: AttemptListener,
         exchange: RequestExchange,
         failure_detector: WorkerFailureDetector,
         names: Sequence[str],
@@ -56,15 +55,7 @@ class JointFlight(JobAttempt):
             ends: called once, with the results by rank, or the error.
             worker: of the first rank that is known; for people.
         """
-        super().__init__(
-            exchange.new_id(),
-            worker,
-            listener,
-            seq=seq,
-            attempt=attempt,
-            attached=attached,
-            sent_at=exchange.loop.time(),
-        )
+        super().__init__(exchange, worker, self, seq=seq, attempt=attempt, attached=attached)
         self._exchange = exchange
         self._failure_detector = failure_detector
         self._names = names
@@ -116,7 +107,7 @@ class JointFlight(JobAttempt):
         if sent_attempt not in self._parts:
             return
         rank = self._take(sent_attempt)
-        if sent_attempt.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+        if sent_attempt.refused(frame):
             self._ask_again(rank)
             return
         error = error_of_answer(frame, self._names[rank])
@@ -126,11 +117,9 @@ class JointFlight(JobAttempt):
         if sent_attempt not in self._parts:
             return
         rank = self._take(sent_attempt)
-        if sent_attempt.attached and fate is not TryOutcome.FORGOTTEN and not fate.may_have_started:
-            self._ask_again(rank)
-            return
-        if fate is TryOutcome.FORGOTTEN and not sent_attempt.attached and sent_attempt.worker.acks:
-            self._kept.add(rank)
+        if sent_attempt.asks_again(fate):
+            if not sent_attempt.attached:
+                self._kept.add(rank)
             self._ask_again(rank)
             return
         self._end(rank, error_of_fate(fate, self._names[rank]))
@@ -143,12 +132,6 @@ class JointFlight(JobAttempt):
                 self._begun = True
                 for part in self._parts:
                     self._exchange.post(part.worker, (RequestOp.BEGIN, part.id))
-
-    def item(self, sent_attempt: JobAttempt, frame: Frame) -> None:
-        """None is asked for."""
-
-    def still_runs(self, sent_attempt: JobAttempt) -> None:
-        """It is waited for."""
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -163,15 +146,7 @@ class JointFlight(JobAttempt):
             self._end(rank, _not_sent())
             return
         exchange = self._exchange
-        part = JobAttempt(
-            exchange.new_id(),
-            worker,
-            self,
-            seq=self.seq,
-            attempt=self.attempt,
-            attached=attached,
-            sent_at=exchange.loop.time(),
-        )
+        part = JobAttempt(exchange, worker, self, seq=self.seq, attempt=self.attempt, attached=attached)
         self._parts[part] = rank
         self._failure_detector.watch(worker)
         try:

@@ -112,9 +112,7 @@ class QueueRunner:
             pool_observer=self._pool_observer,
             sure=self._sure,
         )
-        self._recovery = QueueRecovery(
-            endpoint, context.bus, context.names, context.streams, router=context.router, log=self._log
-        )
+        self._recovery = QueueRecovery(context, endpoint, log=self._log)
         sent_attempts = self._executor.sent_attempts
         self._kept = KeptEnds(
             find=sent_attempts.worker,

@@ -14,16 +14,16 @@ from typing import Final, NamedTuple
 from pydantic import ValidationError
 
 from ....bus.key_value.revisions import made_at
-from ....bus.port.bus import Bus, KeyValue, NoResponders
+from ....bus.port.bus import KeyValue, NoResponders
 from ....bus.rpc.requester import error_in, parse_answer
 from ....schemas.errors.base import GanglineError, InvalidName
 from ....schemas.messages.jobs import JobsReply, JobsRequest, WorkerJob
-from ....schemas.names import Names, Operation, WorkerId
+from ....schemas.names import Operation, WorkerId
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.workers import Registration
 from ....telemetry.logs import Log
-from ...jobs.storage import TaskStreams, until_answered
-from ...router.router import Router
+from ...jobs.storage import until_answered
+from ..workers.context import DispatcherContext
 
 _ASK_S: Final = 1.0
 _PAUSE_S: Final = 0.1
@@ -63,14 +63,10 @@ def by_try(found: Iterable[tuple[WorkerId, WorkerJob]]) -> list[Try]:
 class QueueRecovery:
     """Reads for one queue. Cancelling ends it."""
 
-    def __init__(
-        self, endpoint: str, bus: Bus, names: Names, streams: TaskStreams, *, router: Router, log: Log
-    ) -> None:
+    def __init__(self, context: DispatcherContext, endpoint: str, *, log: Log) -> None:
         self._endpoint = endpoint
-        self._bus = bus
-        self._names = names
-        self._streams = streams
-        self._router = router
+        self._bus, self._names = context.bus, context.names
+        self._streams, self._router = context.streams, context.router
         self._log = log
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._channels: dict[WorkerId, str] = {}

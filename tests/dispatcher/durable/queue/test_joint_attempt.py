@@ -53,7 +53,6 @@ class Bench:
         worker = self.find(next(filter(None, names)))
         assert worker is not None
         sent_attempt = JointFlight(
-            None,  # type: ignore[arg-type]
             self.rig.router.exchange,
             self.watched,  # type: ignore[arg-type]
             names,

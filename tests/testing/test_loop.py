@@ -272,6 +272,32 @@ def test_a_crashed_node_does_not_complain_of_exceptions_that_nobody_looked_at(wh
     assert complaints == []
 
 
+def test_what_a_node_starts_in_the_step_in_which_it_crashes_never_runs_and_nobody_complains(recwarn):
+    complaints: list[str] = []
+    ran: list[str] = []
+
+    def run() -> None:
+        loop = VirtualLoop()
+        loop.set_exception_handler(lambda _loop, context: complaints.append(context["message"]))
+
+        async def late() -> None:
+            ran.append("late")
+
+        async def process() -> None:
+            loop.crash("n1")
+            asyncio.create_task(late())  # noqa: RUF006
+
+        loop.spawn("n1", process())
+        loop.call_later(1, loop.stop)
+        loop.run_forever()
+        gc.collect()
+        loop.close()
+
+    run()
+    gc.collect()
+    assert (ran, complaints, list(recwarn)) == ([], [], [])
+
+
 def test_generators_that_crashed_nodes_left_half_way_are_collected_without_a_complaint(monkeypatch):
     loop = VirtualLoop()
 

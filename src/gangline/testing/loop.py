@@ -195,7 +195,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[T]:
         node = _NODE.get() if context is None else context.get(_NODE)
         serial = next(self._serial)
-        return _Task(serial, node, coro, loop=self, name=f"task-{serial}" if name is None else name, context=context)
+        task: _Task[T] = _Task(
+            serial, node, coro, loop=self, name=f"task-{serial}" if name is None else name, context=context
+        )
+        if node in self._crashed:  # in the step in which it crashed
+            self._crashed[node].append(task)
+        return task
 
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(next(self._serial), loop=self)

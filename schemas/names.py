@@ -58,6 +58,7 @@ Keys of the route bucket (`<NS>_ROUTES`) are names of endpoints, values RouteRec
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -173,6 +174,7 @@ def is_name(value: str) -> bool:
     return 0 < len(value) <= MAX_NAME_CHARS and _NAME.fullmatch(value) is not None
 
 
+@functools.lru_cache(maxsize=4096)  # every request has one, and they repeat
 def split_target(target: str) -> tuple[str, str]:
     """`"images.thumbnail"` -> `("images", "thumbnail")`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,10 +72,10 @@ class NatsStream:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    async def publish(
+    def publish(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
-    ) -> Published:
-        return await self._publisher.publish(subject, data, headers, timeout_s)
+    ) -> Coroutine[Any, Any, Published]:
+        return self._publisher.publish(subject, data, headers, timeout_s)
 
     async def state(self, pattern: str | None = None) -> StreamState:
         subjects: dict[str, int] = {}

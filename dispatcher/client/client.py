@@ -10,7 +10,7 @@ from ...bus.port.bus import BucketSettings, Bus
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidRequest
 from ...schemas.messages.jobs import QueueStats
-from ...schemas.names import Names
+from ...schemas.names import Names, check_name
 from ..calls.call import CallOptions, ClientOptions, check_names
 from ..gangs.gang import GangAcquisition, GangOptions
 from ..jobs.dead_letters import DeadLetter, DeadLetters
@@ -289,10 +289,11 @@ class Client(Operations):
             ClosedError: this client was closed.
         """
         self._check_open()
-        request = ClientRequest(kind="submit", target=target, args=args, kwargs=kwargs, options=self._options)
+        options = self._options
         if self._hooks is not None and self._hooks.submits:
+            request = ClientRequest(kind="submit", target=target, args=args, kwargs=kwargs, options=options)
             return await self._hooks.submit(request, self._submit_now)
-        return await self._submit_now(request)
+        return self._job_of(await self._submitter.one(target, args, kwargs, options), options)
 
     async def submit_many(self, target: str, arguments: Sequence[Mapping[str, Any]], /) -> list[Job]:
         """Submit a task for each of these sets of named arguments concurrently; returns the jobs in order. With an
@@ -326,6 +327,9 @@ class Client(Operations):
         Raises:
             InvalidName: the id or the endpoint is invalid.
         """
+        check_name(id, "job")
+        if endpoint is not None:
+            check_name(endpoint, "endpoint")
         return Job(self._queries, JobRef(id=id, endpoint=endpoint))
 
     async def queues(self) -> list[QueueStats]:

@@ -15,7 +15,7 @@ from ...bus.port.bus import Stream, StreamMessage
 from ...schemas.errors.base import DeadlineExceeded, GanglineError, InvalidRequest, StreamBroken
 from ...schemas.errors.tasks import ResultNotKept
 from ...schemas.messages.jobs import JobInfo, JobWhyReply
-from ...schemas.names import JobFeed, check_name
+from ...schemas.names import JobFeed
 from ...schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
 from ...telemetry.logs import logger_for
 from .queries import JobQueries, failure_of, plain_value, value_of, wait_for_record
@@ -240,9 +240,7 @@ class Job:
     any time, and looked up again by its id from anywhere."""
 
     def __init__(self, queries: JobQueries, ref: JobRef) -> None:
-        check_name(ref.id, "job")
-        if ref.endpoint is not None:
-            check_name(ref.endpoint, "endpoint")
+        """`ref`: with valid names."""
         self._queries = queries
         self._ref = ref
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from ...bus.port.bus import Published, PublishRefused, StorageUnavailable, Stream
+from ...bus.port.bus import PublishRefused, StorageUnavailable, Stream
 from ...runtime.clock import Environment
-from ...runtime.timers import Backoff
+from ...runtime.timers import exponential_s
 from ...schemas.deadline import current_deadline
 from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
 from ...schemas.errors.tasks import InvalidSchedule
@@ -57,12 +57,12 @@ def loses_in_json(value: Any) -> bool:
         return False
     if kind is float:
         return not math.isfinite(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(type(item) not in _PLAIN and loses_in_json(item) for item in value)
     if isinstance(value, _BINARY):
         return True
     if isinstance(value, Mapping):
         return any(type(key) is not str or loses_in_json(item) for key, item in value.items())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return any(loses_in_json(item) for item in value)
     if isinstance(value, BaseModel):
         return loses_in_json(value.model_dump(by_alias=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -167,6 +167,9 @@ def _what(when: str | None, fields: Mapping[str, str], data: bytes) -> bytes:
 
 
 def _fields(options: CallOptions, submit: SubmitOptions) -> dict[str, str]:
+    """Headers for the options. Most submissions have none."""
+    if options.plain and options.timeout_s is None:
+        return {}
     if options.labels:
         raise InvalidSettings("labels are for calls: the workers of a submitted task are those of its endpoint's route")
     if submit.ordered and options.key is None:
@@ -259,7 +262,7 @@ class Submitter:
         self._ambient = ambient
         self._tasks: Stream | None = None
 
-    async def one(
+    def one(
         self,
         target: str,
         args: Sequence[Any],
@@ -267,14 +270,18 @@ class Submitter:
         options: CallOptions,
         *,
         part: int | None = None,
-    ) -> Submitted:
+    ) -> Coroutine[Any, Any, Submitted]:
         """Submit a task; returns when it is stored.
 
         Raises:
             GanglineError: see Client.submit.
         """
-        if not tracer.enabled:
-            return await self._submit(target, args, kwargs, options, part, NO_SPAN)
+        submit = self._traced if tracer.enabled else self._submit
+        return submit(target, args, kwargs, options, part)
+
+    async def _traced(
+        self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions, part: int | None
+    ) -> Submitted:
         attributes = {"gangline.endpoint": target.partition(".")[0]}
         with tracer.span(f"gangline.submit {target}", kind="producer", attributes=attributes) as span:
             return await self._submit(target, args, kwargs, options, part, span)
@@ -286,7 +293,7 @@ class Submitter:
         kwargs: Mapping[str, Any],
         options: CallOptions,
         part: int | None,
-        span: Span,
+        span: Span = NO_SPAN,
     ) -> Submitted:
         ambient = self._ambient
         message = task_message(
@@ -325,27 +332,28 @@ class Submitter:
         inherited = current_deadline()
         if inherited is not None:
             give_up_at = min(give_up_at, inherited)
-        backoff, sent = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S), False
+        failures, sent = 0, False
         while True:
             try:
                 if look and await self._ended(message):
                     return None
-                return (await self._publish(message, min(TRY_S, max(0.001, give_up_at - loop.time())))).sequence
+                stream = self._tasks
+                if stream is None:
+                    stream = self._tasks = await self._streams.tasks()
+                wait_s = min(TRY_S, max(0.001, give_up_at - loop.time()))
+                stored = await stream.publish(message.subject, message.data, headers=message.headers, timeout_s=wait_s)
+                return stored.sequence
             except PublishRefused as error:
                 if message.scheduled:
                     raise InvalidSchedule(f"the server refused the schedule: {error.message}") from error
                 raise
             except (StorageUnavailable, Disconnected) as error:
                 sent = sent or error.may_have_started
-                if loop.time() + backoff.delay_s >= give_up_at:
+                pause_s = exponential_s(_PAUSE_FIRST_S, _PAUSE_MAX_S, failures)
+                if loop.time() + pause_s >= give_up_at:
                     raise _not_stored(message, error, sent) from error
-            await asyncio.sleep(backoff.next_s() * (0.5 + self._ambient.random.random() / 2))
-
-    async def _publish(self, message: TaskMessage, timeout_s: float) -> Published:
-        stream = self._tasks
-        if stream is None:
-            stream = self._tasks = await self._streams.tasks()
-        return await stream.publish(message.subject, message.data, headers=message.headers, timeout_s=timeout_s)
+            failures += 1
+            await asyncio.sleep(pause_s * (0.5 + self._ambient.random.random() / 2))
 
     async def _ended(self, message: TaskMessage) -> bool:
         """Whether a job of this idempotency key has a result, longer ago perhaps than the stream remembers."""

@@ -29,7 +29,8 @@ _SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
 
 
 class _OnHold(PlainFlight):
-    """A task on held slots."""
+    """A task on held slots; as it is, on a selected slot that counts like a plain request, whose accounting it takes
+    over."""
 
     def __init__(self, id: int, future: asyncio.Future[Any], hold: HeldSlots) -> None:
         self.id = id
@@ -69,15 +70,15 @@ class LeasedFlight(_OnHold):
         return True
 
 
-class TokenFlight(_OnHold):
-    """A task on a selected slot: it takes over the slot and its accounting."""
+class ChargedFlight(_OnHold):
+    """A task on a selected slot that a request accounts for: it takes over the slot and its accounting."""
 
     def settle(self) -> None:
         self.hold.settle()
 
     def deliver(self, frame: Frame) -> bool:
         charge = self.hold.charge
-        if charge is None or frame[0] != _OK:
+        if frame[0] != _OK or charge is None:
             return super().deliver(frame)
         self.pool.settle(charge)
         self.pool.accepted(charge)
@@ -111,20 +112,22 @@ class LeaseFastPath:
         self.terms = terms = LeaseTerms(max(MIN_TTL_S, settings.claim_s), settings.claim_s)
         """Terms of slots that are held for one task."""
         self._asked = (
+            1,
             terms.ttl_ms,
             round(terms.claim_s * 1000),
             _SINGLE_USE,
             max(1, round(settings.probe_first_s * 1000)),
             {"owner": owner} if owner else None,
         )
-        """Fields of a reserve: time to live, claim timeout, flags, deadline, owner."""
-        self._probes: TimeoutQueue[PlainReserve] = TimeoutQueue(
+        """Fields of a reserve after its id: slots, time to live, claim timeout, flags, deadline, owner."""
+        self.probes: TimeoutQueue[PlainReserve] = TimeoutQueue(
             lambda flight: self._exchange.lose(flight, TryOutcome.SLOW)
         )
+        """Reservations that are awaited: a worker that does not answer in time is taken for slow."""
 
     def close(self) -> None:
         """Called when the router stops."""
-        self._probes.close()
+        self.probes.close()
         self._fast_path.close()
 
     # -- choosing -------------------------------------------------------------------------------------------------
@@ -141,9 +144,8 @@ class LeaseFastPath:
             return None
         exchange = self._exchange
         flight = PlainReserve(exchange.new_id(), worker, exchange.new_future(), pool)
-        ttl_ms, claim_ms, flags, probe_ms, meta = self._asked
-        exchange.launch(flight, (_RESERVE, flight.id, 1, ttl_ms, claim_ms, flags, probe_ms, meta))
-        self._probes.add(flight, flight.sent_at + self._probe_s)
+        exchange.launch(flight, (_RESERVE, flight.id, *self._asked))
+        self.probes.add(flight, flight.sent_at + self._probe_s)
         return flight
 
     def granted(self, flight: PlainReserve, frame: Frame) -> HeldSlots:
@@ -151,10 +153,6 @@ class LeaseFastPath:
         pool, asked_at = flight.pool, flight.sent_at
         pool.core.progressed(None, asked_at)
         return HeldSlots(self._exchange, pool, flight.worker, flight.id, frame, self.terms, asked_at)
-
-    def reserved(self, flight: PlainReserve) -> None:
-        """The reservation was answered, or is no longer awaited."""
-        self._probes.drop(flight)
 
     # -- tasks on held slots --------------------------------------------------------------------------------------
 
@@ -175,7 +173,8 @@ class LeaseFastPath:
             or not self._fast_path.allows(options)
         ):
             return None
-        flight = TokenFlight(exchange.new_id(), exchange.new_future(), hold)
+        kind = _OnHold if hold.charge is None else ChargedFlight
+        flight = kind(exchange.new_id(), exchange.new_future(), hold)
         timeout_s = self._fast_path.timeout_s if options.timeout_s is None else options.timeout_s
         if not self._fast_path.send(flight, method, args, kwargs, timeout_s, hold.token):
             return None
@@ -221,4 +220,4 @@ class LeaseFastPath:
             self._metrics.request(hold.endpoint, hold.pool.name)
 
     def __repr__(self) -> str:
-        return f"LeaseFastPath(probes={len(self._probes)})"
+        return f"LeaseFastPath(probes={len(self.probes)})"

@@ -211,7 +211,8 @@ class Router:
     ) -> Any:
         """Run a task on the selected worker; see Client.dispatch."""
         self.check_open()
-        self._check_ours(selection)
+        if not selection.hold.is_of(self.exchange):
+            raise _not_ours(selection)
         flight = self._held_express.dispatch(selection, method, args, kwargs, options)
         if flight is None:
             return await self._dispatch(selection, method, args, kwargs or {}, options)
@@ -258,7 +259,8 @@ class Router:
     ) -> AsyncGenerator[Any, None]:
         """Run a task on the selected worker and yield its items; see Client.stream."""
         self.check_open()
-        self._check_ours(selection)
+        if not selection.hold.is_of(self.exchange):
+            raise _not_ours(selection)
         order = self._order_on(selection, method, args, kwargs or {}, options)
         with self.observed(order) as (_, span):
             items = self.caller.stream(order, self._selected(selection, order), span)
@@ -280,12 +282,6 @@ class Router:
             order.pool = selection.pool
         selection.check_usable(order.pool)
         return order
-
-    def _check_ours(self, selection: Selection) -> None:
-        if not selection.hold.is_of(self.exchange):
-            raise WrongClient(
-                f"this selection of {selection.worker} was made by another client: dispatch it with that one"
-            )
 
     def lease(
         self,
@@ -553,3 +549,7 @@ class Router:
 def _check_slots(slots: int | None) -> None:
     if slots is not None and not 1 <= slots <= MAX_SLOTS:
         raise InvalidSettings(f"slots is {slots!r}, it must be between 1 and {MAX_SLOTS}")
+
+
+def _not_ours(selection: Selection) -> WrongClient:
+    return WrongClient(f"this selection of {selection.worker} was made by another client: dispatch it with that one")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import ClosedError, GanglineError, NoWorkers
 from ...schemas.records.routes import RouteRecord
@@ -267,6 +267,9 @@ class TrafficDirector:
         return await self._following.get(name, deadline)
 
 
+_GRANTED: Final = int(AnswerOp.GRANTED)
+
+
 class EndpointReserver:
     """Reserves slots for a router's requests, and tracks those held."""
 
@@ -323,8 +326,8 @@ class EndpointReserver:
             self._reserver.undo(asked)
             raise
         finally:
-            fast_path.reserved(asked)
-        if type(outcome) is not list or outcome[0] != AnswerOp.GRANTED:
+            fast_path.probes.drop(asked)
+        if type(outcome) is not list or outcome[0] != _GRANTED:
             return choosing.chosen(self._held(await self._go_on(endpoint, asked, outcome)))
         hold = fast_path.granted(asked, outcome)
         holds.keep_briefly(hold)

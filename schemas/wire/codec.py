@@ -127,11 +127,12 @@ def to_json(value: Any) -> bytes:
 
 
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
+_CONTAINERS = frozenset({list, dict, tuple})
 
 
 def _dumped(value: Any) -> Any:
     """Models and dataclasses as maps: nested in one, pydantic would follow its settings for bytes, not ours."""
-    if isinstance(value, (BaseModel, Enum)) or dataclasses.is_dataclass(value):
+    if type(value) not in _CONTAINERS and (isinstance(value, (BaseModel, Enum)) or dataclasses.is_dataclass(value)):
         return _dumped(_plain(value))
     if isinstance(value, dict):
         return {key: item if type(item) in _SCALARS else _dumped(item) for key, item in value.items()}

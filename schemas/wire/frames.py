@@ -255,7 +255,10 @@ def decode_request(data: bytes) -> RequestEnvelope:
         raise MalformedMessage("sender must be a short text")
     checked = 0
     for frame in frames:
-        if _is_plain_task(frame) or _is_plain_reserve(frame):
+        if type(frame) is list and (
+            (len(frame) == _TASK_PLACES and _is_plain_task(frame))
+            or (len(frame) == _RESERVE_PLACES and _is_plain_reserve(frame))
+        ):
             continue
         _check(frame, _REQUEST_PLACES)
         if frame[0] == RequestOp.CHECK:
@@ -416,13 +419,13 @@ _ANSWER_PLACES: dict[int, _Places] = {
 }
 
 
-def _is_plain_task(frame: Any) -> bool:
-    """Whether it is a TASK frame of the common form; a fast yes for those, by the rules of `_REQUEST_PLACES`."""
-    if type(frame) is not list or len(frame) != _TASK_PLACES or frame[0] is not _TASK:
-        return False
-    _, id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
+def _is_plain_task(frame: Frame) -> bool:
+    """Whether a frame of that length is a TASK of the common form; a fast yes for those, by the rules of
+    `_REQUEST_PLACES`."""
+    operation, id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
     return (
-        type(id) is int
+        operation is _TASK
+        and type(id) is int
         and 0 <= id < _MAX_ID
         and type(method) is str
         and (args is None or type(args) is list)
@@ -436,13 +439,12 @@ def _is_plain_task(frame: Any) -> bool:
     )
 
 
-def _is_plain_reserve(frame: Any) -> bool:
+def _is_plain_reserve(frame: Frame) -> bool:
     """The same for RESERVE."""
-    if type(frame) is not list or len(frame) != _RESERVE_PLACES or frame[0] is not _RESERVE:
-        return False
-    _, id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta = frame
+    operation, id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta = frame
     return (
-        type(id) is int
+        operation is _RESERVE
+        and type(id) is int
         and 0 <= id < _MAX_ID
         and type(slots) is int
         and 0 < slots <= MAX_SLOTS

@@ -377,7 +377,7 @@ class LeaseService:
         settings = self._settings
         if ttl_s > settings.max_lease_ttl_s:
             raise InvalidRequest(f"ttl of {ttl_s:g} s: this worker leases for {settings.max_lease_ttl_s:g} s at most")
-        if claim_s > max(settings.max_claim_s, min(ttl_s, settings.max_lease_ttl_s)):
+        if claim_s > settings.max_claim_s and claim_s > ttl_s:
             raise InvalidRequest(
                 f"claim timeout of {claim_s:g} s: this worker waits {settings.max_claim_s:g} s at most"
             )

@@ -296,10 +296,12 @@ class FrameServer:
                 try:
                     if frame[0] == _TASK:
                         self._task(sender, caller, frame, stale, now, stall_s)
+                    elif frame[0] == _RESERVE:
+                        self._reserve(sender, caller, frame, stale, now, stall_s)
                     elif frame[0] == _CHECK:
                         self._check(sender, caller, frame, ours, now)
                     else:
-                        self._one(sender, caller, frame, stale, now, stall_s)
+                        self._one(sender, caller, frame, stale, now)
                 except Exception as error:
                     # A bug in here must not take the other frames of this message with it.
                     self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
@@ -310,13 +312,9 @@ class FrameServer:
             self._inline.leave()
             driver.collected()
 
-    def _one(
-        self, sender: RouterHistory, caller: FrameResponder, frame: Frame, stale: bool, now: float, stall_s: float
-    ) -> None:
+    def _one(self, sender: RouterHistory, caller: FrameResponder, frame: Frame, stale: bool, now: float) -> None:
         operation = frame[0]
-        if operation == _RESERVE:
-            self._reserve(sender, caller, frame, stale, now, stall_s)
-        elif operation == RequestOp.RELEASE:
+        if operation == RequestOp.RELEASE:
             self._core.release(sender, frame[1], frame[2], now)
         elif operation == RequestOp.RENEW:
             self._renew(caller, frame, stale, now)
@@ -556,7 +554,7 @@ class FrameServer:
         elif flags & _SYNC and not self._lease_service.recorded(lease):
             self._lease_service.in_background(self._grant_recorded(caller, rid, sender, lease.token))
         else:
-            caller.send_frame((_GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000)))
+            caller.send(pack((_GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000))))
 
     async def _grant_recorded(self, caller: FrameResponder, rid: int, sender: RouterHistory, token: str) -> None:
         """Answer a reserve once its lease stands in the ledger."""

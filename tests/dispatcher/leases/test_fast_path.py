@@ -132,7 +132,7 @@ async def test_a_cancelled_choice_is_released_whether_it_was_granted_or_not(rig:
         await choosing
     [released] = await worker.hears(RequestOp.RELEASE)
     assert released[1:] == [asked[1], None]
-    assert len(rig.router._held_express._probes) == 0
+    assert len(rig.router._held_express.probes) == 0
     rig.balanced()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gangline.testing.kit.records import SystemHistory
+from gangline.testing.kit.tables import aligned
 
 _SHOWN = 10
 
@@ -92,7 +93,7 @@ def summary(seeds: Sequence[Seed]) -> str:
     held = sum(seed.held for seed in seeds)
     told = [f"{held} of {len(seeds)} seeds held all laws, {sum(seed.minutes for seed in seeds):g} minutes of faults"]
     parts = [
-        _aligned([*lines, *(seed.line() for seed in seeds)]),
+        aligned([*lines, *(seed.line() for seed in seeds)]),
         _faults([each for seed in seeds for each in seed.played]),
         _requests(outcomes),
         _verdicts(verdicts),
@@ -109,7 +110,7 @@ def _faults(played: Sequence[Played]) -> list[str]:
     for kind, group in sorted(by.items()):
         times = [each.recovery_s for each in group if each.recovery_s is not None]
         lines.append([kind, str(len(group)), *_times(times), str(len(group) - len(times) or "")])
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def _times(times: Sequence[float]) -> tuple[str, str]:
@@ -130,11 +131,11 @@ def _requests(outcomes: Mapping[str, Counter[str]]) -> list[str]:
     for kind, counts in sorted(outcomes.items()):
         said = ", ".join(f"{code} {count}" for code, count in counts.most_common())
         lines.append([kind, str(counts.total()), said])
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def _verdicts(verdicts: Mapping[str, Sequence[str]]) -> list[str]:
-    lines = _aligned([["law", "verdict"], *([law, _verdict(found)] for law, found in verdicts.items())])
+    lines = aligned([["law", "verdict"], *([law, _verdict(found)] for law, found in verdicts.items())])
     for law, found in verdicts.items():
         lines += [f"BROKEN {law}: {text}" for text in found[:_SHOWN]]
         if len(found) > _SHOWN:
@@ -144,8 +145,3 @@ def _verdicts(verdicts: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _verdict(found: Sequence[str]) -> str:
     return f"BROKEN {len(found)} times" if found else "holds"
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gangline.testing.kit.tables import aligned
+
 
 @dataclass(slots=True, kw_only=True)
 class Row:
@@ -62,10 +64,7 @@ HEAD = ["what", "n", "median", "worst", "target", "", "note"]
 def table(rows: Sequence[Row]) -> str:
     """Aligned columns, one line per row, followed by the broken laws."""
     lines = [HEAD, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    text += [f"BROKEN {row.name}: {what}" for row in rows for what in row.broken]
-    return "\n".join(text)
+    return "\n".join([*aligned(lines), *(f"BROKEN {row.name}: {what}" for row in rows for what in row.broken)])
 
 
 def _number(value: float, unit: str) -> str:

@@ -91,10 +91,6 @@ class Site(Testbed):
         some = f"{count} tasks ended"
         await self.until(lambda: sum(run.ended != NEVER for run in self.runs()) >= count, some, pause_s=0.05)
 
-    def interrupted(self, process: ChildProcess) -> list[Run]:
-        """What that process has started, and not ended."""
-        return [run for run in self.runs() if run.pid == process.pid and run.ended == NEVER]
-
     async def check_squares(
         self, jobs: Sequence[Job], *, first: int = 0, within_s: float = 2 * PATIENCE_S, **facts: Any
     ) -> list[str]:

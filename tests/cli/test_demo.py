@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.demo.acts.calls import Drive
-from gangline.cli.demo.fixtures.corpus import expectations, library_files
-from gangline.cli.demo.fixtures.crew import Member
-from gangline.cli.demo.fixtures.pool import Turnstile, squeeze_bytes
+from gangline.cli.demo.calls import Drive
+from gangline.cli.demo.pools import expectations, library_files
 from gangline.schemas.names import Names
 
 from ..waiting import PATIENCE_S
@@ -107,25 +105,10 @@ def test_the_corpus_is_the_standard_library_without_what_others_installed(tmp_pa
 def test_expectations_are_computed_from_the_content(tmp_path):
     path = tmp_path / "a.py"
     path.write_bytes(b"x" * 1000)
-    (expected,) = expectations([path], squeeze_bytes).values()
+    (expected,) = expectations([path]).values()
     assert expected.size == 1000 and expected.packed < 100
     path.write_bytes(b"x" * 999 + b"y")
-    assert expectations([path], squeeze_bytes)[str(path)].sha256 != expected.sha256
-
-
-def test_the_turnstile_counts_who_is_inside():
-    gate = Turnstile()
-    with gate.enter() as first, gate.enter() as second:
-        assert (first, second) == (1, 2)
-    with gate.enter() as third:
-        assert third == 1
-
-
-def test_a_journal_whose_last_line_was_cut_short_is_read_without_it(tmp_path):
-    journal = tmp_path / "j"
-    journal.write_text('{"event": "start"}\n{"event": "en')
-    member = Member("w", None, tmp_path / "log", journal)  # type: ignore[arg-type]
-    assert member.journal() == [{"event": "start"}]
+    assert expectations([path])[str(path)].sha256 != expected.sha256
 
 
 class FakeClient:
@@ -139,7 +122,7 @@ async def test_a_failing_task_is_told_and_the_others_go_on():
     async def one(path):
         if path == "bad":
             raise ValueError("no")
-        return {"pid": 1, "size": 1, "packed": 1, "sha256": "", "together": 1}
+        return {"pid": 1, "size": 1, "packed": 1, "sha256": ""}
 
     ticks = []
     await drive.feed("call", [one, one], ["a", "bad", "b"], tick=ticks.append)
@@ -153,7 +136,7 @@ async def test_a_milestone_comes_once_at_its_share_and_is_waited_for():
     seen = []
 
     async def one(path):
-        return {"pid": 1, "size": 1, "packed": 1, "sha256": "", "together": 1}
+        return {"pid": 1, "size": 1, "packed": 1, "sha256": ""}
 
     async def act():
         seen.append(len(drive.done))

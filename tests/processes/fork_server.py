@@ -26,6 +26,7 @@ import runpy
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
@@ -131,6 +132,55 @@ def _reap(waiting: dict[int, socket.socket]) -> None:
             _say(connection, os.waitstatus_to_exitcode(status))
 
 
+class ForkedProcess:
+    """A process that the fork server started. Has what is used of `subprocess.Popen`."""
+
+    def __init__(self, connection: socket.socket, stdout: IO[str] | None) -> None:
+        self._connection = connection
+        self._answers = connection.makefile("r")
+        self.pid = int(self._answers.readline())
+        self.stdout = stdout
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; a negative one is the signal that ended it.
+
+        Raises:
+            subprocess.TimeoutExpired
+        """
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                line = self._answers.readline()
+            except TimeoutError:
+                self._answers = self._connection.makefile("r")  # one that has timed out can no longer be read
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from None
+            self.returncode = int(line or -signal.SIGKILL)  # the fork server ended, and killed it
+            self._answers.close()
+            self._connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.000_001)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Does nothing once it has ended, as far as can be known."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and the fork server is about to say so
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __repr__(self) -> str:
+        return f"<ForkedProcess {self.pid}, exit code {self.returncode}>"
+
+
 # -- in the child -------------------------------------------------------------------------------------------------
 
 
@@ -194,26 +244,36 @@ class ChildProcess:
 
 
 def _fork_children(path: str) -> None:
-    """Replace `spawn` of `gangline.cli.console.children`, which starts a new interpreter."""
+    """Replace the functions of `gangline.cli.console.children` that start a new interpreter."""
     from gangline.cli.console import children
 
-    async def spawn(*arguments: str, environment: Mapping[str, str], output: IO[bytes] | None = None) -> ChildProcess:
-        request = {
-            "module": "gangline.cli",
-            "arguments": arguments,
-            "environment": {**environment, children.TIED: "1"},
-            "cwd": os.getcwd(),
-        }
+    def connected(
+        module: str, arguments: Sequence[str], environment: Mapping[str, str], *streams: int
+    ) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(path)
+        request = {"module": module, "arguments": arguments, "environment": dict(environment), "cwd": os.getcwd()}
+        send(connection, request, streams)
+        return connection
+
+    async def spawn(*arguments: str, environment: Mapping[str, str], output: IO[bytes] | None = None) -> ChildProcess:
         stdin, ours = os.pipe()
         out, err = (1, 2) if output is None else (output.fileno(), output.fileno())
-        send(connection, request, [stdin, out, err])
+        tied = {**environment, children.TIED: "1"}
+        connection = connected("gangline.cli", arguments, tied, stdin, out, err)
         os.close(stdin)
         answers, writer = await asyncio.open_unix_connection(sock=connection)
         return ChildProcess(int(await answers.readline()), answers, writer, ours)
 
+    def launch(
+        what: Sequence[str], *, environment: Mapping[str, str], stdin: int, stdout: IO[Any], stderr: IO[Any]
+    ) -> ForkedProcess:
+        _, module, *arguments = what
+        connection = connected(module, arguments, environment, stdin, stdout.fileno(), stderr.fileno())
+        return ForkedProcess(connection, None)
+
     children.spawn = spawn  # type: ignore[assignment]
+    children.launch = launch  # type: ignore[assignment]
 
 
 def _open_streams() -> None:

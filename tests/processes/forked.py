@@ -14,58 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from .fork_server import send
+from .fork_server import ForkedProcess, send
 
 START_TIMEOUT_S = 120.0
-
-
-class ForkedProcess:
-    """A process that the fork server started. Has what is used of `subprocess.Popen`."""
-
-    def __init__(self, connection: socket.socket, stdout: IO[str] | None) -> None:
-        self._connection = connection
-        self._answers = connection.makefile("r")
-        self.pid = int(self._answers.readline())
-        self.stdout = stdout
-        self.returncode: int | None = None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code; a negative one is the signal that ended it.
-
-        Raises:
-            subprocess.TimeoutExpired
-        """
-        if self.returncode is None:
-            self._connection.settimeout(timeout)
-            try:
-                line = self._answers.readline()
-            except TimeoutError:
-                self._answers = self._connection.makefile("r")  # one that has timed out can no longer be read
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from None
-            self.returncode = int(line or -signal.SIGKILL)  # the fork server ended, and killed it
-            self._answers.close()
-            self._connection.close()
-        return self.returncode
-
-    def poll(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0.000_001)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Does nothing once it has ended, as far as can be known."""
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended, and the fork server is about to say so
-                os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def __repr__(self) -> str:
-        return f"<ForkedProcess {self.pid}, exit code {self.returncode}>"
 
 
 class ForkServer:

@@ -275,10 +275,10 @@ def test_gangs_with_more_slots_than_a_worker_has_are_found() -> None:
     book = Book()
     book.registered("w1", 2)
     book.member("w1", slots=2)
+    book.gang(GangState.FORMED, "w1")
     assert book.audit.broken == []
     book.member("w1", gang="h")
-    (found,) = book.audit.broken
-    assert found == "L1 at revision 3: h is one of gangs with 3 of the 2 slots of train.w1"
+    assert book.audit.broken == ["L1 at revision 4: h is one of gangs with 3 of the 2 slots of train.w1"]
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,43 @@ def test_a_generation_that_was_formed_twice_is_found() -> None:
 def test_a_gang_that_never_ended_is_found() -> None:
     book = Book()
     book.form()
-    found = book.audit.announced(book.events)
-    assert found == ["gang g: generation 1 was formed and never torn down", "gang g is formed at the end"]
+    assert book.audit.announced(book.events) == [
+        "gang g: generation 1 was formed and never torn down",
+        "gang g still has members at the end",
+        "gang g is formed at the end",
+    ]
+
+
+def test_two_teardowns_of_one_generation_are_found() -> None:
+    book = Book()
+    book.form()
+    book.close()
+    book.close()
+    book.gang(GangState.ENDED)
+    assert book.audit.announced(book.events) == ["gang g: generation 1 was torn down 2 times"]
+
+
+def test_members_that_were_not_granted_in_one_batch_are_found() -> None:
+    book = Book()
+    book.member("w1")
+    book.gang(GangState.QUEUED, gang="h")
+    book.member("w2")
+    book.gang(GangState.FORMED, "w1", "w2")
+    assert book.audit.broken == ["L7 at revision 2: g is granted in part, and gang.h was written"]
+
+
+def test_a_member_that_goes_while_its_gang_stands_is_found() -> None:
+    book = Book()
+    book.form()
+    book.end("w1")
+    assert book.audit.broken == ["L7 at revision 4: g is formed, and its member on train.w1 has gone"]
+
+
+def test_a_gang_that_ended_with_members_is_found() -> None:
+    book = Book()
+    book.form()
+    book.gang(GangState.ENDED)
+    assert len(book.audit.broken) == 1 and "is ended and has members" in book.audit.broken[0]
 
 
 @pytest.mark.parametrize("generation", [2, 3])

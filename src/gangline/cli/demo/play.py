@@ -5,20 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from .acts.calls import GATEWAY_SHARE, POOL, Show
-from .acts.gangs import GangShow
-from .acts.tasks import TaskShow
-from .checks.calls import AtRest
-from .checks.rest import at_rest
-from .fixtures.corpus import Expected, expectations, library_files
-from .fixtures.pool import squeeze_bytes
-from .fixtures.screen import Screen
-from .fixtures.stage import Stage, open_stage
+from ...bus.embedded.server import EmbeddedServer
+from ...testing.kit.testbed import open_testbed
+from .calls import GATEWAY_SHARE, Show
+from .gangs import GangShow
+from .pools import expectations, library_files
 from .report import (
-    Verdict,
     figures,
     final_line,
     gang_verdicts,
@@ -27,6 +21,9 @@ from .report import (
     task_verdicts,
     verdicts,
 )
+from .screen import Screen
+from .stage import STOP_S, Gauges, Stage
+from .tasks import TaskShow
 
 
 async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -> bool:
@@ -36,73 +33,62 @@ async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -
         limit: use only this many files, spread over the library. None: all.
     """
     began = time.monotonic()
+    gauges = Gauges()
     files = _spread(library_files(), limit)
-    async with open_stage(screen, namespace) as stage:
-        size = sum(file.stat().st_size for file in files)
-        screen.say(
-            f"The work: compress and hash {len(files)} Python files of the standard library, {size / 1e6:.1f} MB,"
-        )
-        screen.say("each of them by call, by dispatch and by lease, every fourth also by a plain NATS request;")
-        screen.say("count their words with gangs of workers, and repeat the first task for all files as durable tasks.")
-        paths = [str(file) for file in files]
-        show, expected, rest = await _calls(stage, files, paths)
-        gangs, gang_rest = await _gangs(stage, paths)
-        tasks, task_rest = await _tasks(stage, paths)
-        screen.title("9. Checks")
-        results = [
-            *verdicts(show, expected, rest),
-            *gang_verdicts(gangs, gang_rest),
-            *task_verdicts(tasks, expected, task_rest),
-        ]
-        return _judge(screen, show, figures(show, gangs, tasks), results, began)
+    async with (
+        EmbeddedServer() as server,
+        open_testbed(Stage, url=server.url, namespace=namespace, owner="demo", audit=False, grace_s=STOP_S) as stage,
+    ):
+        stage.screen, stage.gauges = screen, gauges
+        screen.title(f"Gangline demo: nats-server {server.version} at {server.url}")
+        return await _perform(stage, files, began)
 
 
-async def _calls(stage: Stage, files: list[Path], paths: Sequence[str]) -> tuple[Show, dict[str, Expected], AtRest]:
-    """The first part: single calls, dispatches and leases."""
-    async with stage.crew() as crew:
-        show = Show(stage, crew)
-        await show.cast()
-        stage.screen.note(
-            f"To watch from another terminal:  gangline workers -s {stage.url} --namespace {stage.names.namespace}"
-        )
-        stage.screen.note(f"                                 nats -s {stage.url} kv watch {stage.names.ledger_bucket}")
-        local = asyncio.create_task(asyncio.to_thread(expectations, files, squeeze_bytes))
-        await show.act_calls(paths)
-        await show.act_dispatches(paths)
-        await show.act_leases(paths)
-        await show.act_gateway(paths[::GATEWAY_SHARE])
-        expected = await local
-        return show, expected, await at_rest(stage, POOL)
+async def _perform(stage: Stage, files: list[Path], began: float) -> bool:
+    screen, paths = stage.screen, [str(file) for file in files]
+    size = sum(file.stat().st_size for file in files)
+    screen.say(f"The work: compress and hash {len(files)} Python files of the standard library, {size / 1e6:.1f} MB,")
+    screen.say("each of them by call, by dispatch and by lease, every fourth also by a plain NATS request;")
+    screen.say("count their words with gangs of workers, and repeat the first task for all files as durable tasks.")
 
+    show = Show(stage)
+    await show.cast()
+    screen.note(f"To watch from another terminal:  gangline workers -s {stage.url} --namespace {stage.names.namespace}")
+    screen.note(f"                                 nats -s {stage.url} kv watch {stage.names.ledger_bucket}")
+    local = asyncio.create_task(asyncio.to_thread(expectations, files))
+    await show.act_calls(paths)
+    await show.act_dispatches(paths)
+    await show.act_leases(paths)
+    await show.act_gateway(paths[::GATEWAY_SHARE])
+    expected = await local
+    facts = await stage.end_part()
 
-async def _gangs(stage: Stage, paths: Sequence[str]) -> tuple[GangShow, AtRest]:
-    """The second part: gangs."""
-    async with stage.crew() as crew:
-        show = GangShow(stage, crew)
-        await show.cast(paths)
-        await show.act_restart(paths)
-        await show.act_turns(paths)
-        return show, await at_rest(stage, show.pool)
+    gangs = GangShow(stage)
+    await gangs.cast(paths)
+    await gangs.act_restart(paths)
+    await gangs.act_turns(paths)
+    gang_facts = await stage.end_part()
+    await stage.audit.stop()
 
+    tasks = TaskShow(stage)
+    await tasks.cast()
+    await tasks.act_submit(paths)
+    await tasks.act_dead()
+    left = await stage.emptied()
+    task_facts = await stage.end_part()
 
-async def _tasks(stage: Stage, paths: Sequence[str]) -> tuple[TaskShow, AtRest]:
-    """The third part: durable tasks."""
-    async with stage.crew() as crew:
-        show = TaskShow(stage, crew)
-        await show.cast()
-        await show.act_submit(paths)
-        await show.act_dead()
-        await show.emptied()
-        return show, await at_rest(stage, POOL)
-
-
-def _judge(screen: Screen, show: Show, told: str, results: Sequence[Verdict], began: float) -> bool:
+    screen.title("9. Checks")
+    results = [
+        *verdicts(show, facts, expected),
+        *gang_verdicts(gangs, gang_facts),
+        *task_verdicts(tasks, task_facts, expected, left),
+    ]
     for verdict in results:
         (screen.bad if verdict.findings else screen.good)(verdict.text)
-    print_work(screen, show.drive.done, show.crew)
+    print_work(screen, show.drive, facts)
     print_latencies(screen, show.drive)
     ok = not any(verdict.findings for verdict in results)
-    screen.last(final_line(told, results, time.monotonic() - began), ok=ok)
+    screen.last(final_line(figures(show, facts, gangs, tasks), results, time.monotonic() - began), ok=ok)
     return ok
 
 

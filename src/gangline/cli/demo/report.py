@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from ...schemas.messages.gangs import GangEventKind
+from ...schemas.records.gangs import GangState
+from ...testing.kit.journals import dead_stay_dead, drained_well, slots_kept
+from ...testing.kit.tables import percentile
 from ..console.output import table
-from .acts.calls import Drive, Show
-from .acts.gangs import PAIR, PARTS, SIZE, GangShow
-from .acts.tasks import TaskShow
-from .checks import calls as checks
-from .checks import gangs as gang_checks
-from .checks import tasks as task_checks
-from .checks.calls import MAX_SHOWN, AtRest, Done
-from .fixtures.corpus import Expected
-from .fixtures.crew import Crew
-from .fixtures.gang_pool import ALL
-from .fixtures.pool import SLOTS
-from .fixtures.screen import Screen
+from .calls import Drive, Show
+from .checks import buried, counts_are_right, noticed, restarted, results_are_right
+from .gangs import PAIR, PARTS, SIZE, GangShow
+from .pools import ALL, SLOTS, Squeezed
+from .screen import Screen
+from .stage import Facts
+from .tasks import TaskShow
+
+MAX_SHOWN: Final = 5
+"""How many violations of one kind are shown in full."""
+CAPACITY: Final = "L1 capacity"
+ENDED: Final = "L2, L4, L12 nothing leaks"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """One claim and its violations."""
 
@@ -37,152 +41,123 @@ class Verdict:
         return f"{self.claim}: FALSE. {shown}{f'; and {more} more' if more > 0 else ''}"
 
 
-def verdicts(show: Show, expected: dict[str, Expected], rest: AtRest) -> list[Verdict]:
+def verdicts(show: Show, facts: Facts, expected: Mapping[str, Squeezed]) -> list[Verdict]:
     """Check every claim against the facts."""
-    drive, crew = show.drive, show.crew
-    journals = crew.journals()
-    killed = frozenset({show.killed}) - {""}
-    again = sum(checks.interrupted(journals[name]) for name in killed)
-    records = sum(len(journal) for journal in journals.values())
-    drained = crew.members[show.drained] if show.drained else None
+    done, drained = show.drive.done, show.stage.started[show.drained]
+    nobody = [] if facts.killed else ["no worker was killed"]
     return [
         Verdict(
-            claim=f"nothing is lost: {len(drive.done)} results, each equal to the local computation",
-            findings=[*drive.failures, *checks.results_are_right(expected, drive.done, drive.given)],
+            f"nothing is lost: {len(done)} results, each equal to the local computation",
+            [*show.drive.failures, *results_are_right(expected, done, show.drive.given)],
         ),
         Verdict(
-            claim=f"no worker was ever over its {SLOTS} slots (L1), in {records} records of {len(journals)} journals",
-            findings=[*checks.never_over_capacity(journals, SLOTS), *checks.journals_add_up(journals)],
+            f"no worker was ever over its {SLOTS} slots (L1), in {facts.records} records of {len(facts.journals)}"
+            " journals",
+            slots_kept(facts.journals, facts.killed, SLOTS),
+        ),
+        Verdict("the tasks themselves never counted more either", facts.broken(CAPACITY)),
+        Verdict(
+            f"every task ended once (L2); kill -9 interrupted {facts.interrupted}, rerun elsewhere",
+            [*facts.broken(ENDED), *nobody],
         ),
         Verdict(
-            claim="the tasks themselves never counted more either",
-            findings=checks.bodies_agree(drive.done, SLOTS),
+            "the drained worker granted nothing more, finished its tasks, and exited with code 0 (L11)",
+            [*drained_well(show.drained, drained.journal(), drained.exit_code), *facts.broken("L11 drain")],
         ),
         Verdict(
-            claim=f"every task ended once (L2); kill -9 interrupted {again} task{'s'[: again != 1]}, rerun elsewhere",
-            findings=[*checks.balanced(journals, killed), *([] if killed else ["no worker was killed"])],
+            f"while leases were held, ledger = limiters = gauge = {2 * SLOTS}, and nobody else got a slot",
+            show.problems,
         ),
-        Verdict(
-            claim="the drained worker granted nothing more, finished its tasks, and exited with code 0 (L11)",
-            findings=checks.drained_well(drained.name, journals[drained.name], drained.exit_code)
-            if drained
-            else ["no worker was drained"],
-        ),
-        Verdict(
-            claim=f"while leases were held, ledger = limiters = gauge = {2 * SLOTS}, and nobody else got a slot",
-            findings=show.problems,
-        ),
-        Verdict(
-            claim="at rest ledger, limiters, heartbeats and gauges are all zero (L12)",
-            findings=checks.all_zero(rest),
-        ),
+        Verdict("at rest ledger, limiters, heartbeats and gauges are all zero (L12)", facts.held),
     ]
 
 
-def gang_verdicts(show: GangShow, rest: AtRest) -> list[Verdict]:
+def gang_verdicts(show: GangShow, facts: Facts) -> list[Verdict]:
     """Check every claim against the facts."""
-    log = show.log
-    events = [heard.event for heard in log.heard]
-    journals = show.crew.journals()
-    killed = frozenset({show.killed}) - {""}
-    again = sum(checks.interrupted(journals[name]) for name in killed)
-    torn = log.of(GangEventKind.TORN_DOWN, show.gang)
-    after_s = torn[0].at - show.killed_at if torn else 0.0
-    words = show.expected.get(ALL, 0)
+    audit, after_s = show.stage.audit, show.told_after_s
+    events = [event for _, event in show.stage.events]
+    first, second = [*show.turns, "", ""][:2]
+    turns = [(first, GangState.FORMED), (first, GangState.TEARING_DOWN), (second, GangState.FORMED)]
     return [
         Verdict(
-            claim=f"the gang counted {words} words, the same as this process; so did the two gangs together",
-            findings=[
-                *gang_checks.counts_are_right(show.expected, show.first, wanted=PARTS, size=SIZE),
-                *gang_checks.counts_are_right(show.expected, show.pairs, wanted=PAIR, size=PAIR),
+            f"the gang counted {show.expected.get(ALL, 0)} words, the same as this process; so did the two gangs"
+            " together",
+            [
+                *counts_are_right(show.expected, show.first, wanted=PARTS, size=SIZE),
+                *counts_are_right(show.expected, show.pairs, wanted=PAIR, size=PAIR),
             ],
         ),
         Verdict(
-            claim=f"kill -9 interrupted {again} task{'s'[: again != 1]} of a gang; {after_s * 1000:.0f} ms later "
-            "it was torn down, and generation 2 finished",
-            findings=[
-                *gang_checks.noticed(
-                    torn[0].event if torn else None, generation=1, ranks=show.killed_ranks, after_s=after_s
-                ),
-                *gang_checks.restarted(show.first, generations=2),
+            f"kill -9 interrupted {facts.interrupted} of a gang; {after_s * 1000:.0f} ms later it was torn down, and "
+            "generation 2 finished",
+            [
+                *noticed(show.torn, generation=1, ranks=show.killed_ranks, after_s=after_s),
+                *restarted(show.first, generations=2),
             ],
         ),
         Verdict(
-            claim=f"members were only granted all together (L7), in {len(log.revisions)} revisions of the ledger",
-            findings=[*gang_checks.atomic(log.revisions), *gang_checks.within_slots(log.revisions)],
+            f"members were only granted all together (L7), in {audit.revisions} revisions of the ledger", audit.broken
         ),
         Verdict(
-            claim="each generation was formed and torn down once, and nothing started after its teardown (L8)",
-            findings=[*gang_checks.fated(log.revisions, events), *gang_checks.dead_stay_dead(journals)],
+            "each generation was formed and torn down once, and nothing started after its teardown (L8)",
+            [*audit.deposed, *audit.announced(events), *dead_stay_dead(facts.journals), *facts.broken("L7, L8 gangs")],
         ),
         Verdict(
-            claim="of two gangs on three slots, one ran first and the other one after it",
-            findings=[
-                *show.problems,
-                *(gang_checks.in_turn(log.revisions, *show.turns) if len(show.turns) == PAIR else ["not two formed"]),
-            ],
+            "of two gangs on three slots, one ran first and the other one after it",
+            [*show.problems, *(audit.in_turn(turns) if len(show.turns) == PAIR else ["not two formed"])],
         ),
         Verdict(
-            claim="gangs never had more slots than there are (L1), and every task ended once (L2)",
-            findings=checks.slots_kept(journals, killed),
+            "gangs never had more slots than there are (L1), and every task ended once (L2)",
+            [*slots_kept(facts.journals, facts.killed), *facts.broken(CAPACITY, ENDED)],
         ),
-        Verdict(
-            claim="after the gangs ledger, limiters, heartbeats and gauges are zero again (L12)",
-            findings=checks.all_zero(rest),
-        ),
+        Verdict("after the gangs ledger, limiters, heartbeats and gauges are zero again (L12)", facts.held),
     ]
 
 
-def task_verdicts(show: TaskShow, expected: dict[str, Expected], rest: AtRest) -> list[Verdict]:
-    """Check every claim against the facts."""
-    journals = show.crew.journals()
-    killed = frozenset({show.worker_killed}) - {""}
-    again = sum(checks.interrupted(journals[name]) for name in killed)
+def task_verdicts(show: TaskShow, facts: Facts, expected: Mapping[str, Squeezed], left: list[str]) -> list[Verdict]:
+    """Check every claim against the facts; `left`: what is left in the stream."""
+    facts.history.requests = [*show.requests.values(), *show.answers.values()]
+    facts.history.results = {job: ("done", one.value) for job, one in show.answers.items() if one.ok}
     letters = {letter.job: str(letter.reason) for letter in show.letters}
-    left = show.left.messages if show.left is not None else -1
     return [
         Verdict(
-            claim=f"every acknowledged task was done: {len(show.done)} correct results (L10)",
-            findings=[
+            f"every acknowledged task was done: {len(show.done)} correct results (L10)",
+            [
                 *show.failures,
-                *checks.results_are_right(expected, show.done, {"submit": len(show.given)}),
+                *results_are_right(expected, show.done, {"submit": len(show.requests)}),
                 *([] if show.worker_killed and show.dispatcher_killed else ["nobody was killed"]),
             ],
         ),
         Verdict(
-            claim=f"none was started twice, except the {again} that kill -9 interrupted",
-            findings=task_checks.started_once(show.given, journals, killed, show.answered),
+            f"none was started twice, except the {facts.interrupted.split()[0]} that kill -9 interrupted",
+            facts.broken("L10 durable tasks", "answers are right"),
         ),
         Verdict(
-            claim=f"the other dispatcher took over from the one that was killed: {show.pause_s:.1f} s without a result",
-            findings=[] if show.pause_s else ["no result came after that"],
+            f"the other dispatcher took over from the one that was killed: {show.pause_s:.1f} s without a result",
+            [] if show.pause_s else ["no result came after that"],
         ),
         Verdict(
-            claim="the two tasks that must fail are dead letters, each with its reason, and nothing is left behind",
-            findings=[
-                *task_checks.buried(show.poisoned, letters),
-                *([f"{left} messages are left in the stream"] if left else []),
-            ],
+            "the two tasks that must fail are dead letters, each with its reason, and nothing is left behind",
+            [*buried(show.poisoned, letters), *left],
         ),
         Verdict(
-            claim="no worker exceeded its slots (L1), every task ended once (L2), and all is zero again (L12)",
-            findings=[*checks.slots_kept(journals, killed), *checks.all_zero(rest)],
+            "no worker exceeded its slots (L1), every task ended once (L2), and all is zero again (L12)",
+            [*slots_kept(facts.journals, facts.killed), *facts.broken(CAPACITY, ENDED), *facts.held],
         ),
     ]
 
 
-def print_work(screen: Screen, done: Sequence[Done], crew: Crew) -> None:
+def print_work(screen: Screen, drive: Drive, facts: Facts) -> None:
     """Tasks by worker and way."""
     screen.title("Who did what")
-    ways = list(dict.fromkeys(one.way for one in done))
+    counts = Counter((one.worker, one.way) for one in drive.done)
     rows = []
-    for worker, counts in sorted(checks.per_worker(done).items()):
-        member = crew.members.get(worker)
-        end = "" if member is None else {0: "left", -9: "killed", None: "running"}.get(member.exit_code, "failed")
-        rows.append((worker, *(str(counts.get(way, 0)) for way in ways), str(sum(counts.values())), end))
-    screen.show(
-        table(("WORKER", *(way.upper() for way in ways), "ALL", "END"), rows, right=(*map(str.upper, ways), "ALL"))
-    )
+    for process in facts.processes:
+        each = [counts[process.name, way] for way in drive.given]
+        end = "killed" if process.name in facts.killed else "left" if process.exit_code == 0 else "failed"
+        rows.append((process.name, *map(str, each), str(sum(each)), end))
+    ways = [way.upper() for way in drive.given]
+    screen.show(table(("WORKER", *ways, "ALL", "END"), rows, right=(*ways, "ALL")))
 
 
 def print_latencies(screen: Screen, drive: Drive) -> None:
@@ -190,20 +165,20 @@ def print_latencies(screen: Screen, drive: Drive) -> None:
     screen.title("Latency in ms, including the wait for a slot")
     rows = []
     for way, seconds in drive.latencies():
-        shares = [checks.percentile(seconds, share) * 1000 for share in (0.5, 0.9, 0.99, 1.0)]
+        shares = [percentile(seconds, share) * 1000 for share in (0.5, 0.9, 0.99, 1.0)]
         rows.append((way, str(len(seconds)), *(f"{value:.1f}" for value in shares)))
     columns = ("WAY", "TASKS", "P50", "P90", "P99", "MAX")
     screen.show(table(columns, rows, right=columns[1:]))
 
 
-def figures(show: Show, gangs: GangShow, tasks: TaskShow) -> str:
+def figures(show: Show, facts: Facts, gangs: GangShow, tasks: TaskShow) -> str:
     """Figures for the last line."""
     done = show.drive.done
-    megabytes = sum(one.size for one in done) / 1e6
-    formed = gangs.log.of(GangEventKind.FORMED)
+    megabytes = sum(one.answer.size for one in done) / 1e6
+    formed = gangs.stage.audit.formed
     return (
-        f"{len(done)} tasks, {megabytes:.0f} MB, {show.crew.workers} workers, 1 killed, 1 drained; "
-        f"{len({heard.event.gang for heard in formed})} gangs, {len(formed)} generations, 1 member killed; "
+        f"{len(done)} tasks, {megabytes:.0f} MB, {len(facts.processes)} workers, 1 killed, 1 drained; "
+        f"{len(formed)} gangs, {sum(map(len, formed.values()))} generations, 1 member killed; "
         f"{len(tasks.done)} durable tasks, 1 worker and 1 dispatcher killed, {len(tasks.letters)} dead letters; "
         "0 lost, 0 over capacity"
     )

@@ -348,7 +348,8 @@ class Judge:
             answer = told.get(request.id)
             if answer is not None and answer.ok:
                 for before, run in zip(runs, runs[1:], strict=False):
-                    if run.began > answer.told and not self.lost(before.pid, before.began, run.began):
+                    # What was lost after its result was known is no excuse.
+                    if run.began > answer.told and not self.lost(before.pid, before.began, answer.told):
                         yield f"job {run.job} was done, and started again {run.began - answer.told:.3f} s later"
 
     def _attempts(self, runs: Sequence[Run]) -> Iterable[str]:

@@ -87,12 +87,12 @@ async def kept(bus: NatsBus, bucket: str, settings: BucketSettings) -> LedgerTai
 
 
 class LedgerAudit:
-    """Checks each gang's record, in the order of revisions:
+    """Checks each gang's record, in the order of revisions (marked *: not if servers are lost meanwhile):
 
     - one with `formed` or `retiring` follows the records of exactly its members, all of its generation;
-    - a member's record is followed by such a record, as part of the same batch;
+    - a member's record is followed by such a record, as part of the same batch, and * by no record of another gang;
     - one with `tearing_down` is followed by the deletion of all its members, in the same way;
-    - one with `queued` or `ended` has no members;
+    - one with `queued` or `ended` has no members, and * one with `formed` loses none;
     - members never have more slots of a worker than it has registered;
     - generations follow one another, nothing changes one that is over, and each term has one leader.
 
@@ -200,6 +200,7 @@ class LedgerAudit:
             found += [f"gang {g}: generation {n} was {what}, but by the ledger or by an event only" for g, n in only]
         open_ = sorted(counts[GangState.FORMED].keys() - counts[GangState.TEARING_DOWN].keys())
         found += [f"gang {gang}: generation {n} was formed and never torn down" for gang, n in open_]
+        found += [f"gang {gang} still has members at the end" for gang in self.left()]
         return found + [f"gang {g} is {s.value} at the end" for g, s in self.states.items() if s is not GangState.ENDED]
 
     def in_turn(self, steps: Sequence[tuple[str, GangState]]) -> list[str]:
@@ -253,9 +254,14 @@ class LedgerAudit:
 
     def _take(self, entry: KvEntry, folder: str, rest: str) -> None:
         put = entry.operation is KvOperation.PUT
+        if folder in ("gang", "member") and put and not self._lossy:
+            for other in self._granting.keys() - {rest.rpartition(".")[2]}:
+                self._complain(entry, other, f"is granted in part, and {entry.key} was written")
         if folder == "member":
             worker, _, gang = rest.rpartition(".")
             here = self.members.setdefault(gang, {})
+            if not put and not self._lossy and worker in here and self.states.get(gang) is GangState.FORMED:
+                self._complain(entry, gang, f"is formed, and its member on {worker} has gone")
             if put:
                 here[worker] = MemberRecord.model_validate_json(entry.value)
                 self._granting[gang] = BatchLimit.after(entry.revision)

@@ -30,7 +30,7 @@ from ...schemas.records.gangs import GangRecord, GangState
 from .ledger_audit import LedgerAudit, kept
 from .processes import PATIENCE_S, ChildProcess, Crew, holds_within
 from .recording import FOLDER
-from .records import Run, SystemHistory, read
+from .records import NEVER, Run, SystemHistory, read
 
 
 class Testbed(Crew):
@@ -194,10 +194,13 @@ class Testbed(Crew):
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    def history(self, **facts: Any) -> SystemHistory:
-        """What tasks have recorded so far, with the lives of all processes."""
+    def history(self, *names: str, **facts: Any) -> SystemHistory:
+        """What tasks have recorded so far, with the lives of all processes; or of those with these names."""
         history = read(self.folder)
-        history.lives = self.lives
+        history.lives = [life for life in self.lives if not names or life.name in names]
+        if names:
+            pids = {life.pid for life in history.lives}
+            history.runs = [run for run in history.runs if run.pid in pids]
         for life in self.lives:
             life.drains = history.drains.get(life.pid, life.drains)
         for name, value in facts.items():
@@ -207,6 +210,10 @@ class Testbed(Crew):
     def runs(self) -> list[Run]:
         """Executions of tasks so far, ordered by their start."""
         return read(self.folder).runs
+
+    def interrupted(self, process: ChildProcess) -> list[Run]:
+        """What that process has started, and not ended."""
+        return [run for run in self.runs() if run.pid == process.pid and run.ended == NEVER]
 
     def journals(self, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
         return {name: self.started[name].journal() for name in names}
@@ -253,6 +260,7 @@ async def open_testbed(
     storage: Storage = Storage.MEMORY,
     launch: Launcher | None = None,
     owner: str = "owner",
+    audit: bool = True,
     grace_s: float = 0.0,
 ) -> AsyncIterator[B]:
     """A server with an observer and a client, and no other process yet.
@@ -263,6 +271,7 @@ async def open_testbed(
         replicas: with more than one, servers may be lost, and the audit reads a bucket with history.
         storage: of the ledger.
         owner: name of the client.
+        audit: whether to read the ledger from the beginning; or else start the audit later.
         grace_s: how long processes may take to exit at the end.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -277,10 +286,10 @@ async def open_testbed(
         tail = await kept(bed.bus, names.ledger_bucket, bucket) if replicas > 1 else None
         bed.ledger = await bed.bus.bucket(names.ledger_bucket, bucket)
         stack.push_async_callback(bed.audit.stop)
-        if tail is None:
-            await bed.audit.start(bed.ledger)
-        else:
+        if tail is not None:
             bed.audit.start_tail(tail)
+        elif audit:
+            await bed.audit.start(bed.ledger)
         await bed.bus.subscribe(names.gang_events, bed._on_event)
         tasks = TaskStorage(replicas=replicas)
         bed.streams = TaskStreams(bed.bus, names, tasks)

@@ -29,8 +29,8 @@ def command(files: int | None, debug: bool) -> None:
     """
     from ....telemetry.logs import configure_logging
     from ...console.session import run
-    from ...demo.fixtures.screen import Screen
     from ...demo.play import perform
+    from ...demo.screen import Screen
 
     # Warnings of the router (a lost worker, for example) belong to the demo, which reports them itself.
     configure_logging(level="warning" if debug else "error")

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ....dispatcher.client.client import Client
-from ....dispatcher.gangs.gang import Gang
-from ....schemas.errors.gangs import GangRestarted, NoCoordinator
-from ....schemas.messages.gangs import GangEventKind, GangQuery, GangReply, GangWhyReply
-from ....schemas.names import GangOperation
-from ...console.output import table
-from ...views.gang_follow import list_gangs
-from ...views.gangs import why_lines
-from ..checks.gangs import CountedPart
-from ..fixtures.crew import Crew
-from ..fixtures.gang_pool import SLOTS, Counted, Tally, tally_files
-from ..fixtures.ledger_log import Heard, LedgerLog
-from ..fixtures.screen import Screen
-from ..fixtures.stage import Stage
+from ...dispatcher.gangs.gang import Gang
+from ...schemas.errors.gangs import GangRestarted
+from ...schemas.messages.gangs import GangEvent, GangQuery, GangReply, GangWhyReply
+from ...schemas.names import GangOperation
+from ...testing.kit.processes import PATIENCE_S
+from ..console.output import table
+from ..views.gang_follow import list_gangs
+from ..views.gangs import why_lines
+from .checks import CountedPart
+from .pools import WORD_SLOTS, Counted, Tally, tally_files
+from .stage import Stage
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-TARGET: Final = "gangline.cli.demo.fixtures.gang_pool:pool"
 POOL: Final = "words"
 METHOD: Final = "count"
 WORKERS: Final = ("g1", "g2", "g3")
@@ -36,20 +33,15 @@ KILL_AT: Final = 2
 """The part during which a member is killed, from 0."""
 PAIR: Final = 2
 """Members of each of the two gangs that compete for slots."""
-PATIENCE_S: Final = 60.0
-"""For steps that should take a second or two."""
 
 
 class GangShow:
     """What it does, and what it records."""
 
-    def __init__(self, stage: Stage, crew: Crew) -> None:
-        self.pool = POOL
+    def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.screen: Screen = stage.screen
-        self.client: Client = stage.client.options(timeout_s=PATIENCE_S)
-        self.crew = crew
-        self.log = LedgerLog()
+        self.screen = stage.screen
+        self.client = stage.client.options(timeout_s=PATIENCE_S)
         self.expected: Tally = {}
         self.first: list[CountedPart] = []
         """Parts counted by the gang that lost a member."""
@@ -59,59 +51,37 @@ class GangShow:
         """The gang that lost a member."""
         self.turns: dict[str, float] = {}
         """The two gangs that took turns, in that order, and how long each waited, in seconds."""
-        self.killed = ""
         self.killed_at = 0.0
-        """Seconds on this process's loop clock."""
         self.killed_ranks: frozenset[int] = frozenset()
+        self.torn: GangEvent | None = None
+        """The event that followed."""
+        self.told_after_s = 0.0
         self.problems: list[str] = []
-
-    # -- processes ------------------------------------------------------------------------------------------------
 
     async def cast(self, files: Sequence[str]) -> None:
         """A coordinator, three workers, and this process's own count."""
-        await self.log.start(self.stage.bus, self.stage.ledger, self.stage.names)
-        await self.crew.coordinator("coordinator")
+        stage = self.stage
+        stage.serve(POOL, WORD_SLOTS)
+        await stage.audit.start(stage.ledger)
+        stage.coordinator("coordinator")
         for number, name in enumerate(WORKERS, 1):
-            await self.crew.worker(name, TARGET, node=f"node{number}")
+            stage.worker(name=name, node=f"node{number}")
         counting = asyncio.create_task(asyncio.to_thread(tally_files, files))
-        await self.stage.ready(self.crew, POOL, *WORKERS)
-        await self._led()
+        await stage.ready()
+        await stage.led()
         self.expected = await counting
-
-    async def _led(self) -> None:
-        """Wait until the coordinator leads.
-
-        Raises:
-            ProcessFailed: it exited.
-            NoCoordinator: it does not lead within PATIENCE_S.
-        """
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + PATIENCE_S
-        while True:
-            self.crew.check_alive("coordinator")
-            try:
-                await list_gangs(self.client)
-            except NoCoordinator:
-                if clock() > deadline:
-                    raise
-                await asyncio.sleep(0.05)
-            else:
-                return
-
-    # -- steps ----------------------------------------------------------------------------------------------------
 
     async def act_restart(self, files: Sequence[str]) -> None:
         """One gang counts all files in parts; one of its workers is killed during one of them."""
         screen = self.screen
         screen.title(f"5. gang: {SIZE} members over {len(WORKERS)} workers, all or nothing")
         screen.say("Each member counts the words of its share; all_gather gives every member all counts.")
-        clock = asyncio.get_running_loop().time
-        asked_at = clock()
+        asked_at = time.monotonic()
         async with self.client.gang(
             pool=POOL, size=SIZE, strategy="spread", deadline_s=PATIENCE_S, backoff_s=0.1
         ) as gang:
             self.gang = gang.id
-            screen.say(f"Formed in {(clock() - asked_at) * 1000:.0f} ms:")
+            screen.say(f"Formed in {(time.monotonic() - asked_at) * 1000:.0f} ms:")
             screen.show(_members(gang))
             with screen.progress("gang", PARTS) as tick:
                 for number in range(PARTS):
@@ -135,46 +105,46 @@ class GangShow:
     async def _kill(self, gang: Gang, run: asyncio.Future[list[Any]]) -> None:
         """SIGKILL the worker of the last rank during the run."""
         name = gang.members[-1].worker.partition(".")[2]
+        victim = self.stage.workers[name]
         self.killed_ranks = frozenset(member.rank for member in gang.members if member.worker.endswith(f".{name}"))
-        busy = asyncio.ensure_future(self.crew.members[name].until_busy())
+        busy = asyncio.ensure_future(victim.until_busy())
         watched: set[asyncio.Future[Any]] = {busy, run}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         busy.cancel()
-        self.killed, self.killed_at = name, asyncio.get_running_loop().time()
-        self.crew.kill(name)
+        self.killed_at = await self.stage.kill(victim)
         ranks = " and ".join(f"rank {rank}" for rank in sorted(self.killed_ranks))
         self.screen.event(f"kill -9 {name}, which is {ranks}, in the middle of part {KILL_AT + 1} of {PARTS}.")
-        torn = await self._heard(GangEventKind.TORN_DOWN, gang.id)
+        at, self.torn = await self.stage.event("torn_down", gang.id)
+        self.told_after_s = at - self.killed_at
         self.screen.event(
-            f"{(torn.at - self.killed_at) * 1000:.0f} ms later all of generation {torn.event.generation} is torn down. "
-            f"Reason: {torn.event.reason}."
+            f"{self.told_after_s * 1000:.0f} ms later all of generation {self.torn.generation} is torn down. "
+            f"Reason: {self.torn.reason}."
         )
 
     async def act_turns(self, files: Sequence[str]) -> None:
         """Two gangs of two on three slots."""
         screen = self.screen
-        left = [name for name in WORKERS if name != self.killed]
+        left = list(self.stage.workers)
         screen.title("6. Two gangs of two, requested at once, on three free slots")
-        await self.client.resize(f"{POOL}.{left[0]}", SLOTS - 1)
+        await self.client.resize(f"{POOL}.{left[0]}", WORD_SLOTS - 1)
         screen.say(f"{left[0]} is resized to one slot, {left[1]} has two. Neither gang holds anything while it waits,")
         screen.say("so they cannot deadlock:")
         looked = asyncio.Event()
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
             for number in range(PAIR):
                 group.create_task(self._turn(number, files[number::PAIR], looked))
-            running = (await self.log.wait(GangEventKind.FORMED, but=(self.gang,))).event.gang
-            waiting = (await self.log.wait(GangEventKind.QUEUED, but=(self.gang, running))).event.gang
-            await self._why(waiting)
+            _, running = await self.stage.event("formed", but=(self.gang,))
+            _, waiting = await self.stage.event("queued", but=(self.gang, running.gang))
+            await self._why(waiting.gang)
             looked.set()
         screen.say("The first was released, then the second was formed:")
         for number, (gang, waited_s) in enumerate(self.turns.items(), 1):
             screen.say(f"  {number}. gang {gang} was formed {waited_s * 1000:.0f} ms after it was requested")
 
     async def _turn(self, number: int, paths: Sequence[str], looked: asyncio.Event) -> None:
-        clock = asyncio.get_running_loop().time
-        asked_at = clock()
+        asked_at = time.monotonic()
         async with self.client.gang(pool=POOL, size=PAIR, strategy="spread", deadline_s=PATIENCE_S) as gang:
-            self.turns[gang.id] = clock() - asked_at
+            self.turns[gang.id] = time.monotonic() - asked_at
             await looked.wait()
             self.pairs.append(await self._counted(gang, number, paths))
 
@@ -196,10 +166,6 @@ class GangShow:
             self.problems.append(f"of two gangs on three slots one must run and one must wait, but they are {states}")
         if why.place != 0 or not why.obstacles:
             self.problems.append(f"gang {gang} does not say what it waits for")
-
-    async def _heard(self, kind: GangEventKind, gang: str) -> Heard:
-        async with asyncio.timeout(PATIENCE_S):
-            return await self.log.wait(kind, gang)
 
 
 def _members(gang: Gang) -> Table:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ....bus.rpc.requester import raise_if_error
-from ....schemas.errors.base import DeadlineExceeded, Unavailable
-from ....schemas.wire import codec
-from ...views.workers import leases_table, workers_table
-from ..checks import calls as checks
-from ..checks.calls import Done
-from ..checks.rest import limiters
-from ..fixtures.crew import Crew
-from ..fixtures.pool import SLOTS
-from ..fixtures.screen import Tick
-from ..fixtures.stage import READY_S, Stage
+from ...bus.rpc.requester import raise_if_error
+from ...schemas.errors.base import DeadlineExceeded, Unavailable
+from ...schemas.wire import codec
+from ...testing.kit.journals import interrupted
+from ...testing.kit.processes import PATIENCE_S
+from ..views.workers import leases_table, workers_table
+from .checks import Done
+from .pools import SLOTS
+from .screen import Tick
+from .stage import Stage
 
 if TYPE_CHECKING:
-    from ....bus.port.bus import Bus
-    from ....dispatcher.client.client import Client
-    from ....dispatcher.leases.lease import Lease
-    from ....schemas.names import Names
+    from ...bus.port.bus import Bus
+    from ...dispatcher.client.client import Client
+    from ...dispatcher.leases.lease import Lease
+    from ...schemas.names import Names
 
 AT_ONCE: Final = 32
 """Calls in flight at once: more than there are slots, so that full workers reject some and the router has to retry."""
@@ -43,27 +43,23 @@ Milestone = tuple[float, Callable[[], Awaitable[None]]]
 class Show:
     """The first part: what it does, and what it records."""
 
-    def __init__(self, stage: Stage, crew: Crew) -> None:
+    killed: Final = "w2"
+    drained: Final = "w1"
+
+    def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.screen = stage.screen
         self.client = stage.client
-        self.crew = crew
-        self.drive = Drive(stage.client, stage.bus, stage.names, crew.name_of)
-        self.killed: str = ""
-        self.drained: str = ""
+        self.drive = Drive(stage.client, stage.bus, stage.names, stage.name_of)
         self.problems: list[str] = []
-
-    # -- processes ------------------------------------------------------------------------------------------------
 
     async def cast(self) -> None:
         """One gateway, three workers."""
-        await self.crew.gateway("gateway")
+        self.stage.serve(POOL, SLOTS)
+        self.stage.start("gateway", "gangline.cli", "gateway", role="gateway")
         for name in ("w1", "w2", "w3"):
-            await self.crew.worker(name)
-        rows = await self.stage.ready(self.crew, POOL, "w1", "w2", "w3")
-        self.screen.show(workers_table(rows))
-
-    # -- steps ----------------------------------------------------------------------------------------------------
+            self.stage.worker(name=name)
+        self.screen.show(workers_table(await self.stage.ready()))
 
     async def act_calls(self, files: Sequence[str]) -> None:
         """All files by `call`; halfway through, one worker is killed."""
@@ -71,21 +67,20 @@ class Show:
         self.screen.say(
             f"{AT_ONCE} calls at once on {3 * SLOTS} slots. A full worker rejects a call, which then goes elsewhere."
         )
+        victim = self.stage.workers[self.killed]
 
         async def kill() -> None:
-            self.killed = "w2"
-            await self.crew.members["w2"].until_busy()
-            self.crew.kill("w2")
+            await victim.until_busy()
+            await self.stage.kill(victim)
             self.screen.event(
                 "kill -9 w2, in the middle of its work. Its tasks are idempotent, so they run again elsewhere."
             )
-            await self.crew.worker("w4")
+            self.stage.worker(name="w4")
             self.screen.event("w4 replaces it and gets work as soon as it has registered.")
 
-        with self.screen.progress("call", len(files)) as tick:
-            await self.drive.feed("call", [self.drive.call] * AT_ONCE, files, tick=tick, milestones=[(0.5, kill)])
-        await self.stage.ready(self.crew, POOL, "w1", "w3", "w4")
-        again = checks.interrupted(self.crew.members[self.killed].journal())
+        await self._feed("call", [self.drive.call] * AT_ONCE, files, (0.5, kill))
+        await self.stage.ready()
+        again = len(interrupted(victim.journal()))
         slowest = max((one.seconds for one in self.drive.done), default=0.0)
         begun = f"{again} task{'s'[: again != 1]} had started on w2"
         self.screen.say(f"{begun}. After 3 s of silence a worker counts as dead and its calls run elsewhere:")
@@ -99,15 +94,11 @@ class Show:
         )
 
         async def drain() -> None:
-            self.drained = "w1"
-            await self.client.drain(f"{POOL}.w1")
+            await self.client.drain(f"{POOL}.{self.drained}")
             self.screen.event("drain w1: it grants nothing new, honours what it granted, finishes its tasks and exits.")
 
-        with self.screen.progress("dispatch", len(files)) as tick:
-            await self.drive.feed(
-                "dispatch", [self.drive.dispatch] * AT_ONCE, files, tick=tick, milestones=[(0.5, drain)]
-            )
-        code = await self.crew.ended("w1", READY_S)
+        await self._feed("dispatch", [self.drive.dispatch] * AT_ONCE, files, (0.5, drain))
+        code = await self.stage.workers.pop(self.drained).ended(PATIENCE_S)
         self.screen.say(f"w1 has exited with code {code}." if code is not None else "w1 is still there!")
 
     async def act_leases(self, files: Sequence[str]) -> None:
@@ -121,43 +112,46 @@ class Show:
             self.screen.say(f"Two leases of {SLOTS} slots hold every slot of w3 and w4. This is the ledger:")
             await self._show_ledger(held)
             await self._refused_while_held()
-            runners = [self.drive.lease(one)] * SLOTS + [self.drive.lease(two)] * SLOTS
-            with self.screen.progress("lease", len(files)) as tick:
-                await self.drive.feed("lease", runners, files, tick=tick)
+            await self._feed("lease", [self.drive.lease(one)] * SLOTS + [self.drive.lease(two)] * SLOTS, files)
 
     async def _show_ledger(self, held: int) -> None:
         """The ledger, the limiters and this router's gauge must agree."""
         await asyncio.sleep(0.05)  # L6: a token is visible within 50 ms of its grant
         leases = await self.client.leases(POOL)
         self.screen.show(leases_table(leases))
-        asked = await limiters(self.client, POOL)
+        stats = [await self.client.stats(f"{POOL}.{name}") for name in self.stage.workers]
         told = {
             "ledger": sum(lease.slots for lease in leases),
-            "limiters": sum(reserved for _, reserved in asked.values()),
+            "limiters": sum(each.load.reserved for each in stats),
             "gauge": int(self.stage.gauges.read().get("gangline.router.reserved_slots", -1)),
         }
-        if set(told.values()) == {held}:
-            self.screen.good(f"ledger, limiters and this router's gauge agree: {held} slots reserved")
-        else:
-            self.problems.append(f"{held} slots are held, but {told}")
-            self.screen.bad(self.problems[-1])
+        text = f"ledger, limiters and this router's gauge agree: {held} slots reserved"
+        self._tell(set(told.values()) == {held}, text, f"{held} slots are held, but {told}")
 
     async def _refused_while_held(self) -> None:
-        path = str(Path(tempfile.__file__))
+        text = ""
         try:
-            await self.client.options(timeout_s=0.3).call(TARGET, path=path)
+            await self.client.options(timeout_s=0.3).call(TARGET, path=str(Path(tempfile.__file__)))
         except (Unavailable, DeadlineExceeded) as error:
-            self.screen.good(f"a call from outside the leases gets no slot: {type(error).__name__}")
+            text = f"a call from outside the leases gets no slot: {type(error).__name__}"
+        self._tell(bool(text), text, "a call got a slot while leases held every one")
+
+    def _tell(self, ok: bool, good: str, bad: str) -> None:
+        if ok:
+            self.screen.good(good)
         else:
-            self.problems.append("a call got a slot while leases held every one")
-            self.screen.bad(self.problems[-1])
+            self.problems.append(bad)
+            self.screen.bad(bad)
 
     async def act_gateway(self, files: Sequence[str]) -> None:
         """Some files by plain NATS requests, as other languages send them."""
         self.screen.title("4. gateway: plain NATS requests, no SDK")
         self.screen.say(f"The same as:  nats req {self.stage.names.call(POOL, METHOD)} '{{\"path\": ...}}'")
-        with self.screen.progress("gateway", len(files)) as tick:
-            await self.drive.feed("gateway", [self.drive.gateway] * AT_ONCE, files, tick=tick)
+        await self._feed("gateway", [self.drive.gateway] * AT_ONCE, files)
+
+    async def _feed(self, way: str, ones: Sequence[One], files: Sequence[str], *milestones: Milestone) -> None:
+        with self.screen.progress(way, len(files)) as tick:
+            await self.drive.feed(way, ones, files, tick=tick, milestones=milestones)
 
 
 class Drive:
@@ -191,20 +185,10 @@ class Drive:
 
     def lease(self, lease: Lease) -> One:
         """One round trip, on slots that are already held."""
-
-        async def one(path: str) -> Any:
-            return await lease.call(METHOD, path=path)
-
-        return one
+        return lambda path: lease.call(METHOD, path=path)
 
     async def feed(
-        self,
-        way: str,
-        ones: Sequence[One],
-        paths: Sequence[str],
-        *,
-        tick: Tick,
-        milestones: Sequence[Milestone] = (),
+        self, way: str, ones: Sequence[One], paths: Sequence[str], *, tick: Tick, milestones: Sequence[Milestone] = ()
     ) -> None:
         """Send all paths, with as many in flight as there are `ones`, and run each milestone's action when it is
         reached."""
@@ -220,24 +204,21 @@ class Drive:
                 finished += 1
                 tick(1)
                 while due and finished >= due[0][0]:
-                    acts.append(group.create_task(_awaited(due.pop(0)[1])))
+                    group.create_task(_awaited(due.pop(0)[1]))
 
-        acts: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
             for one in ones:
                 group.create_task(runner(one))
 
     async def _one(self, way: str, one: One, path: str) -> None:
-        clock = asyncio.get_running_loop().time
-        before = clock()
+        before = time.monotonic()
         try:
             value = await one(path)
         except Exception as error:  # counted, not raised: a demo with a lost task has failed, but reports all of it
             self.failures.append(f"{path} by {way}: {type(error).__name__}: {error}")
             return
-        self.done.append(
-            Done.of(value, path=path, way=way, worker=self._name_of(value["pid"]), seconds=clock() - before)
-        )
+        worker, seconds = self._name_of(value["pid"]), time.monotonic() - before
+        self.done.append(Done.of(value, path=path, way=way, worker=worker, seconds=seconds))
 
     def latencies(self) -> Iterator[tuple[str, list[float]]]:
         """Sorted durations in seconds, by way."""

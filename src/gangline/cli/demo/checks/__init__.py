@@ -1,1 +1,0 @@
-"""The checks that the demo makes at its end."""

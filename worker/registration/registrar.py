@@ -98,10 +98,11 @@ class OwnedKey:
         if entry is None:
             self._revision = 0
             self.recreated += 1
-        elif (owner := owner_of(entry)) == self._instance:
-            self._revision = entry.revision
-        else:
+        elif (owner := owner_of(entry)) and owner != self._instance:
             raise KeyLost(self._key, owner)
+        else:
+            # What names no instance was not written by a worker: no proof that somebody else has the key.
+            self._revision = entry.revision
 
     def __repr__(self) -> str:
         return f"OwnedKey({self._key!r}, revision={self._revision})"
@@ -218,7 +219,7 @@ class Registrar:
         while True:
             try:
                 entry = await self._alive.read()
-                if entry is None or owner_of(entry) == self._instance:
+                if entry is None or owner_of(entry) in ("", self._instance):
                     await self._write_alive()
                     previous = await self._reg.read()
                     self._loop_task = loop.create_task(self._run(), name="gangline heartbeat")

@@ -181,6 +181,23 @@ async def test_one_that_was_away_goes_on_if_nobody_took_its_id():
         assert bench.confirmed == 1, "other keys may have been lost with it"
 
 
+@pytest.mark.parametrize("garbage", [b"", b"hello", b"[1]", b'{"instance": 7}'])
+async def test_a_key_that_somebody_overwrote_with_garbage_is_written_again(garbage: bytes):
+    hub = MemoryServer()
+    async with Bench(hub) as one, Bench(hub, "two", 9) as two:
+        await one.kv.put("alive.images.w1", garbage)
+        await one.registrar.claim()
+        await one.registrar.publish()
+        for key in ("alive.images.w1", "reg.images.w1"):
+            await one.kv.put(key, garbage)
+            one.registrar.rewrite()
+            await asyncio.sleep(1.5)
+            assert one.values()[key]["instance"] == "one"
+        assert one.lost == []
+        with pytest.raises(WorkerIdTaken):
+            await two.registrar.claim()
+
+
 async def test_after_the_bucket_was_lost_both_keys_are_written_again():
     async with Bench(MemoryServer()) as bench:
         await bench.serve()

@@ -17,7 +17,8 @@ RETRY_S: Final = 0.25
 
 
 class StartPatience:
-    """Repeats the steps of one start until they succeed, for `timeout_s` in all, from now on."""
+    """Repeats the steps of one start until they succeed. No try begins later than `timeout_s` from now on, but for one:
+    the one before may have asked while nobody led, and such questions are not answered later."""
 
     def __init__(self, timeout_s: float, log: Log) -> None:
         self._loop = asyncio.get_running_loop()
@@ -31,12 +32,13 @@ class StartPatience:
             Unavailable: it still failed when the time was over. Errors that no wait can mend come at once.
         """
         while True:
+            last = self._loop.time() >= self._give_up_at
             try:
                 return await step()
             except (ServerUnsupported, NotPermitted, WorkerIdTaken):
                 raise
             except Unavailable as error:
-                if self._loop.time() > self._give_up_at:
+                if last:
                     raise
                 self._log.debug("start goes on later: %s", error, extra={"action": "start.retry"})
             await asyncio.sleep(RETRY_S)

@@ -217,6 +217,7 @@ class Registrar:
         seen: int | None = None
         epoch = 0
         while True:
+            last = loop.time() >= give_up_at  # see StartPatience
             try:
                 entry = await self._alive.read()
                 if entry is None or owner_of(entry) in ("", self._instance):
@@ -232,7 +233,7 @@ class Registrar:
             except KeyLost:
                 pass  # somebody was quicker just now: look who
             except Unavailable as error:
-                if isinstance(error, WorkerIdTaken | NotPermitted) or loop.time() > give_up_at:
+                if last or isinstance(error, WorkerIdTaken | NotPermitted):
                     raise
             await asyncio.sleep(POLL_S)
 

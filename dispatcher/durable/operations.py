@@ -172,7 +172,7 @@ class QueueOperations:
 
     def _why(self, body: Any) -> JobWhyReply:
         request = parse_request(JobRequest, body)
-        why = self._queue.core.why(request.job)
+        why = self._queue.why(request.job)
         if why is None:
             raise self._not_here(request.job)
         return why

@@ -29,7 +29,7 @@ from ....bus.port.bus import Consumer, ConsumerLost, ConsumerSettings, ConsumerT
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.errors.tasks import NoDispatcher
-from ....schemas.messages.jobs import JobInfo, QueueStats, WorkerJob
+from ....schemas.messages.jobs import JobInfo, JobWhyReply, QueueStats, WorkerJob
 from ....schemas.messages.submission import Submission
 from ....schemas.names import WorkerId
 from ....schemas.records.jobs import TryRecord
@@ -569,6 +569,12 @@ class QueueRunner:
         if info is None or entry is None:
             return info
         return info.model_copy(update={"worker": entry.worker or info.worker, "tries": entry.tries})
+
+    def why(self, job: str) -> JobWhyReply | None:
+        """What a job waits for; None if it is not in hand."""
+        info = self.info(job)
+        why = self.core.why(job)
+        return why if info is None or why is None else why.model_copy(update={"job": info})
 
     async def cancel(self, job: str) -> JobInfo | None:
         """Have a job not start, or stop. Returns what is known of it when its end is stored, or else as soon as it is

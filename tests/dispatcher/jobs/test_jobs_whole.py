@@ -217,6 +217,7 @@ async def test_a_running_job_is_cancelled_where_it_runs_and_a_waiting_one_never_
         assert (await running.status()).state is JobState.RUNNING
         assert (await waiting.status()).state is JobState.QUEUED
         assert (await waiting.why()).obstacles
+        assert (await running.why()).job == await running.status()
         assert await waiting.cancel() and await running.cancel()
         for job in (running, waiting):
             with pytest.raises(JobCancelled):

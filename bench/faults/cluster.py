@@ -12,10 +12,8 @@ from bench.faults.site import SERVED, Site, opened
 from bench.faults.trial import Trial
 from gangline.bus.embedded.cluster import EmbeddedCluster
 from gangline.bus.port.bus import NoResponders, RequestTimeout, StorageUnavailable
-from gangline.bus.rpc.requester import raise_if_error
 from gangline.schemas.errors.base import Disconnected, GanglineError
 from gangline.schemas.records.gangs import GangRecord, GangState
-from gangline.schemas.wire import codec
 
 WORKERS: Final = 4
 SIZE: Final = 4
@@ -96,10 +94,7 @@ async def _grant(site: Site, gang_id: str) -> tuple[float, list[str]]:
 async def _ask(site: Site, operation: str, body: dict[str, Any]) -> Any:
     while True:
         try:
-            subject = f"{site.names.namespace}.gang.{operation}"
-            answer = await site.bus.request(subject, codec.to_json(body), timeout_s=5)
-            raise_if_error(answer)
-            return codec.from_json(answer.data)
+            return await site.ask_coordinator(operation, body, timeout_s=5)
         except GanglineError as error:
             if not isinstance(error, _AGAIN) and error.code != "no_coordinator":
                 raise

@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from bench.faults.figures import Row
-from bench.faults.site import SERVED, opened
+from bench.faults.site import SERVED, calling, opened
 from bench.faults.trial import Trial
 from gangline.coordinator.settings.scheduling import CoordinatorSettings
 from gangline.schemas.errors.base import GanglineError
@@ -61,21 +61,18 @@ async def eight_under_flood(trial: Trial) -> list[Row]:
     row = Row(name="gang of 8 under a flood of calls: formed", target=bound + 1.0)
     calls = Row(name="calls of the flood meanwhile", unit="calls/s")
     async with opened(trial, workers=4) as site:
-        done = asyncio.Event()
         served = 0
         errors: list[str] = []
 
         async def flood() -> None:
             nonlocal served
-            while not done.is_set():
-                try:
-                    await site.client.options(timeout_s=PATIENCE_S).call(f"{SERVED}.nap", NAP_S)
-                    served += 1
-                except GanglineError as error:
-                    errors.append(f"a call of the flood failed: {error}")
+            try:
+                await site.client.options(timeout_s=PATIENCE_S).call(f"{SERVED}.nap", NAP_S)
+                served += 1
+            except GanglineError as error:
+                errors.append(f"a call of the flood failed: {error}")
 
-        callers = [asyncio.ensure_future(flood()) for _ in range(FLOOD)]
-        try:
+        async with calling(flood, FLOOD):
             for number in range(trial.repetitions):
                 so_far = served
                 await site.until(lambda: served >= so_far + FLOOD, "the flood")  # noqa: B023
@@ -86,9 +83,6 @@ async def eight_under_flood(trial: Trial) -> list[Row]:
                     calls.samples.append((served - before) / seconds)
                     assert len(await gang.options(timeout_s=PATIENCE_S).run("where")) == 8
                 trial.report(f"{row.name} {number + 1}: {seconds:.3f} s")
-        finally:
-            done.set()
-            await asyncio.gather(*callers)
         await site.at_rest()
         row.broken += [*(await site.judged()), *errors[:3]]
         row.note = f"stated bound {bound:.1f} s; {served} calls served, {len(errors)} failed"

@@ -14,8 +14,6 @@ from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
 from bench.faults.trial import Trial
 from gangline.bus.port.bus import NoResponders, StorageUnavailable
-from gangline.bus.rpc.requester import raise_if_error
-from gangline.schemas.wire import codec
 from gangline.testing.kit.processes import PATIENCE_S
 
 PLAIN: Final = 20
@@ -96,24 +94,10 @@ async def _plain(site: Site) -> float:
 
 async def _form(site: Site, size: int, over: int) -> float:
     """The time from the request to the answer `formed`; the gang is then released."""
-    wanted = {
-        "pool": SERVED,
-        "size": size,
-        "strategy": "spread",
-        "labels": OURS,
-        "deadline_s": PATIENCE_S,
-        "grace_s": 1,
-    }
+    wanted = {"pool": SERVED, "size": size, "strategy": "spread", "labels": OURS, "grace_s": 1}
     began = time.perf_counter()
-    gang = await _ask(site, "acquire", wanted)
+    gang = await site.ask_coordinator("acquire", {**wanted, "deadline_s": PATIENCE_S})
     seconds = time.perf_counter() - began
     assert gang["state"] == "formed" and len({seat["worker"] for seat in gang["seats"]}) == over, gang
-    await _ask(site, "release", {"id": gang["id"], "owner_token": gang["owner_token"]})
+    await site.ask_coordinator("release", {"id": gang["id"], "owner_token": gang["owner_token"]})
     return seconds
-
-
-async def _ask(site: Site, operation: str, body: dict[str, Any]) -> Any:
-    subject = f"{site.names.namespace}.gang.{operation}"
-    answer = await site.bus.request(subject, codec.to_json(body), timeout_s=PATIENCE_S)
-    raise_if_error(answer)
-    return codec.from_json(answer.data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -125,6 +125,23 @@ class Site(Testbed):
                 found.append(f"{run.job} was started by {before.pid}, then by {run.pid}")
             last[run.job] = run
         return found
+
+
+@asynccontextmanager
+async def calling(once: Callable[[], Awaitable[None]], callers: int) -> AsyncIterator[None]:
+    """Call this again and again, from so many callers; the last calls end before it returns."""
+    done = asyncio.Event()
+
+    async def caller() -> None:
+        while not done.is_set():
+            await once()
+
+    tasks = [asyncio.ensure_future(caller()) for _ in range(callers)]
+    try:
+        yield
+    finally:
+        done.set()
+        await asyncio.gather(*tasks)
 
 
 @asynccontextmanager

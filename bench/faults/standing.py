@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bench.faults.figures import Row
-from bench.faults.site import Site, opened
+from bench.faults.site import Site, calling, opened
 from bench.faults.trial import Trial
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.records.gangs import GangRecord, GangState
@@ -105,24 +105,20 @@ async def _under_load(site: Site) -> AsyncIterator[Load]:
     """The set is declared and ready; callers call it without a pause."""
     await _declare(site, 0)
     await _all_stand(site)
-    load, done = Load(), asyncio.Event()
+    load, client = Load(), site.client.options(timeout_s=PATIENCE_S, idempotent=False)
 
-    async def caller() -> None:
-        client = site.client.options(timeout_s=PATIENCE_S, idempotent=False)
-        while not done.is_set():
-            began = time.monotonic()
-            try:
-                await client.call(f"{SET}.nap", NAP_S)
-                load.times.append((time.monotonic(), time.monotonic() - began))
-            except GanglineError as error:
-                load.errors.append((time.monotonic(), error))
+    async def once() -> None:
+        began = time.monotonic()
+        try:
+            await client.call(f"{SET}.nap", NAP_S)
+            load.times.append((time.monotonic(), time.monotonic() - began))
+        except GanglineError as error:
+            load.errors.append((time.monotonic(), error))
 
-    callers = [asyncio.ensure_future(caller()) for _ in range(CALLERS)]
     try:
-        yield load
+        async with calling(once, CALLERS):
+            yield load
     finally:
-        done.set()
-        await asyncio.gather(*callers)
         await site.ledger.delete(site.names.gangset_key(SET))
         await site.at_rest()
 

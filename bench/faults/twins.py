@@ -4,17 +4,14 @@ twice?"""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 from bench.faults.figures import Row
-from bench.faults.site import SERVED, Site, opened
+from bench.faults.site import SERVED, Site, calling, opened
 from bench.faults.trial import Trial
 from gangline.schemas.errors.base import GanglineError
 
@@ -28,7 +25,8 @@ async def woken_twin(trial: Trial) -> list[Row]:
     """Calls that are not idempotent, all the time."""
     used = Row(name="twin: 20 calls of the second process, since the first woke", target=10.0)
     async with opened(trial, workers=2, coordinators=0) as site:
-        async with _calling(site) as calls:
+        calls = _Calls(site)
+        async with calling(calls.once, CALLERS):
             for number in range(trial.repetitions):
                 used.samples.append(await _once(site, calls, number))
                 trial.report(f"{used.name} {number + 1}: {used.samples[-1]:.3f} s")
@@ -49,29 +47,15 @@ class _Calls:
         self.none: set[str] = set()
         """Calls whose callers were told that nothing started."""
 
-    async def go_on(self) -> None:
-        while True:
-            name = str(next(self.numbers))
-            try:
-                self.answered[await self.site.client.call(f"{SERVED}.once", name, 0.1)] += 1
-            except GanglineError as error:
-                self.errors[error.code] += 1
-                if not error.may_have_started:
-                    self.none.add(name)
-                await asyncio.sleep(0.05)
-
-
-@asynccontextmanager
-async def _calling(site: Site) -> AsyncIterator[_Calls]:
-    calls = _Calls(site)
-    callers = [asyncio.ensure_future(calls.go_on()) for _ in range(CALLERS)]
-    try:
-        yield calls
-    finally:
-        for caller in callers:
-            caller.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*callers)
+    async def once(self) -> None:
+        name = str(next(self.numbers))
+        try:
+            self.answered[await self.site.client.call(f"{SERVED}.once", name, 0.1)] += 1
+        except GanglineError as error:
+            self.errors[error.code] += 1
+            if not error.may_have_started:
+                self.none.add(name)
+            await asyncio.sleep(0.05)
 
 
 async def _once(site: Site, calls: _Calls, number: int) -> float:

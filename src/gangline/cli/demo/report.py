@@ -121,10 +121,10 @@ def task_verdicts(show: TaskShow, facts: Facts, expected: Mapping[str, Squeezed]
     letters = {letter.job: str(letter.reason) for letter in show.letters}
     return [
         Verdict(
-            f"every acknowledged task was done: {len(show.done)} correct results (L10)",
+            f"every acknowledged task was done: {len(show.drive.done)} correct results (L10)",
             [
-                *show.failures,
-                *results_are_right(expected, show.done, {"submit": len(show.requests)}),
+                *show.drive.failures,
+                *results_are_right(expected, show.drive.done, {"submit": len(show.requests)}),
                 *([] if show.worker_killed and show.dispatcher_killed else ["nobody was killed"]),
             ],
         ),
@@ -179,7 +179,7 @@ def figures(show: Show, facts: Facts, gangs: GangShow, tasks: TaskShow) -> str:
     return (
         f"{len(done)} tasks, {megabytes:.0f} MB, {len(facts.processes)} workers, 1 killed, 1 drained; "
         f"{len(formed)} gangs, {sum(map(len, formed.values()))} generations, 1 member killed; "
-        f"{len(tasks.done)} durable tasks, 1 worker and 1 dispatcher killed, {len(tasks.letters)} dead letters; "
+        f"{len(tasks.drive.done)} durable tasks, 1 worker and 1 dispatcher killed, {len(tasks.letters)} dead letters; "
         "0 lost, 0 over capacity"
     )
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...dispatcher.jobs.dead_letters import DeadLetter
-from ...schemas.errors.base import GanglineError
 from ...schemas.wire import codec, headers
 from ...testing.kit.processes import PATIENCE_S, ChildProcess, holds_within
 from ...testing.kit.records import NEVER, SentRequest
 from ..views.jobs import letters_table
-from .calls import METHOD, POOL, TARGET
-from .checks import Done
+from .calls import METHOD, POOL, TARGET, Drive
 from .pools import SLOTS
 from .stage import Stage
 
@@ -47,8 +45,7 @@ class TaskShow:
         self.requests: dict[str, SentRequest] = {}
         """By job, as the judge reads them: submissions, and waits for results."""
         self.answers: dict[str, SentRequest] = {}
-        self.done: list[Done] = []
-        self.failures: list[str] = []
+        self.drive = Drive(stage.client, stage.bus, stage.names, stage.name_of)
         self.letters: list[DeadLetter] = []
         self.poisoned: dict[str, str] = {}
         """By job, the expected dead letters and their reasons."""
@@ -58,8 +55,6 @@ class TaskShow:
         """The longest time without a result after the dispatcher's death."""
         self._dispatcher_died_at = 0.0
         self._takes_before = 0
-        self._ended = asyncio.Event()
-        """All results have arrived."""
         self._holder: ChildProcess
         """The dispatcher that owned the queue first."""
         self._other: ChildProcess
@@ -87,44 +82,30 @@ class TaskShow:
         took_s = time.monotonic() - before
         screen.say(f"{len(jobs)} tasks are stored on disk, each acknowledged, {took_s:.1f} s after the first.")
         screen.say(f"The same as:  nats pub -J {self.stage.names.task(POOL, METHOD)} '{{\"path\": ...}}'")
-        due: list[tuple[int, Callable[[], Any]]] = [
-            (round(len(jobs) * DISPATCHER_DIES_AT), self._kill_dispatcher),
-            (round(len(jobs) * WORKER_DIES_AT), self._kill_worker),
-        ]
-        ends: list[float] = []
-        async with asyncio.TaskGroup() as group:
-            with screen.progress("submit", len(jobs)) as tick:
-
-                async def one(job: Job) -> None:
-                    await self._result(job)
-                    ends.append(time.monotonic())
-                    tick(1)
-                    while due and len(ends) >= due[0][0]:
-                        group.create_task(due.pop(0)[1]())
-
-                async with asyncio.TaskGroup() as results:
-                    for job in jobs:
-                        results.create_task(one(job))
-            self._ended.set()
-        after = [self._dispatcher_died_at, *(at for at in ends if at > self._dispatcher_died_at)]
+        milestones = [(DISPATCHER_DIES_AT, self._kill_dispatcher), (WORKER_DIES_AT, self._kill_worker)]
+        waiting = {path: job for job, path in zip(jobs, paths, strict=True)}
+        with screen.progress("submit", len(jobs)) as tick:
+            ones = [lambda path: self._result(waiting[path])] * len(jobs)
+            await self.drive.feed("submit", ones, paths, tick=tick, milestones=milestones)
+        died_at = self._dispatcher_died_at
+        after = [died_at, *sorted(answer.told for answer in self.answers.values() if died_at < answer.told < NEVER)]
         self.pause_s = max(map(float.__sub__, after[1:], after), default=0.0)
         screen.say(f"The other dispatcher took over: for {self.pause_s:.1f} s there was no result.")
 
-    async def _result(self, job: Job) -> None:
+    async def _result(self, job: Job) -> Any:
         asked = self.requests[job.id]
         answer = SentRequest(id=f"{asked.id}/result", kind="job", pid=0, asked=asked.asked, due=NEVER)
         self.answers[job.id] = answer
-        try:
-            value = await job.result(timeout_s=PATIENCE_S)
-        except GanglineError as error:  # counted, not raised: a demo with a lost task has failed, but reports all of it
-            self.failures.append(f"{asked.id} by submit: {type(error).__name__}: {error}")
-            return
+        value = await job.result(timeout_s=PATIENCE_S)
         answer.told, answer.ok, answer.expected, answer.value = time.monotonic(), True, asked.id, asked.id
-        self.done.append(Done.of(value, path=asked.id, way="submit", worker=self.stage.name_of(value["pid"])))
+        return value
 
     async def _kill_worker(self) -> None:
-        while self._takes() <= self._takes_before and not self._ended.is_set():  # noqa: ASYNC110 - of a log file
-            await asyncio.sleep(0.05)
+        def settled() -> bool:
+            over = len(self.drive.done) + len(self.drive.failures) == len(self.requests)
+            return over or self._takes() > self._takes_before
+
+        await holds_within(PATIENCE_S, settled, pause_s=0.05)
         await asyncio.sleep(SETTLED_S)
         victim = self.stage.workers[WORKERS[1]]
         await victim.until_busy()

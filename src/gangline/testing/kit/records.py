@@ -10,10 +10,11 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+T = TypeVar("T")
 NEVER: Final = float("inf")
 
 
@@ -232,63 +233,55 @@ def read(folder: Path) -> SystemHistory:
     for path in sorted(folder.glob("task-*.jsonl")):
         _read_tasks(history, lines_of(path))
     for path in sorted(folder.glob("client-*.jsonl")):
-        history.requests += requests_of(lines_of(path)).values()
-        history.holdings += _holdings_of(lines_of(path))
-        for line in lines_of(path):
-            if line["e"] == "over":
-                history.leaks += [f"client {line['pid']} ended with {held}" for held in _held(line["statistics"])]
+        _read_client(history, lines_of(path))
     history.runs.sort(key=lambda run: run.began)
     return history
 
 
-_RUN: Final = ("worker", "slots", "epoch", "token", "job", "attempt", "fence", "key", "gang", "generation", "rank")
+def _made(kind: type[T], line: Mapping[str, Any], **more: float) -> T:
+    """An item with the fields that the line has."""
+    return kind(**{name: line[name] for name in _NAMES[kind] & line.keys()}, **more)
 
 
 def _read_tasks(history: SystemHistory, lines: Iterator[dict[str, Any]]) -> None:
     runs: dict[int, Run] = {}
     members: dict[tuple[str, int, int], Member] = {}
     for line in lines:
+        place = (line.get("gang", ""), line.get("generation", 0), line.get("rank", 0))
         match line["e"]:
             case "start":
-                facts = {name: line[name] for name in _RUN if name in line}
-                run = Run(id=line["id"], pid=line["pid"], began=line["at"], **facts)
-                runs[line["n"]] = run
+                runs[line["n"]] = run = _made(Run, line, began=line["at"])
                 history.runs.append(run)
             case "end":
-                runs[line["n"]].ended = line["at"]
-                runs[line["n"]].done = line["done"]
-                runs[line["n"]].cancelled = line.get("cancelled", False)
+                run = runs[line["n"]]
+                run.ended, run.done, run.cancelled = line["at"], line["done"], line.get("cancelled", False)
             case "member-start":
-                place = (line["gang"], line["generation"], line["rank"])
-                gang, generation, rank = place
-                who = {"gang": gang, "generation": generation, "rank": rank, "pid": line["pid"]}
-                members[place] = Member(**who, fence=line.get("fence", 0), began=line["at"])
-                history.members.append(members[place])
-            case "member-stop":
-                place = (line["gang"], line["generation"], line["rank"])
-                if place in members:
-                    members[place].ended = line["at"]
+                members[place] = member = _made(Member, line, began=line["at"])
+                history.members.append(member)
+            case "member-stop" if place in members:
+                members[place].ended = line["at"]
             case "drain":
                 history.drains.setdefault(line["pid"], line["at"])
             case _:
                 pass
 
 
-_HELD: Final = ("slots", "ttl_s", "sync")
-
-
-def _holdings_of(lines: Iterator[dict[str, Any]]) -> list[HeldGrant]:
-    found: dict[str, HeldGrant] = {}
+def _read_client(history: SystemHistory, lines: Iterator[dict[str, Any]]) -> None:
+    requests: dict[str, SentRequest] = {}
+    held: dict[str, HeldGrant] = {}
     for line in lines:
-        if line["e"] == "held":
-            facts = {name: line[name] for name in _HELD if name in line}
-            found[line["name"]] = HeldGrant(
-                name=line["name"], pid=line["pid"], asked=line["asked"], told=line["at"], **facts
-            )
-        elif line["e"] == "left":
-            found[line["name"]].left = line["at"]
-            found[line["name"]].lost = line["lost"]
-    return list(found.values())
+        add(requests, line)
+        match line["e"]:
+            case "held":
+                held[line["name"]] = _made(HeldGrant, line, told=line["at"])
+            case "left":
+                held[line["name"]].left, held[line["name"]].lost = line["at"], line["lost"]
+            case "over":
+                history.leaks += [f"client {line['pid']} ended with {what}" for what in _held(line["statistics"])]
+            case _:
+                pass
+    history.requests += requests.values()
+    history.holdings += held.values()
 
 
 def _held(statistics: Mapping[str, Any]) -> Iterator[str]:
@@ -303,34 +296,24 @@ def _held(statistics: Mapping[str, Any]) -> Iterator[str]:
                     yield f"{what} {counts[what]} in {name}"
 
 
-def requests_of(lines: Iterator[dict[str, Any]]) -> dict[str, SentRequest]:
-    """The requests in one client's file, by id."""
-    found: dict[str, SentRequest] = {}
-    for line in lines:
-        add(found, line)
-    return found
-
-
-_TOLD: Final = ("ok", "code", "may_have_started", "text", "value", "job")
-
-
 def add(requests: dict[str, SentRequest], line: Mapping[str, Any]) -> SentRequest | None:
     """Process one line of a client; returns the request it is about, if any."""
     if line["e"] == "ask":
-        given = {name: line[name] for name in ("once", "expected", "not_before", "line") if name in line}
-        requests[line["id"]] = made = SentRequest(
-            id=line["id"], kind=line["kind"], pid=line["pid"], asked=line["at"], due=line["due"], **given
-        )
+        requests[line["id"]] = made = _made(SentRequest, line, asked=line["at"])
         return made
-    if line["e"] == "told":
-        request = requests[line["id"]]
-        request.answers += 1
-        request.told = line["at"]
-        for name in _TOLD:
-            if name in line:
-                setattr(request, name, line[name])
-        return request
-    return None
+    if line["e"] != "told":
+        return None
+    request = requests[line["id"]]
+    request.answers += 1
+    request.told = line["at"]
+    for name in _NAMES[SentRequest] & line.keys():
+        setattr(request, name, line[name])
+    return request
+
+
+_NAMES: Final[dict[type[Any], set[str]]] = {
+    kind: {each.name for each in fields(kind)} for kind in (Run, Member, SentRequest, HeldGrant)
+}
 
 
 class Follower:

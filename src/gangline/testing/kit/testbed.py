@@ -18,6 +18,7 @@ from ...bus.embedded.temporary_folder import TemporaryFolder
 from ...bus.nats_bus import NatsBus
 from ...bus.nats_bus import connect as connect_bus
 from ...bus.port.bus import BucketSettings, KeyValue, Message, Storage
+from ...bus.rpc.requester import raise_if_error
 from ...bus.settings.connection import ConnectionSettings
 from ...cli.console.children import Launcher
 from ...dispatcher.client.client import Client
@@ -27,6 +28,7 @@ from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import GangEvent
 from ...schemas.names import Names
 from ...schemas.records.gangs import GangRecord, GangState
+from ...schemas.wire import codec
 from .ledger_audit import LedgerAudit, kept
 from .processes import PATIENCE_S, ChildProcess, Crew, holds_within
 from .recording import FOLDER
@@ -130,12 +132,19 @@ class Testbed(Crew):
 
         async def answers() -> bool:
             with contextlib.suppress(GanglineError):
-                await self.bus.request(f"{self.names.namespace}.gang.list", b"", timeout_s=0.5)
+                await self.ask_coordinator("list", {}, timeout_s=0.5)
                 return True
             return False
 
         await self.until(answers, "a coordinator leads", pause_s=0.01)
         return time.monotonic()
+
+    async def ask_coordinator(self, operation: str, body: Mapping[str, Any], timeout_s: float = PATIENCE_S) -> Any:
+        """A plain request, as other languages send it. Raises its error."""
+        subject = f"{self.names.namespace}.gang.{operation}"
+        answer = await self.bus.request(subject, codec.to_json(body), timeout_s=timeout_s)
+        raise_if_error(answer)
+        return codec.from_json(answer.data)
 
     async def event(
         self, kind: str, gang: str = "", *, since: float = 0.0, but: Collection[str] = ()

@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from bench.peers.store import save
 from gangline.bench.process import Child
-from gangline.bench.resting import resident_mb
+from gangline.bench.resting import ledger_stream, resident_mb
 from gangline.bench.site import Site, opened
 from gangline.cli.console.session import run as run_loop
 
@@ -27,7 +26,6 @@ _CONCURRENCY: Final = 64
 _SECONDS: Final = 5.0
 """Requests per part, so that no request of the bench waits long."""
 _WARM_S: Final = 70.0
-_LEDGER: Final = "KV_GANGLINE_LEDGER"
 _SETTLE_S: Final = 15.0
 """Pause before each measurement. Longer than deletion markers are kept in the ledger."""
 
@@ -83,24 +81,14 @@ async def _do(client: Child, what: str, count: int, report: Callable[[str], None
 
 
 async def _footprint(site: Site, client: Child, worker: Child) -> Footprint:
-    messages, size = await asyncio.to_thread(_ledger, site.monitoring)
+    ledger = await ledger_stream(site.monitoring)
     return Footprint(
         client_mb=round(resident_mb(client.pid), 1),
         worker_mb=round(resident_mb(worker.pid), 1),
         server_mb=round(resident_mb(site.server_pid), 1),
-        ledger_messages=messages,
-        ledger_bytes=size,
+        ledger_messages=ledger["messages"],
+        ledger_bytes=ledger["bytes"],
     )
-
-
-def _ledger(monitoring: int) -> tuple[int, int]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/jsz?streams=true", timeout=5) as answer:
-        accounts = json.load(answer)["account_details"]
-    for account in accounts:
-        for stream in account.get("stream_detail", ()):
-            if stream["name"] == _LEDGER:
-                return int(stream["state"]["messages"]), int(stream["state"]["bytes"])
-    return 0, 0
 
 
 async def run(calls: int, leases: int, report: Callable[[str], None]) -> dict[str, Any]:

@@ -10,10 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
-import os
-import platform
-import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -21,8 +17,10 @@ from typing import Any, Final
 
 from bench.peers.cell import cpu_s
 from bench.peers.store import save
+from gangline.bench.figures import machine
 from gangline.bench.loads import closed_loop
 from gangline.bench.process import Child
+from gangline.bench.resting import ledger_stream, page
 from gangline.bench.site import Site, opened, part_of
 from gangline.bus.embedded.cluster import EmbeddedCluster
 from gangline.bus.embedded.server import EmbeddedServer
@@ -31,7 +29,6 @@ from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.console.session import run as run_loop
 
-_LEDGER: Final = "KV_GANGLINE_LEDGER"
 _LOADS: Final = ("call", "reserve", "lease_cycle")
 _SLOTS: Final = 512
 _RESTING: Final = 60
@@ -81,20 +78,14 @@ class _Look:
 
 
 async def _look(site: Site, processes: Mapping[str, int]) -> _Look:
-    def read(page: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{site.monitoring}/{page}", timeout=5) as answer:
-            return json.load(answer)
-
-    varz, jsz = await asyncio.to_thread(read, "varz"), await asyncio.to_thread(read, "jsz?streams=true")
-    streams = [stream for account in jsz["account_details"] for stream in account.get("stream_detail", ())]
-    ledger = next((stream["state"]["last_seq"] for stream in streams if stream["name"] == _LEDGER), 0)
+    varz, ledger = await page(site.monitoring, "varz"), await ledger_stream(site.monitoring)
     return _Look(
         at=asyncio.get_running_loop().time(),
         cpu_s={name: cpu_s(pid) for name, pid in processes.items()},
         in_messages=varz["in_msgs"],
         out_messages=varz["out_msgs"],
         bytes=varz["in_bytes"] + varz["out_bytes"],
-        ledger=ledger,
+        ledger=ledger["last_seq"],
     )
 
 
@@ -194,8 +185,7 @@ async def run(seconds: float, report: Report) -> dict[str, Any]:
         "costs": {name: asdict(cost) for name, cost in costs.items()},
         "ledger_writes": writes,
         "about": {
-            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-            "load_1min": round(os.getloadavg()[0], 2),
+            **machine(),
             "nats-server": version,
         },
     }

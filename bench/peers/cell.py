@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gangline.bench.loads import percentile
 from gangline.bench.process import Child, ChildFailed
+from gangline.bench.site import clean_environment
 
 from .board import VARIABLE, Board
 from .catalogue import Run
@@ -95,9 +97,8 @@ async def measure(run: Run, environment: Environment | None, plan: Plan) -> Cell
 
 
 def _environ(run: Run, url: str, board: Path) -> dict[str, str]:
-    own = ("NATS_", "GANGLINE_", "OTEL_")
     return {
-        **{key: value for key, value in os.environ.items() if not key.startswith(own)},
+        **clean_environment(),
         VARIABLE: str(board),
         "GANGLINE_BENCH_URL": url,
         "GANGLINE_BENCH_KIND": run.kind,
@@ -141,8 +142,8 @@ async def _measured(board: Board, near: Child, plan: Plan, pids: Mapping[str, in
     return Cell(
         done_per_s=count / (last_at - burst["began_at"]),
         submitted_per_s=count / burst["seconds"],
-        start_p50_ms=starts[len(starts) // 2] * 1000,
-        start_p99_ms=starts[min(len(starts) - 1, int(0.99 * len(starts)))] * 1000,
+        start_p50_ms=percentile(starts, 0.5) * 1000,
+        start_p99_ms=percentile(starts, 0.99) * 1000,
         cpu_us={name: round(value, 1) for name, value in cpu_us.items()},
     )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-from gangline.bench.figures import Measured
+from gangline.bench.figures import machine, rounded
 from gangline.bench.process import ChildFailed
 
 from .catalogue import OURS, PEERS, RAY_SERVE, Run
@@ -73,8 +72,8 @@ def to_json(durable: Durable, ray: RayRates | None, about: dict[str, Any]) -> di
     by_name = {item.figure.name: item for item in figures}
     runs = [OURS, *(run for peer in PEERS for run in peer.runs)]
     return {
-        "figures": {name: _rounded(by_name[name].value) if name in by_name else None for name in NAMES},
-        "spread": {name: _spread(item) for name, item in by_name.items()},
+        "figures": {name: rounded(by_name[name].value) if name in by_name else None for name in NAMES},
+        "spread": {name: item.spread() for name, item in by_name.items()},
         "durable": {run.name: _row(run, durable.cells[run.name]) for run in runs if run.name in durable.cells},
         "best": durable.best,
         "soonest": durable.soonest,
@@ -87,8 +86,7 @@ def to_json(durable: Durable, ray: RayRates | None, about: dict[str, Any]) -> di
 
 def _about(plan: PeersPlan) -> dict[str, Any]:
     return {
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "load_1min": round(os.getloadavg()[0], 2),
+        **machine(),
         "python": platform.python_version(),
         "rounds": plan.rounds,
         **asdict(plan.cell),
@@ -110,18 +108,4 @@ def _row(run: Run, cells: list[Cell]) -> dict[str, Any]:
 
 
 def _stats(row: list[float]) -> dict[str, float]:
-    return {"median": _rounded(statistics.median(row)), "low": _rounded(min(row)), "high": _rounded(max(row))}
-
-
-def _spread(item: Measured) -> dict[str, Any]:
-    return {
-        "worst": _rounded(item.worst),
-        "best": _rounded(item.best),
-        "rounds": len(item.rounds),
-        "target": item.figure.shown_target,
-        "met": item.met,
-    }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    return {"median": rounded(statistics.median(row)), "low": rounded(min(row)), "high": rounded(max(row))}

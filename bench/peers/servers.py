@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from gangline.bench.resting import free_port
+from gangline.bus.embedded.cluster import free_ports
 from gangline.bus.embedded.server import EmbeddedServer
 
 from .catalogue import Server
@@ -61,7 +61,7 @@ async def started(server: Server) -> AsyncIterator[tuple[str, int]]:
             assert nats.pid is not None
             yield nats.url, nats.pid
         return
-    program, port = redis_program(), free_port()
+    program, (port,) = redis_program(), free_ports(1)
     with tempfile.TemporaryDirectory(prefix="gangline-bench-") as folder:
         # An append-only file synced every second: at least as durable as a JetStream stream, whose files are synced
         # every two minutes.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,28 @@ class Measured:
     @property
     def met(self) -> bool:
         return self.figure.meets(self.value)
+
+    def spread(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "worst": rounded(self.worst),
+            "best": rounded(self.best),
+            "rounds": len(self.rounds),
+            "target": self.figure.shown_target,
+            "met": self.met,
+        }
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:

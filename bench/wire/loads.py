@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .child import Handler
 
 Once = Callable[[], Awaitable[object]]
 """One request, until its answer."""
@@ -95,6 +98,19 @@ async def open_loop(once: Once, *, rate: float, seconds: float) -> list[float]:
         raise ExceptionGroup(f"{len(errors)} of {total} requests failed", errors)
     latencies.sort()
     return latencies
+
+
+def answering(kinds: Mapping[str, Once]) -> dict[str, Handler]:
+    """What a child that sends these requests can be asked for."""
+
+    async def closed(what: str, concurrency: int, seconds: float) -> dict[str, Any]:
+        return asdict(await closed_loop(kinds[what], concurrency=concurrency, seconds=seconds))
+
+    async def paced(what: str, rate: float, seconds: float) -> dict[str, Any]:
+        latencies = await open_loop(kinds[what], rate=rate, seconds=seconds)
+        return {"p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99)}
+
+    return {"closed": closed, "paced": paced}
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import AsyncExitStack
-from dataclasses import asdict
 from typing import Any
 
 from ..dispatcher.client.client import Client, connect
 from .child import PAYLOAD, main, serve
-from .loads import Once, closed_loop, open_loop, percentile
+from .loads import Once, answering
 from .tracing import set_up
 
 _LEASED = 64
@@ -42,24 +40,18 @@ async def life(url: str, pool: str, trace: str = "none") -> None:
     set_up(trace, "gangline-bench-client")
     async with connect(url, name="bench") as client:
         kinds = plain(client, pool)
+        answers = answering(kinds)
 
-        async def closed(what: str, concurrency: int, seconds: float) -> dict[str, Any]:
-            async with AsyncExitStack() as stack:
-                if what == "lease":
-                    lease = await stack.enter_async_context(client.lease(pool, slots=_LEASED))
-                    once: Once = lambda: lease.call("echo", PAYLOAD)  # noqa: E731
-                else:
-                    once = kinds[what]
-                return asdict(await closed_loop(once, concurrency=concurrency, seconds=seconds))
-
-        async def paced(what: str, rate: float, seconds: float) -> dict[str, Any]:
-            latencies = await open_loop(kinds[what], rate=rate, seconds=seconds)
-            return {"p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99)}
+        async def closed(what: str, **load: Any) -> Any:
+            if what != "lease":
+                return await answers["closed"](what, **load)
+            async with client.lease(pool, slots=_LEASED) as lease:
+                return await answering({what: lambda: lease.call("echo", PAYLOAD)})["closed"](what, **load)
 
         async def gang(pool: str, size: int, times: int) -> dict[str, Any]:
             return {"form_s": statistics.median([await _form(client, pool, size) for _ in range(times)])}
 
-        await serve({"closed": closed, "paced": paced, "gang": gang})
+        await serve({**answers, "closed": closed, "gang": gang})
 
 
 async def _form(client: Client, pool: str, size: int) -> float:

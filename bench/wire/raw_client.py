@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 import nats
 from nats.js.api import RetentionPolicy, StorageType
 
 from .child import PAYLOAD, main, serve
-from .loads import Once, closed_loop, open_loop, percentile
+from .loads import Once, answering
 
 STREAM = "RAWBENCH"
 
@@ -40,14 +37,7 @@ async def life(url: str) -> None:
         "kv_put": put,
     }
 
-    async def closed(what: str, concurrency: int, seconds: float) -> dict[str, Any]:
-        return asdict(await closed_loop(kinds[what], concurrency=concurrency, seconds=seconds))
-
-    async def paced(what: str, rate: float, seconds: float) -> dict[str, Any]:
-        latencies = await open_loop(kinds[what], rate=rate, seconds=seconds)
-        return {"p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99)}
-
-    await serve({"closed": closed, "paced": paced})
+    await serve(answering(kinds))
     await connection.close()
 
 

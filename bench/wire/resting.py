@@ -5,25 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
-import sys
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final
 
+from ..cli.console.children import end, spawn
 from .process import ChildFailed
 
 _SETTLE_S = 2.0
 _POLL_S = 0.1
 _START_S = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert isinstance(port, int)
-    return port
+_END_S = 10.0
+_LEDGER: Final = "KV_GANGLINE_LEDGER"
 
 
 async def at_rest(url: str, monitoring: int, environment: Mapping[str, str], seconds: float) -> tuple[float, float]:
@@ -36,13 +30,9 @@ async def at_rest(url: str, monitoring: int, environment: Mapping[str, str], sec
     Raises:
         ChildFailed: it did not start.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gangline.cli", "worker", f"{__package__}.resting_pool:pool", "-s", url),
-        env={**environment, "GANGLINE_TIED": "1"},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    with Path(os.devnull).open("wb") as nowhere:  # noqa: ASYNC230
+        pool = f"{__package__}.resting_pool:pool"
+        process = await spawn("worker", pool, "-s", url, environment=environment, output=nowhere)
     try:
         await _until_connected(process, monitoring)
         await asyncio.sleep(_SETTLE_S)
@@ -51,8 +41,7 @@ async def at_rest(url: str, monitoring: int, environment: Mapping[str, str], sec
         after = await _messages(monitoring)
         return resident_mb(process.pid), (after - before) / seconds
     finally:
-        process.terminate()
-        await process.wait()
+        await end(process, _END_S)
 
 
 async def _until_connected(process: asyncio.subprocess.Process, monitoring: int) -> None:
@@ -66,14 +55,27 @@ async def _until_connected(process: asyncio.subprocess.Process, monitoring: int)
 
 async def _messages(monitoring: int) -> int:
     """Messages in both directions on the connections of idle workers; 0 if there are none."""
+    connections = (await page(monitoring, "connz?limit=1024"))["connections"]
+    mine = [item for item in connections if item.get("name", "").endswith(" worker resting")]
+    return sum(int(item["in_msgs"]) + int(item["out_msgs"]) for item in mine)
 
-    def read() -> int:
-        with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/connz?limit=1024", timeout=5) as answer:
-            connections = json.load(answer)["connections"]
-        mine = [item for item in connections if item.get("name", "").endswith(" worker resting")]
-        return sum(int(item["in_msgs"]) + int(item["out_msgs"]) for item in mine)
+
+async def page(monitoring: int, path: str) -> Any:
+    """A page of the server's monitoring."""
+
+    def read() -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/{path}", timeout=5) as answer:
+            return json.load(answer)
 
     return await asyncio.to_thread(read)
+
+
+async def ledger_stream(monitoring: int) -> Mapping[str, int]:
+    """The state of the ledger's stream."""
+    accounts = (await page(monitoring, "jsz?streams=true"))["account_details"]
+    streams = [stream for account in accounts for stream in account.get("stream_detail", ())]
+    empty = {"last_seq": 0, "messages": 0, "bytes": 0}
+    return next((stream["state"] for stream in streams if stream["name"] == _LEDGER), empty)
 
 
 def resident_mb(pid: int) -> float:

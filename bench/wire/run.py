@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
-from .figures import FIGURES, Measured
+from .figures import FIGURES, Measured, machine, rounded
 from .others import measure_gangs, measure_rest, measure_scale, measure_tracing
 from .rates import Rates, Report, measure_rates
 from .site import opened, part_of
@@ -51,16 +50,14 @@ class Results:
         """`figures`: one number per name, null where not measured; `spread`: their medians, worst and best."""
         found = {item.figure.name: item for item in self.figures}
         return {
-            "figures": {
-                each.name: _rounded(found[each.name].value) if each.name in found else None for each in FIGURES
-            },
-            "spread": {name: _spread(item) for name, item in found.items()},
+            "figures": {each.name: rounded(found[each.name].value) if each.name in found else None for each in FIGURES},
+            "spread": {name: item.spread() for name, item in found.items()},
             "rates_per_s": {name: round(statistics.median(row)) for name, row in self.rates.per_s.items()},
             "client_cpu_us": {name: round(statistics.median(row), 2) for name, row in self.rates.client_us.items()},
             "worker_cpu_us": {name: round(statistics.median(row), 2) for name, row in self.rates.far_us.items()},
             "latency_ms": {name: round(statistics.median(row), 3) for name, row in self.rates.latency_ms.items()},
             "gangs_ms": {name: round(statistics.median(row), 3) for name, row in self.gangs_ms.items()},
-            "tracing": {name: _rounded(statistics.median(row)) for name, row in self.traced.items()},
+            "tracing": {name: rounded(statistics.median(row)) for name, row in self.traced.items()},
             "about": dict(self.about),
         }
 
@@ -94,8 +91,7 @@ async def run(plan: Plan = FULL, *, report: Report = lambda _: None) -> Results:
 def about(server_version: str, plan: Plan) -> dict[str, Any]:
     """The machine, the versions, and the method of measurement."""
     return {
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "load_1min": round(os.getloadavg()[0], 2),
+        **machine(),
         "python": platform.python_version(),
         "nats-server": server_version,
         **{name: version(name) for name in _PACKAGES},
@@ -103,17 +99,3 @@ def about(server_version: str, plan: Plan) -> dict[str, Any]:
         "seconds_per_load": plan.seconds,
         "payload_bytes": 100,
     }
-
-
-def _spread(item: Measured) -> dict[str, Any]:
-    return {
-        "worst": _rounded(item.worst),
-        "best": _rounded(item.best),
-        "rounds": len(item.rounds),
-        "target": item.figure.shown_target,
-        "met": item.met,
-    }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -7,12 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
+from ..bus.embedded.cluster import free_ports
 from ..bus.embedded.server import EmbeddedServer
 from .process import Child
-from .resting import free_port
 
 _CONNECTION_VARIABLES: Final = ("NATS_", "GANGLINE_", "OTEL_")
 """Kinds of settings that the caller may have; the bench uses its own."""
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without any settings of the caller's."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(_CONNECTION_VARIABLES)}
 
 
 class Site:
@@ -24,9 +29,7 @@ class Site:
         self.server_pid = server.pid
         self.monitoring = monitoring
         self.server_version = server.version
-        self.environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(_CONNECTION_VARIABLES)
-        }
+        self.environment = clean_environment()
         self._stack = stack
 
     async def start(self, module: str, **arguments: object) -> Child:
@@ -49,7 +52,7 @@ async def opened() -> AsyncIterator[Site]:
     Raises:
         ServerUnreachable: it does not start.
     """
-    monitoring = free_port()
+    (monitoring,) = free_ports(1)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer(config=f'http: "127.0.0.1:{monitoring}"'))
         yield Site(server, monitoring, stack)

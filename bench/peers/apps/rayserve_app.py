@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -12,7 +11,7 @@ from ray import serve
 from bench.peers.apps.submitting import TUNED
 from bench.wire.child import PAYLOAD
 from bench.wire.child import serve as serve_parent
-from bench.wire.loads import closed_loop
+from bench.wire.loads import answering
 
 options: dict[str, Any] = {"max_ongoing_requests": 512} if TUNED else {}
 
@@ -33,12 +32,7 @@ async def life() -> None:
         async with handle.choose_replica() as selection:
             await handle.dispatch(selection, PAYLOAD)
 
-    kinds = {"call": call, "choose": choose}
-
-    async def closed(what: str, concurrency: int, seconds: float) -> dict[str, Any]:
-        return asdict(await closed_loop(kinds[what], concurrency=concurrency, seconds=seconds))
-
-    await serve_parent({"closed": closed})
+    await serve_parent(answering({"call": call, "choose": choose}))
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Final
 
+from bench.chaos.proxy import Link
 from bench.chaos.system import NAMES, ROLES, SERVERS, WORKERS, System
 from gangline.testing.kit.processes import holds_within
 
@@ -129,18 +130,21 @@ def _restart_leader(system: System, draw: Random) -> tuple[str, Act]:
 # -- links ----------------------------------------------------------------------------------------------------------
 
 
+def _silence(link: Link, near: str, far: str, way: str) -> None:
+    link.silence(*{"both ways": (near, far), "out": (near,), "in": (far,)}[way])
+
+
 def _partition(role: str) -> Fault:
     def drawn(system: System, draw: Random) -> tuple[str, Act]:
         name, seconds = draw.choice(ROLES[role]), draw.uniform(1.0, 8.0)
         way = draw.choice(("both ways", "out", "in"))
 
         async def act() -> None:
-            links = system.links(name)
             with system.troubled("cut off", [name]):
+                links = system.links(name)
                 for link in links:
                     server = link.b if link.b in SERVERS else link.a
-                    party = link.a if server == link.b else link.b
-                    link.silence(*{"both ways": (party, server), "out": (party,), "in": (server,)}[way])
+                    _silence(link, link.a if server == link.b else link.b, server, way)
                 await asyncio.sleep(seconds)
                 system.proxy.heal(links)
 
@@ -190,7 +194,7 @@ def _server_partition(system: System, draw: Random) -> tuple[str, Act]:
             for link in links:
                 other = link.b if link.a == name else link.a
                 if whom == "all" or other in SERVERS:
-                    link.silence(*{"both ways": (name, other), "out": (name,), "in": (other,)}[way])
+                    _silence(link, name, other, way)
             await asyncio.sleep(seconds)
             system.proxy.heal(links)
 

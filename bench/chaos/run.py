@@ -22,7 +22,7 @@ from bench.chaos.system import ROLES, WORKERS, System, running
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.errors.tasks import JobError
 from gangline.testing.kit.judge import judge
-from gangline.testing.kit.processes import holds_within
+from gangline.testing.kit.processes import holds_within, remaining
 from gangline.testing.kit.records import Follower, SystemHistory, read, save
 from gangline.testing.kit.testbed import still_held
 
@@ -148,17 +148,7 @@ class _Play:
 
     async def leaks(self) -> list[str]:
         """What is still held when there have been no requests for a while."""
-        found: list[str] = ["nobody could be asked"]
-
-        async def rest() -> bool:
-            nonlocal found
-            try:
-                found = await self._held()
-            except GanglineError as error:
-                found = [f"cannot be asked: {error}"]
-            return not found
-
-        return [] if await holds_within(_RESTS_S, rest, pause_s=0.5) else found
+        return await remaining(_RESTS_S, self._held, pause_s=0.5)
 
     async def _held(self) -> list[str]:
         observer = self.system.observer

@@ -29,7 +29,7 @@ from gangline.schemas.errors.base import GanglineError, NoWorkers
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import LeaderRecord
 from gangline.testing.kit.ledger_audit import LedgerAudit
-from gangline.testing.kit.processes import ChildProcess, Crew, holds_within
+from gangline.testing.kit.processes import ChildProcess, Crew, holds_within, remaining
 from gangline.testing.kit.recording import FOLDER
 from gangline.testing.kit.records import Trouble
 
@@ -45,6 +45,7 @@ _STANDING: Final = {
     "gang": {"pool": POOL, "size": 2, "strategy": "spread", "grace_s": 1.0, "backoff_s": 0.2},
 }  # fmt: skip
 _START_S: Final = 60.0
+_AGAIN_S: Final = 0.3
 _DRAIN_S: Final = 40.0
 """A process that was told to stop and has not exited within this time is killed, as a supervisor does."""
 
@@ -146,19 +147,14 @@ class System(Crew):
 
     async def storage_is_whole(self, within_s: float) -> list[str]:
         """Wait until every replica of every stream is up to date; returns those that are not."""
-        found: list[str] = ["nothing was heard of it"]
-        whole = 0
 
-        async def is_whole() -> bool:
-            nonlocal found, whole
-            try:
-                found = await self.lagging()
-            except GanglineError as error:
-                found = [str(error)]
-            whole = 0 if found else whole + 1
-            return whole == 2
+        async def twice() -> list[str]:
+            found = await self.lagging()
+            if not found:
+                await asyncio.sleep(_AGAIN_S)
+            return found or await self.lagging()
 
-        return [] if await holds_within(within_s, is_whole, pause_s=0.3) else found or ["it was whole just now"]
+        return await remaining(within_s, twice, pause_s=_AGAIN_S)
 
     # -- processes ------------------------------------------------------------------------------------------------
 

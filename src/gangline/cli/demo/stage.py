@@ -8,10 +8,9 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 
-from ...schemas.errors.base import GanglineError
 from ...testing.kit.journals import interrupted
 from ...testing.kit.judge import judge
-from ...testing.kit.processes import holds_within
+from ...testing.kit.processes import remaining
 from ...testing.kit.testbed import Testbed, still_held
 from ..views.workers import WorkerRow, read_workers
 from .screen import Screen
@@ -66,17 +65,8 @@ class Stage(Testbed):
         """Wait for rest, stop all processes, and return what they recorded."""
         names = [life.name for life in self.lives[self._told :] if life.role == "worker"]
         self._told = len(self.lives)
-        held: list[str] = []
-
-        async def rest() -> bool:
-            nonlocal held
-            try:
-                held = await still_held(self.client, [f"{self.pool}.{name}" for name in self.workers])
-            except GanglineError as error:
-                held = [f"cannot be asked: {error}"]
-            return not held
-
-        await holds_within(REST_S, rest, pause_s=0.1)
+        workers = [f"{self.pool}.{name}" for name in self.workers]
+        held = await remaining(REST_S, lambda: still_held(self.client, workers), pause_s=0.1)
         gauges = self.gauges.read()
         held += [f"the gauge {name} shows {number:g}" for name, number in gauges.items() if number != 0]
         held += [] if gauges else ["no gauge could be read"]

@@ -16,6 +16,7 @@ from typing import Any, Final
 from ...cli.console import children
 from ...cli.console.children import TIED, Launcher, StartedChild
 from ...cli.console.options import plain_environment
+from ...schemas.errors.base import GanglineError
 from .records import Life, lines_of
 
 PATIENCE_S: Final = 60.0
@@ -39,6 +40,21 @@ async def holds_within(seconds: float, holds: Callable[[], object | Awaitable[ob
                 await asyncio.sleep(pause_s)  # exits of other processes wake nobody
     except TimeoutError:
         return False
+
+
+async def remaining(seconds: float, look: Callable[[], Awaitable[list[str]]], *, pause_s: float) -> list[str]:
+    """Look repeatedly, up to this long, until nothing is found; returns what was found last. An error is a finding."""
+    found: list[str] = ["nobody could be asked"]
+
+    async def nothing() -> bool:
+        nonlocal found
+        try:
+            found = await look()
+        except GanglineError as error:
+            found = [f"cannot be asked: {error}"]
+        return not found
+
+    return [] if await holds_within(seconds, nothing, pause_s=pause_s) else found
 
 
 class ChildProcess:

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.faults.crew import ROOT, holds_within, new_interpreter
 from gangline.bus.embedded.cluster import EmbeddedCluster
-from gangline.cli.console.children import TIED
+from gangline.cli.console.children import TIED, launch
 from gangline.cli.console.options import plain_environment
 from gangline.cli.console.session import run
+from gangline.testing.kit.processes import holds_within
 
 ROLES: Final = ("coordinator", "coordinator", "dispatcher", "dispatcher", "worker", "gateway")
 LATE_S: Final = 6.0
@@ -83,7 +83,7 @@ def _start(role: str, number: int, url: str, folder: Path) -> Start:
     theirs, tie = os.pipe()
     try:
         with log.open("wb") as err:
-            made = new_interpreter(command, environment=environment, cwd=ROOT, stdin=theirs, stdout=err, stderr=err)
+            made = launch(command, environment=environment, stdin=theirs, stdout=err, stderr=err)
     finally:
         os.close(theirs)
     assert isinstance(made, subprocess.Popen)

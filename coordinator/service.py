@@ -14,7 +14,7 @@ from ..bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, 
 from ..runtime.clock import Environment, EventClock
 from ..runtime.lifecycle import Service
 from ..runtime.tasks import TaskSet
-from ..schemas.errors.gangs import ShardConflict
+from ..schemas.errors.base import ShardConflict
 from ..schemas.names import GangOperation, Names
 from ..telemetry.logs import logger_for
 from .election.election_core import ElectionCore, ElectionSettings

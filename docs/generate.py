@@ -36,8 +36,6 @@ from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.catalogue import asyncapi
 from gangline.schemas.errors import base as errors
-from gangline.schemas.errors import gangs as gang_errors
-from gangline.schemas.errors import tasks as task_errors
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names
@@ -59,9 +57,7 @@ def cell(text: str) -> str:
 
 def _meanings() -> dict[str, str]:
     """Class name -> its description in the trees of the modules' docstrings."""
-    lines = [
-        line for module in (errors, gang_errors, task_errors) for line in (inspect.getdoc(module) or "").splitlines()
-    ]
+    lines = (inspect.getdoc(errors) or "").splitlines()
     found = (re.match(r"[ │├└─]*([A-Z]\w+)(?: {2,}(.*))?$", line) for line in lines)
     return {match[1]: match[2] for match in found if match and match[2]}
 
@@ -74,7 +70,7 @@ def _walk(root: type[GanglineError], depth: int = 0) -> Iterator[tuple[int, type
 
 
 def _place(cls: type) -> tuple[int, int]:
-    modules = [module.__name__ for module in (errors, gang_errors, task_errors, port, stream_port)]
+    modules = [module.__name__ for module in (errors, port, stream_port)]
     return (modules.index(cls.__module__) if cls.__module__ in modules else len(modules), _line(cls))
 
 
@@ -86,7 +82,7 @@ def errors_page() -> str:
     meanings = _meanings()
     rows = []
     for depth, cls in _walk(GanglineError):
-        if cls.__module__ not in {module.__name__ for module in (errors, gang_errors, task_errors, port, stream_port)}:
+        if cls.__module__ not in {module.__name__ for module in (errors, port, stream_port)}:
             continue
         meaning = meanings.get(cls.__name__) or (inspect.getdoc(cls) or "").partition("\n\n")[0]
         name = "&nbsp;" * 4 * depth + f"`{cls.__name__}`"

@@ -23,7 +23,7 @@ import re
 from datetime import datetime
 from typing import Final
 
-from .errors.tasks import InvalidSchedule
+from .errors.base import InvalidSchedule
 
 NAMED: Final = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
 _MONTHS: Final = {

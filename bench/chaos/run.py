@@ -19,8 +19,7 @@ from bench.chaos.client import JOBS, KINDS, POOL, SET
 from bench.chaos.faults import FAULTS, SERVER_FAULTS, order
 from bench.chaos.report import Played
 from bench.chaos.system import ROLES, WORKERS, System, running
-from gangline.schemas.errors.base import GanglineError
-from gangline.schemas.errors.tasks import JobError
+from gangline.schemas.errors.base import GanglineError, JobError
 from gangline.testing.kit.judge import judge
 from gangline.testing.kit.processes import holds_within, remaining
 from gangline.testing.kit.records import Follower, SystemHistory, read, save

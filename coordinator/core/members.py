@@ -13,8 +13,7 @@ Laws:
 from __future__ import annotations
 
 from ...runtime.timers import exponential_s
-from ...schemas.errors.base import GanglineError
-from ...schemas.errors.gangs import GangEnded, GangFailed
+from ...schemas.errors.base import GangEnded, GangFailed, GanglineError
 from ...schemas.messages.gangs import GangEventKind, TeardownRequest
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangState, Seat

@@ -5,8 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...schemas.errors.base import GanglineError, QueueFull
-from ...schemas.errors.gangs import GangEnded, GangImpossible, GangNotFormed, NotOwner, StaleGeneration, UnknownGang
+from ...schemas.errors.base import (
+    GangEnded,
+    GangImpossible,
+    GanglineError,
+    GangNotFormed,
+    NotOwner,
+    QueueFull,
+    StaleGeneration,
+    UnknownGang,
+)
 from ...schemas.messages.gangs import AcquireRequest, GangEventKind, GangObstacle, GangWhyReply, OwnedRequest
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSpec

@@ -15,8 +15,7 @@ from ...bus.port.bus import Bus, KeyValue, Message, NoResponders
 from ...bus.rpc.requester import error_in, parse_answer
 from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import GanglineError, MalformedMessage
-from ...schemas.errors.gangs import ShardConflict
+from ...schemas.errors.base import GanglineError, MalformedMessage, ShardConflict
 from ...schemas.messages.gangs import FormReply, GangEvent, HoldReply, KeepReply, MemberCause, PingReply, TeardownReply
 from ...schemas.messages.operations import LoadReply
 from ...schemas.names import Names, Operation, WorkerId

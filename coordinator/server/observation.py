@@ -20,8 +20,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...schemas.errors.base import GanglineError
-from ...schemas.errors.gangs import GangFailed
+from ...schemas.errors.base import GangFailed, GanglineError
 from ...schemas.messages.gangs import FormRequest, GangEvent, GangEventKind, HoldRequest
 from ...schemas.names import WorkerId
 from ...telemetry.logs import Log

@@ -11,8 +11,7 @@ from ...bus.port.bus import Bus, KeyValue, Message
 from ...bus.rpc.responder import OperationTable, Responder
 from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import GanglineError
-from ...schemas.errors.gangs import GangImpossible, NoCoordinator, NotOwner, UnknownGang
+from ...schemas.errors.base import GangImpossible, GanglineError, NoCoordinator, NotOwner, UnknownGang
 from ...schemas.messages.gangs import (
     AcquireRequest,
     EndRequest,

@@ -18,8 +18,7 @@ from ...bus.port.bus import Bus, KeyValue, Message, NoResponders
 from ...bus.rpc.requester import read_answer
 from ...bus.rpc.responder import Listening, Responder
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import GanglineError, InvalidRequest
-from ...schemas.errors.gangs import NoCoordinator
+from ...schemas.errors.base import GanglineError, InvalidRequest, NoCoordinator
 from ...schemas.messages.gangs import AcquireRequest, GangListReply, GangListRequest, GangQuery, GangReply, ShardReply
 from ...schemas.messages.operations import parse_request
 from ...schemas.names import GangOperation, Names

@@ -21,8 +21,7 @@ from pydantic import ValidationError
 from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
 from ...bus.port.types import Subscription
 from ...runtime.clock import EventClock
-from ...schemas.errors.base import GanglineError
-from ...schemas.errors.gangs import ShardConflict
+from ...schemas.errors.base import GanglineError, ShardConflict
 from ...schemas.names import Names
 from ...schemas.records.gangs import LeaderRecord, ShardMap
 from ...telemetry.logs import Log

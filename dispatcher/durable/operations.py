@@ -14,8 +14,7 @@ from typing import Any, Final
 from ...bus.port.bus import Bus, Message
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
 from ...bus.rpc.responder import CountingResponder, Listening, listen
-from ...schemas.errors.base import GanglineError, InvalidRequest
-from ...schemas.errors.tasks import NoDispatcher, UnknownJob
+from ...schemas.errors.base import GanglineError, InvalidRequest, NoDispatcher, UnknownJob
 from ...schemas.messages.jobs import CancelReply, DispatcherStats, JobInfo, JobRequest, JobWhyReply, QueueStats
 from ...schemas.messages.operations import parse_request
 from ...schemas.names import DispatcherOperation, Names, QueueOperation

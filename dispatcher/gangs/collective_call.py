@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ...schemas.errors.base import DeadlineExceeded, GanglineError, InvalidArguments, InvalidRequest
-from ...schemas.errors.gangs import GangFailed
+from ...schemas.errors.base import DeadlineExceeded, GangFailed, GanglineError, InvalidArguments, InvalidRequest
 from .members import Formation
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -10,8 +10,17 @@ from pydantic import BaseModel, ValidationError
 from ...bus.port.bus import Bus, Message, NoResponders, NotPermitted, RequestTimeout
 from ...bus.rpc.requester import read_answer
 from ...runtime.timers import Backoff
-from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
-from ...schemas.errors.gangs import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
+from ...schemas.errors.base import (
+    ClosedError,
+    Disconnected,
+    GangEnded,
+    GanglineError,
+    GangNotFormed,
+    MalformedMessage,
+    NoCoordinator,
+    Unavailable,
+    UnknownGang,
+)
 from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, GetRequest, OwnedRequest
 from ...schemas.names import GangOperation, Names
 from ...telemetry.logs import logger_for

@@ -15,7 +15,10 @@ from ...runtime.timers import Backoff
 from ...schemas.errors.base import (
     ClosedError,
     Disconnected,
+    GangFailed,
     GanglineError,
+    GangNotFormed,
+    GangRestarted,
     InvalidRequest,
     InvalidSettings,
     LeaseError,
@@ -26,7 +29,6 @@ from ...schemas.errors.base import (
     TaskCrashed,
     WrongPool,
 )
-from ...schemas.errors.gangs import GangFailed, GangNotFormed, GangRestarted
 from ...schemas.messages.gangs import AcquireRequest, GangEvent
 from ...schemas.names import Names
 from ...schemas.records.gangs import Bundle, HostPort

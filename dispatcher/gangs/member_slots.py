@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from ...schemas.errors.base import (
+    GangFailed,
     GanglineError,
     InvalidRequest,
     LeaseBusy,
@@ -21,7 +22,6 @@ from ...schemas.errors.base import (
     StaleEpoch,
     WorkerLost,
 )
-from ...schemas.errors.gangs import GangFailed
 from ...schemas.wire.frames import AnswerOp, TaskFlag
 from ...telemetry.tracing import Span
 from ..calls.attempts import HELD_WITHIN_S, AttemptLoop, AttemptTarget, TaskTarget

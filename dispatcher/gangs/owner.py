@@ -11,8 +11,7 @@ from weakref import WeakSet
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message
 from ...bus.port.types import Subscription
-from ...schemas.errors.base import ClosedError, GanglineError, Unavailable
-from ...schemas.errors.gangs import GangNotFormed
+from ...schemas.errors.base import ClosedError, GanglineError, GangNotFormed, Unavailable
 from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ...schemas.names import GangOperation, Names
 from .coordinator_client import CoordinatorClient, read_event

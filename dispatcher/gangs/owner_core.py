@@ -18,8 +18,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...schemas.deadline import margin_s
-from ...schemas.errors.base import GanglineError, LeaseExpired
-from ...schemas.errors.gangs import GangEnded, GangFailed, GangRestarted, NotOwner, UnknownGang
+from ...schemas.errors.base import (
+    GangEnded,
+    GangFailed,
+    GanglineError,
+    GangRestarted,
+    LeaseExpired,
+    NotOwner,
+    UnknownGang,
+)
 from ...schemas.messages.gangs import GangEvent, GangEventKind, GangReply
 from ...schemas.records.gangs import GangState
 

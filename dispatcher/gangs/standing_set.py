@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 from ...schemas.errors.base import (
+    GangFailed,
     GanglineError,
     InvalidRequest,
     LeaseBusy,
@@ -21,7 +22,6 @@ from ...schemas.errors.base import (
     TaskCancelled,
     WorkerLost,
 )
-from ...schemas.errors.gangs import GangFailed
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangRecord, GangSetRecord, GangState, Route
 from ...schemas.records.workers import MethodInfo, Registration

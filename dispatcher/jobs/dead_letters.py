@@ -13,8 +13,7 @@ from typing import Any, Final
 from ...bus.port.bus import Conflict, StreamMessage
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
-from ...schemas.errors.base import GanglineError, InvalidRequest
-from ...schemas.errors.tasks import JobError, UnknownJob
+from ...schemas.errors.base import GanglineError, InvalidRequest, JobError, UnknownJob
 from ...schemas.names import check_name
 from ...schemas.records.jobs import FailedTry, JobFailure, JobState
 from ...schemas.text import parse_duration

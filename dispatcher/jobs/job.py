@@ -12,8 +12,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from ...bus.port.bus import Stream, StreamMessage
-from ...schemas.errors.base import DeadlineExceeded, GanglineError, InvalidRequest, StreamBroken
-from ...schemas.errors.tasks import ResultNotKept
+from ...schemas.errors.base import DeadlineExceeded, GanglineError, InvalidRequest, ResultNotKept, StreamBroken
 from ...schemas.messages.jobs import JobInfo, JobWhyReply
 from ...schemas.names import JobFeed
 from ...schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord

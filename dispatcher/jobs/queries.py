@@ -28,11 +28,15 @@ from ...schemas.errors.base import (
     Disconnected,
     GanglineError,
     InvalidName,
+    JobCancelled,
+    JobDead,
     MalformedMessage,
+    NoDispatcher,
+    ResultNotKept,
     Unavailable,
+    UnknownJob,
     error_from_wire,
 )
-from ...schemas.errors.tasks import JobCancelled, JobDead, NoDispatcher, ResultNotKept, UnknownJob
 from ...schemas.messages.jobs import CancelReply, JobInfo, JobObstacle, JobRequest, JobWhyReply, QueueStats
 from ...schemas.names import QueueOperation, check_name
 from ...schemas.records.jobs import JobFailure, JobState, ResultRecord

@@ -16,8 +16,7 @@ from ...bus.port.bus import PublishRefused, StorageUnavailable, Stream
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
 from ...schemas.deadline import current_deadline
-from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
-from ...schemas.errors.tasks import InvalidSchedule
+from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSchedule, InvalidSettings
 from ...schemas.limits import MAX_ATTEMPTS
 from ...schemas.names import Names, split_target
 from ...schemas.wire import codec, headers

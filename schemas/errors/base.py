@@ -9,6 +9,10 @@
     │   ├── InvalidArguments            arguments do not fit the task's annotations
     │   ├── InvalidSettings             a setting is out of its bounds
     │   ├── UnknownMethod               the pool has no task with that name
+    │   ├── GangImpossible              the registered workers could never hold it; says what is missing
+    │   ├── ShardConflict               a coordinator was started with pools of another shard
+    │   ├── InvalidSchedule             the server does not understand the schedule
+    │   ├── InvalidRoute                the route is invalid; says which field and why
     │   └── PayloadTooLarge             larger than the server's max_payload; nothing was sent
     ├── Unavailable                     nothing started; the same request may succeed later
     │   ├── NoWorkers                   no worker serves that pool
@@ -18,6 +22,8 @@
     │   ├── Disconnected                no connection to a nats-server right now
     │   ├── ServerUnreachable           could not connect at all
     │   ├── ServerUnsupported           the server is too old or lacks JetStream
+    │   ├── NoCoordinator               no coordinator leads right now: ask again
+    │   ├── NoDispatcher                no dispatcher owns the queue of that endpoint right now
     │   ├── WorkerIdTaken               another live worker has that id
     │   └── WorkerUnhealthy             a health check of the worker failed, so it shut down
     ├── LeaseError                      the slot is not held; nothing started
@@ -27,9 +33,14 @@
     │   ├── StaleEpoch                  the worker restarted (or was frozen) since
     │   ├── SelectionUsed               a selection can be dispatched only once
     │   ├── SelectionClosed             dispatched after its `async with` block ended
+    │   ├── UnknownGang                 never requested here, or ended too long ago
+    │   ├── NotOwner                    the owner token is wrong
+    │   ├── StaleGeneration             the gang was restarted since
+    │   ├── GangEnded                   it ended; carries the reason
     │   ├── WrongPool                   the selection belongs to another pool
     │   └── WrongClient                 the selection was made by another client
     ├── DeadlineExceeded                the caller's deadline passed
+    │   └── GangNotFormed               not formed by its deadline; says why
     ├── OutcomeUnknown                  the task may have run; it is not marked idempotent, so it was not retried
     │   ├── WorkerLost                  its worker was lost
     │   └── ResultLost                  it finished, but the answer was lost and is no longer kept
@@ -37,7 +48,14 @@
     │   ├── TaskFailed                  it raised; carries type, message and traceback
     │   ├── TaskCrashed                 its process died (signal, segfault, os._exit)
     │   ├── TaskCancelled               it was cancelled
-    │   └── InvalidResult               its result cannot be serialized
+    │   ├── InvalidResult               its result cannot be serialized
+    │   └── GangFailed                  a member failed; carries generation, rank and reason
+    │       └── GangRestarted           the gang was torn down and forms again as the next generation
+    ├── JobError
+    │   ├── UnknownJob                  never submitted here, or ended so long ago that its result is no longer kept
+    │   ├── JobDead                     it became a dead letter; has reason, attempts and the last error
+    │   ├── JobCancelled                it was cancelled
+    │   └── ResultNotKept               it was submitted with `result_ttl_s=0`
     ├── StreamBroken                    items of a streamed result were lost
     └── ClosedError                     you already closed this client, router or worker
 
@@ -286,6 +304,135 @@ class StreamBroken(GanglineError):
 class ClosedError(GanglineError):
     code = "closed"
     status = 503
+
+
+class GangImpossible(InvalidRequest):
+    """`details["lacks"]`: a list of what is missing, each a sentence."""
+
+    code = "gang_impossible"
+    status = 422
+
+
+class ShardConflict(InvalidSettings):
+    code = "shard_conflict"
+    status = 409
+
+
+class NoCoordinator(Unavailable):
+    code = "no_coordinator"
+
+
+class UnknownGang(LeaseError):
+    code = "unknown_gang"
+    status = 404
+
+
+class NotOwner(LeaseError):
+    code = "not_owner"
+    status = 403
+
+
+class StaleGeneration(LeaseError):
+    """`details["generation"]`: the current one."""
+
+    code = "stale_generation"
+
+
+class GangEnded(LeaseError):
+    """`details`: `reason`, `generation`, `rank` (None if no member failed)."""
+
+    code = "gang_ended"
+    status = 410
+
+
+class GangNotFormed(DeadlineExceeded):
+    """`details["lacks"]`: a list of what was missing at the deadline, each a sentence."""
+
+    code = "gang_not_formed"
+
+
+class GangFailed(TaskError):
+    """`details`: `generation`, `rank` (None if no member failed), `reason`. At an owner, `__cause__` is the member's
+    own error, if it sent one."""
+
+    code = "gang_failed"
+
+    results: dict[int, Any]
+    """At an owner: the results, by rank, of members that had finished."""
+
+    def __init__(
+        self, message: str = "", *, details: dict[str, Any] | None = None, may_have_started: bool | None = None
+    ) -> None:
+        super().__init__(message, details=details, may_have_started=may_have_started)
+        self.results = {}
+
+    @property
+    def generation(self) -> int:
+        return int(self.details.get("generation", 0))
+
+    @property
+    def rank(self) -> int | None:
+        rank = self.details.get("rank")
+        return rank if isinstance(rank, int) else None
+
+    @property
+    def reason(self) -> str:
+        return str(self.details.get("reason", ""))
+
+
+class GangRestarted(GangFailed):
+    """The gang continues as its next generation; what was running in this one is lost."""
+
+    code = "gang_restarted"
+
+
+class InvalidSchedule(InvalidRequest):
+    code = "invalid_schedule"
+
+
+class InvalidRoute(InvalidRequest):
+    """`details["field"]` names the invalid field."""
+
+    code = "invalid_route"
+    status = 422
+
+
+class NoDispatcher(Unavailable):
+    code = "no_dispatcher"
+
+
+class JobError(GanglineError):
+    """Base class of errors about one job; its id is `details["job"]`."""
+
+    code = "job_error"
+    status = 409
+
+
+class UnknownJob(JobError):
+    code = "unknown_job"
+    status = 404
+
+
+class JobDead(JobError):
+    """`details`: `job`, `reason` (see jobs.DeadReason), `attempts`, `error` (code, message, details of the last)."""
+
+    code = "job_dead"
+    status = 500
+    may_have_started = True
+
+    @property
+    def reason(self) -> str:
+        return str(self.details.get("reason", ""))
+
+
+class JobCancelled(JobError):
+    code = "job_cancelled"
+    status = 499
+    may_have_started = True
+
+
+class ResultNotKept(JobError):
+    code = "result_not_kept"
 
 
 def _by_code(root: type[GanglineError]) -> dict[str, type[GanglineError]]:

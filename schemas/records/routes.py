@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ..errors.base import GanglineError
-from ..errors.tasks import InvalidRoute
+from ..errors.base import GanglineError, InvalidRoute
 from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_RESULT_TTL_S, MAX_SLOTS, WIRE_VERSION
 from ..wire import codec
 from .gangs import PoolName

@@ -12,7 +12,7 @@ from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.views.routes import RouteChange
-from gangline.schemas.errors.tasks import InvalidRoute
+from gangline.schemas.errors.base import InvalidRoute
 from gangline.schemas.names import Names
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 

@@ -11,8 +11,7 @@ from gangline.bus.memory.kv_client import MemoryKeyValue
 from gangline.bus.port.bus import KvEntry, NoResponders, RequestTimeout, StorageUnavailable
 from gangline.coordinator.election.leader_record import LeaderKey
 from gangline.coordinator.service import Coordinator, CoordinatorState
-from gangline.schemas.errors.base import ClosedError
-from gangline.schemas.errors.gangs import GangNotFormed, UnknownGang
+from gangline.schemas.errors.base import ClosedError, GangNotFormed, UnknownGang
 from gangline.schemas.public_id import public_id
 from gangline.schemas.records.gangs import MemberRecord
 from gangline.schemas.records.workers import LeaseRecord

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from gangline.bus.port.bus import BucketSettings, ConnectionEvent, Message, Storage
-from gangline.schemas.errors.tasks import JobDead
+from gangline.schemas.errors.base import JobDead
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.roles import INBOXES
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.schemas.errors.tasks import InvalidSchedule
+from gangline.schemas.errors.base import InvalidSchedule
 from gangline.schemas.schedules import check_schedule
 
 from ..support.schedules import REFUSED, STALLING, TAKEN

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
-from gangline.schemas.errors.base import ClosedError, InvalidSettings, NoWorkers, TaskFailed, WorkerIdTaken
-from gangline.schemas.errors.tasks import JobDead
+from gangline.schemas.errors.base import ClosedError, InvalidSettings, JobDead, NoWorkers, TaskFailed, WorkerIdTaken
 from gangline.testing import VirtualLoop, cluster
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool

@@ -13,8 +13,7 @@ from typing import Final
 
 from ...bus.port.bus import Bus
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import GanglineError, TaskCancelled, TaskCrashed
-from ...schemas.errors.gangs import GangEnded, GangFailed, StaleGeneration
+from ...schemas.errors.base import GangEnded, GangFailed, GanglineError, StaleGeneration, TaskCancelled, TaskCrashed
 from ...schemas.messages.gangs import FormRequest, MemberCause
 from ...schemas.names import Names
 from ...telemetry.logs import Log

@@ -13,6 +13,7 @@ from ...runtime.clock import Environment
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import (
     Draining,
+    GangEnded,
     GanglineError,
     InvalidRequest,
     LeaseBusy,
@@ -22,7 +23,6 @@ from ...schemas.errors.base import (
     Unavailable,
     UnknownToken,
 )
-from ...schemas.errors.gangs import GangEnded
 from ...schemas.names import WorkerId
 from ...schemas.records.workers import LeaseRecord
 from ...schemas.text import count_of

@@ -44,8 +44,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, assert_never
 
-from ....schemas.errors.base import DeadlineExceeded, GanglineError, NoWorkers, Saturated
-from ....schemas.errors.tasks import InvalidSchedule
+from ....schemas.errors.base import DeadlineExceeded, GanglineError, InvalidSchedule, NoWorkers, Saturated
 from ....schemas.messages.jobs import JobInfo, JobWhyReply
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import DeadReason, JobState

@@ -16,8 +16,7 @@ from typing import Final, assert_never
 from ....bus.port.bus import Bus, KvEntry, Published, PublishRefused
 from ....runtime.clock import Environment
 from ....runtime.tasks import TaskSet
-from ....schemas.errors.base import GanglineError, PayloadTooLarge
-from ....schemas.errors.tasks import InvalidSchedule
+from ....schemas.errors.base import GanglineError, InvalidSchedule, PayloadTooLarge
 from ....schemas.names import Names
 from ....schemas.records.jobs import JobState, ResultRecord
 from ....schemas.wire import headers

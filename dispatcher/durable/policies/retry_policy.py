@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 
 from ....runtime.timers import exponential_s
 from ....schemas.errors import base as e
-from ....schemas.errors import tasks as t
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import DeadReason
 from ....schemas.records.routes import QueueRules
@@ -102,7 +101,7 @@ VERDICTS: Final[dict[type[e.GanglineError], Verdict]] = {
     e.UnknownMethod: Permanent(DeadReason.UNKNOWN_METHOD),
     e.InvalidArguments: Permanent(DeadReason.INVALID_ARGUMENTS),
     e.PayloadTooLarge: Permanent(DeadReason.INVALID_ARGUMENTS),
-    t.InvalidSchedule: Permanent(DeadReason.MALFORMED),
+    e.InvalidSchedule: Permanent(DeadReason.MALFORMED),
     # It ran, or may have run.
     e.TaskError: _FAILED,
     e.TaskCrashed: Retry(DeadReason.CRASHED),

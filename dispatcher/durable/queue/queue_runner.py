@@ -27,8 +27,7 @@ from typing import Any, Final
 
 from ....bus.port.bus import Consumer, ConsumerLost, ConsumerSettings, ConsumerTaken, Stream, StreamMessage
 from ....runtime.tasks import TaskSet
-from ....schemas.errors.base import GanglineError
-from ....schemas.errors.tasks import NoDispatcher
+from ....schemas.errors.base import GanglineError, NoDispatcher
 from ....schemas.messages.jobs import JobInfo, JobWhyReply, QueueStats, WorkerJob
 from ....schemas.messages.submission import Submission
 from ....schemas.names import WorkerId

@@ -8,13 +8,14 @@ from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
 from gangline.coordinator.scheduling.inventory import WorkerFacts
 from gangline.coordinator.settings.scheduling import CoordinatorSettings
-from gangline.schemas.errors.base import InvalidSettings, QueueFull
-from gangline.schemas.errors.gangs import (
+from gangline.schemas.errors.base import (
     GangEnded,
     GangFailed,
     GangImpossible,
     GangNotFormed,
+    InvalidSettings,
     NotOwner,
+    QueueFull,
     StaleGeneration,
     UnknownGang,
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gangline.coordinator.scheduling.placement import place, place_most
-from gangline.schemas.errors.gangs import GangImpossible
+from gangline.schemas.errors.base import GangImpossible
 from gangline.schemas.messages.gangs import AcquireRequest, MemberCause
 from gangline.schemas.records.gangs import GangSetRecord, GangSpec
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gangline.schemas.errors.gangs import GangImpossible
+from gangline.schemas.errors.base import GangImpossible
 from gangline.telemetry.tracing import tracer
 
 from ...otel import memory_reader, reading_of

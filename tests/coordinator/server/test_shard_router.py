@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.schemas.errors.base import InvalidRequest
-from gangline.schemas.errors.gangs import NoCoordinator
+from gangline.schemas.errors.base import InvalidRequest, NoCoordinator
 from gangline.schemas.names import Names
 
 from ...support.coordinator.rig import System

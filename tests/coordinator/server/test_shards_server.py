@@ -8,8 +8,7 @@ import json
 import pytest
 
 from gangline.dispatcher.client.client import Client
-from gangline.schemas.errors.base import InvalidRequest
-from gangline.schemas.errors.gangs import NoCoordinator, ShardConflict
+from gangline.schemas.errors.base import InvalidRequest, NoCoordinator, ShardConflict
 
 from ...waiting import PATIENCE_S
 from .test_server import PATIENT, leading, opened

@@ -14,8 +14,14 @@ from gangline.bus.port.bus import Conflict, KvWrite, NoResponders
 from gangline.coordinator.service import Coordinator, CoordinatorState
 from gangline.coordinator.sharding.registry import GONE_S
 from gangline.coordinator.sharding.shards import WHOLE, Shard, pools_of, shard_of
-from gangline.schemas.errors.base import InvalidRequest, InvalidSettings
-from gangline.schemas.errors.gangs import GangImpossible, NoCoordinator, ShardConflict, UnknownGang
+from gangline.schemas.errors.base import (
+    GangImpossible,
+    InvalidRequest,
+    InvalidSettings,
+    NoCoordinator,
+    ShardConflict,
+    UnknownGang,
+)
 from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangSpec, LeaderRecord, MemberRecord, ShardMap
 

@@ -17,8 +17,7 @@ from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import GanglineError, NoWorkers
-from gangline.schemas.errors.gangs import NoCoordinator
+from gangline.schemas.errors.base import GanglineError, NoCoordinator, NoWorkers
 from gangline.schemas.names import Names, Operation, WorkerId
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker

@@ -9,8 +9,14 @@ import pytest
 
 from gangline.dispatcher.gangs.collective_call import Arguments, by_rank, run_on_all, same_for_all
 from gangline.dispatcher.gangs.members import Formation, copier
-from gangline.schemas.errors.base import DeadlineExceeded, InvalidArguments, TaskFailed, WorkerLost
-from gangline.schemas.errors.gangs import GangFailed, GangRestarted
+from gangline.schemas.errors.base import (
+    DeadlineExceeded,
+    GangFailed,
+    GangRestarted,
+    InvalidArguments,
+    TaskFailed,
+    WorkerLost,
+)
 from gangline.schemas.records.gangs import Seat
 
 

@@ -10,7 +10,7 @@ from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import Message, NoResponders
 from gangline.bus.rpc.responder import listen
 from gangline.dispatcher.gangs.coordinator_client import CoordinatorClient
-from gangline.schemas.errors.gangs import NoCoordinator
+from gangline.schemas.errors.base import NoCoordinator
 from gangline.schemas.messages.gangs import GangReply, OwnedRequest
 from gangline.schemas.names import GangOperation, Names
 from gangline.schemas.records.gangs import GangState

@@ -11,21 +11,19 @@ import pytest
 from gangline.schemas.errors.base import (
     ClosedError,
     DeadlineExceeded,
-    InvalidArguments,
-    InvalidRequest,
-    InvalidSettings,
-    SelectionUsed,
-    TaskFailed,
-    UnknownMethod,
-    WrongPool,
-)
-from gangline.schemas.errors.gangs import (
     GangEnded,
     GangFailed,
     GangImpossible,
     GangNotFormed,
     GangRestarted,
+    InvalidArguments,
+    InvalidRequest,
+    InvalidSettings,
     NoCoordinator,
+    SelectionUsed,
+    TaskFailed,
+    UnknownMethod,
+    WrongPool,
 )
 from gangline.schemas.messages.gangs import GangEventKind, GangReply
 from gangline.schemas.names import GangOperation

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors.base import GanglineError, InvalidRequest, NoWorkers
-from gangline.schemas.errors.gangs import GangEnded, GangFailed, GangNotFormed
+from gangline.schemas.errors.base import GangEnded, GangFailed, GanglineError, GangNotFormed, InvalidRequest, NoWorkers
 from gangline.schemas.names import GangOperation, Names
 from gangline.schemas.records.gangs import GangSetStatus, SetState
 from gangline.worker.pool.pool import Pool

@@ -20,8 +20,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.client.sync import connect_sync
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import GanglineError, NoWorkers, WorkerLost
-from gangline.schemas.errors.gangs import GangImpossible, GangRestarted
+from gangline.schemas.errors.base import GangImpossible, GanglineError, GangRestarted, NoWorkers, WorkerLost
 from gangline.schemas.messages.gangs import GangEvent
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import GangRecord, GangState

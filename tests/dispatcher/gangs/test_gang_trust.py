@@ -9,8 +9,15 @@ import pytest
 
 from gangline.bus.memory.faults import WriteOutcome
 from gangline.dispatcher.gangs import gang as gang_module
-from gangline.schemas.errors.base import DeadlineExceeded, GanglineError, LeaseExpired, WorkerLost
-from gangline.schemas.errors.gangs import GangEnded, GangNotFormed, GangRestarted
+from gangline.schemas.errors.base import (
+    DeadlineExceeded,
+    GangEnded,
+    GanglineError,
+    GangNotFormed,
+    GangRestarted,
+    LeaseExpired,
+    WorkerLost,
+)
 from gangline.worker.pool.pool import Pool
 
 from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, until

@@ -10,6 +10,7 @@ import pytest
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import (
+    GangFailed,
     GanglineError,
     InvalidArguments,
     InvalidRequest,
@@ -20,7 +21,6 @@ from gangline.schemas.errors.base import (
     WorkerLost,
     WrongPool,
 )
-from gangline.schemas.errors.gangs import GangFailed
 from gangline.schemas.messages.gangs import MemberCause, MemberReport
 from gangline.schemas.names import GangOperation
 

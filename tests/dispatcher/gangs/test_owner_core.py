@@ -15,8 +15,17 @@ from gangline.dispatcher.gangs.owner_core import (
     RenewOwnership,
 )
 from gangline.schemas.deadline import margin_s
-from gangline.schemas.errors.base import ClosedError, LeaseExpired, Unavailable
-from gangline.schemas.errors.gangs import GangEnded, GangFailed, GangRestarted, NoCoordinator, NotOwner, UnknownGang
+from gangline.schemas.errors.base import (
+    ClosedError,
+    GangEnded,
+    GangFailed,
+    GangRestarted,
+    LeaseExpired,
+    NoCoordinator,
+    NotOwner,
+    Unavailable,
+    UnknownGang,
+)
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind, GangReply
 from gangline.schemas.records.gangs import GangState, Seat
 

@@ -15,6 +15,7 @@ from gangline.dispatcher.pools.pool import RoutedPool
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import (
     ClosedError,
+    GangFailed,
     GanglineError,
     InvalidRequest,
     NoWorkers,
@@ -22,7 +23,6 @@ from gangline.schemas.errors.base import (
     UnknownMethod,
     WorkerLost,
 )
-from gangline.schemas.errors.gangs import GangFailed
 from gangline.schemas.messages.gangs import MemberCause, MemberReport
 from gangline.schemas.names import GangOperation
 from gangline.schemas.records.gangs import GangRecord

@@ -8,8 +8,7 @@ import pytest
 
 from gangline.bus.port.bus import StreamMessage
 from gangline.dispatcher.jobs.dead_letters import DeadLetter
-from gangline.schemas.errors.base import InvalidName, InvalidRequest, PayloadTooLarge
-from gangline.schemas.errors.tasks import JobError, UnknownJob
+from gangline.schemas.errors.base import InvalidName, InvalidRequest, JobError, PayloadTooLarge, UnknownJob
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobProgress, JobState
 from gangline.schemas.wire import codec, headers

@@ -13,8 +13,7 @@ from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs import job as jobs_feed
 from gangline.runtime.clock import Environment
-from gangline.schemas.errors.base import InvalidRequest, StreamBroken
-from gangline.schemas.errors.tasks import JobCancelled, JobDead, ResultNotKept, UnknownJob
+from gangline.schemas.errors.base import InvalidRequest, JobCancelled, JobDead, ResultNotKept, StreamBroken, UnknownJob
 from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import DeadReason, JobEvent, JobItem, JobProgress, JobState
 from gangline.schemas.wire import codec

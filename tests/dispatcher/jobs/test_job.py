@@ -16,8 +16,17 @@ from gangline.dispatcher.jobs import queries as jobs_desk
 from gangline.dispatcher.jobs import stored as jobs_stored
 from gangline.dispatcher.jobs.queries import JobQueries
 from gangline.dispatcher.jobs.stored import JobRef
-from gangline.schemas.errors.base import ClosedError, DeadlineExceeded, InvalidName, MalformedMessage, TaskFailed
-from gangline.schemas.errors.tasks import JobCancelled, JobDead, ResultNotKept, UnknownJob
+from gangline.schemas.errors.base import (
+    ClosedError,
+    DeadlineExceeded,
+    InvalidName,
+    JobCancelled,
+    JobDead,
+    MalformedMessage,
+    ResultNotKept,
+    TaskFailed,
+    UnknownJob,
+)
 from gangline.schemas.messages.jobs import JobInfo
 from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import DeadReason, JobFailure, JobState

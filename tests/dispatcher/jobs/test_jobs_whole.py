@@ -11,8 +11,17 @@ import pytest
 from gangline import current_task
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.runtime.clock import Environment
-from gangline.schemas.errors.base import InvalidArguments, NonRetryable, StreamBroken, TaskFailed, UnknownMethod
-from gangline.schemas.errors.tasks import JobCancelled, JobDead, ResultNotKept, UnknownJob
+from gangline.schemas.errors.base import (
+    InvalidArguments,
+    JobCancelled,
+    JobDead,
+    NonRetryable,
+    ResultNotKept,
+    StreamBroken,
+    TaskFailed,
+    UnknownJob,
+    UnknownMethod,
+)
 from gangline.schemas.records.jobs import JobEvent, JobProgress, JobState
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 from gangline.testing import cluster

@@ -10,7 +10,7 @@ from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import PublishRefused
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
-from gangline.schemas.errors.tasks import InvalidSchedule
+from gangline.schemas.errors.base import InvalidSchedule
 from gangline.schemas.names import Names
 from gangline.schemas.schedules import check_schedule
 from gangline.schemas.wire import headers

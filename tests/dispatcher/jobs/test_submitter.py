@@ -15,9 +15,10 @@ from gangline.schemas.errors.base import (
     InvalidArguments,
     InvalidName,
     InvalidRequest,
+    InvalidSchedule,
+    JobCancelled,
     PayloadTooLarge,
 )
-from gangline.schemas.errors.tasks import InvalidSchedule, JobCancelled
 from gangline.schemas.messages.jobs import JobInfo
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobState

@@ -12,6 +12,7 @@ from gangline.bus.port.bus import BucketSettings, KeyValue, StorageUnavailable
 from gangline.dispatcher.traffic.route_core import home_pool
 from gangline.schemas.errors.base import (
     ClosedError,
+    InvalidRoute,
     NoWorkers,
     QueueFull,
     Saturated,
@@ -19,7 +20,6 @@ from gangline.schemas.errors.base import (
     WorkerLost,
     WrongPool,
 )
-from gangline.schemas.errors.tasks import InvalidRoute
 from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire import codec

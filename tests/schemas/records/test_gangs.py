@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.schemas.errors.base import InvalidName, InvalidRequest, error_from_wire
-from gangline.schemas.errors.gangs import GangImpossible, NotOwner
+from gangline.schemas.errors.base import GangImpossible, InvalidName, InvalidRequest, NotOwner, error_from_wire
 from gangline.schemas.messages.gangs import AcquireRequest, OwnedRequest
 from gangline.schemas.messages.operations import parse_request
 from gangline.schemas.names import GangOperation, Names, WorkerId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.schemas.errors.tasks import InvalidRoute
+from gangline.schemas.errors.base import InvalidRoute
 from gangline.schemas.records.routes import EXAMPLE, QueueRules, RouteRecord, parse_route
 from gangline.schemas.wire import codec
 

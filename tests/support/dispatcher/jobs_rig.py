@@ -18,8 +18,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.runtime.clock import Environment
-from gangline.schemas.errors.base import GanglineError
-from gangline.schemas.errors.tasks import UnknownJob
+from gangline.schemas.errors.base import GanglineError, UnknownJob
 from gangline.schemas.messages.jobs import CancelReply, JobInfo, JobWhyReply, QueueStats
 from gangline.schemas.names import JobFeed, Names, QueueOperation
 from gangline.schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord

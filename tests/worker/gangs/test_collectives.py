@@ -11,8 +11,7 @@ import pytest
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConnectionEvent
-from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge
-from gangline.schemas.errors.gangs import GangEnded, StaleGeneration
+from gangline.schemas.errors.base import ClosedError, GangEnded, InvalidRequest, PayloadTooLarge, StaleGeneration
 from gangline.schemas.names import Names
 from gangline.worker.gangs.collectives import LINGER_S, CollectiveSession, CollectiveSessions
 

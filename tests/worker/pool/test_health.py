@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors.base import InvalidSettings, WorkerUnhealthy
-from gangline.schemas.errors.gangs import GangFailed
+from gangline.schemas.errors.base import GangFailed, InvalidSettings, WorkerUnhealthy
 from gangline.worker.context.task_context import GangContext
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import WorkerState

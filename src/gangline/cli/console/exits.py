@@ -11,6 +11,8 @@ from ...schemas.errors.base import (
     DeadlineExceeded,
     GanglineError,
     InvalidRequest,
+    JobDead,
+    JobError,
     LeaseError,
     NoWorkers,
     ServerUnreachable,
@@ -19,7 +21,6 @@ from ...schemas.errors.base import (
     Unavailable,
     WorkerUnhealthy,
 )
-from ...schemas.errors.tasks import JobDead, JobError
 
 
 class Exit(IntEnum):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...dispatcher.gangs.gang import Gang
-from ...schemas.errors.gangs import GangRestarted
+from ...schemas.errors.base import GangRestarted
 from ...schemas.messages.gangs import GangEvent, GangQuery, GangReply, GangWhyReply
 from ...schemas.names import GangOperation
 from ...testing.kit.processes import PATIENCE_S

@@ -15,8 +15,7 @@ from ...bus.port.bus import Bus, ConnectionEvent, Message
 from ...dispatcher.client.client import Client
 from ...dispatcher.gangs.coordinator_client import CoordinatorClient
 from ...runtime.clock import Environment
-from ...schemas.errors.base import Disconnected, GanglineError, LeaseError
-from ...schemas.errors.gangs import GangEnded, UnknownGang
+from ...schemas.errors.base import Disconnected, GangEnded, GanglineError, LeaseError, UnknownGang
 from ...schemas.messages.gangs import (
     AcquireRequest,
     EndRequest,

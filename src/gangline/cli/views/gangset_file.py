@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from ...bus.port.bus import Conflict, KeyValue, KvEntry
 from ...dispatcher.client.client import Client
 from ...dispatcher.client.operations import read_record
-from ...schemas.errors.base import GanglineError, InvalidRequest, Unavailable
-from ...schemas.errors.gangs import UnknownGang
+from ...schemas.errors.base import GanglineError, InvalidRequest, Unavailable, UnknownGang
 from ...schemas.names import Names, check_name
 from ...schemas.records.gangs import (
     GangSetRecord,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...bus.port.bus import BucketSettings, Conflict, KeyValue
 from ...dispatcher.client.client import Client
 from ...dispatcher.jobs.storage import TaskStorage, TaskStreams
-from ...schemas.errors.base import GanglineError
-from ...schemas.errors.tasks import InvalidRoute
+from ...schemas.errors.base import GanglineError, InvalidRoute
 from ...schemas.names import check_name
 from ...schemas.records.routes import QueueRules, RouteRecord, parse_route
 from ...schemas.text import plain

@@ -11,13 +11,13 @@ from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import (
     DeadlineExceeded,
     InvalidArguments,
+    InvalidSchedule,
     LeaseExpired,
     NoWorkers,
     TaskFailed,
     UnknownMethod,
     WorkerLost,
 )
-from gangline.schemas.errors.tasks import InvalidSchedule
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.jobs import JobState
 from gangline.schemas.records.routes import QueueRules, RouteRecord

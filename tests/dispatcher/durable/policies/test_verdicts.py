@@ -8,7 +8,6 @@ import pytest
 
 from gangline.dispatcher.durable.policies.retry_policy import NotStarted, Permanent, Retry, classify
 from gangline.schemas.errors import base as errors
-from gangline.schemas.errors import tasks as task_errors
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.records.jobs import DeadReason
 
@@ -24,6 +23,8 @@ PERMANENT = {
     "InvalidSchedule": DeadReason.MALFORMED,
     "InvalidRoute": DeadReason.MALFORMED,
     "NonRetryable": DeadReason.FAILED,
+    "GangImpossible": DeadReason.MALFORMED,
+    "ShardConflict": DeadReason.MALFORMED,
 }
 RETRIED = {
     "TaskFailed": DeadReason.FAILED,
@@ -40,6 +41,8 @@ RETRIED = {
     "JobDead": DeadReason.FAILED,
     "JobCancelled": DeadReason.FAILED,
     "ResultNotKept": DeadReason.FAILED,
+    "GangFailed": DeadReason.FAILED,
+    "GangRestarted": DeadReason.FAILED,
 }
 NOT_STARTED = {
     *("Unavailable", "NoWorkers", "Saturated", "QueueFull", "Draining", "Disconnected", "ServerUnreachable"),
@@ -62,13 +65,9 @@ NOT_STARTED = {
         "NoDispatcher",
         "DeadlineExceeded",
     ),
+    *("NoCoordinator", "UnknownGang", "NotOwner", "StaleGeneration", "GangEnded", "GangNotFormed"),
 }
-CLASSES = {
-    name: each
-    for module in (errors, task_errors)
-    for name, each in inspect.getmembers(module, inspect.isclass)
-    if issubclass(each, GanglineError)
-}
+CLASSES = {name: each for name, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, GanglineError)}
 
 
 def test_every_error_of_the_wire_has_a_verdict():
@@ -91,7 +90,8 @@ def test_the_verdict_on(name):
 @pytest.mark.parametrize("name", sorted(NOT_STARTED))
 def test_what_may_have_started_counts_as_a_try(name):
     verdict = classify(CLASSES[name]("x", may_have_started=True))
-    assert verdict == Retry(DeadReason.TIMED_OUT if name == "DeadlineExceeded" else DeadReason.FAILED)
+    late = issubclass(CLASSES[name], errors.DeadlineExceeded)
+    assert verdict == Retry(DeadReason.TIMED_OUT if late else DeadReason.FAILED)
 
 
 @pytest.mark.parametrize("name", ["WorkerLost", "ResultLost", "TaskCancelled", "TaskFailed", "StreamBroken"])

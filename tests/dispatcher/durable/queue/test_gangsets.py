@@ -13,7 +13,7 @@ from gangline.bus.port.bus import NotPermitted
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gangs.set_registry import SetRegistry
-from gangline.schemas.errors.tasks import JobCancelled, JobDead
+from gangline.schemas.errors.base import JobCancelled, JobDead
 from gangline.schemas.records.jobs import JobState
 from gangline.worker.pool.pool import Pool
 

@@ -19,8 +19,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
-from gangline.schemas.errors.base import error_from_wire
-from gangline.schemas.errors.tasks import NoDispatcher, UnknownJob
+from gangline.schemas.errors.base import NoDispatcher, UnknownJob, error_from_wire
 from gangline.schemas.messages.jobs import CancelReply, JobInfo, JobWhyReply
 from gangline.schemas.names import JobFeed, Names, QueueOperation
 from gangline.schemas.records.jobs import JobItem, JobState, ResultRecord

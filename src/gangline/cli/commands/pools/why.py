@@ -47,9 +47,7 @@ def _lines(why: gang_messages.GangWhyReply | jobs.JobWhyReply) -> Iterable[str]:
 
 async def _ask(client: Client, id: str) -> gang_messages.GangWhyReply | jobs.JobWhyReply:
     """Ask the coordinator for a gang, then dispatchers for a task: an id alone does not say which it is."""
-    from ....schemas.errors.base import Unavailable
-    from ....schemas.errors.gangs import UnknownGang
-    from ....schemas.errors.tasks import UnknownJob
+    from ....schemas.errors.base import Unavailable, UnknownGang, UnknownJob
     from ....schemas.messages.gangs import GangQuery, GangWhyReply
     from ....schemas.messages.operations import parse_request
     from ....schemas.names import GangOperation

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ....schemas.errors.base import GanglineError, InvalidRequest
-from ....schemas.errors.tasks import JobError
+from ....schemas.errors.base import GanglineError, InvalidRequest, JobError
 from ...console.arguments import job_argument
 from ...console.options import ConnectionOptions, connection_options, json_option
 

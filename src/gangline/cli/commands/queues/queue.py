@@ -47,7 +47,7 @@ def ls(connection: ConnectionOptions, as_json: bool) -> None:
 @connection_options
 def show(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
     """Show one queue, with all counters of its dispatcher."""
-    from ....schemas.errors.tasks import NoDispatcher
+    from ....schemas.errors.base import NoDispatcher
     from ....schemas.names import check_name
     from ...console.output import print_lines
     from ...views.jobs import queue_lines

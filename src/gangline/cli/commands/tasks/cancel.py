@@ -29,7 +29,7 @@ def command(connection: ConnectionOptions, job: str, endpoint: str | None, as_js
     A running task is asked to stop. It may take a while, or even succeed; it is not retried. Exit code 1: it had
     already ended.
     """
-    from ....schemas.errors.tasks import JobError
+    from ....schemas.errors.base import JobError
     from ...console.output import print_json
     from ...console.session import with_client
 

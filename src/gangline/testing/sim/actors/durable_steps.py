@@ -10,8 +10,7 @@ from ....bus.memory.server import MemoryBus
 from ....dispatcher.client.client import Client
 from ....dispatcher.jobs.job import Job
 from ....dispatcher.jobs.submitter import job_of_key
-from ....schemas.errors.base import DeadlineExceeded, GanglineError
-from ....schemas.errors.tasks import JobError, UnknownJob
+from ....schemas.errors.base import DeadlineExceeded, GanglineError, JobError, UnknownJob
 from ..plan.durable_plan import JobKind, JobStep
 from ..stage.stage import Stage
 

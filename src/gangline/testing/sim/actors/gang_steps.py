@@ -12,8 +12,7 @@ from ....bus.port.bus import RequestTimeout
 from ....bus.rpc.requester import raise_if_error
 from ....dispatcher.client.client import Client
 from ....dispatcher.gangs.gang import Gang
-from ....schemas.errors.base import GanglineError
-from ....schemas.errors.gangs import GangEnded, NotOwner, UnknownGang
+from ....schemas.errors.base import GangEnded, GanglineError, NotOwner, UnknownGang
 from ....schemas.messages.gangs import GangReply
 from ....schemas.names import GangOperation
 from ....schemas.records.gangs import GangState

@@ -356,7 +356,8 @@ class RequestExchange:
             # Unknown id: its caller gave up, and sent the worker CANCEL or RELEASE then.
             if flight is None or flight.worker is not worker:
                 continue
-            if epoch != flight.epoch and self._of_another(flight, frame, epoch):
+            outbound = flight.outbound
+            if (outbound is None or epoch != outbound.epoch) and self._of_another(flight, frame, epoch):
                 continue
             if flight.deliver(frame):
                 flights.pop(frame[1], None)

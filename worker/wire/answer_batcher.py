@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from ...bus.port.bus import Bus
@@ -82,8 +83,9 @@ class AnswerBatcher:
         return not self._pending and not self._kept
 
     def put(self, reply: str, frame: bytes) -> None:
-        """Send `frame` with the others of this turn. Not longer than `largest_frame`."""
-        if self._muted:
+        """Send an encoded frame, not longer than `largest_frame`, with the others of this turn. Without a reply subject
+        it goes nowhere."""
+        if self._muted or not reply:
             return
         frames = self._pending.get(reply)
         if frames is None:
@@ -224,13 +226,15 @@ _OK: Final = int(AnswerOp.OK)
 class FrameResponder:
     """The sender of one envelope: receives the answers to its frames."""
 
-    __slots__ = ("_again", "_driver", "_answers", "_reply")
+    __slots__ = ("_again", "_answers", "_driver", "_reply", "send")
     job = None
     progress = None
 
     def __init__(self, reply: str, answer_batcher: AnswerBatcher, driver: CoreDriver) -> None:
         self._reply = reply
         self._answers = answer_batcher
+        self.send: Callable[[bytes], None] = partial(answer_batcher.put, reply)
+        """Send an encoded frame; see AnswerBatcher.put."""
         self._driver = driver
         self._again: set[int] | None = None
         """Ids whose answers were sent again."""
@@ -247,11 +251,6 @@ class FrameResponder:
     def refused(self, slots: int) -> None:
         """It was told that so many slots are not free."""
         self._answers.refused(self._reply, slots)
-
-    def send(self, frame: bytes) -> None:
-        """Send an encoded frame. Without a reply subject it goes nowhere."""
-        if self._reply:
-            self._answers.put(self._reply, frame)
 
     def held(self, run: TaskRun) -> None:
         """Say that it waits for BEGIN."""

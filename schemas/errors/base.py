@@ -33,12 +33,12 @@
     │   ├── StaleEpoch                  the worker restarted (or was frozen) since
     │   ├── SelectionUsed               a selection can be dispatched only once
     │   ├── SelectionClosed             dispatched after its `async with` block ended
+    │   ├── WrongPool                   the selection belongs to another pool
+    │   ├── WrongClient                 the selection was made by another client
     │   ├── UnknownGang                 never requested here, or ended too long ago
     │   ├── NotOwner                    the owner token is wrong
     │   ├── StaleGeneration             the gang was restarted since
-    │   ├── GangEnded                   it ended; carries the reason
-    │   ├── WrongPool                   the selection belongs to another pool
-    │   └── WrongClient                 the selection was made by another client
+    │   └── GangEnded                   it ended; carries the reason
     ├── DeadlineExceeded                the caller's deadline passed
     │   └── GangNotFormed               not formed by its deadline; says why
     ├── OutcomeUnknown                  the task may have run; it is not marked idempotent, so it was not retried

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 _SLACK: Final = 64
 """Outdated entries that are not worth a look."""
 
-K = TypeVar("K", bound=tuple[Any, ...])
+K = TypeVar("K", bound=tuple[Any, ...] | int)
 
 
 class TimerQueue(Generic[K]):

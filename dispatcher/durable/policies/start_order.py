@@ -1,35 +1,32 @@
-"""Who starts before whom, what limits the starts, and how many messages are asked for to judge that.
+"""Which task starts first, what limits the starts, and how many messages to fetch to judge that.
 
-A task's place is its *virtual time*: when it was published, less `age_step_s` for each step of its priority; ties by
-sequence. Since waiting is worth the same to all, it need not be counted: a task of priority 0 that has waited 20 s and
-one of priority 2 that has just been published are neighbours (with `age_step_s` 10), and stay so. Places never change,
-so a heap keeps them.
+A task's place is its *virtual time*: when it was published, minus `age_step_s` for each step of its priority; ties by
+sequence. Waiting is worth the same to all tasks, so it need not be counted: a task of priority 0 that has waited 20 s
+and a new one of priority 2 are neighbours (with `age_step_s` 10), and stay so. Places never change, so heaps keep them.
 
-The bound of starvation: a task goes before every task of higher priority that is published more than (difference of
+The bound of starvation: a task starts before every task of higher priority that is published more than (difference of
 priorities) x `age_step_s` after it.
 
 Laws of keys:
 
-1. Of one key at most `limit` tasks run or may be started next; the latter are those that go first of all that wait.
-   Nobody else of the key is looked at when there is room in a pool, however many they are.
-2. The head of an ordered key is its started task, or else the one of the lowest sequence, whatever the priorities. Only
-   the head may start. It stays head through retries, until its end is stored.
+1. At most `limit` tasks of one key run or may start next; the latter are those with the lowest places of all that wait.
+   The others of the key are not looked at when a pool has room, however many they are.
+2. The head of an ordered key is its started task, or otherwise the one with the lowest sequence, whatever the
+   priorities. Only the head may start. It stays head through retries, until its end is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import floor
 from typing import Final
 
+from ....runtime.timers import TimerQueue
 from ....schemas.messages.submission import Submission
 
 Place = tuple[float, int]
 """Virtual time, sequence. Lower goes first."""
-
-_SLACK: Final = 64
 
 
 def place_of(submission: Submission, seq: int, age_step_s: float) -> Place:
@@ -37,55 +34,41 @@ def place_of(submission: Submission, seq: int, age_step_s: float) -> Place:
     return (submission.published_at - submission.priority * age_step_s, seq)
 
 
-class RankedSet:
-    """Sequences by place. Adding, removing and taking the first (or, `reverse`, the last) costs O(log n)."""
+class RankedSet(TimerQueue[int]):
+    """Sequences by place. Adding, removing and reading the first (or, with `reverse`, the last) costs O(log n)."""
 
-    __slots__ = ("_heap", "_members", "_sign")
+    __slots__ = ("_sign",)
 
     def __init__(self, *, reverse: bool = False) -> None:
+        super().__init__()
         self._sign = -1 if reverse else 1
-        self._heap: list[Place] = []  # may hold places of those that were removed since
-        self._members: dict[int, Place] = {}
-
-    def __len__(self) -> int:
-        return len(self._members)
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._members
+        return self._sign * seq in self._at
 
     def __iter__(self) -> Iterator[int]:
         """In no particular order."""
-        return iter(self._members)
-
-    def __repr__(self) -> str:
-        return f"RankedSet({len(self._members)}, first={self.first})"
+        return (self._sign * seq for seq in self._at)
 
     def add(self, place: Place) -> None:
-        assert place[1] not in self._members, place
-        self._members[place[1]] = place
-        heappush(self._heap, place if self._sign > 0 else (-place[0], -place[1]))
-        if len(self._heap) > _SLACK + 4 * len(self._members):
-            self._heap = [(self._sign * at, self._sign * seq) for at, seq in self._members.values()]
-            heapify(self._heap)
+        assert place[1] not in self, place
+        self.set(self._sign * place[1], self._sign * place[0])
 
     def discard(self, seq: int) -> bool:
         """False: it was not there."""
-        return self._members.pop(seq, None) is not None
+        return self._at.pop(self._sign * seq, None) is not None
 
     @property
     def first(self) -> Place | None:
-        """The place that goes first (`reverse`: last); None if there is none."""
-        heap, members = self._heap, self._members
-        while heap:
-            place = heap[0] if self._sign > 0 else (-heap[0][0], -heap[0][1])
-            if members.get(place[1]) == place:
-                return place
-            heappop(heap)
-        return None
+        """The lowest place (`reverse`: the highest); None if there is none."""
+        if self.next_at is None:
+            return None
+        at, seq = self._heap[0]
+        return (self._sign * at, self._sign * seq)
 
 
 class ReadyQueue:
-    """The tasks of one pool that may start as soon as there is room, with the slots that each takes."""
+    """The tasks of one pool that may start as soon as there is room, and the slots that each takes."""
 
     __slots__ = ("_by_cost", "_costs", "slots")
 
@@ -93,7 +76,7 @@ class ReadyQueue:
         self._by_cost: dict[int, RankedSet] = {}
         self._costs: dict[int, int] = {}
         self.slots = 0
-        """That all of them together take."""
+        """Of all together."""
 
     def __len__(self) -> int:
         return len(self._costs)
@@ -120,8 +103,8 @@ class ReadyQueue:
                 del self._by_cost[cost]
 
     def first(self, slots: int | None = None) -> Place | None:
-        """Who goes first; of those that take no more than so many slots, if that is given. There are few different
-        costs, so looking at the first of each is cheap."""
+        """The lowest place; of those that take at most so many slots, if given. There are few different costs, so
+        looking at the first of each is cheap."""
         best: Place | None = None
         for cost, ranked in self._by_cost.items():
             if slots is None or cost <= slots:
@@ -132,7 +115,7 @@ class ReadyQueue:
 
     @property
     def smallest(self) -> int:
-        """Fewest slots that one of them takes; 0: there is none."""
+        """The fewest slots that one of them takes; 0: there is none."""
         return min(self._by_cost, default=0)
 
     def cost(self, seq: int) -> int:
@@ -141,7 +124,7 @@ class ReadyQueue:
 
 @dataclass(frozen=True, slots=True)
 class StartChanges:
-    """Who may be started now, and who may not any more."""
+    """Tasks that may start now, and tasks that no longer may."""
 
     promoted: tuple[int, ...] = ()
     demoted: tuple[int, ...] = ()
@@ -150,19 +133,20 @@ class StartChanges:
 class _Cap:
     """One key."""
 
-    __slots__ = ("candidates", "last", "places", "running", "waiting")
+    __slots__ = ("candidates", "running", "waiting")
 
     def __init__(self) -> None:
         self.running: dict[int, None] = {}
         self.candidates = RankedSet(reverse=True)
-        """May be started; `first` is the one to go when a better comes."""
+        """May start; `first` is the one to withdraw when a better one comes."""
         self.waiting = RankedSet()
-        self.places: dict[int, Place] = {}
-        """Of candidates and of those that wait."""
+
+    def discard(self, seq: int) -> bool:
+        return self.candidates.discard(seq) or self.waiting.discard(seq)
 
     @property
     def empty(self) -> bool:
-        return not self.running and not self.places
+        return not self.running and not self.candidates and not self.waiting
 
     def balance(self, limit: int) -> StartChanges:
         """Restore law 1."""
@@ -197,30 +181,26 @@ class KeyConcurrency:
     def add(self, key: str, place: Place) -> StartChanges:
         """One more that could start; it is `promoted` if it may."""
         cap = self._keys.setdefault(key, _Cap())
-        cap.places[place[1]] = place
         cap.waiting.add(place)
         return cap.balance(self.limit)
 
     def discard(self, key: str, seq: int) -> StartChanges:
         """One of those that could start goes away."""
         cap = self._keys.get(key)
-        if cap is None or cap.places.pop(seq, None) is None:
-            return StartChanges()
-        return self._without(key, cap, seq)
+        return self._balance(key, cap) if cap is not None and cap.discard(seq) else StartChanges()
 
     def start(self, key: str, seq: int) -> StartChanges:
         """It runs now, whether or not it might."""
         cap = self._keys.setdefault(key, _Cap())
         cap.running[seq] = None
-        if cap.places.pop(seq, None) is not None:
-            return self._without(key, cap, seq)
+        cap.discard(seq)
         return cap.balance(self.limit)
 
     def stop(self, key: str, seq: int) -> StartChanges:
         """It does not run any more."""
         cap = self._keys[key]
         del cap.running[seq]
-        return self._without(key, cap, seq)
+        return self._balance(key, cap)
 
     def running(self, key: str) -> tuple[int, ...]:
         """Sequences of its tasks that run."""
@@ -236,9 +216,7 @@ class KeyConcurrency:
         cap = self._keys.get(key)
         return cap is not None and seq in cap.candidates
 
-    def _without(self, key: str, cap: _Cap, seq: int) -> StartChanges:
-        cap.candidates.discard(seq)
-        cap.waiting.discard(seq)
+    def _balance(self, key: str, cap: _Cap) -> StartChanges:
         if cap.empty:
             del self._keys[key]
             return StartChanges()
@@ -248,9 +226,8 @@ class KeyConcurrency:
         """Assert law 1; for tests."""
         for key, cap in self._keys.items():
             assert not cap.empty, f"key {key!r} is remembered for nothing"
-            assert set(cap.places) == set(cap.candidates) | set(cap.waiting), f"key {key!r} has lost a place"
             assert not set(cap.candidates) & set(cap.waiting), f"key {key!r} has one twice"
-            assert not set(cap.places) & set(cap.running), f"key {key!r} has one twice"
+            assert not {*cap.candidates, *cap.waiting} & set(cap.running), f"key {key!r} has one twice"
             room = self.limit - len(cap.running) - len(cap.candidates)
             assert room >= 0 or not cap.candidates, f"key {key!r} has too many candidates"
             assert room <= 0 or not cap.waiting, f"key {key!r} keeps one back for nothing"

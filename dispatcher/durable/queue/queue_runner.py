@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -82,10 +83,12 @@ class QueueRunner:
         self._closed = False
         self._died = False
         """Our predecessor never gave the queue up."""
-        self._pool_observer = PoolObserver(context.router, context.known, tell=self._on_pool, log=self._log)
+        self._pool_observer = PoolObserver(
+            context.router, context.known, tell=functools.partial(self.tell, on.PoolSeen), log=self._log
+        )
         self._verifier: OwnershipVerifier | None = None
         self._consumer: Consumer | None = None
-        self._tasks = TaskSet(f"queue {endpoint}", self._log)
+        self._tasks = TaskSet(f"queue {endpoint}")
         self._searching = False
         self._searched_at = self._loop.time()
         """When the records of cancelled jobs were last looked for."""
@@ -177,17 +180,15 @@ class QueueRunner:
         )
         context.metrics.taken(self.endpoint)
         self._executor.start(self._consumer)
-        self._tasks.start(self._recover_or_lose(stream, turn))
+        self._tasks.start(self._recover(stream, turn)).add_done_callback(self._recovered)
         return name
 
-    async def _recover_or_lose(self, stream: Stream, turn: OwnershipProof) -> None:
-        try:
-            await self._recover(stream, turn)
-        except ConsumerLost:
-            self._lost()
-        except Exception:
-            self._log.exception("the queue cannot be taken over", extra={"action": "queue.bug"})
-            self._lost()
+    def _recovered(self, task: asyncio.Future[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, ConsumerLost):
+            self._log.error("the queue cannot be taken over", exc_info=error, extra={"action": "queue.bug"})
+        self._lost()
 
     async def _recover(self, stream: Stream, turn: OwnershipProof) -> None:
         """Law 4."""
@@ -528,11 +529,6 @@ class QueueRunner:
         self.tell(on.Routed, route=record or _DEFAULT, explicit=record is not None)
         for pool in (record or _DEFAULT).pools(self.endpoint):
             self._pool_observer.follow(pool)
-
-    def _on_pool(
-        self, pool: str, known: bool, workers: int, largest: int, costs: dict[str, int], once: frozenset[str]
-    ) -> None:
-        self.tell(on.PoolSeen, pool=pool, known=known, workers=workers, largest=largest, costs=costs, once=once)
 
     async def _sure(self) -> None:
         assert self._verifier is not None

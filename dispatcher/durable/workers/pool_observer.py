@@ -1,14 +1,15 @@
-"""What a queue's core is told of pools: looked at a few times a second, told when it has changed.
+"""Tells a queue's core about pools: looks a few times a second, and reports changes.
 
-A standing set is told of as a pool whose workers are its formed gangs. It is known as soon as it is declared.
+A standing set is reported as a pool whose workers are its formed gangs. It is known as soon as it is declared.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+from ....runtime.tasks import TaskSet
 from ....telemetry.logs import Log
 from ...jobs.storage import until_answered
 from ...pools.pool import RoutedPool
@@ -16,13 +17,13 @@ from ...router.router import Router
 
 LOOK_S: Final = 0.25
 
-Seen = tuple[bool, int, int, tuple[tuple[str, int], ...], frozenset[str]]
-"""Known, workers, largest, costs, once."""
+Seen = dict[str, Any]
+"""The fields of PoolSeen, besides time and pool."""
 
 
 class KnownPools:
-    """Pools that were ever seen to have a worker, and standing sets, by anybody in this process. A ledger in memory
-    forgets them all when the server restarts, and they are no less known for that."""
+    """Standing sets, and pools that ever had a worker, as seen by this process. A ledger in memory forgets them when
+    the server restarts, but they stay known."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -36,16 +37,17 @@ class PoolObserver:
         router: Router,
         known: KnownPools,
         *,
-        tell: Callable[[str, bool, int, int, dict[str, int], frozenset[str]], None],
+        tell: Callable[..., None],
         log: Log,
     ) -> None:
-        """`tell` is called with the fields of PoolSeen."""
+        """`tell` receives the fields of PoolSeen, by name."""
         self._router = router
         self._known = known
         self._tell = tell
         self._log = log
         self._seen: dict[str, Seen | None] = {}
-        self._opening: dict[str, asyncio.Task[RoutedPool]] = {}
+        self._opening: set[str] = set()
+        self._tasks = TaskSet("open pools", log)
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -68,11 +70,7 @@ class PoolObserver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        opening = list(self._opening.values())
-        for task in opening:
-            task.cancel()
-        if opening:
-            await asyncio.wait(opening)
+        await self._tasks.stop()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -81,9 +79,8 @@ class PoolObserver:
 
     def _reopen(self, name: str) -> None:
         if name not in self._opening and not self._closed:
-            task = asyncio.get_running_loop().create_task(self._open(name), name=f"gangline-open-{name}")
-            self._opening[name] = task
-            task.add_done_callback(lambda _: self._opening.pop(name, None))
+            self._opening.add(name)
+            self._tasks.start(self._open(name)).add_done_callback(lambda _: self._opening.discard(name))
 
     def _look(self) -> None:
         if self._closed:
@@ -98,28 +95,24 @@ class PoolObserver:
             seen = self._describe(name, pool)
             if seen != before:
                 self._seen[name] = seen
-                self._tell(name, seen[0], seen[1], seen[2], dict(seen[3]), seen[4])
+                self._tell(pool=name, **seen)
         self._timer = loop.call_later(LOOK_S, self._look)
 
     def _describe(self, name: str, pool: RoutedPool) -> Seen:
         view = pool.core.view
         if view.workers or self._router.sets.pool_of(name) is pool:
             self._known.names.add(name)
-        costs = tuple(
-            (method, found.slots)
-            for method in view.methods
-            if (found := view.method(method)) is not None and found.slots != 1
-        )
-        once = frozenset(
-            method for method in view.methods if (found := view.method(method)) is not None and not found.idempotent
-        )
+        methods = {name: found for name in view.methods if (found := view.method(name)) is not None}
+        costs = {method: found.slots for method, found in methods.items() if found.slots != 1}
+        once = frozenset(method for method, found in methods.items() if not found.idempotent)
         before = self._seen.get(name)
         if not view.workers and before is not None:
-            # The next worker's tasks will hardly take other slots than the last one's: what is taken for small until
-            # it is known is refused, and overtaken meanwhile. And whether what that one ran may run twice is as it was.
-            costs, once = before[3], before[4]
+            # The next worker's tasks probably take as many slots as the last one's. A cost that is assumed too low is
+            # refused, and others overtake the task. And what was not idempotent still is not.
+            costs, once = before["costs"], before["once"]
         largest = max((worker.total for worker in view.workers.values()), default=0)
-        return name in self._known.names, len(view.workers), largest, costs, once
+        known = name in self._known.names
+        return {"known": known, "workers": len(view.workers), "largest": largest, "costs": costs, "once": once}
 
     def __repr__(self) -> str:
         return f"PoolObserver({sorted(self._seen)})"

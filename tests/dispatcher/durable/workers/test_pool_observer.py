@@ -42,7 +42,7 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
     pool_observer = PoolObserver(
         router,  # type: ignore[arg-type]
         KnownPools(),
-        tell=lambda *seen: told.append(seen),
+        tell=lambda **seen: told.append(tuple(seen.values())),
         log=logger_for("test"),
     )
     pool.idempotent = {"light"}
@@ -72,7 +72,7 @@ async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_to
     pool_observer = PoolObserver(
         router,  # type: ignore[arg-type]
         known,
-        tell=lambda *seen: told.append(seen),
+        tell=lambda **seen: told.append(tuple(seen.values())),
         log=logger_for("test"),
     )
     await pool_observer.open(["llm"])

@@ -1,5 +1,5 @@
-"""What is known of jobs and queues: asked of the dispatchers, and read from the streams
-where they cannot tell; and waiting for the end of jobs, and what it then was."""
+"""The state of jobs and queues, from the dispatchers, or from the streams where they cannot tell; and the end of jobs:
+waiting for it, and its result."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ UNHELD_TTL_S: Final = 30 * 86_400.0
 """... while its queue has no dispatcher: it must be there when one comes."""
 
 _AGAIN_S: Final = 1.5
-"""A question without an answer for so long is asked again, as all of them may be: whoever had it may have died."""
+"""Without an answer for so long, a question is repeated: the dispatcher that had it may have died."""
 
 TAKEN_WITHIN_S: Final = 3.0
-"""A dispatcher that runs looks for new queues every second (`look_s`), and takes one in less than that."""
+"""A dispatcher looks for new queues every second (`look_s`), and takes one in less than that."""
 
 R = TypeVar("R", bound=BaseModel)
 _log = logger_for("dispatcher")
 
 
 class JobQueries:
-    """Asks and reads. One per client."""
+    """One per client."""
 
     def __init__(self, bus: Bus, streams: TaskStreams, ambient: Environment) -> None:
         self.bus = bus
@@ -73,19 +73,19 @@ class JobQueries:
     # -- one job --------------------------------------------------------------------------------------------------
 
     async def record(self, job: str) -> ResultRecord | None:
-        """How the job ended; None: it has not, or so long ago that it is forgotten."""
+        """How the job ended; None: it has not, or its record has expired."""
         entry = await (await self.streams.results()).get(self._names.result_key(job))
         return None if entry is None else parse_result(job, entry.value)
 
     async def status(self, ref: JobRef, timeout_s: float) -> JobInfo:
-        """What is known of the job now.
+        """The job's current state.
 
         Raises:
-            UnknownJob: nothing is; `details["certain"]` is False when it may stand further down a very long queue.
+            UnknownJob: it is not known; `details["certain"]` is False if it may be further down a very long queue.
         """
         if (record := await self.record(ref.id)) is not None:
             return _info_of(record)
-        told, absent = await self._told(ref, timeout_s)
+        told, held = await self._asked(ref, QueueOperation.GET, JobInfo, timeout_s)
         if told is not None:
             return told
         if (schedule := await self._schedule(ref)) is not None:
@@ -93,17 +93,17 @@ class JobQueries:
         found = await self._find(ref)
         if found.message is not None:
             info = info_of_task(ref, found.message, self._names)
-            reason = await self._absence(info.endpoint, found.message.at) if absent else None
+            reason = None if held else await self._absence(info.endpoint, found.message.at)
             return info.model_copy(update={"reason": reason}) if reason is not None else info
         if (record := await self.record(ref.id)) is not None:  # it ended just now
             return _info_of(record)
-        raise self._unknown(ref, absent=absent, certain=found.certain)
+        raise self._unknown(ref, absent=not held, certain=found.certain)
 
     async def cancel(self, ref: JobRef, timeout_s: float) -> bool:
-        """Have it not run, or stop; False: it had ended.
+        """Cancel the job; False: it had ended.
 
         Raises:
-            UnknownJob: nothing is known of it.
+            UnknownJob: it is not known.
         """
         record = await self.record(ref.id)
         if record is not None and record.state is not JobState.CANCELLED:
@@ -112,15 +112,9 @@ class JobQueries:
             return await self._unschedule(ref, schedule, timeout_s)
         if record is not None:
             return False
-        held = False
-        for endpoint in await self._endpoints_of(ref):
-            try:
-                request = JobRequest(job=ref.id)
-                return (await self._ask(endpoint, QueueOperation.CANCEL, request, CancelReply, timeout_s)).cancelled
-            except NoDispatcher:
-                continue
-            except UnknownJob:
-                held = True
+        reply, held = await self._asked(ref, QueueOperation.CANCEL, CancelReply, timeout_s)
+        if reply is not None:
+            return reply.cancelled
         found = (await self._find(ref)).message
         if found is None:
             return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
@@ -132,16 +126,14 @@ class JobQueries:
         return True
 
     async def why(self, ref: JobRef, timeout_s: float) -> JobWhyReply:
-        """What it waits for.
+        """What the job waits for.
 
         Raises:
-            UnknownJob: nothing is known of it.
+            UnknownJob: it is not known.
         """
-        for endpoint in await self._endpoints_of(ref):
-            try:
-                return await self._ask(endpoint, QueueOperation.WHY, JobRequest(job=ref.id), JobWhyReply, timeout_s)
-            except (NoDispatcher, UnknownJob):
-                continue
+        reply, _ = await self._asked(ref, QueueOperation.WHY, JobWhyReply, timeout_s)
+        if reply is not None:
+            return reply
         info = await self.status(ref, timeout_s)
         obstacles: tuple[JobObstacle, ...] = ()
         if info.state is JobState.SCHEDULED:
@@ -154,7 +146,7 @@ class JobQueries:
         return JobWhyReply(job=info, obstacles=obstacles)
 
     async def in_hand(self, ref: JobRef, timeout_s: float) -> bool:
-        """Whether the dispatcher of its endpoint has that very message of it in hand, or cannot say yet."""
+        """Whether the dispatcher of its endpoint has this very message in hand, or cannot say yet."""
         assert ref.endpoint is not None and ref.sequence is not None, ref
         try:
             info = await self._ask(ref.endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, timeout_s)
@@ -169,7 +161,7 @@ class JobQueries:
     # -- queues ---------------------------------------------------------------------------------------------------
 
     async def queues(self, timeout_s: float) -> list[QueueStats]:
-        """Every queue that has tasks or a dispatcher, by endpoint; `dispatcher` is empty where nobody has it."""
+        """Every queue that has tasks or a dispatcher, by endpoint; `dispatcher` is empty for one without."""
         depths = await self._depths()
         endpoints = sorted({*depths, *await self._had()})
         return list(await asyncio.gather(*(self._stats(name, depths.get(name, 0), timeout_s) for name in endpoints)))
@@ -220,7 +212,7 @@ class JobQueries:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _absence(self, endpoint: str, published_at: float) -> str:
-        """What to say of a task whose queue nobody answers for."""
+        """Text about a task whose queue has no dispatcher that answers."""
         if self._ambient.wall() - published_at < TAKEN_WITHIN_S:
             return (
                 f"no dispatcher has the queue of {endpoint!r} yet: one that runs takes it within seconds, and if none "
@@ -258,29 +250,30 @@ class JobQueries:
                     ) from error
 
     async def _endpoints_of(self, ref: JobRef) -> list[str]:
-        """Whom to ask: the job's endpoint, or all whose queue somebody has."""
+        """The job's endpoint, or all whose queue has a dispatcher."""
         return [ref.endpoint] if ref.endpoint is not None else sorted(await self._had())
 
-    async def _told(self, ref: JobRef, timeout_s: float) -> tuple[JobInfo | None, bool]:
-        """What dispatchers say, and whether there was none to ask."""
-        absent = True
+    async def _asked(
+        self, ref: JobRef, operation: QueueOperation, reply: type[R], timeout_s: float
+    ) -> tuple[R | None, bool]:
+        """The answer of the dispatcher that knows the job, and whether there was any dispatcher to ask."""
+        held = False
         for endpoint in await self._endpoints_of(ref):
             try:
-                found = await self._ask(endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, timeout_s)
-                return found, False
+                return await self._ask(endpoint, operation, JobRequest(job=ref.id), reply, timeout_s), True
             except NoDispatcher:
                 continue
             except UnknownJob:
-                absent = False
-        return None, absent
+                held = True
+        return None, held
 
     async def _schedule(self, ref: JobRef) -> StreamMessage | None:
         return await (await self.streams.tasks()).last(self._names.schedule(ref.id))
 
     async def _unschedule(self, ref: JobRef, schedule: StreamMessage, timeout_s: float) -> bool:
-        """Take what the server keeps until its time. Its record comes first, for longer than until then: so it is
-        cancelled also when the answer to the purge is lost, or when its time comes just now. What repeats has none: it
-        is no job that ends, and may be declared again."""
+        """Remove a schedule from the server. The record is written first, and kept beyond the scheduled time: so the
+        job is cancelled even if the answer to the purge is lost, or its time comes right now. A recurring schedule has
+        no record: it never ends, and may be declared again."""
         info = info_of_schedule(ref, schedule, self._names)
         if info.next_try_at is not None:
             left_s = max(0.0, info.next_try_at - self._ambient.wall())
@@ -298,7 +291,7 @@ class JobQueries:
         return True
 
     async def _stop_started(self, ref: JobRef, timeout_s: float) -> None:
-        """A dispatcher may have taken it from the stream just before; it knows the job by now."""
+        """A dispatcher may just have fetched it; it knows the job by now."""
         for endpoint in await self._endpoints_of(ref):
             with contextlib.suppress(GanglineError):
                 await self._ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
@@ -307,12 +300,12 @@ class JobQueries:
         return await find(await self.streams.tasks(), self._names, ref)
 
     async def _cancel_stored(self, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
-        """Cancel a task that no dispatcher has looked at. Its record comes first: whoever starts it all the same, since
-        it was just then taken from the stream, finds that it cannot write a result.
+        """Cancel a task that no dispatcher has fetched. The record is written first: a dispatcher that fetches and
+        starts the task nevertheless cannot write a result.
 
         Args:
-            held: its queue has a dispatcher. Else it may run since before that one died: the message is left for the
-                next, who finds the record, and stops what runs.
+            held: its queue has a dispatcher. Otherwise an attempt may still run that a dead dispatcher started: the
+                message is left for the next dispatcher, which finds the record and stops the attempt.
         """
         target = target_of(found, self._names)
         try:
@@ -324,10 +317,9 @@ class JobQueries:
         return True
 
     async def _write_cancelled(self, ref: JobRef, target: tuple[str, str], submitted_at: float, ttl_s: float) -> None:
-        """Write the record of a job that was cancelled.
-
+        """
         Raises:
-            Conflict: there is one.
+            Conflict: the job has a record.
         """
         record = ResultRecord(
             job=ref.id,
@@ -384,16 +376,16 @@ def _is_name(text: str) -> bool:
 
 
 LOOK_S: Final = 10.0
-"""How often a waiting reader looks by itself, in case the news of a result was lost."""
+"""How often a waiting reader looks without news, since news of a result may be lost."""
 STATUS_S: Final = 5.0
-"""How long dispatchers are given to say whether a job exists."""
+"""How long dispatchers have to say whether a job exists."""
 
 _LOOKS_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""News of a result may be quicker than its storage: looks that follow it."""
+"""News of a result may be faster than its storage: pauses between the looks that follow it."""
 
 
 async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
-    """The record of how the job ended, as soon as there is one. Goes on over lost connections.
+    """The record of the job's end, as soon as there is one. Waits through lost connections.
 
     Raises:
         UnknownJob: there is no such job.
@@ -402,7 +394,7 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
     news, names = asyncio.Event(), queries.streams.names
 
     def on_write(entry: KvEntry) -> None:
-        # A write that passes may be one that the server refuses, since another was first: only a sign to look.
+        # The server may refuse this write, since another was first: it is only a sign to look.
         news.set()
 
     def on_connection(event: ConnectionEvent) -> None:
@@ -447,11 +439,11 @@ async def _look(queries: JobQueries, job: str) -> ResultRecord | None:
 
 
 async def _still_there(queries: JobQueries, ref: JobRef, doubts: int) -> int:
-    """Nothing was heard for long, or we never knew whether the job exists: then somebody has to know it. Twice in a
-    row, for what was submitted here: it may be on its way from the stream to a dispatcher.
+    """After a long silence, or if the job was never known to exist, check that it is known somewhere. For a job that
+    was submitted here twice in a row, since it may be on its way from the stream to a dispatcher.
 
     Raises:
-        UnknownJob: nobody does.
+        UnknownJob: it is not known.
     """
     if not doubts:
         return 0
@@ -467,10 +459,10 @@ async def _still_there(queries: JobQueries, ref: JobRef, doubts: int) -> int:
 
 
 async def value_of(streams: TaskStreams, record: ResultRecord) -> Any:
-    """The result of a job that ended well.
+    """The result of a job that succeeded.
 
     Raises:
-        JobDead, JobCancelled: it did not; the last error is the cause.
+        JobDead, JobCancelled: it did not succeed; the last error is the cause.
         ResultNotKept: its large result is no longer there.
         MalformedMessage: the record cannot be read.
     """
@@ -494,7 +486,7 @@ async def value_of(streams: TaskStreams, record: ResultRecord) -> Any:
 
 
 def plain_value(value: Any, encoding: str) -> Any:
-    """A value as records and items carry it.
+    """A value that a record or an item carries.
 
     Raises:
         MalformedMessage: not base64 of msgpack where it should be.

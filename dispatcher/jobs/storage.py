@@ -1,7 +1,7 @@
-"""The streams and buckets of durable tasks: what each is called, keeps, and for how long.
+"""The streams and buckets of durable tasks: their names, settings and retention.
 
-Whoever comes first makes them, client or dispatcher; one that exists is used as it is. Storage is asked for as long as
-it takes: a lost leader or a restarted server is no reason to give a task up.
+The first client or dispatcher creates them; existing ones are used as they are. Requests to storage are repeated for as
+long as it takes: a lost leader or a restarted server is no reason to give a task up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ...schemas.names import Names
 from ...telemetry.logs import Log
 
 DUPLICATES_S: Final = 120.0
-"""The same `Nats-Msg-Id` within so long is the same task."""
+"""Within this time the same `Nats-Msg-Id` is the same task."""
 
 T = TypeVar("T")
 
@@ -89,20 +89,17 @@ class TaskStorage:
         )
 
     def dead(self, names: Names) -> StreamSettings:
-        return StreamSettings(
-            subjects=(names.all_dead,),
-            storage=self.storage,
-            replicas=self.replicas,
-            max_age_s=self.dead_max_age_s,
-            duplicates_s=DUPLICATES_S,
-        )
+        return self._kept(names.all_dead, self.dead_max_age_s)
 
     def jobs(self, names: Names) -> StreamSettings:
+        return self._kept(names.jobs, self.jobs_max_age_s)
+
+    def _kept(self, subjects: str, max_age_s: float) -> StreamSettings:
         return StreamSettings(
-            subjects=(names.jobs,),
+            subjects=(subjects,),
             storage=self.storage,
             replicas=self.replicas,
-            max_age_s=self.jobs_max_age_s,
+            max_age_s=max_age_s,
             duplicates_s=DUPLICATES_S,
         )
 
@@ -112,7 +109,7 @@ def _set(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class TaskStreams:
-    """Opens each at its first use, once. Methods raise what `Bus.stream` and `Bus.bucket` do."""
+    """Opens each once, at its first use. Methods raise what `Bus.stream` and `Bus.bucket` raise."""
 
     def __init__(self, bus: Bus, names: Names, storage: TaskStorage | None = None) -> None:
         """
@@ -126,30 +123,28 @@ class TaskStreams:
         self._opening: dict[str, asyncio.Lock] = {}
 
     async def tasks(self) -> Stream:
-        """What waits and what runs."""
+        """Tasks that wait or run."""
         names = self.names
         return await self._once("tasks", lambda: self._bus.stream(names.tasks_stream, self._storage.tasks(names)))
 
     async def dead(self) -> Stream:
-        """Dead letters."""
         names = self.names
         return await self._once("dead", lambda: self._bus.stream(names.dead_stream, self._storage.dead(names)))
 
     async def jobs(self) -> Stream:
-        """What is told of single jobs."""
+        """Events, progress and items of jobs."""
         names = self.names
         return await self._once("jobs", lambda: self._bus.stream(names.jobs_stream, self._storage.jobs(names)))
 
     async def results(self) -> KeyValue:
-        """Results, and the tries of those that have none yet."""
+        """Results, and the attempts of jobs without one."""
         return await self._once("results", lambda: self._bus.bucket(self.names.results_bucket, self._storage.bucket))
 
     async def routes(self) -> KeyValue:
-        """Routes."""
         return await self._once("routes", lambda: self._bus.bucket(self.names.routes_bucket, self._storage.bucket))
 
     async def objects(self) -> ObjectStore:
-        """Results that are too large for a key."""
+        """Results that are too large for the bucket."""
         store = self.names.objects_store
         return await self._once("objects", lambda: self._bus.object_store(store, self._storage.bucket))
 
@@ -168,12 +163,12 @@ class TaskStreams:
 FIRST_S: Final = 0.05
 MOST_S: Final = 2.0
 LOUD_AFTER: Final = 5
-"""Tries in vain before people are told."""
+"""Failures before there is a warning."""
 _SAID_AGAIN: Final = 30
 
 
 FINAL: Final = (Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermitted, ServerUnsupported)
-"""Answers of storage, not the lack of one."""
+"""Answers of storage, as opposed to no answer."""
 
 
 def storage_backoff() -> Backoff:
@@ -182,10 +177,10 @@ def storage_backoff() -> Backoff:
 
 
 async def until_answered(what: str, ask: Callable[[], Awaitable[T]], log: Log) -> T:
-    """What `ask` returns, asked again while storage or the connection is not there. Cancelling ends it.
+    """What `ask` returns, repeated while storage or the connection is away.
 
     Raises:
-        Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermitted, ServerUnsupported: storage said so.
+        Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermitted, ServerUnsupported: storage's answer.
     """
     backoff = storage_backoff()
     while True:
@@ -201,11 +196,11 @@ async def until_answered(what: str, ask: Callable[[], Awaitable[T]], log: Log) -
 
 
 async def until_taken(what: str, ask: Callable[[], Awaitable[T]], log: Log) -> T:
-    """What `ask` returns, asked again whatever storage says: the end of a task has nowhere else to go, and an operator
-    can give back a permission, or room. Cancelling ends it.
+    """What `ask` returns, repeated whatever storage answers: there is no other place for the end of a task, and an
+    operator can restore a permission, or free space.
 
     Raises:
-        GanglineError: what is no answer of storage.
+        GanglineError: one that is no answer of storage.
     """
     tries = 0
     while True:

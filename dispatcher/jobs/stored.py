@@ -1,4 +1,4 @@
-"""What the stream of tasks shows of a job that no dispatcher knows: a schedule, or a task far down its queue."""
+"""Jobs in the task stream that no dispatcher knows: schedules, and tasks far down a queue."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...schemas.wire import headers
 from .submitter import moment_of
 
 SCANNED: Final = 20_000
-"""Most messages that are looked at for a job whose place in the stream is not known."""
+"""The most messages that are read to find a job with an unknown sequence."""
 CHAINS: Final = 16
-"""Parts of the stream that are looked through side by side."""
+"""Parts of the stream that are searched concurrently."""
 
 
 class JobRef(NamedTuple):
-    """A job, as far as its holder knows it."""
+    """What the owner of a reference knows about a job."""
 
     id: str
     endpoint: str | None = None
@@ -32,9 +32,9 @@ class JobRef(NamedTuple):
     repeats: bool = False
     result_kept: bool = True
     events: bool = False
-    """Each change of its state is told."""
+    """Each change of its state is an event."""
     submitted: bool = False
-    """We submitted it ourselves, so that it exists, or existed."""
+    """This client submitted it, so it exists, or existed."""
 
     @property
     def target(self) -> str:
@@ -43,11 +43,9 @@ class JobRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search came to."""
-
     message: StreamMessage | None
     certain: bool = True
-    """False: there are so many messages that not all were looked at."""
+    """False: there are too many messages to read all."""
 
 
 async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
@@ -64,44 +62,33 @@ async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
     count = sum(state.subjects.values())
     if not count:
         return SearchResult(None)
-    search = _Search(tasks, pattern, ref.id, prefix)
-    await search.run(state.first_sequence, state.last_sequence)
-    return SearchResult(search.found, certain=search.found is not None or search.left > 0)
+    found: StreamMessage | None = None
+    left = SCANNED
 
-
-class _Search:
-    """Looks through a stream, in parts side by side."""
-
-    def __init__(self, tasks: Stream, pattern: str, job: str, prefix: str) -> None:
-        self.found: StreamMessage | None = None
-        self.left = SCANNED
-        self._tasks = tasks
-        self._pattern = pattern
-        self._job = job
-        self._prefix = prefix
-
-    async def run(self, first: int, last: int) -> None:
-        step = max(1, -(-(last - first + 1) // CHAINS))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for start in range(first, last + 1, step):
-                    group.create_task(self._chain(start, min(start + step - 1, last)))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # one is as good as another
-
-    async def _chain(self, place: int, end: int) -> None:
-        while place <= end and self.left > 0 and self.found is None:
-            self.left -= 1
-            message = await self._tasks.next(self._pattern, place)
+    async def search(place: int, end: int) -> None:
+        nonlocal found, left
+        while place <= end and left > 0 and found is None:
+            left -= 1
+            message = await tasks.next(pattern, place)
             if message is None or message.sequence > end:
                 return
-            if _is_job(message, self._job, self._prefix):
-                self.found = message
+            if _is_job(message, ref.id, prefix):
+                found = message
             place = message.sequence + 1
+
+    first, last = state.first_sequence, state.last_sequence
+    step = max(1, -(-(last - first + 1) // CHAINS))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for start in range(first, last + 1, step):
+                group.create_task(search(start, min(start + step - 1, last)))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # any one will do
+    return SearchResult(found, certain=found is not None or left > 0)
 
 
 def info_of_task(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
-    """What is known of a task that nobody has looked at."""
+    """The state of a task that no dispatcher has fetched."""
     endpoint, method = target_of(message, names)
     return JobInfo(
         job=ref.id,
@@ -114,7 +101,7 @@ def info_of_task(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
 
 
 def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
-    """What is known of what the server keeps until its time."""
+    """The state of a scheduled task."""
     fields = message.headers or {}
     when = fields.get(headers.SCHEDULE, "")
     target = fields.get(headers.SCHEDULE_TARGET, "").removeprefix(names.tasks[:-1])
@@ -143,12 +130,12 @@ def _is_job(message: StreamMessage, job: str, prefix: str) -> bool:
 
 
 def job_of(message: StreamMessage) -> str:
-    """The id of the job whose task this is: its own, or else its sequence."""
+    """The job's id: that of the header, or the sequence."""
     return header_of(message.headers or {}, headers.JOB) or str(message.sequence)
 
 
 def header_of(fields: Mapping[str, str], name: str) -> str | None:
-    """One header, however it is written."""
+    """One header, in upper or lower case."""
     value = fields.get(name)
     if value is not None:
         return value

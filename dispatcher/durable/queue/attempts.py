@@ -1,10 +1,10 @@
-"""Tries of one queue: sent on leases, attached to, stopped, and told of when they end.
+"""Attempts of one queue's tasks: sent on leases, attached to, stopped, and reported when they end.
 
 Laws:
 
 1. Each StartAttempt and each ReattachAttempt is answered by exactly one `ended`, or by none after `let_go`.
-2. A try is on one lease or on none; the lease's slots come back with its end.
-3. Letting go (the queue is somebody else's now, or soon will be) stops nothing: what runs goes on.
+2. An attempt is on one lease or on none; the lease's slots come back when it ends.
+3. `let_go` (another dispatcher has the queue now, or soon will) stops nothing: running attempts continue.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ..workers.context import DispatcherContext
 from .joint_attempt import JointFlight
 from .slot_lessor import SlotLessor
 
-# Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a frame.
+# Plain numbers: arithmetic with enum flags takes longer than the rest of a frame.
 _TASK: Final = int(RequestOp.TASK)
 _ACK: Final = int(RequestOp.ACK)
 _OK: Final = int(AnswerOp.OK)
@@ -62,11 +62,11 @@ _NOTHING: Final = {fmt: codec.encode(None, fmt) for fmt in Format}
 """The result of a task that returns none."""
 _ATTACH_AGAIN_S: Final = 0.1
 _APPEARS_S: Final = 4.0
-"""Longer than the life of a heartbeat: the ledger may have been lost with a server in memory, and is written anew."""
+"""Longer than a heartbeat lives: a ledger in memory may have been lost with the server, and is being rewritten."""
 
 
 def _nothing(_worker: str) -> None:
-    """Nobody wants to know."""
+    """The default of `on_acknowledged`."""
 
 
 OnEnd = Callable[[QueuedMessage, int, GanglineError | None], None]
@@ -74,7 +74,7 @@ OnEnd = Callable[[QueuedMessage, int, GanglineError | None], None]
 
 
 class AttemptSender(AttemptListener):
-    """See the module. Plain calls; no task waits for a flight."""
+    """See the module. All methods are plain calls."""
 
     def __init__(
         self, context: DispatcherContext, endpoint: str, *, feed: JobEventPublisher, ended: OnEnd, log: Log
@@ -88,17 +88,17 @@ class AttemptSender(AttemptListener):
         self._ended = ended
         self._log = log
         self._entries: dict[int, QueuedMessage] = {}
-        """With a flight under way, by sequence."""
+        """Those with an attempt under way, by sequence."""
         self._lessors: dict[str, SlotLessor] = {}
         self._retries: set[asyncio.TimerHandle] = set()
         self._adopted: dict[str, tuple[int, Sequence[str]]] = {}
-        """By job: attempt and workers of a try that runs on all ranks of a gang, and that another dispatcher began."""
+        """By job: attempt and workers of one that another dispatcher started on all ranks of a gang."""
         self.on_acknowledged: Callable[[str], None] = _nothing
-        """Called with the name of a worker that was sent an ACK, which may get lost."""
+        """Receives the name of each worker that was sent an ACK, which may get lost."""
         self.started = 0
         self.turn = 0
-        """Greater than that of any dispatcher that had the queue before. Attempts are never counted back by more than
-        what was not known of the last, so the sum of both grows with each start of a job."""
+        """Greater than that of any earlier owner. Attempts never go back by more than what was unknown of the last one,
+        so the sum of both, the fence, grows with each start of a job."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -119,7 +119,7 @@ class AttemptSender(AttemptListener):
         worker = lease.worker
         method = worker.methods.get(submission.method)
         if method is not None and method.slots > start.cost:
-            # Nobody knew when the credit was counted. The core is told of it by then, or soon.
+            # Not known when the core counted the slots; it hears of it soon.
             lessor.give(lease, start.cost)
             text = f"{submission.target} takes {count_of(method.slots, 'slot')} on {worker.id}, not {start.cost}"
             self._ended(entry, start.attempt, LeaseBusy(text))
@@ -135,7 +135,7 @@ class AttemptSender(AttemptListener):
         sent_attempt = self._attempt(entry, worker, attached=False)
         try:
             self._send(entry, sent_attempt, self._task_frame(entry, sent_attempt, start, lease.hold.token))
-        except GanglineError as error:  # too large for a message, for example: nothing was sent
+        except GanglineError as error:  # nothing was sent, for example since it is too large
             self._finish(entry, sent_attempt)
             self._ended(entry, start.attempt, error)
             return
@@ -202,11 +202,11 @@ class AttemptSender(AttemptListener):
         self._ended(entry, sent_attempt.attempt, error)
 
     def adopt(self, job: str, attempt: int, names: Sequence[str]) -> None:
-        """A try that is to be attached to runs on these workers, by rank; empty: nobody knows where that rank is."""
+        """An attempt to attach to runs on these workers, by rank; an empty name: unknown."""
         self._adopted[job] = (attempt, names)
 
     def attach(self, entry: QueuedMessage, attach: ReattachAttempt) -> None:
-        """Be told how a try ends that another dispatcher began."""
+        """Wait for the end of an attempt that another dispatcher started."""
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
         entry.worker, entry.workers, entry.started, entry.fence = attach.worker, (), True, 0
         entry.count_items(known=False)
@@ -221,8 +221,7 @@ class AttemptSender(AttemptListener):
     def _try_attach(self, entry: QueuedMessage, attach: ReattachAttempt, appears_by: float) -> None:
         """
         Args:
-            appears_by: until then a worker that the router does not know is only not known yet; it has said that it has
-                the job.
+            appears_by: until then the router may not know the worker yet, which has reported the job.
         """
         worker = self.worker(attach.worker)
         if worker is None and self._exchange.loop.time() < appears_by:
@@ -264,7 +263,7 @@ class AttemptSender(AttemptListener):
         submission = entry.submission
         assert submission is not None
         args, kwargs = entry.arguments or arguments_of(entry.message.data, submission.fmt)
-        entry.arguments = None  # who is tried again waits longer than it takes to read them again
+        entry.arguments = None  # a retry waits longer than reading them again takes
         flags = _JSON if submission.fmt is Format.JSON else 0
         if entry.streams:
             flags |= _STREAM
@@ -323,7 +322,7 @@ class AttemptSender(AttemptListener):
     # -- after the end --------------------------------------------------------------------------------------------
 
     def acknowledge(self, entry: QueuedMessage) -> None:
-        """Tell whoever ran its last try that the end of that is stored, or of no interest any more."""
+        """Tell the worker of its last attempt that the attempt's end is stored, or no longer matters."""
         if entry.submission is None or not entry.started:
             return
         job, seq, attempt = entry.submission.job, entry.seq, entry.attempt
@@ -333,7 +332,7 @@ class AttemptSender(AttemptListener):
             self.acknowledge_on(name, job, seq, rank, attempt)
 
     def acknowledge_on(self, name: str, job: str, seq: int, rank: int, attempt: int) -> None:
-        """Likewise of one execution. A worker that never hears it forgets the end by itself, later."""
+        """The same for one execution. A worker that does not hear it forgets the end later by itself."""
         worker = self.worker(name) if name else None
         if worker is not None and worker.acks:
             self._exchange.post(worker, (_ACK, self._endpoint, job, seq, rank, attempt))
@@ -342,11 +341,11 @@ class AttemptSender(AttemptListener):
     # -- stopping -------------------------------------------------------------------------------------------------
 
     def stop(self, entry: QueuedMessage, attempt: int) -> None:
-        """Have the worker cancel a try."""
+        """Have the worker cancel an attempt."""
         entry.stopped = attempt
         sent_attempt = entry.sent_attempt
         if sent_attempt is None or entry.attempt != attempt:
-            return  # it has ended meanwhile, and that was told; or it is to be attached to, and stopped then
+            return  # its end was reported meanwhile; or it is stopped when it is attached to
         if isinstance(sent_attempt, JointFlight):
             sent_attempt.cancel()
         elif self._exchange.recall(sent_attempt):
@@ -356,7 +355,7 @@ class AttemptSender(AttemptListener):
             self._exchange.post(sent_attempt.worker, (RequestOp.CANCEL, sent_attempt.id))
 
     def let_go(self) -> None:
-        """Hear nothing more of any try. What was not sent yet is not sent."""
+        """Ignore all that follows. What was not sent yet is not sent."""
         for timer in self._retries:
             timer.cancel()
         self._retries.clear()
@@ -372,7 +371,7 @@ class AttemptSender(AttemptListener):
     # -- ends: AttemptListener ------------------------------------------------------------------------------------
 
     def item(self, sent_attempt: JobAttempt, frame: Frame) -> None:
-        """One item of a stream: more are sent when it is stored."""
+        """Store an item; then the worker may send more."""
         entry = self._entries.get(sent_attempt.seq)
         if entry is None or entry.sent_attempt is not sent_attempt or entry.submission is None:
             return
@@ -404,16 +403,16 @@ class AttemptSender(AttemptListener):
         self._ended(entry, sent_attempt.attempt, error)
 
     def _ask_for_items(self, entry: QueuedMessage, sent_attempt: JobAttempt, count: ItemTracker) -> None:
-        """Some got lost: at once the first time, then ever later, and not for ever."""
+        """Items got lost: request them, at once the first time, then with growing pauses, and not for ever."""
         wait_s = count.ask_after_s()
         if wait_s is None:
-            text = f"{entry.worker} does not send item {count.received}, however often it is asked"
+            text = f"{entry.worker} does not send item {count.received}, though it was asked several times"
             self._break_off(entry, sent_attempt, StreamBroken(text, may_have_started=True))
             return
         if not wait_s:
             self._attach_anew(entry, sent_attempt)
             return
-        self._exchange.forget(sent_attempt)  # what it still says comes again
+        self._exchange.forget(sent_attempt)  # its answers come again
 
         def again() -> None:
             if entry.sent_attempt is sent_attempt:
@@ -435,14 +434,14 @@ class AttemptSender(AttemptListener):
             self._exchange.post(sent_attempt.worker, (RequestOp.CREDIT, sent_attempt.id, more))
 
     def _attach_anew(self, entry: QueuedMessage, sent_attempt: JobAttempt) -> None:
-        """Have the items that are not stored sent again."""
+        """Have the items sent again that are not stored."""
         self._exchange.forget(sent_attempt)
         self._failure_detector.unwatch(sent_attempt.worker)
         again = self._attempt(entry, sent_attempt.worker, attached=True)
         self._send(entry, again, self._attach_frame(entry, again))
 
     def still_runs(self, sent_attempt: JobAttempt) -> None:
-        """The worker says so: it may wait for credit that got lost, or have sent items that did."""
+        """It may wait for credit that got lost, or its items may have got lost."""
         entry = self._entries.get(sent_attempt.seq)
         if (
             entry is not None
@@ -453,7 +452,6 @@ class AttemptSender(AttemptListener):
             self._attach_anew(entry, sent_attempt)
 
     def landed(self, sent_attempt: JobAttempt, frame: Frame) -> None:
-        """The worker answered."""
         entry = self._entries.get(sent_attempt.seq)
         if entry is None or entry.sent_attempt is not sent_attempt:
             return
@@ -474,13 +472,13 @@ class AttemptSender(AttemptListener):
         if entry.span is not NO_SPAN:
             entry.span.end(error)
         if error is None and frame[0] == AnswerOp.END:
-            # The end counts when all that was yielded can be read.
+            # The end counts when all items can be read.
             self._feed.when_stored(lambda: self._ended(entry, sent_attempt.attempt, None))
         else:
             self._ended(entry, sent_attempt.attempt, error)
 
     def _take_result(self, entry: QueuedMessage, frame: Frame) -> GanglineError | None:
-        """Keep what it returned, as it will be stored."""
+        """Keep the result as it will be stored."""
         assert entry.submission is not None
         if frame[0] == AnswerOp.END:
             if entry.item_count.known and entry.item_count.lacks(frame[2]):
@@ -497,7 +495,6 @@ class AttemptSender(AttemptListener):
         return None
 
     def crashed(self, sent_attempt: JobAttempt, fate: TryOutcome) -> None:
-        """There will be no answer."""
         entry = self._entries.get(sent_attempt.seq)
         if entry is None or entry.sent_attempt is not sent_attempt:
             return
@@ -510,7 +507,6 @@ class AttemptSender(AttemptListener):
         self._ended(entry, sent_attempt.attempt, error)
 
     def _ask_again(self, entry: QueuedMessage, sent_attempt: JobAttempt) -> None:
-        """That the question got lost, or was not taken, says nothing about the job."""
         assert entry.submission is not None
         attach = ReattachAttempt(
             seq=entry.seq, job=entry.submission.job, attempt=sent_attempt.attempt, worker=str(sent_attempt.worker.id)
@@ -534,17 +530,17 @@ class AttemptSender(AttemptListener):
             self._lessors[entry.feeder_pool].give(slots, entry.cost)
 
     def streams_on(self, worker: str, method: str) -> bool:
-        """Whether the task yields items there."""
+        """Whether the task yields items on that worker."""
         known = self.worker(worker)
         found = None if known is None else known.methods.get(method)
         return found is not None and found.streams
 
     def feeds(self, lessor: SlotLessor) -> None:
-        """Tries may be on leases of this feeder."""
+        """Attempts may be on leases of this lessor."""
         self._lessors[lessor.pool] = lessor
 
     def worker(self, name: str) -> WorkerEntry | None:
-        """That the router knows by that name."""
+        """The worker that the router knows by that name."""
         id = WorkerId.parse(name)
         pool = self._router.pools.get(id.pool)
         return None if pool is None else pool.core.view.workers.get(id.worker)

@@ -1,10 +1,10 @@
-"""Carries out what the core of one queue asks for, and tells it what came of it."""
+"""Carries out the effects of one queue's core, and reports the outcomes to it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -27,15 +27,12 @@ from ..workers.pool_observer import PoolObserver
 from .attempts import AttemptSender
 from .slot_lessor import SlotLessor
 
-
-class EventSink(Protocol):
-    """How the core is told of something: the fields besides time and chance."""
-
-    def __call__(self, event: type[Any], /, **fields: Any) -> None: ...
+EventSink = Callable[..., None]
+"""Reports an event to the core: its type, then its fields besides time and randomness, by name."""
 
 
 class QueueEffectExecutor:
-    """See the module. Everything is begun in the turn in which it is asked for."""
+    """See the module. Every effect is started in the turn of its event."""
 
     def __init__(
         self,
@@ -50,9 +47,9 @@ class QueueEffectExecutor:
     ) -> None:
         """
         Args:
-            entries: what the queue keeps, by sequence; acknowledged ones are removed here.
-            tell_soon: tells at the end of this turn, together with all else of it.
-            sure: waits until it is certain that the queue is ours.
+            entries: messages of the queue, by sequence; acknowledged ones are removed here.
+            tell_soon: reports at the end of this turn, together with its other events.
+            sure: waits until ownership of the queue is certain.
         """
         self._context = context
         self._endpoint = endpoint
@@ -76,14 +73,14 @@ class QueueEffectExecutor:
         )
         self.lessors: dict[str, SlotLessor] = {}
         self.pulled = 0
-        """Messages asked for so far."""
+        """Messages fetched so far."""
         self._consumer: Consumer | None = None
         self._acking: dict[int, QueuedMessage] = {}
-        """Acknowledged, and not confirmed to be; by sequence."""
+        """Acknowledged, and not confirmed yet; by sequence."""
         self._tried: dict[int, str] = {}
-        """Jobs that are acknowledged, and whose TryRecord may stand; by sequence."""
+        """Acknowledged jobs that may have a TryRecord; by sequence."""
         self._last: QueuedMessage | None = None
-        """What was acknowledged last: its end may be told after that."""
+        """The last acknowledged one: the event of its end may follow."""
         self._dirty: set[str] = set()
         """Pools whose credit has changed in this turn."""
         self._wants: dict[str, do.RequestSlots] = {}
@@ -98,7 +95,7 @@ class QueueEffectExecutor:
         self.outcomes.start()
 
     async def stop(self) -> None:
-        """Begin nothing more, drop what is under way, give leases back. What workers run goes on."""
+        """Start nothing more, drop what is under way, give leases back. Running attempts continue."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -111,7 +108,7 @@ class QueueEffectExecutor:
     # -- effects --------------------------------------------------------------------------------------------------
 
     def carry_out(self, effect: do.Effect) -> None:
-        """Begin one."""
+        """Start one."""
         HANDLERS[type(effect)](self, effect)
 
     def _pull(self, effect: do.Fetch) -> None:
@@ -195,10 +192,10 @@ class QueueEffectExecutor:
         self._timer = None
         self._tell(on.Tick)
 
-    # -- tries ----------------------------------------------------------------------------------------------------
+    # -- attempts ----------------------------------------------------------------------------------------------------
 
     def lessor(self, pool: str) -> SlotLessor:
-        """The feeder of a pool."""
+        """The leases of a pool."""
         lessor = self.lessors.get(pool)
         if lessor is None:
             context = self._context
@@ -217,7 +214,7 @@ class QueueEffectExecutor:
             self._credit_changed(pool)
 
     def _credit_changed(self, pool: str) -> None:
-        """Tell of it once in this turn, however many tasks end in it."""
+        """Report it once in this turn, however many tasks end in it."""
         self._dirty.add(pool)
         self._at_turn_end()
 
@@ -227,7 +224,7 @@ class QueueEffectExecutor:
             self._context.bus.at_turn_end(self._turn_end)
 
     def _turn_end(self) -> None:
-        """What is free first: what is wanted beyond it is known then."""
+        """Free slots first: then it is known how many more are needed."""
         self._turn_ends = False
         dirty, self._dirty = self._dirty, set()
         for pool in sorted(dirty):
@@ -242,7 +239,7 @@ class QueueEffectExecutor:
         self._background.start(self._attach_to(self._entries[effect.seq], effect))
 
     async def _attach_to(self, entry: QueuedMessage, effect: do.ReattachAttempt) -> None:
-        """Find out how much of a stream is stored, then attach."""
+        """Read how much of a stream is stored, then attach."""
         assert entry.submission is not None
         entry.items = None
         if self.sent_attempts.streams_on(effect.worker, entry.submission.method):
@@ -262,16 +259,16 @@ class QueueEffectExecutor:
     # -- acknowledgements -----------------------------------------------------------------------------------------
 
     def has(self, seq: int) -> bool:
-        """Whether that message is in hand, or not confirmed to be acknowledged."""
+        """Whether that message is in hand, or its acknowledgement is not confirmed."""
         return seq in self._entries or seq in self._acking
 
     def acknowledged(self, sequences: list[int]) -> None:
-        """The server has forgotten these."""
+        """The server has removed these."""
         if self._closed:
             return
         for seq in sequences:
             self._tell_soon(on.Acked, seq=seq)
-            # Not before: whoever would have the queue next asks the worker, as long as the message is there.
+            # Not before: as long as the message exists, the next owner of the queue would ask the worker.
             if (entry := self._acking.pop(seq, None)) is not None:
                 self.sent_attempts.acknowledge(entry)
             if (job := self._tried.pop(seq, None)) is not None:
@@ -295,18 +292,18 @@ HANDLERS: Final[dict[type[do.Effect], Callable[[QueueEffectExecutor, Any], None]
     do.EmitJobEvent: QueueEffectExecutor._publish_state,
     do.SetQueueTimer: QueueEffectExecutor._wake,
 }
-"""How each effect is begun. One for each of Effect: a test sees to it."""
+"""How each effect is started. A test checks that there is one for each of Effect."""
 
 
 _LOOK_S: Final = 1.0
-"""A worker whose ends are all stored has left by then, and is not asked."""
+"""A worker whose ends are all stored has left by then."""
 
 
 class KeptEnds:
-    """Ends that workers keep for one queue until they hear, by an ACK, that they are stored.
+    """Ends that workers keep for one queue until an ACK says that they are stored.
 
-    ACKs are never answered and may get lost, and a draining worker waits for each. So workers that drain and were sent
-    any are asked what they still keep, as long as they keep something, and are told again what is stored.
+    ACKs have no answers and may get lost, and a draining worker waits for each. So draining workers that were sent ACKs
+    are asked what they still keep, until they keep nothing, and get the ACKs of stored ends again.
     """
 
     def __init__(
@@ -320,10 +317,10 @@ class KeptEnds:
     ) -> None:
         """
         Args:
-            find: the worker of a name, if it is known.
+            find: the worker of a name, if known.
             kept: asks a worker what it runs and keeps of this queue.
-            stored: whether an end is, or is of no interest any more.
-            acknowledge: tells the worker of that name so.
+            stored: whether an end is stored, or no longer matters.
+            acknowledge: sends an ACK to the worker of that name.
         """
         self._find = find
         self._kept = kept
@@ -364,7 +361,7 @@ class KeptEnds:
                         self._acknowledge(name, job)
         except (GanglineError, ValidationError) as error:
             extra = {"action": "kept.ask", "worker": name}
-            self._log.debug("worker %s does not tell what it keeps: %s", name, error, extra=extra)
+            self._log.debug("worker %s does not report what it keeps: %s", name, error, extra=extra)
             return
         if not keeps and self._told.get(name) == told:
             self._told.pop(name, None)

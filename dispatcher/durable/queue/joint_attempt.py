@@ -1,12 +1,12 @@
-"""One try of a durable task on all ranks of a gang: on each rank an execution of its own, and one end for all of them.
+"""One attempt of a durable task on all ranks of a gang: an execution on each rank, and one end for all.
 
 Laws:
 
-1. None begins before all have their slots (HELD, then BEGIN), so a try starts on all ranks or on none.
-2. The try has ended when it has ended on every rank: the next one meets none of it. With the first that fails the
+1. No execution begins before all have their slots (HELD, then BEGIN), so an attempt starts on all ranks or on none.
+2. The attempt has ended when it has ended on every rank, so the next one meets none of it. When one rank fails, the
    others are told to stop.
-3. It succeeds with the results of all, by rank. It fails with the error of the rank that failed first; something of it
-   may have started if they were told to begin and not every rank says that nothing did.
+3. It succeeds with the results of all, by rank. It fails with the error of the rank that failed first. It may have
+   started if BEGIN was sent and not every rank says that it did nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ _ATTACH_AGAIN_S: Final = 0.1
 
 
 class JointFlight(JobAttempt, AttemptListener):
-    """One flight to whoever hears of its end. It is not sent itself; one for each rank is, whose AttemptListener it
-    is."""
+    """One attempt to its owner. It is not sent itself, but listens to one attempt for each rank."""
 
     __slots__ = ("_begun", "_ends", "_exchange", "_failed", "_find", "_frame_of", "_held", "_kept", "_names",
                  "_parts", "_results", "_started", "_timers", "_failure_detector", "_waiting")  # fmt: skip
@@ -49,9 +48,9 @@ class JointFlight(JobAttempt, AttemptListener):
     ) -> None:
         """
         Args:
-            names: the worker of each rank, as `<pool>.<worker>`; empty: nobody knows where that rank was.
-            find: the worker of that name, if it lives.
-            frame_of: what is sent to a rank; if the flight is attached, to attach to what it was sent before.
+            names: the worker of each rank, as `<pool>.<worker>`; empty: unknown.
+            find: the living worker of that name.
+            frame_of: the frame for a rank, which attaches if the attempt is attached.
             ends: called once, with the results by rank, or the error.
             worker: of the first rank that is known; for people.
         """
@@ -67,32 +66,32 @@ class JointFlight(JobAttempt, AttemptListener):
         self._waiting = set(range(len(names)))
         """Ranks on which it has not ended."""
         self._kept: set[int] = set()
-        """Ranks whose workers no longer know the answer, and keep the end."""
+        """Ranks whose workers have forgotten the answer, and keep the end."""
         self._held: set[int] = set()
         self._begun = attached
         self._started = False
-        """Some rank that has ended says that it may have done some of its work."""
+        """Some rank that has ended may have done some work."""
         self._results: dict[int, Any] = {}
         self._failed: GanglineError | None = None
         self._timers: set[asyncio.TimerHandle] = set()
 
     def launch(self) -> None:
-        """Send it to all ranks. Its end may come at once."""
+        """Send it to all ranks. It may end at once."""
         for rank in range(len(self._names)):
             self._send(rank)
 
     def cancel(self) -> None:
-        """Tell all ranks to stop; it ends as soon as they have."""
+        """Tell all ranks to stop; it ends when they have."""
         for part in list(self._parts):
             if part not in self._parts:
-                continue  # the end of one before took it back, too
+                continue  # the end of an earlier rank recalled it, too
             if self._exchange.recall(part):
                 self._end(self._take(part), _not_sent())
             else:
                 self._exchange.post(part.worker, (RequestOp.CANCEL, part.id))
 
     def let_go(self) -> None:
-        """Hear nothing more of it; what was not sent yet is not sent."""
+        """Ignore all that follows; what was not sent yet is not sent."""
         for timer in self._timers:
             timer.cancel()
         for part in list(self._parts):
@@ -101,7 +100,7 @@ class JointFlight(JobAttempt, AttemptListener):
             self._take(part)
         self._waiting.clear()
 
-    # -- Pilot ----------------------------------------------------------------------------------------------------
+    # -- AttemptListener ------------------------------------------------------------------------------------------
 
     def landed(self, sent_attempt: JobAttempt, frame: Frame) -> None:
         if sent_attempt not in self._parts:
@@ -158,8 +157,6 @@ class JointFlight(JobAttempt, AttemptListener):
             exchange.post(worker, (RequestOp.CANCEL, part.id))
 
     def _ask_again(self, rank: int) -> None:
-        """That the question got lost, or was not taken, says nothing about the job."""
-
         def again() -> None:
             self._timers.discard(timer)
             self._send(rank)

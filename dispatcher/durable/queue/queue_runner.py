@@ -1,20 +1,18 @@
-"""One endpoint's queue while this dispatcher has it: its core, what carries out the core's effects, and the way into
-both.
+"""One endpoint's queue while this dispatcher owns it: its core, the executor of the core's effects, and the messages.
 
 Laws:
 
-1. The core is told of events in the order in which they happened; what an effect brings about at once is told after
-   it.
-2. After the end (`close`, or the consumer lost) nothing is told and nothing new begins: another dispatcher may have the
-   queue by then. What workers run goes on; whoever takes over attaches to it.
-3. Between a doubt (see DoubtMonitor and verifier) and the server's word that the consumer is ours the core holds
-   everything back: it hears OwnershipDoubted before any other event, and then OwnershipConfirmed, or nothing more; what
-   is being written waits for the same.
-4. Nothing is pulled before the tries that failed are known, and nothing is started before every worker that may run
-   something of this queue has said what it runs; nor are those asked before a predecessor that gave up nothing has
-   stopped believing that the queue is its own.
-5. Whoever cancelled a job while our connection was gone has left no more than a record: after a reconnection those of
-   all jobs in hand are looked for before the core hears Sure.
+1. The core receives events in the order in which they happened; events caused by an effect come after it.
+2. After the end (`close`, or the consumer lost) nothing is reported and nothing new starts: another dispatcher may own
+   the queue by then. Running attempts continue, and the next owner attaches to them.
+3. From a doubt (see DoubtMonitor and verifier) until the server confirms that the consumer is ours, the core holds
+   everything back: it receives OwnershipDoubted before any other event, and then OwnershipConfirmed, or nothing more.
+   Writes wait for the same.
+4. Nothing is fetched before the failed attempts are known. Nothing starts before every worker that may run something of
+   this queue has reported what it runs. And workers are not asked before a predecessor that gave nothing up has stopped
+   believing that it owns the queue.
+5. If a client cancelled a job while our connection was down, there is only a record of it. So after a reconnection the
+   records of all jobs in hand are read before the core receives OwnershipConfirmed.
 """
 
 from __future__ import annotations
@@ -47,30 +45,30 @@ from .effect_executor import KeptEnds, QueueEffectExecutor
 from .recovery import QueueRecovery, by_try
 
 _ACK_WAIT_S: Final = 30.0
-"""Tasks run and wait for longer: what comes again and is in hand is known by its sequence, and costs next to nothing.
-It matters when a delivery was lost in a way that nobody noticed."""
+"""Tasks run and wait for longer. A redelivery of a message in hand costs next to nothing, since its sequence is known; the
+limit matters when a delivery got lost unnoticed."""
 _SETTLED_S: Final = 2.5
-"""For so long after a restart of the server workers may come back."""
+"""How long workers may take to come back after a restart of the server."""
 _PAUSE_S: Final = 0.02
 _SMALL: Final = 512
-"""Bytes of a body up to which its arguments are kept as they were read, and not read again for the start."""
+"""Bodies up to this number of bytes are not decoded again for the start."""
 _HEARD_S: Final = 0.25
-"""Until all servers of a cluster know that we can be asked."""
+"""Until all servers of a cluster know our subscription."""
 _SWEEP_S: Final = 60.0
-"""How often tries that belong to no task are looked for."""
+"""How often TryRecords without a task are looked for."""
 _LAST_WORDS_S: Final = 1.0
-"""How long the end of a possession waits for what is being written."""
+"""How long `close` waits for writes under way."""
 
 
 class QueueRunner:
-    """Made for one possession: `take`, then `close`."""
+    """One term of ownership: `take`, then `close`."""
 
     def __init__(self, context: DispatcherContext, endpoint: str, *, on_lost: Callable[[QueueRunner], None]) -> None:
-        """`on_lost`: the consumer is no more; called once, and not after `close`."""
+        """`on_lost`: the consumer is gone; called once, and not after `close`."""
         self.endpoint = endpoint
         self.since = context.ambient.wall()
         self.entries: dict[int, QueuedMessage] = {}
-        """What was delivered and is not acknowledged, by sequence."""
+        """Delivered and not acknowledged, by sequence."""
         self.core = QueueCore(endpoint, context.settings)
         self._context = context
         self._on_lost = on_lost
@@ -79,10 +77,10 @@ class QueueRunner:
         self._events: deque[on.AnyEvent] = deque()
         self._telling = False
         self._due = False
-        """The end of this turn is waited for, to tell the core of what happens in it."""
+        """The core gets this turn's events at its end."""
         self._closed = False
         self._died = False
-        """Our predecessor never gave the queue up."""
+        """The last owner never gave the queue up."""
         self._pool_observer = PoolObserver(
             context.router, context.known, tell=functools.partial(self.tell, on.PoolSeen), log=self._log
         )
@@ -91,18 +89,18 @@ class QueueRunner:
         self._tasks = TaskSet(f"queue {endpoint}")
         self._searching = False
         self._searched_at = self._loop.time()
-        """When the records of cancelled jobs were last looked for."""
+        """When the records of cancelled jobs were last read."""
         self._unlisten: Callable[[], None] | None = None
         self._tries: dict[str, TryRecord] = {}
         self._arrived = 0
         self._newest = 0
-        """Highest sequence that was delivered."""
+        """The highest sequence delivered."""
         self._old_to = 0
         """Up to this sequence a message may have ended before."""
         self._asked_of = False
-        """Whoever cancels a task that arrives now asks us. Else, since we could not be asked, there may be a record."""
+        """Clients that cancel a task that arrives now reach us. Otherwise there may be a record instead."""
         self._result_ttl_s = context.settings.result_ttl_s
-        """Of tasks that say nothing."""
+        """Of tasks without one of their own."""
         self._asking: asyncio.Future[None] | None = None
         self._doubts = 0
         self._executor = QueueEffectExecutor(
@@ -125,7 +123,7 @@ class QueueRunner:
         )
         sent_attempts.on_acknowledged = self._kept.told
         self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
-        """By job: whoever asked to cancel it waits until no takeover would forget it."""
+        """By job: cancellations that wait until no takeover would forget them."""
         self._grace_ends_at = float("inf")
         self.recovery_s: float | None = None
         """How long it took from the takeover to the first possible start."""
@@ -133,10 +131,11 @@ class QueueRunner:
     # -- taking ---------------------------------------------------------------------------------------------------
 
     async def take(self, take: Take) -> str | None:
-        """Make our consumer, over those of dead holders; its name, or None if somebody was faster.
+        """Create our consumer in place of those of dead owners; returns its name, or None if another dispatcher was
+        faster.
 
         Raises:
-            Unavailable: storage did not answer; we may or may not have made it.
+            Unavailable: storage did not answer; the consumer may exist or not.
         """
         context = self._context
         stream = await context.streams.tasks()
@@ -199,7 +198,7 @@ class QueueRunner:
         self._tries = await recovery.tries()
         noted = {(record.job, record.sequence): record.attempts for record in self._tries.values()}
         if not waiting:
-            self._newest = self._old_to  # nothing of what was there before will come
+            self._newest = self._old_to  # no earlier message will come
         sent_attempts = self._executor.sent_attempts
         sent_attempts.turn, had = await turn.take()
         await context.router.routes.ready()
@@ -215,7 +214,7 @@ class QueueRunner:
         await self._catch_up()
         sequences = {entry.submission.job: seq for seq, entry in self.entries.items() if entry.submission is not None}
         for found in by_try(
-            # A dead letter that was sent anew has its old id: what is known of that is not known of this message.
+            # A replayed dead letter has its old id: an attempt of the old message is none of the new one.
             (worker, job)
             for worker, job in jobs
             if not job.sequence or sequences.get(job.job, job.sequence) == job.sequence
@@ -238,13 +237,13 @@ class QueueRunner:
         )
         await self._be_asked()
         while True:
-            # What a predecessor had sent may be written long after we have read all that there was.
+            # Writes that a predecessor had sent may arrive long after we have read everything.
             await asyncio.sleep(_SWEEP_S)
             self._forget_orphans(await recovery.tries())
 
     async def _let_others_come_back(self, recovery: QueueRecovery, turn: OwnershipProof) -> None:
-        """When the server has just restarted, workers that run tasks of a predecessor may be later than we are. And a
-        predecessor that was thought dead starts nothing more only when it has found that it has no proof."""
+        """After a restart of the server, workers that run tasks of a predecessor may come back later than we do. And a
+        predecessor that was taken for dead may start tasks until it notices that it has no proof."""
         context = self._context
         wait_s = _SETTLED_S - await recovery.ledger_age(context.ambient.wall())
         if self._died:
@@ -253,7 +252,7 @@ class QueueRunner:
             await asyncio.sleep(wait_s)
 
     async def _catch_up(self) -> None:
-        """Wait until what a predecessor had in hand has arrived."""
+        """Wait until all messages that a predecessor had in hand have arrived."""
         consumer = self._consumer
         assert consumer is not None
         while self._arrived < self._executor.pulled:
@@ -263,7 +262,7 @@ class QueueRunner:
             await asyncio.sleep(_PAUSE_S)
 
     def _forget_orphans(self, tries: dict[str, TryRecord]) -> None:
-        """Tries of jobs that ended with their holder, which did not forget them, or noted them after we took over."""
+        """Delete TryRecords of jobs that have ended: their owner died first, or wrote them after our takeover."""
         jobs = {entry.submission.job for entry in self.entries.values() if entry.submission is not None}
         for job, record in list(tries.items()):
             if record.sequence <= self._newest:
@@ -281,7 +280,7 @@ class QueueRunner:
                 self._acknowledge_again(str(worker), job)
 
     def _end_stored(self, job: WorkerJob) -> bool:
-        """Whether the end of that try is stored, or of no interest any more."""
+        """Whether the attempt's end is stored, or no longer matters."""
         entry = self.entries.get(job.sequence)
         if entry is not None:
             return job.attempt <= entry.noted or job.attempt < entry.attempt
@@ -293,10 +292,10 @@ class QueueRunner:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def close(self, *, grace_s: float = 0.0) -> None:
-        """Hand the queue over: whoever comes next finds all that is not acknowledged, and attaches to what runs.
+        """Hand the queue over: the next owner gets all that is not acknowledged, and attaches to what runs.
 
         Args:
-            grace_s: how long running tasks may finish here first; nothing is started meanwhile.
+            grace_s: how long running tasks may finish here first; nothing starts meanwhile.
         """
         if self._closed:
             return
@@ -308,14 +307,14 @@ class QueueRunner:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._executor.outcomes.writer.settled()
                     await consumer.settled()
-        # Whoever comes next must wait for our predecessor as we would have.
+        # The next owner must wait for our predecessor as we would have.
         await self.drop(delete=self.core.open or not self._died)
 
     async def drop(self, *, delete: bool = False) -> None:
         """Law 2. Idempotent.
 
         Args:
-            delete: our consumer goes, so that others can have the queue at once.
+            delete: delete our consumer, so that others can take the queue at once.
         """
         self._closed = True
         self._events.clear()
@@ -337,7 +336,7 @@ class QueueRunner:
                 await consumer.close(delete=delete)
 
     async def _finish(self, grace_s: float) -> None:
-        """Start nothing more, and wait for what runs."""
+        """Start nothing more, and wait for running attempts."""
         route = self._context.router.routes.get(self.endpoint)
         rules = (route or _DEFAULT).queue.model_copy(update={"paused": True})
         paused = (route or _DEFAULT).model_copy(update={"queue": rules})
@@ -346,7 +345,7 @@ class QueueRunner:
             self._unlisten = None
         self.tell(on.Routed, route=paused, explicit=route is not None)
         self._grace_ends_at = self._loop.time() + grace_s
-        while (  # noqa: ASYNC110 - what ends is told to the core alone
+        while (  # noqa: ASYNC110 - only the core hears of ends
             self.core.statistics().running and not self._closed and self._loop.time() < self._grace_ends_at
         ):
             await asyncio.sleep(min(0.05, grace_s))
@@ -360,7 +359,7 @@ class QueueRunner:
             self._closed = True
             self._on_lost(self)
 
-    # -- telling the core -----------------------------------------------------------------------------------------
+    # -- events of the core -----------------------------------------------------------------------------------------
 
     def tell(self, event: type[Any], /, **fields: Any) -> None:
         """Law 1."""
@@ -368,8 +367,7 @@ class QueueRunner:
             self._work()
 
     def tell_soon(self, event: type[Any], /, **fields: Any) -> None:
-        """Likewise, together with all else that is told until this turn's messages are worked off, and what it brings
-        about leaves in one go."""
+        """As `tell`, at the end of this turn with its other events, so that their effects are sent together."""
         if self._note(event, fields):
             self._work_soon()
 
@@ -379,7 +377,7 @@ class QueueRunner:
             self._context.bus.at_turn_end(self._work)
 
     def _note(self, event: type[Any], fields: dict[str, Any]) -> bool:
-        """False: nothing is told any more."""
+        """False: it is over."""
         context = self._context
         self._look()
         if self._closed:
@@ -405,7 +403,7 @@ class QueueRunner:
                 if self._cancels:
                     self._answer_cancels()
         except Exception:
-            # The core and the world may differ now: the next holder begins with what the server knows.
+            # The core may be wrong now: the next owner starts from what the server knows.
             self._log.exception("the queue failed; it is given up", extra={"action": "queue.bug"})
             self._lost()
         finally:
@@ -441,7 +439,7 @@ class QueueRunner:
         self._take(message, read[0])
 
     def _take(self, message: StreamMessage, submission: Submission) -> None:
-        """It is a task. Told as by `tell_soon`; whether there is a doubt was just looked at."""
+        """It is a task. As `tell_soon`, after a look at doubts."""
         seq, job = message.sequence, submission.job
         old = seq <= self._old_to or not self._asked_of or not self.core.open
         record = self._tries.pop(job, None) if self._tries else None
@@ -467,7 +465,7 @@ class QueueRunner:
         self._work_soon()
 
     def _recorded(self, submission: Submission) -> bool:
-        """Whether its end leaves a record."""
+        """Whether its result will be kept."""
         ttl_s = submission.result_ttl_s
         return (self._result_ttl_s if ttl_s is None else ttl_s) > 0
 
@@ -480,7 +478,7 @@ class QueueRunner:
 
     def _on_doubt(self, missed: bool) -> None:
         if missed:
-            # What comes back with a restarted server may be what it had been told is done.
+            # A restarted server may deliver messages again that were acknowledged before.
             self._old_to = max(self._old_to, self._newest)
             self._asked_of = False
             self._doubts += 1
@@ -510,7 +508,7 @@ class QueueRunner:
             self.tell(on.OwnershipConfirmed)
 
     async def _be_asked(self) -> None:
-        """We can be asked from now on: only what was published before may have been cancelled without us."""
+        """From now on clients reach us: only tasks published before may have been cancelled without us."""
         doubts = self._doubts
         await asyncio.sleep(_HEARD_S)
         stream = await self._context.streams.tasks()
@@ -538,17 +536,17 @@ class QueueRunner:
 
     @property
     def over(self) -> bool:
-        """It was closed, or lost."""
+        """Closed, or lost."""
         return self._closed
 
     @property
     def idle(self) -> bool:
-        """Tasks would be started if there were some."""
+        """It is open, and has no tasks."""
         return self.core.open and not self.entries
 
     @property
     def started(self) -> int:
-        """Tries that were sent."""
+        """Attempts sent."""
         return self._executor.sent_attempts.started
 
     @property
@@ -557,7 +555,7 @@ class QueueRunner:
         return sum(lessor.leased for lessor in self._executor.lessors.values())
 
     def info(self, job: str) -> JobInfo | None:
-        """What is known of a job; None if it is not in hand."""
+        """The state of a job; None if it is not in hand."""
         self._work()
         info = self.core.info(job)
         entry = None if info is None or info.sequence is None else self.entries.get(info.sequence)
@@ -572,11 +570,10 @@ class QueueRunner:
         return why if info is None or why is None else why.model_copy(update={"job": info})
 
     async def cancel(self, job: str) -> JobInfo | None:
-        """Have a job not start, or stop. Returns what is known of it when its end is stored, or else as soon as it is
-        written down that it is cancelled; None: it is not in hand.
+        """Cancel a job. Returns its state when its end or its cancellation is stored; None: it is not in hand.
 
         Raises:
-            NoDispatcher: we lost the queue meanwhile; whoever has it now may know nothing of it.
+            NoDispatcher: the queue was lost meanwhile, and its next owner may not know of the request.
         """
         self.tell(on.Cancel, job=job)
         if self._closed:
@@ -600,7 +597,7 @@ class QueueRunner:
     def statistics(self, depth: int | None = None) -> QueueStats:
         """
         Args:
-            depth: tasks in the stream; None: as many as are seen.
+            depth: tasks in the stream; None: those in hand.
         """
         counts = self.core.statistics()
         oldest_s = None if counts.oldest_at is None else max(0.0, self._context.ambient.wall() - counts.oldest_at)

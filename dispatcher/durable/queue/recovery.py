@@ -1,7 +1,7 @@
-"""What a queue's new holder must know before it starts anything: which tries failed, and what runs or has ended where.
+"""What a queue's new owner must know before it starts anything: failed attempts, and what runs or has ended where.
 
-Every living worker is asked, of whatever pool: tasks may name their pool, and routes change. One that does not answer
-is waited for until its heartbeat expires.
+Every living worker of every pool is asked, since tasks may name their pool, and routes change. A worker that does not
+answer is waited for until its heartbeat expires.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _AT_ONCE: Final = 64
 
 
 class Try(NamedTuple):
-    """One that is on workers."""
+    """An attempt that workers have."""
 
     job: str
     attempt: int
     pool: str
-    """That it was sent to, if it is known."""
+    """Where it was sent, if known."""
     worker: str
-    """`<pool>.<worker>`; of several the lowest rank's."""
+    """`<pool>.<worker>`; of several, the lowest rank's."""
     workers: tuple[str, ...] = ()
-    """By rank, where it runs on all ranks of a gang; empty: of that rank nobody knows. None where it does not."""
+    """By rank, if it runs on all ranks of a gang; an empty name: unknown."""
 
 
 def by_try(found: Iterable[tuple[WorkerId, WorkerJob]]) -> list[Try]:
-    """What was found, with what is one try on several workers put together."""
+    """The attempts found; an attempt on several workers is one."""
     alone: list[Try] = []
     jointly: dict[tuple[str, int], tuple[WorkerJob, dict[int, tuple[bool, str]]]] = {}
     for worker, job in found:
@@ -61,7 +61,7 @@ def by_try(found: Iterable[tuple[WorkerId, WorkerJob]]) -> list[Try]:
 
 
 class QueueRecovery:
-    """Reads for one queue. Cancelling ends it."""
+    """Reads for one queue."""
 
     def __init__(self, context: DispatcherContext, endpoint: str, *, log: Log) -> None:
         self._endpoint = endpoint
@@ -73,7 +73,7 @@ class QueueRecovery:
         """Of living workers; see Registration.channel."""
 
     async def tries(self) -> dict[str, TryRecord]:
-        """Tries that failed, by job."""
+        """Failed attempts, by job."""
 
         async def read() -> dict[str, TryRecord]:
             results = await self._streams.results()
@@ -92,8 +92,8 @@ class QueueRecovery:
         return await until_answered("reading tries", read, self._log)
 
     async def ledger_age(self, wall: float) -> float:
-        """Seconds since the ledger was made, as its heartbeats tell; 0 if there are none. One in memory is made anew
-        after a restart of the server, and those who run something write it again when they have reconnected."""
+        """Seconds since the ledger was created, by its heartbeats; 0 if there are none. A ledger in memory is created
+        again after a restart of the server, and workers write to it when they have reconnected."""
 
         async def read() -> list[int]:
             ledger: KeyValue = await self._router.ledger()
@@ -142,16 +142,16 @@ class QueueRecovery:
         return alive
 
     async def _ask(self, worker: WorkerId) -> list[WorkerJob] | None:
-        """A worker's jobs; asked again until it answers. None: it does not know the question."""
+        """A worker's jobs; asks until it answers."""
         async with self._at_once:
             while True:
                 try:
                     return [job async for job in self.pages(worker, self._channels.get(worker, ""))]
                 except NoResponders:
-                    await asyncio.sleep(_PAUSE_S)  # just reconnecting, or dead: its heartbeat tells
+                    await asyncio.sleep(_PAUSE_S)  # it reconnects, or is dead: its heartbeat tells
                 except GanglineError as error:
                     self._log.debug(
-                        "worker %s does not tell its jobs: %s",
+                        "worker %s does not report its jobs: %s",
                         worker,
                         error,
                         extra={"action": "recovery.ask", "worker": str(worker)},
@@ -162,7 +162,7 @@ class QueueRecovery:
         """What one worker runs and keeps, asked once.
 
         Raises:
-            GanglineError, ValidationError: it does not say, or not all.
+            GanglineError, ValidationError: no answer, or not the whole one.
         """
         after: str | None = None
         while True:
@@ -172,7 +172,7 @@ class QueueRecovery:
             answer = await self._bus.request(subject, body, timeout_s=_ASK_S)
             if (error := error_in(answer)) is not None:
                 extra = {"action": "recovery.refused", "worker": str(worker)}
-                self._log.warning("worker %s cannot tell its durable tasks: %s", worker, error, extra=extra)
+                self._log.warning("worker %s cannot report its durable tasks: %s", worker, error, extra=extra)
                 return
             reply = parse_answer(answer, JobsReply, worker)
             for job in reply.jobs:
@@ -182,7 +182,7 @@ class QueueRecovery:
                 return
 
     async def _know(self, workers: set[WorkerId]) -> None:
-        """Have the router know these workers, so that their jobs can be attached to."""
+        """Make the router know these workers, so that the dispatcher can attach to their jobs."""
         for name in sorted({worker.pool for worker in workers}):
             pool = await until_answered("opening a pool", functools.partial(self._router.pool, name), self._log)
             ours = {worker.worker for worker in workers if worker.pool == name}

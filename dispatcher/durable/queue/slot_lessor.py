@@ -1,9 +1,9 @@
-"""Slots of workers for one queue and one pool: leased while they are wanted, used by task after task, given back. Of a
+"""Leases of slots in one pool for one queue: taken while slots are requested, used by task after task, given back. In a
 standing set they are its gangs' slots.
 
-A worker is never sent more than the slots leased from it. A lease is good for many tasks without another trip; so that
-whoever else waits for a busy worker gets its share, it is retired after a turn and asked for anew through the line that
-all use.
+A worker never gets more tasks than slots leased from it. A lease serves many tasks without another round trip. So that
+others who wait for a busy worker get their share, a lease is retired after a turn and requested again through the
+common queue.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ..messages.entry import LeasedSlots
 from ..policies.settings import DispatcherSettings
 
 _MAX_ASKS: Final = 16
-"""Leases asked for at once: each takes a place in the pool's line."""
+"""Lease requests at once: each takes a place in the pool's line."""
 _AGAIN_S: Final = 0.1
 _ASIDE_S: Final = 0.01
-"""After a turn others have so long to answer the worker's invitation."""
+"""After a turn others have this long to answer the worker's invitation."""
 _IN_ONE_PIECE_S: Final = 0.25
 _PRESSED_S: Final = 0.005
-"""Slots of a worker that has no other free ones are given back after so long: somebody may be waiting for them."""
+"""A worker's last free slots are given back after this time: somebody may be waiting for them."""
 
 
 class SlotLessor:
-    """Leases of one pool for one queue. Everything happens on the loop; only asking for a lease takes a task."""
+    """See the module."""
 
     def __init__(
         self, pool: str, *, router: Router, settings: DispatcherSettings, changed: Callable[[str], None], log: Log
     ) -> None:
-        """`changed` is called when leases came or went: the credit is to be told again."""
+        """`changed` is called when leases come or go: the credit must be reported again."""
         self.pool = pool
         self._router = router
         self._settings = settings
@@ -43,32 +43,31 @@ class SlotLessor:
         self._loop = asyncio.get_running_loop()
         self._leases: list[LeasedSlots] = []
         self._unreached = 0
-        """Leases on workers that could not be reached when it was looked last."""
+        """Leases on workers that were unreachable at the last look."""
         self._last: LeasedSlots | None = None
-        """Whom a task was put on last, if nothing has changed since."""
+        """The lease of the last task, if nothing has changed since."""
         self._asks: dict[asyncio.Task[None], int] = {}
-        """Leases asked for, with their slots."""
+        """Lease requests under way, with their slots."""
         self._patient: set[asyncio.Task[None]] = set()
-        """Of those, what waits for as long as it takes."""
+        """Those without a timeout."""
         self._wanted = 0
         self._told = 0
-        """What the last `want` said: `_wanted` is less while news of a lease is on its way."""
+        """The last `want`; `_wanted` is less while news of a lease is on its way."""
         self._largest = 1
         self._missing: str | None = None
-        """A method that no worker has of whom we have a lease."""
+        """A method that no leased worker has."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.refusal: GanglineError | None = None
-        """Why the last lease was not had; None after one was."""
+        """Why the last lease request failed; None after a success."""
 
     # -- credit ---------------------------------------------------------------------------------------------------
 
     def want(self, slots: int, largest: int) -> None:
-        """So many more slots would be used at once, the next of them `largest` in one piece."""
+        """So many more slots would be used now, and the next task takes `largest` of one lease."""
         self._wanted, self._told, self._largest = slots, slots, max(1, largest)
         for task, asked in list(self._asks.items()):
-            # One that waits for as long as it takes, for a piece that nobody needs any more, stands in the way; and so
-            # does a piece that is too small.
+            # A lease that is too small is of no use; one that is larger than needed, without a timeout, blocks others.
             if not slots or asked < self._largest or (asked > self._largest and task in self._patient):
                 task.cancel()
         if slots:
@@ -84,11 +83,11 @@ class SlotLessor:
 
     @property
     def leased(self) -> int:
-        """Slots leased now, in use or not."""
+        """Leased slots, in use or not."""
         return sum(lease.hold.slots for lease in self._leases if not lease.hold.ended)
 
     def take(self, cost: int, method: str, model: str | None) -> LeasedSlots | None:
-        """Put a task on a lease: the smallest that has room, on a worker that has the model if there is one."""
+        """Put a task on a lease: the smallest that has room, preferably on a worker that has the model."""
         if self._fits_again(cost, method) and model is None:
             assert self._last is not None
             self._last.used += cost
@@ -116,7 +115,7 @@ class SlotLessor:
         return best
 
     def _fits_again(self, cost: int, method: str) -> bool:
-        """Whether it can go where the last one went: that had the least room then, and has less now."""
+        """Whether it fits the last task's lease: that had the least room then, and has less now."""
         last = self._last
         return (
             last is not None and last.hold.slots - last.used >= cost and method in last.worker.methods and last.usable
@@ -150,12 +149,12 @@ class SlotLessor:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _serves(self, method: str) -> bool:
-        """Whether some worker of the pool has the task; if none has, any may say so."""
+        """Whether some worker of the pool has the method; if none has, any of them may refuse it."""
         pool = self._router.known_target(self.pool)
         return pool is not None and pool.core.view.serves(method)
 
     def _pump(self) -> None:
-        """Ask for as many leases as are missing."""
+        """Request the missing leases."""
         if self._closed:
             return
         free = [lease.free for lease in self._leases]
@@ -169,7 +168,7 @@ class SlotLessor:
             missing -= slots
 
     def _drop_small(self) -> None:
-        """Leases that the next task does not fit on keep slots of their workers from becoming free in one piece."""
+        """Drop leases too small for the next task: they keep their workers' slots from becoming free together."""
         small = [lease for lease in self._leases if lease.hold.slots < self._largest and not lease.retired]
         for lease in small:
             lease.retired = True
@@ -179,7 +178,7 @@ class SlotLessor:
             self._changed(self.pool)
 
     def _room(self) -> int:
-        """Most slots that one worker has free, as far as the router knows; at least 1."""
+        """The most free slots of one worker, as far as the router knows; at least 1."""
         pool = self._router.known_target(self.pool)
         if pool is None:
             return 1
@@ -187,7 +186,7 @@ class SlotLessor:
 
     def _ask(self, slots: int) -> None:
         method, self._missing = self._missing, None
-        # Many slots in one piece may never be free again where single ones are: ask for fewer after a while.
+        # Many slots of one worker may never be free together: request fewer after a while.
         patience_s = None if slots <= self._largest else _IN_ONE_PIECE_S
         task = self._loop.create_task(self._lease(slots, method, patience_s), name=f"gangline-lease-{self.pool}")
         self._asks[task] = slots
@@ -202,7 +201,7 @@ class SlotLessor:
         except TimeoutError:
             return
         except GanglineError as error:
-            # Said when it begins; tasks that wait are seen in the queue's statistics.
+            # Logged once; the queue's statistics show the tasks that wait.
             known = self.refusal is not None or isinstance(error, Disconnected)
             say = self._log.debug if known else self._log.info
             say("no lease in %s: %s", self.pool, error, extra={"action": "queue.no_lease", "pool": self.pool})
@@ -244,18 +243,17 @@ class SlotLessor:
         self._timer = self._loop.call_at(at, self._look)
 
     def _pressed(self, lease: LeasedSlots) -> bool:
-        """Whether somebody may be waiting for its slots."""
+        """Whether others may be waiting for its slots."""
         if not lease.hold.counts_on.free:
             return True
         pool = self._router.known_target(self.pool)
         return pool is not None and pool.core.waiting > 0
 
     def _idle_s(self, lease: LeasedSlots) -> float:
-        """How long its slots may be idle."""
         return min(self._settings.idle_s, _PRESSED_S) if self._pressed(lease) else self._settings.idle_s
 
     def _look(self) -> None:
-        """Drop what is lost, give back what is idle, retire what has had its turn."""
+        """Drop lost leases, give idle ones back, retire those whose turn is over."""
         self._timer = None
         now, settings = self._loop.time(), self._settings
         unreached = sum(not lease.worker.reachable for lease in self._leases)
@@ -268,14 +266,10 @@ class SlotLessor:
                     self._release(lease)
             elif lease.retired:
                 continue
-            elif lease.hold.leaving:
+            elif lease.hold.leaving or (self._wanted and now - lease.born_at >= settings.turn_s):
                 lease.retired = changed = True
                 if lease.used < lease.hold.slots:
-                    self._release(lease)
-            elif self._wanted and now - lease.born_at >= settings.turn_s:
-                lease.retired = changed = True
-                if lease.used < lease.hold.slots:
-                    self._release(lease, aside_s=_ASIDE_S)
+                    self._release(lease, aside_s=0.0 if lease.hold.leaving else _ASIDE_S)
             elif not self._wanted and lease.used < lease.hold.slots and now - lease.idle_since >= self._idle_s(lease):
                 self._release(lease)
                 changed = True
@@ -284,13 +278,13 @@ class SlotLessor:
             self._arm(_PRESSED_S if soon else None)
         if changed:
             self._changed(self.pool)
-            # Whoever is told says what is wanted beyond it, unless that is what it was: a lease may be lost before its
-            # slots ever counted as credit.
+            # The answer is a new `want`, unless it equals the last one: a lease may be lost before its slots ever
+            # counted as credit.
             self._wanted = self._told
             self._pump()
 
     def _release(self, lease: LeasedSlots, *, aside_s: float = 0.0) -> None:
-        """Give the lease back: what is idle at once, the rest as its tasks end."""
+        """Give the lease back: idle slots at once, the rest as its tasks end."""
         self._last = None
         if lease in self._leases:
             self._leases.remove(lease)

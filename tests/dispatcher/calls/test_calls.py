@@ -160,6 +160,12 @@ async def test_max_attempts_bounds_the_tries(rig: Rig) -> None:
 
 
 @on_rig(max_queued=2)
+async def test_calls_that_wait_for_the_first_look_at_the_pool_do_not_count_as_queued(rig: Rig) -> None:
+    await rig.worker(slots=32)
+    assert await asyncio.gather(*(rig.client.call("images.echo") for _ in range(10))) == [["w1", "echo"]] * 10
+
+
+@on_rig(max_queued=2)
 async def test_one_more_than_may_wait_is_refused_at_once(rig: Rig) -> None:
     await rig.worker(slots=1, behave=silent)
     calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(3)]

@@ -89,6 +89,8 @@ async def test_a_gang_is_chosen_and_dispatched_to_on_rank_0(rig: GangRig) -> Non
         assert selection.gang in rig.gangs("llm")
         assert selection.worker in ("train.w1", "train.w2")
         assert subleases(rig) == 1
+        seats = {lease.fence for worker in rig.workers.values() for lease in worker.core.leases.values()}
+        assert seats == {selection.fence}, "that of the gang"
         assert await rig.client.dispatch(selection, "who", "x") == [0, 2, 1, "x"]
         with pytest.raises(SelectionUsed):
             await rig.client.dispatch(selection, "who", "x")

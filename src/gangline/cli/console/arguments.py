@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -55,6 +55,26 @@ size_argument = click.argument("size", callback=_size)
 
 SLOTS_CONTEXT = {"ignore_unknown_options": True}
 """Context settings that stop click from reading -1 as an option, and complaining that it does not exist."""
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that were given: for settings, whose own defaults apply to the rest."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in values:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise click.UsageError(f"--label {text!r} is not KEY=VALUE", ctx)
+        found[key] = value
+    return found
+
+
+def labels_option(metavar: str, text: str) -> Callable[[Command], Command]:
+    """`--label KEY=VALUE`, repeatable, as `labels`: a dictionary."""
+    return click.option("--label", "labels", multiple=True, metavar=metavar, callback=_labels, help=text)
 
 
 def parse_arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:

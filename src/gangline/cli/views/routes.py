@@ -144,14 +144,6 @@ async def read_routes(client: Client, endpoint: str | None = None) -> list[Route
     return rows
 
 
-async def delete_route(client: Client, endpoint: str) -> None:
-    """Raises InvalidRoute: the endpoint has none."""
-    bucket = await _bucket(client)
-    if await bucket.get(endpoint) is None:
-        raise _unknown(endpoint)
-    await bucket.delete(endpoint)
-
-
 async def _bucket(client: Client) -> KeyValue:
     """The bucket as it is; reading does not create it."""
     storage = TaskStorage.from_environment().bucket

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ...console.arguments import duration_option, size_argument
+from ...console.arguments import duration_option, given, labels_option, size_argument
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -64,16 +64,6 @@ def show(connection: ConnectionOptions, gang: str, owner_token: str | None, as_j
     _print(found, as_json)
 
 
-def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in values:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise click.UsageError(f"--label {text!r} is not KEY=VALUE", ctx)
-        found[key] = value
-    return found
-
-
 @command.command(short_help="Request a gang and wait until it is formed.")
 @click.argument("pool")
 @size_argument
@@ -83,16 +73,9 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
     type=click.Choice(["pack", "spread", "strict_pack", "strict_spread"]),
     help="How to place members on nodes. [pack]",
 )
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=_labels,
-    help="Only workers with this label; repeatable.",
-)
+@labels_option("KEY=VALUE", "Only workers with this label; repeatable.")
 @click.option("--priority", type=int, metavar="N", help="Higher runs first. [0]")
-@click.option("--preempt", is_flag=True, help="Tear down gangs of lower priority to make room.")
+@click.option("--preempt", is_flag=True, default=None, help="Tear down gangs of lower priority to make room.")
 @click.option(
     "--restart",
     type=click.Choice(["restart_gang", "restart_member", "fail"]),
@@ -102,7 +85,9 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
 @duration_option("--deadline", "deadline_s", text="Give up if it is not formed by then.")
 @duration_option("--ttl", "ttl_s", text="End the gang if it is not renewed for this long. [15s]")
 @click.option("--owner", metavar="TEXT", help="Who requests it and why; shown to people.")
-@click.option("--wait-for-workers", is_flag=True, help="Wait even if too few workers are registered to hold it.")
+@click.option(
+    "--wait-for-workers", is_flag=True, default=None, help="Wait even if too few workers are registered to hold it."
+)
 @click.option("--no-wait", is_flag=True, help="Return as soon as it is queued.")
 @click.option("--keep", is_flag=True, help="Stay, renew it, and release it on Ctrl-C.")
 @json_option
@@ -112,8 +97,6 @@ def acquire(
     pool: str,
     size: int | list[int],
     labels: dict[str, str],
-    preempt: bool,
-    wait_for_workers: bool,
     no_wait: bool,
     keep: bool,
     as_json: bool,
@@ -127,19 +110,8 @@ def acquire(
     """
     from ...console.session import run
 
-    body: dict[str, Any] = {
-        "pool": pool,
-        "size": size,
-        **{name: value for name, value in options.items() if value is not None},
-    }
-    if labels:
-        body["labels"] = labels
-    if preempt:
-        body["preempt"] = True
-    if wait_for_workers:
-        body["wait_for_workers"] = True
-    if no_wait:
-        body["wait"] = False
+    wait = False if no_wait else None
+    body = {"pool": pool, "size": size, **given({**options, "labels": labels or None, "wait": wait})}
     run(_acquire(connection, body, keep=keep, as_json=as_json))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...console.arguments import pools, rate, seconds, whole
 from ...console.options import Command, ConnectionOptions, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ....dispatcher.client.client import Client
 
 
 @click.group(short_help="Split, mirror, limit or pause an endpoint's traffic.")
@@ -113,9 +116,13 @@ def rm(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
     from ....schemas.names import check_name
     from ...console.output import print_lines
     from ...console.session import with_client
-    from ...views.routes import delete_route
+    from ...views.routes import read_routes
+
+    async def delete(client: Client) -> None:
+        await read_routes(client, endpoint)
+        await client.delete_route(endpoint)
 
     check_name(endpoint, "endpoint")
-    with_client(connection, "gangline route", lambda client: delete_route(client, endpoint))
+    with_client(connection, "gangline route", delete)
     told = f"{endpoint} has no route any more: it is the pool of its name"
     print_lines({"endpoint": endpoint, "change": "deleted"}, [told], as_json)

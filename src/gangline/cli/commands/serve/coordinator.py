@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ...console.arguments import duration_option
+from ...console.arguments import duration_option, given
 from ...console.options import ConnectionOptions, connection_options, logging_options
 
 
@@ -56,10 +56,10 @@ def command(
     run(
         serve_coordinator(
             connection,
-            CoordinatorSettings(**{name: value for name, value in core.items() if value is not None}),
+            CoordinatorSettings(**given(core)),
             ServiceSettings(
                 bucket=BucketSettings.from_environment(),
-                **{name: value for name, value in shell.items() if value is not None},
+                **given(shell),
             ),
             Shard.of(shard, [pool.strip() for pool in pools.split(",")] if pools else None),
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ...console.arguments import duration_option
+from ...console.arguments import duration_option, given
 from ...console.options import ConnectionOptions, connection_options, logging_options
 
 
@@ -41,5 +41,5 @@ def command(connection: ConnectionOptions, log_level: str, log_format: Any, **op
     from ...serving.dispatcher import serve_dispatcher
 
     configure_logging(level=log_level, fmt=log_format)
-    settings = DispatcherSettings(**{name: value for name, value in options.items() if value is not None})
+    settings = DispatcherSettings(**given(options))
     run(serve_dispatcher(connection, settings))

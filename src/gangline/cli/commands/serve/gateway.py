@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ...console.arguments import duration_option
+from ...console.arguments import duration_option, given
 from ...console.options import ConnectionOptions, connection_options, logging_options
 
 
@@ -50,7 +50,7 @@ def command(
     run(
         serve_gateway(
             connection,
-            GatewaySettings(**{name: value for name, value in options.items() if value is not None}),
-            RouterSettings(**{name: value for name, value in routing.items() if value is not None}),
+            GatewaySettings(**given(options)),
+            RouterSettings(**given(routing)),
         )
     )

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...console.arguments import duration_option
+from ...console.arguments import duration_option, given, labels_option
 from ...console.options import ConnectionOptions, connection_options, logging_options
 
 if TYPE_CHECKING:
-    from ....worker.ledger.settings import WorkerSettings
     from ....worker.pool.pool import Pool
 
 
@@ -22,13 +21,17 @@ HINTS = 6
 @click.command(short_help="Serve a pool's tasks with this process's slots.")
 @click.argument("target", metavar="MODULE:POOL")
 @click.option("--slots", type=int, metavar="N", help="Initial number of slots. [the pool's own]")
-@click.option("--id", "worker_id", metavar="NAME", help="Name within the pool. [a new one at each start]")
+@click.option("--id", metavar="NAME", help="Name within the pool. [a new one at each start]")
 @click.option("--node", metavar="NAME", help="Machine, for routing (GANGLINE_NODE). [host name]")
 @click.option("--zone", metavar="NAME", help="Failure domain, for routing (GANGLINE_ZONE).")
 @click.option("--address", metavar="HOST:PORT", help="Where others can reach this process; shown to callers.")
-@click.option("--label", "labels", multiple=True, metavar="K=V", help="A label that callers can select by; repeatable.")
-@duration_option("--drain-grace", text="Cancel tasks still running this long after the drain began. [30s]")
-@duration_option("--freeze-after", text="Invalidate all leases if the process stalls for longer than this. [1s]")
+@labels_option("K=V", "A label that callers can select by; repeatable.")
+@duration_option(
+    "--drain-grace", "drain_grace_s", text="Cancel tasks still running this long after the drain began. [30s]"
+)
+@duration_option(
+    "--freeze-after", "freeze_after_s", text="Invalidate all leases if the process stalls for longer than this. [1s]"
+)
 @click.option(
     "--journal",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -41,7 +44,9 @@ HINTS = 6
 def command(
     connection: ConnectionOptions,
     target: str,
+    labels: dict[str, str],
     journal: Path | None,
+    no_tracebacks: bool,
     hints: bool,
     log_level: str,
     log_format: Any,
@@ -58,14 +63,18 @@ def command(
     traces are configured by OpenTelemetry's variables (OTEL_METRICS_EXPORTER=prometheus, OTEL_EXPORTER_OTLP_ENDPOINT,
     ...).
     """
+    from ....bus.port.bus import BucketSettings
     from ....telemetry.logs import configure_logging
     from ....worker.context.task_context import add_task_ids
+    from ....worker.ledger.settings import WorkerSettings
     from ...console.load import load_pool
     from ...console.session import run
     from ...serving.worker import serve_worker
 
     configure_logging(level=log_level, fmt=log_format, task_ids=add_task_ids)
-    settings = _settings(**options)
+    settings = WorkerSettings(
+        **given(options), labels=labels, send_tracebacks=not no_tracebacks, bucket=BucketSettings.from_environment()
+    )
     pool = load_pool(target)
     if hints:
         _print_hints(pool, connection)
@@ -84,43 +93,3 @@ def _print_hints(pool: Pool, connection: ConnectionOptions) -> None:
         click.secho(f"          {request}", fg="green", dim=True)
     if len(lines) > HINTS:
         click.secho(f"          ... and {len(lines) - HINTS} more tasks: 'gangline workers' lists them", fg="green")
-
-
-def _settings(
-    *,
-    slots: int | None,
-    worker_id: str | None,
-    node: str | None,
-    zone: str | None,
-    address: str | None,
-    labels: tuple[str, ...],
-    drain_grace: float | None,
-    freeze_after: float | None,
-    no_tracebacks: bool,
-) -> WorkerSettings:
-    """Options that were given; the settings' own defaults apply to the rest."""
-    from ....bus.port.bus import BucketSettings
-    from ....worker.ledger.settings import WorkerSettings
-
-    given: dict[str, Any] = {
-        "slots": slots,
-        "id": worker_id,
-        "node": node,
-        "zone": zone,
-        "address": address,
-        "drain_grace_s": drain_grace,
-        "freeze_after_s": freeze_after,
-    }
-    return WorkerSettings(
-        **{name: value for name, value in given.items() if value is not None},
-        labels=dict(_label(text) for text in labels),
-        send_tracebacks=not no_tracebacks,
-        bucket=BucketSettings.from_environment(),
-    )
-
-
-def _label(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise click.UsageError(f"--label {text!r} is not KEY=VALUE")
-    return key, value

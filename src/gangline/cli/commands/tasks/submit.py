@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ...console.arguments import duration_option, moment, parse_arguments
+from ...console.arguments import duration_option, given, moment, parse_arguments
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 
@@ -64,9 +64,8 @@ def command(
 
     split_target(target)
     args, kwargs = parse_arguments(arguments)
-    given = {name: value for name, value in {**options, "at": at}.items() if value is not None}
-    given |= {name: True for name, flag in (("ordered", ordered), ("events", events)) if flag}
-    run(_submit(connection, target, args, kwargs, given, wait=wait, as_json=as_json))
+    wanted = given({**options, "at": at, "ordered": ordered or None, "events": events or None})
+    run(_submit(connection, target, args, kwargs, wanted, wait=wait, as_json=as_json))
 
 
 async def _submit(

@@ -18,7 +18,7 @@ from ..views.workers import leases_table, workers_table
 from .checks import Done
 from .pools import SLOTS
 from .screen import Tick
-from .stage import Stage
+from .stage import HERE, Stage
 
 if TYPE_CHECKING:
     from ...bus.port.bus import Bus
@@ -58,7 +58,7 @@ class Show:
         self.stage.serve(POOL, SLOTS)
         self.stage.start("gateway", "gangline.cli", "gateway", role="gateway")
         for name in ("w1", "w2", "w3"):
-            self.stage.worker(name=name)
+            self.stage.worker(name=name, node=HERE)
         self.screen.show(workers_table(await self.stage.ready()))
 
     async def act_calls(self, files: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class Show:
             self.screen.event(
                 "kill -9 w2, in the middle of its work. Its tasks are idempotent, so they run again elsewhere."
             )
-            self.stage.worker(name="w4")
+            self.stage.worker(name="w4", node=HERE)
             self.screen.event("w4 replaces it and gets work as soon as it has registered.")
 
         await self._feed("call", [self.drive.call] * AT_ONCE, files, (0.5, kill))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Final
 
 from opentelemetry import metrics
@@ -16,6 +17,7 @@ from ..views.workers import WorkerRow, read_workers
 from .screen import Screen
 
 STOP_S: Final = 10.0
+HERE: Final = socket.gethostname()
 REST_S: Final = 30.0
 """Heartbeats report the load once a second, so rest becomes visible with a delay; the heartbeat of a killed worker
 expires after three seconds. All of this takes longer on a busy machine."""
@@ -45,6 +47,7 @@ class Gauges:
 class Stage(Testbed):
     """One server for all parts."""
 
+    journals_kept = True
     screen: Screen
     gauges: Gauges
     slots = 0

@@ -14,7 +14,7 @@ from ...testing.kit.records import NEVER, SentRequest
 from ..views.jobs import letters_table
 from .calls import METHOD, POOL, TARGET, Drive
 from .pools import SLOTS
-from .stage import Stage
+from .stage import HERE, Stage
 
 if TYPE_CHECKING:
     from ...dispatcher.jobs.job import Job
@@ -64,7 +64,7 @@ class TaskShow:
         self.stage.serve(POOL, SLOTS)
         both = [self.stage.dispatcher(name) for name in DISPATCHERS]
         for name in WORKERS:
-            self.stage.worker(name=name)
+            self.stage.worker(name=name, node=HERE)
         await self.stage.ready()
         self._holder = await self.stage.holder(POOL)
         (self._other,) = (each for each in both if each is not self._holder)

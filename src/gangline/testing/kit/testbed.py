@@ -39,6 +39,8 @@ class Testbed(Crew):
     """Created by `open_testbed`. Every process it started is stopped when that ends."""
 
     __test__ = False  # no test, whatever pytest thinks of its name
+    journals_kept = False
+    """Whether workers write journals, which makes them slower."""
 
     def __init__(
         self, url: str, names: Names, folder: Path, bucket: BucketSettings, launch: Launcher | None = None
@@ -70,14 +72,15 @@ class Testbed(Crew):
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def worker(self, *arguments: str, name: str = "", node: str = "", module: str = "gangline.cli") -> ChildProcess:
-        """Start a worker with a journal. It serves some time later: see `served`.
+        """Start a worker. It serves some time later: see `served`.
 
         Args:
             name: its id; a new one by default.
             node: the machine that it reports; one of its own by default.
         """
         id = name or self.new_name("w")
-        given = ("--id", id, "--node", node or id, "--journal", str(self.folder / f"{id}.journal"), *arguments)
+        journal = ("--journal", str(self.folder / f"{id}.journal")) if self.journals_kept else ()
+        given = ("--id", id, "--node", node or id, *journal, *arguments)
         self.workers[id] = made = self.start(id, module, "worker", self.target, *given, role="worker", worker=id)
         return made
 

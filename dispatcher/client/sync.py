@@ -244,8 +244,8 @@ class SyncGang(SyncProxy[Gang]):
 
 
 class SyncJob(SyncProxy[Job]):
-    """Job for plain code. Made by `Client.submit`, or by `Client.job` from its id. Nothing of it needs to be
-    closed; it may be dropped at any time, and looked up again by its id from anywhere."""
+    """Job for plain code. Made by `Client.submit`, or by `Client.job` from its id. It needs no close; it may
+    be dropped at any time, and looked up again by its id from anywhere."""
 
     @property
     def id(self) -> str:
@@ -253,7 +253,7 @@ class SyncJob(SyncProxy[Job]):
 
     @property
     def endpoint(self) -> str | None:
-        """None: it was looked up without."""
+        """None: it was looked up without one."""
         return self._target.endpoint
 
     @property
@@ -263,11 +263,11 @@ class SyncJob(SyncProxy[Job]):
 
     @property
     def repeats(self) -> bool:
-        """It is a schedule (`cron`): each of its runs is a job of its own."""
+        """It is a recurring schedule (`cron`); each run is a job of its own."""
         return self._target.repeats
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What the task returned; waits for its end, also over lost connections. See Job.result."""
+        """What the task returned. Waits for its end, through lost connections. See Job.result."""
         return self._thread.run(self._target.result(timeout_s))
 
     def status(self) -> JobInfo:

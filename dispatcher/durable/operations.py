@@ -1,8 +1,8 @@
-"""What others see of a dispatcher and ask of it.
+"""What others see of a dispatcher, and the requests that it answers.
 
-A dispatcher answers `<ns>.dispatcher.<id>.{ping,stats}`, and is a NATS service. What people and clients may ask of one
-queue is `<ns>.queue.<endpoint>.{get,cancel,stats,why}`: only its holder listens, so that the server says at once when
-nobody has the queue.
+A dispatcher answers `<ns>.dispatcher.<id>.{ping,stats}`, and is a NATS service. People and clients send requests about
+one queue to `<ns>.queue.<endpoint>.{get,cancel,stats,why}`: only its owner listens, so that the server reports at once
+if nobody owns the queue.
 """
 
 from __future__ import annotations
@@ -40,7 +40,16 @@ class DispatcherNatsService:
         name, node = context.name, context.settings.node
         self._pong = DispatcherStats(dispatcher=context.dispatcher, name=name, node=node, since=context.ambient.wall())
         self._subscription: Listening | None = None
-        description = self._describe(name, node)
+        names = context.names
+        description = ServiceDescription(
+            name=SERVICE,
+            description="Runs durable tasks",
+            metadata={"namespace": names.namespace, "node": node, "name": name},
+            endpoints=tuple(
+                Endpoint(name=operation.value, subject=names.dispatcher(context.dispatcher, operation))
+                for operation in DispatcherOperation
+            ),
+        )
         self._service = MicroService(
             context.bus,
             lambda: description,
@@ -65,28 +74,11 @@ class DispatcherNatsService:
     def _on_request(self, message: Message) -> None:
         self._guard.look()
         operation = message.subject.rpartition(".")[2]
-        self._responder.serve(message, lambda body: self._answer(operation, body))
-
-    def _answer(self, operation: str, _body: Any) -> DispatcherStats:
-        match operation:
-            case DispatcherOperation.PING:
-                return self._pong
-            case DispatcherOperation.STATS:
-                return self._statistics()
-            case _:
-                raise InvalidRequest(f"no operation {operation[:40]!r}; there are {', '.join(DispatcherOperation)}")
-
-    def _describe(self, name: str, node: str) -> ServiceDescription:
-        names = self._names
-        return ServiceDescription(
-            name=SERVICE,
-            description="Runs durable tasks",
-            metadata={"namespace": names.namespace, "node": node, "name": name},
-            endpoints=tuple(
-                Endpoint(name=operation.value, subject=names.dispatcher(self._dispatcher, operation))
-                for operation in DispatcherOperation
-            ),
-        )
+        handlers: dict[str, Callable[[Any], DispatcherStats]] = {
+            DispatcherOperation.PING: lambda _: self._pong,
+            DispatcherOperation.STATS: lambda _: self._statistics(),
+        }
+        self._responder.serve(message, handlers.get(operation, _unknown(operation, [*DispatcherOperation])))
 
     def _counters(self) -> list[EndpointStatistics]:
         stats, responder = self._statistics(), self._responder
@@ -122,7 +114,7 @@ class QueueOperations:
         responder: CountingResponder,
         depth: Callable[[str], int | None],
     ) -> None:
-        """`depth` is the number of an endpoint's tasks in the stream, as far as it is known."""
+        """`depth`: the number of an endpoint's tasks in the stream, if known."""
         self._bus = bus
         self._names = names
         self._queue = queue
@@ -180,7 +172,7 @@ class QueueOperations:
         if not self._queue.core.open:
             return NoDispatcher(f"the queue of {self._queue.endpoint} is being taken over: ask again")
         return UnknownJob(
-            f"job {job} is not among the tasks of {self._queue.endpoint} that the dispatcher has before it: it has "
+            f"job {job} is not among the tasks of {self._queue.endpoint} that the dispatcher has fetched: it has "
             "ended, is further back in the stream, or was never submitted",
             details={"job": job},
         )

@@ -1,4 +1,4 @@
-"""`Dispatcher`: one process's part in running durable tasks. Any number may run; they share the queues."""
+"""`Dispatcher`: runs durable tasks. Any number of dispatchers may run; they share the queues."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from .workers.failure_detector import DoubtMonitor, WorkerFailureDetector
 from .workers.pool_observer import KnownPools
 
 _GIVEN_UP_AT_ONCE: Final = 64
-"""Queues of endpoints that are no more, so many at each look: storage has others to serve, too."""
+"""Queues of vanished endpoints given up at each look, so that storage has time for others."""
 _LITTLE: Final = 64
-"""A queue with no more tasks in hand is handed over for the balance's sake."""
+"""Only queues with at most so many tasks in hand are handed over for balance."""
 
 
 class DispatcherState(StrEnum):
@@ -103,7 +103,7 @@ class Dispatcher(Service[DispatcherState]):
         self.settings = settings = settings or DispatcherSettings()
         self.ambient = ambient = ambient or Environment()
         self.id = ambient.token()
-        """Unique for this object."""
+        """Unique."""
         self.name = name = name or bus.name
         self.metrics = DurableMetrics()
         self._log = log = logger_for("durable", dispatcher=self.id)
@@ -147,7 +147,7 @@ class Dispatcher(Service[DispatcherState]):
         self._queues: dict[str, QueueRunner] = {}
         self._all_operations: dict[str, QueueOperations] = {}
         self._leaving: list[QueueRunner] = []
-        """Queues that are handed over by `stop`."""
+        """Queues that `stop` hands over."""
         self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
         self._started_before = 0
         self._background = TaskSet("dispatcher", self._log)
@@ -174,7 +174,7 @@ class Dispatcher(Service[DispatcherState]):
         self._log.info("runs durable tasks", extra={"action": "dispatcher.started"})
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Hand all queues over and leave; other dispatchers take them at once. What workers run goes on. Idempotent.
+        """Hand all queues over and leave; other dispatchers take them at once. Running tasks continue. Idempotent.
 
         Args:
             grace_s: how long running tasks may finish here first; None: the setting.
@@ -205,7 +205,7 @@ class Dispatcher(Service[DispatcherState]):
         self._log.info("left", extra={"action": "dispatcher.left"})
 
     def hurry(self) -> None:
-        """End the grace of a stop that is under way. No-op without one."""
+        """End the grace time of a `stop` that is under way."""
         for queue in self._leaving:
             queue.hurry()
 
@@ -213,12 +213,12 @@ class Dispatcher(Service[DispatcherState]):
 
     @property
     def queues(self) -> dict[str, QueueRunner]:
-        """Those that we have, by endpoint; not to be changed."""
+        """By endpoint; not to be changed."""
         return self._queues
 
     async def _take(self, take: Take) -> str | None:
         endpoint = take.endpoint
-        # A stop cancels us at any moment; giving the queue back goes on all the same, and `_stop` waits for it.
+        # A stop may cancel this at any moment; giving the queue back continues, and `_stop` waits for it.
         queue = QueueRunner(self._context, endpoint, on_lost=self._on_lost)
         try:
             consumer = await queue.take(take)
@@ -240,11 +240,11 @@ class Dispatcher(Service[DispatcherState]):
             self._all_operations.pop(endpoint, None)
             await asyncio.shield(self._background.start(queue.close()))
             raise
-        return consumer if self._queues.get(endpoint) is queue else None  # it may have been lost meanwhile
+        return consumer if self._queues.get(endpoint) is queue else None  # it may be lost by now
 
     def _found(self, endpoints: frozenset[str]) -> None:
         self._ownership.found(endpoints)
-        # Somebody mistyped an endpoint, and what came of it is buried: its consumer need not stay.
+        # A mistyped endpoint, for example, whose tasks are dead: its consumer can go.
         idle = [name for name, queue in self._queues.items() if name not in endpoints and queue.idle]
         if idle:
             self._hand_over(idle[:_GIVEN_UP_AT_ONCE])
@@ -254,9 +254,8 @@ class Dispatcher(Service[DispatcherState]):
         )
 
     def _give_up(self, count: int) -> None:
-        """Hand queues over that have little to do, so that they are had again in no time; first those that nobody would
-        miss meanwhile, since nothing has been started of them yet. One that is being taken over is not given on before
-        its last holder has no say in it any more."""
+        """Hand over queues with few tasks, which are taken again in no time; first those of which nothing was started
+        yet. A queue that is being taken over is kept until that is done."""
         idle = [
             name for name, queue in sorted(self._queues.items()) if queue.core.open and len(queue.entries) <= _LITTLE
         ]

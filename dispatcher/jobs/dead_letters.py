@@ -1,4 +1,4 @@
-"""Dead letters: tasks that will not be tried again. To be read, sent anew, or thrown away."""
+"""Dead letters: tasks that will not be tried again. They can be read, replayed or dropped."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .storage import TaskStreams
 from .stored import JobRef, header_of, job_of
 
 QUIET_S: Final = 5.0
-"""A reader that expects more letters, and got none for so long, was told of some that have gone since."""
+"""A reader that gets no letter for this time stops waiting for more: they were deleted meanwhile."""
 
 ENDING_LOOKS: Final = 20
 ENDING_LOOK_S: Final = 1.0
-"""How often, and how long each time, a dispatcher that has just buried a task is asked whether that is stored."""
+"""How often a dispatcher is asked whether the end of a dead task is stored, and the timeout of each request."""
 
 _DROPPED: Final = frozenset(
     name.lower()
@@ -42,15 +42,15 @@ _DROPPED: Final = frozenset(
         headers.DELAY,
     )
 )
-"""Headers of a letter that its task does not get again; neither does it wait again for its time."""
+"""Headers of a letter that its replayed task does not get; it does not wait for its scheduled time again either."""
 
 
 BURIED: Final = "dead"
-"""Begins the message id of a dead letter; the sequence of the task's message follows."""
+"""Prefix of a dead letter's message id, before the sequence of the task's message."""
 
 
 def buried_sequence(given: Mapping[str, str]) -> int | None:
-    """Which message of the stream of tasks a dead letter with these headers is of; None: they do not tell."""
+    """The sequence of the task's message, from the headers of its dead letter; None: unknown."""
     what, _, rest = given.get(headers.MESSAGE_ID, "").partition("-")
     sequence = rest.partition("-")[0]
     return int(sequence) if what == BURIED and sequence.isdecimal() else None
@@ -62,25 +62,24 @@ class DeadLetter:
 
     job: str
     endpoint: str
-    """As it was published; may be no valid name."""
+    """As published; may be no valid name."""
     method: str
     reason: str
     """See schemas.records.jobs.DeadReason."""
     attempts: int
     error: JobFailure | None
-    """The last; of a task that raised, `details` has `type` and `traceback`."""
+    """The last; if the task raised, `details` has `type` and `traceback`."""
     dead_at: float
     """Unix time."""
     sequence: int
-    """In the stream of dead letters."""
+    """In the dead-letter stream."""
     subject: str
-    """That it was published to."""
+    """Subject that the task was published to."""
     data: bytes
-    """Its body. Of a very large one, only `Client.dead_letter` reads it."""
+    """The body. A very large one is only read by `Client.dead_letter`."""
     headers: Mapping[str, str]
-    """All that it has."""
     tries: tuple[FailedTry, ...] = ()
-    """That failed: the last ten, oldest first. Empty where a letter does not tell."""
+    """The last ten failed attempts, oldest first; empty if unknown."""
 
     @property
     def target(self) -> str:
@@ -88,12 +87,12 @@ class DeadLetter:
 
     @property
     def trace(self) -> str | None:
-        """`traceparent` of whoever published it."""
+        """`traceparent` of the publisher."""
         return header_of(self.headers, headers.TRACEPARENT)
 
     @property
     def arguments(self) -> Any:
-        """The body, read; as it is where it cannot be."""
+        """The decoded body; raw if it cannot be decoded."""
         try:
             return codec.decode(self.data, Format.of(self.headers))
         except GanglineError:
@@ -101,11 +100,7 @@ class DeadLetter:
 
     @classmethod
     def parse(cls, message: StreamMessage, prefix: str) -> DeadLetter:
-        """Read one; never fails.
-
-        Args:
-            prefix: of the subjects of tasks.
-        """
+        """Never fails. `prefix`: of the task subjects."""
         fields = message.headers or {}
         subject = header_of(fields, headers.SUBJECT) or ""
         endpoint, _, method = subject.removeprefix(prefix).partition(".")
@@ -126,7 +121,7 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """Reads and empties the stream of dead letters. One per client."""
+    """Reads, replays and drops dead letters. One per client."""
 
     def __init__(self, streams: TaskStreams, ambient: Environment, queries: JobQueries) -> None:
         self._streams = streams
@@ -137,11 +132,11 @@ class DeadLetters:
     async def newest(
         self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
     ) -> list[DeadLetter]:
-        """The newest of them, oldest first.
+        """The newest letters, oldest first.
 
         Args:
             limit: None: all of them.
-            bodies: without them, thousands of large ones are no burden.
+            bodies: False saves memory with many large letters.
         """
         if limit is not None and limit < 1:
             raise InvalidRequest(f"limit is {limit}: give at least 1")
@@ -165,7 +160,7 @@ class DeadLetters:
         return await self._whole(found[0])
 
     async def _now(self, letter: str | DeadLetter) -> DeadLetter:
-        """A letter as it stands in the stream; of a job, its newest."""
+        """A letter as it is in the stream now; of a job, its newest."""
         if isinstance(letter, str):
             return await self.find(letter)
         message = await (await self._streams.dead()).get(letter.sequence)
@@ -177,7 +172,7 @@ class DeadLetters:
         return await self._whole(DeadLetter.parse(message, self._names.tasks[:-1]))
 
     async def _whole(self, letter: DeadLetter) -> DeadLetter:
-        """With its body, wherever that is."""
+        """With its body, also from the object store."""
         stored = header_of(letter.headers, headers.DEAD_OBJECT)
         if stored is None or letter.data:
             return letter
@@ -185,16 +180,15 @@ class DeadLetters:
         return letter if body is None else replace(letter, data=body)
 
     async def replay(self, which: str | DeadLetter) -> JobRef:
-        """Publish the task anew, as the same job, with as many attempts before it as it had. They are counted on from
-        the last, so that a fence made of them grows.
+        """Publish the task again, as the same job. Its attempts are counted on from the last, so that its fence grows.
 
-        Whatever fails on the way leaves the letter where it is, and it can be replayed again: within two minutes that
-        makes no second task.
+        After a failure the letter is still there and can be replayed again: within two minutes that makes no second
+        task.
 
         Raises:
             UnknownJob: there is no such letter.
-            JobError: the job has ended otherwise since, or somebody else replays it.
-            InvalidRequest: its subject is none of a task.
+            JobError: the job has ended otherwise meanwhile, or another client replays it.
+            InvalidRequest: its subject is not a task subject.
         """
         letter = await self._now(which)
         job = letter.job
@@ -207,7 +201,7 @@ class DeadLetters:
                 "publish it yourself, or drop it"
             )
         if await self._wait_for_its_end(letter):
-            letter = await self._now(letter)  # somebody else may have been faster
+            letter = await self._now(letter)  # another client may have been faster
         await self._forget_message(letter)
         await self._forget_result(letter)
         await (await self._streams.jobs()).purge(self._names.job(job))
@@ -221,7 +215,7 @@ class DeadLetters:
         return JobRef(id=job, endpoint=endpoint, method=letter.method or None, sequence=stored.sequence, submitted=True)
 
     async def drop(self, which: str | DeadLetter) -> None:
-        """Throw a letter away; the job's result goes on saying that it is dead.
+        """Delete a letter; the job's result still says that it is dead.
 
         Raises:
             UnknownJob: there is no such letter.
@@ -242,7 +236,7 @@ class DeadLetters:
         return f"{self._names.dead(check_name(endpoint, 'endpoint'), '_').removesuffix('_')}>"
 
     async def _read(self, endpoint: str | None, take: Callable[[DeadLetter], object]) -> None:
-        """Every letter that is there now."""
+        """All letters that exist now."""
         stream = await self._streams.dead()
         pattern = self._pattern(endpoint)
         state = await stream.state(pattern)
@@ -264,8 +258,8 @@ class DeadLetters:
             await reading.unsubscribe()
 
     async def _wait_for_its_end(self, letter: DeadLetter) -> bool:
-        """Wait until no dispatcher has the message in hand: as long as it stores its death, it would take the new one
-        for a repetition. False: there was nothing to wait for.
+        """Wait until no dispatcher has the message in hand: while it stores the end, it would take the replayed message
+        for a duplicate. False: there was nothing to wait for.
 
         Raises:
             JobError: it takes too long.
@@ -286,8 +280,8 @@ class DeadLetters:
         )
 
     async def _forget_message(self, letter: DeadLetter) -> None:
-        """Whoever buried it may have been killed before it acknowledged the message. Without a record that message
-        would be taken for a task that has not ended, and the new one for its repetition."""
+        """The dispatcher may have been killed before it acknowledged the message. Without a record, that message would
+        be taken for a task that has not ended, and the replayed one for its duplicate."""
         sequence = buried_sequence(letter.headers)
         tasks = await self._streams.tasks()
         message = None if sequence is None else await tasks.get(sequence)
@@ -295,7 +289,7 @@ class DeadLetters:
             await tasks.delete(message.sequence)
 
     async def _forget_result(self, letter: DeadLetter) -> None:
-        """Remove the record that says that the job is dead, so that it can get another one."""
+        """Delete the record of the dead job, so that it can get another one."""
         job = letter.job
         results, key = await self._streams.results(), self._names.result_key(job)
         entry = await results.get(key)
@@ -305,7 +299,7 @@ class DeadLetters:
         if record.state is not JobState.DEAD:
             raise JobError(f"job {job!r} is {record.state.value} by now: drop its dead letter", details={"job": job})
         if record.attempts > letter.attempts:
-            # Somebody else was faster, and it has died again: what we would publish is taken for a repetition.
+            # Another client was faster, and it is dead again: our message would be taken for a duplicate.
             raise JobError(f"job {job!r} was replayed and is dead again: replay it again", details={"job": job})
         try:
             await results.delete(key, revision=entry.revision)
@@ -328,7 +322,7 @@ class DeadLetters:
         }
 
     def _passed(self, deadline: str) -> bool:
-        """Whether it is a moment that has gone by; one in words of time starts anew."""
+        """Whether it is a time in the past; a duration starts again."""
         try:
             parse_duration(deadline)
         except ValueError:
@@ -351,7 +345,7 @@ def _moment(text: str | None) -> float | None:
 def _tries(text: str | None) -> tuple[FailedTry, ...]:
     try:
         return () if text is None else tuple(FailedTry.model_validate(each) for each in json.loads(text))
-    except (ValueError, TypeError):  # people can write there, too
+    except (ValueError, TypeError):  # anybody can write there
         return ()
 
 

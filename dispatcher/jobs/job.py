@@ -1,5 +1,5 @@
-"""A durable task that was submitted, from its producer's side: its result, its state, and what is told of it while it
-runs (states, progress, the items of a task that yields; from the beginning, also for those who come late)."""
+"""A submitted task from its client's side: its result, its state, and its feed (states, progress, items of a task that
+yields), from the beginning even for late readers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .storage import until_answered
 from .stored import JobRef
 
 REST_S: Final = 5.0
-"""After the end of a job: how long what was told before it, and is not here yet, is waited for."""
+"""After the end of a job: how long to wait for earlier messages that have not arrived."""
 
 GAP_S: Final = 10.0
-"""How long an item that others have overtaken is waited for."""
+"""How long to wait for an item that others have overtaken."""
 _EARLY_ITEMS: Final = 1024
-"""So many may overtake it."""
+"""How many may overtake it."""
 
 _log = logger_for("dispatcher")
 
@@ -37,7 +37,7 @@ class _Ended:
     record: ResultRecord | None
     error: BaseException | None
     last: int
-    """Sequence of the newest message by then."""
+    """Sequence of the newest message at that time."""
 
 
 async def follow(
@@ -46,10 +46,10 @@ async def follow(
     *kinds: JobFeed,
     gap: Callable[[ResultRecord | None], GanglineError | None] = lambda record: None,
 ) -> AsyncGenerator[StreamMessage | ResultRecord, None]:
-    """Messages of these kinds, oldest first and then as they come; last, the record of how the job ended.
+    """Messages of these kinds, oldest first and then as they arrive; last, the record of the job's end.
 
     Args:
-        gap: given how the job ended, or None before its end: an error to be raised if nothing more comes for GAP_S;
+        gap: receives the record, or None before the end. Returns an error to raise if nothing more arrives for GAP_S;
             None: nothing is missing.
 
     Raises:
@@ -155,7 +155,7 @@ async def items_of(queries: JobQueries, ref: JobRef, *, skip: bool) -> AsyncGene
 
 
 class _Items:
-    """Which items are handed out: each place once, none left out."""
+    """Puts items in order: each index once, without gaps."""
 
     def __init__(self, job: str, *, skip: bool) -> None:
         self.attempt = 0
@@ -164,10 +164,10 @@ class _Items:
         self._next = 0
         self._given = 0
         self._early: dict[int, JobItem] = {}
-        """Came before one that stands before them: storage failed for that one, and took it later."""
+        """Items that arrived before an earlier one: storage failed for that one, and stored it later."""
 
     def take(self, item: JobItem) -> list[JobItem]:
-        """What can be handed out now.
+        """The items that can be yielded now.
 
         Raises:
             StreamBroken: one is missing, or a new attempt started over.
@@ -183,7 +183,7 @@ class _Items:
                     "far do not count; read items() again, or items(skip=True) if each attempt yields the same",
                     details={"job": self._job, "attempt": item.attempt, "items": self._given},
                 )
-        if item.index >= self._next:  # else it was told twice
+        if item.index >= self._next:  # otherwise it is a duplicate
             self._early[item.index] = item
         found: list[JobItem] = []
         while (following := self._early.pop(self._next, None)) is not None:
@@ -196,14 +196,13 @@ class _Items:
         return found
 
     def gap(self, record: ResultRecord | None) -> StreamBroken | None:
-        """What is missing, if something that came later is here: another item, or the end that tells how many there
-        are."""
+        """What is missing, if something later has arrived: an item, or the end with the number of items."""
         if record is not None and record.state is JobState.DONE and self._next < (record.items or 0):
             return self._missing(record.items or 0)
         return self._missing(min(self._early)) if self._early and record is None else None
 
     async def end(self, queries: JobQueries, record: ResultRecord) -> None:
-        """Raises what became of the job, if it is not done or yields no items."""
+        """Raises the job's error, or InvalidRequest if it yields no items."""
         if record.state is not JobState.DONE:
             await value_of(queries.streams, record)
             raise failure_of(record)
@@ -227,16 +226,16 @@ def _item(message: StreamMessage) -> JobItem | None:
 
 def _unreadable(message: StreamMessage, error: ValidationError) -> None:
     extra = {"action": "job.unreadable", "subject": message.subject, "sequence": message.sequence}
-    _log.warning("what is told on %s cannot be read: %s", message.subject, error, extra=extra)
+    _log.warning("a message on %s cannot be read: %s", message.subject, error, extra=extra)
 
 
 ASK_TIMEOUT_S = 5.0
-"""How long a dispatcher or a worker is given to answer, without `options(timeout_s=...)`."""
+"""How long a dispatcher or a worker has to answer, without `options(timeout_s=...)`."""
 
 
 class Job:
-    """Made by `Client.submit`, or by `Client.job` from its id. Nothing of it needs to be closed; it may be dropped at
-    any time, and looked up again by its id from anywhere."""
+    """Made by `Client.submit`, or by `Client.job` from its id. It needs no close; it may be dropped at any time, and
+    looked up again by its id from anywhere."""
 
     def __init__(self, queries: JobQueries, ref: JobRef) -> None:
         """`ref`: with valid names."""
@@ -249,7 +248,7 @@ class Job:
 
     @property
     def endpoint(self) -> str | None:
-        """None: it was looked up without."""
+        """None: it was looked up without one."""
         return self._ref.endpoint
 
     @property
@@ -259,14 +258,14 @@ class Job:
 
     @property
     def repeats(self) -> bool:
-        """It is a schedule (`cron`): each of its runs is a job of its own."""
+        """It is a recurring schedule (`cron`); each run is a job of its own."""
         return self._ref.repeats
 
     async def result(self, timeout_s: float | None = None) -> Any:
-        """What the task returned; waits for its end, also over lost connections.
+        """What the task returned. Waits for its end, through lost connections.
 
         Args:
-            timeout_s: give up waiting after so long; the job goes on. None: never.
+            timeout_s: how long to wait; the job continues. None: no limit.
 
         Cancelling stops the wait, not the job.
 
@@ -274,7 +273,7 @@ class Job:
             JobDead: it is a dead letter; `reason`, and the last error as `__cause__`.
             JobCancelled: it was cancelled.
             ResultNotKept: it was submitted with `result_ttl_s=0`.
-            UnknownJob: there is no such job, or it ended so long ago that its result is no longer kept.
+            UnknownJob: there is no such job, or its result has expired.
             DeadlineExceeded: it did not end in time; it continues.
             InvalidRequest: it is a schedule.
         """

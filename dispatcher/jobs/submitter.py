@@ -1,4 +1,4 @@
-"""Durable tasks as the messages that are published, until the stream has acknowledged them."""
+"""Submits durable tasks: makes their messages, and publishes them until the stream has acknowledged them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _PLAIN: Final = frozenset((str, int, bool, type(None)))
 
 
 def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Format]:
-    """The body, and how it is written: JSON, so that people can read what waits in the stream; msgpack where JSON would
-    lose something (bytes, infinities, keys that are no text).
+    """The body, and its format: JSON, so that people can read the stream; msgpack if JSON would lose something (bytes,
+    infinities, keys that are not strings).
 
     Raises:
-        InvalidArguments: positional and named ones together; a body has no form for both.
+        InvalidArguments: both positional and named ones; a body has no form for both.
         InvalidRequest: an argument cannot be serialized.
     """
     if args and kwargs:
@@ -50,7 +50,7 @@ def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[byt
 
 
 def loses_in_json(value: Any) -> bool:
-    """Whether JSON has no form for something in it that msgpack has."""
+    """Whether msgpack can represent something in it that JSON cannot."""
     kind = type(value)
     if kind in _PLAIN:
         return False
@@ -74,7 +74,7 @@ _NOTHING: Final = SubmitOptions()
 
 
 class TaskMessage(NamedTuple):
-    """What is published, and which job that is."""
+    """A message to publish, and its job."""
 
     endpoint: str
     method: str
@@ -83,9 +83,9 @@ class TaskMessage(NamedTuple):
     data: bytes
     headers: dict[str, str]
     scheduled: bool = False
-    """The server keeps it until its time."""
+    """The server holds it until its time."""
     repeats: bool = False
-    """It is a schedule that runs again and again, each time as a job of its own."""
+    """It is a recurring schedule; each run is a job of its own."""
     result_kept: bool = True
 
     @property
@@ -94,7 +94,7 @@ class TaskMessage(NamedTuple):
 
 
 def job_of_key(target: str, key: str) -> str:
-    """The job that an idempotency key stands for."""
+    """The job id of an idempotency key."""
     return "i" + sha256(f"{target}\n{key}".encode()).hexdigest()[:26]
 
 
@@ -110,16 +110,16 @@ def task_message(
     trace: str | None,
     part: int | None = None,
 ) -> TaskMessage:
-    """Put a submission into words.
+    """The message of a submission.
 
     Args:
-        token: unguessable; the job's id, unless an idempotency key is given.
+        token: unguessable; the job's id, unless there is an idempotency key.
         wall: Unix time.
-        trace: `traceparent` of whoever submits.
-        part: number among several that are submitted with one idempotency key.
+        trace: `traceparent` of the submitter.
+        part: number of the task, if several are submitted with one idempotency key.
 
     Raises:
-        InvalidName, InvalidSettings, InvalidRequest: what is wrong, before anything is sent.
+        InvalidName, InvalidSettings, InvalidRequest: it is invalid.
     """
     endpoint, method = split_target(target)
     submit = options.submit or _NOTHING
@@ -127,7 +127,7 @@ def task_message(
     key = submit.idempotency_key
     if key is not None and part is not None:
         key = f"{key}/{part}"
-    # Ids start with a letter: they cannot be mistaken for options of a command, nor for sequences.
+    # Ids start with a letter, so they look neither like command-line options nor like sequences.
     job = f"j{token}" if key is None else job_of_key(target, key)
     fields = _fields(options, submit)
     if fmt is Format.MSGPACK:
@@ -144,7 +144,7 @@ def task_message(
     if submit.cron is None:
         fields[headers.JOB] = job
     else:
-        # Declared again with another pattern or other arguments, it replaces the first: it is no duplicate then.
+        # Declared again with another pattern or other arguments, it is no duplicate, but replaces the first.
         fields[headers.MESSAGE_ID] = f"{job}-{sha256(_what(when, fields, data)).hexdigest()[:16]}"
     return TaskMessage(
         endpoint=endpoint,
@@ -160,7 +160,7 @@ def task_message(
 
 
 def _what(when: str | None, fields: Mapping[str, str], data: bytes) -> bytes:
-    """All that makes a repeated task what it is."""
+    """Everything that identifies a recurring task."""
     told = {name: value for name, value in fields.items() if name not in (headers.MESSAGE_ID, headers.TRACEPARENT)}
     return repr((when, sorted(told.items()), data)).encode()
 
@@ -203,12 +203,12 @@ def _fields(options: CallOptions, submit: SubmitOptions) -> dict[str, str]:
 
 
 def number(value: float) -> str:
-    """A number as headers have it: never with an exponent."""
+    """A number for a header: without an exponent."""
     return str(value) if isinstance(value, int) else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
 def _when(submit: SubmitOptions, wall: float) -> str | None:
-    """The server's schedule; None: at once."""
+    """The schedule for the server; None: at once."""
     if submit.cron is not None:
         return submit.cron
     if submit.at is not None:
@@ -219,7 +219,7 @@ def _when(submit: SubmitOptions, wall: float) -> str | None:
 
 
 def schedule_at(moment: datetime) -> str:
-    """`@at` and the moment, as the server reads it."""
+    """In the server's syntax."""
     return f"@at {moment.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
 
 
@@ -234,12 +234,12 @@ def moment_of(schedule: str) -> float | None:
 
 
 SUBMIT_TIMEOUT_S: Final = 30.0
-"""How long a submission is tried again while the stream does not acknowledge it; no later than the deadline of the task
-that submits. The server knows a `Nats-Msg-Id` again for much longer, so that no try makes a second task."""
+"""How long an unacknowledged submission is repeated, at most until the deadline of the submitting task. The server
+remembers its `Nats-Msg-Id` for much longer, so that no second task results."""
 TRY_S: Final = 5.0
-"""How long one try waits for the acknowledgement."""
+"""How long each attempt waits for the acknowledgement."""
 AT_ONCE: Final = 512
-"""Submissions of `many` that are under way together."""
+"""Concurrent submissions of `many`."""
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
 T = TypeVar("T")
@@ -250,7 +250,7 @@ class Submitted(NamedTuple):
 
     message: TaskMessage
     sequence: int | None
-    """In the stream. None: it ended before; nothing was published."""
+    """In the stream. None: the job ended before, and nothing was published."""
 
 
 class Submitter:
@@ -314,7 +314,7 @@ class Submitter:
     async def many(
         self, target: str, arguments: Sequence[Mapping[str, Any]], options: CallOptions
     ) -> list[Submitted | GanglineError]:
-        """Submit a task with each of the arguments; in order, what was stored, or why it was not."""
+        """Submit a task with each of the arguments; results and errors in order."""
 
         async def attempt(part: int) -> Submitted | GanglineError:
             try:
@@ -325,7 +325,7 @@ class Submitter:
         return await at_once(len(arguments), attempt)
 
     async def _stored(self, message: TaskMessage, *, look: bool) -> int | None:
-        """Have it in the stream, once; its sequence there, or None if its result is there already."""
+        """Store it in the stream once. Returns its sequence, or None if the job has a result already."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + SUBMIT_TIMEOUT_S
         inherited = current_deadline()
@@ -355,13 +355,13 @@ class Submitter:
             await asyncio.sleep(pause_s * (0.5 + self._ambient.random.random() / 2))
 
     async def _ended(self, message: TaskMessage) -> bool:
-        """Whether a job of this idempotency key has a result, longer ago perhaps than the stream remembers."""
+        """Whether a job of this idempotency key has a result; perhaps the stream has forgotten the key."""
         results = await self._streams.results()
         return await results.get(self._streams.names.result_key(message.job)) is not None
 
 
 async def at_once(count: int, attempt: Callable[[int], Awaitable[T]]) -> list[T]:
-    """What `attempt` gives for each number from 0, in order; AT_ONCE of them at the same time."""
+    """The results of `attempt` for each number from 0, in order; AT_ONCE run concurrently."""
     found: list[T] = []
     for start in range(0, count, AT_ONCE):
         found += await asyncio.gather(*map(attempt, range(start, min(start + AT_ONCE, count))))

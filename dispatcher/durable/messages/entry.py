@@ -1,4 +1,4 @@
-"""One message of the stream until it is acknowledged: the task that it asks for, and what a queue keeps of it."""
+"""One message of the stream until it is acknowledged: the task that it submits, and what a queue keeps of it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ...transport.exchange import RequestExchange
 
 
 class LeasedSlots:
-    """One lease, and how much of it our tasks use."""
+    """One lease, and how much of it is used."""
 
     __slots__ = ("born_at", "hold", "idle_since", "name", "retired", "used")
 
     def __init__(self, hold: HeldSlots, now: float) -> None:
         self.hold = hold
         self.name = str(hold.worker.id)
-        """The worker's."""
+        """Of the worker."""
         self.used = 0
         self.born_at = now
         self.idle_since = now
-        """Since when some of it has not been used."""
+        """Since when some slots are unused."""
         self.retired = False
-        """No task is put on it any more; it goes when one of those on it ends."""
+        """It takes no more tasks, and is released when one of its tasks ends."""
 
     @property
     def worker(self) -> WorkerEntry:
@@ -46,13 +46,13 @@ class LeasedSlots:
 
     @property
     def free(self) -> int:
-        """Slots that a task may be put on now."""
+        """Slots that a task may use now."""
         left = self.hold.slots - self.used
         return left if left > 0 and self.usable else 0
 
     @property
     def usable(self) -> bool:
-        """Whether a task may be put on it, if there is room."""
+        """Whether it takes tasks, if there is room."""
         hold = self.hold
         trusted = not hold.ended and hold.trouble() is None and not hold.leaving
         return not self.retired and trusted and hold.worker.reachable
@@ -140,7 +140,7 @@ class JobAttempt(InFlightRequest):
 
 
 def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
-    """The error that an answer carries; None: it is a result."""
+    """The error of an answer; None: it is a result."""
     if frame[0] in (AnswerOp.OK, AnswerOp.END):
         return None
     if frame[0] == AnswerOp.ERROR:
@@ -153,8 +153,8 @@ def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
 
 
 def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
-    """The error of a try that nobody stopped. One that its worker stopped since its gang was torn down was lost, as
-    with a worker that died."""
+    """The error of an attempt that nobody stopped. If its worker stopped it because its gang was torn down, it was
+    lost, as with a worker that died."""
     if not isinstance(error, TaskCancelled) or "gang" not in error.details:
         return error
     return WorkerLost(
@@ -165,7 +165,7 @@ def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
 
 
 MOST_GAPS: Final = 6
-"""So often in a row, over some three seconds, items that lack are asked for in vain."""
+"""How often in a row, over some three seconds, missing items are requested in vain."""
 
 
 class ItemVerdict(Enum):
@@ -176,14 +176,14 @@ class ItemVerdict(Enum):
     AGAIN = auto()
     """It is known."""
     GAP = auto()
-    """One before it got lost: have them sent again."""
+    """An earlier one got lost: request it again."""
 
 
 class ItemTracker:
-    """Of one try.
+    """The items of one attempt.
 
     Args:
-        known: it begins with item 0. False: another dispatcher stored some before; what comes first is the next.
+        known: it starts with item 0. False: another dispatcher stored the first ones; any item may come next.
     """
 
     __slots__ = ("_asked_at", "_gaps", "_still", "_stored", "credited", "known", "received")
@@ -193,15 +193,15 @@ class ItemTracker:
         self.credited = 0
         """Stored, with all before them."""
         self.received = 0
-        """How many came, without a gap."""
+        """How many came without a gap."""
         self._stored: set[int] = set()
         """... without all before them."""
         self._asked_at: int | None = None
         """How many had come when the end came too early."""
         self._gaps = 0
-        """In a row, without an item that was lacking."""
+        """In a row, without a missing item in between."""
         self._still: tuple[int, int] = (-1, 0)
-        """How many had come at the last look, and at how many looks it was the same."""
+        """How many had come at the last look, and at how many looks that was unchanged."""
 
     def __repr__(self) -> str:
         return f"ItemTracker({self.received} came, {self.credited} stored{'' if self.known else ', begin unknown'})"
@@ -217,14 +217,14 @@ class ItemTracker:
         return ItemVerdict.NEXT
 
     def ask_after_s(self) -> float | None:
-        """How long to wait before what lacks is asked for again; None: it was in vain often enough."""
+        """How long to wait before missing items are requested; None: give up."""
         self._gaps += 1
         if self._gaps > MOST_GAPS:
             return None
         return 0.0 if self._gaps == 1 else exponential_s(0.1, float("inf"), self._gaps - 2)
 
     def stored(self, index: int) -> int:
-        """An item is stored. Returns how many more are, with all before them: so many are the worker's credit."""
+        """An item is stored. Returns the new credit: how many more are stored without a gap."""
         self._stored.add(index)
         before = self.credited
         while self.credited in self._stored:
@@ -233,11 +233,11 @@ class ItemTracker:
         return self.credited - before
 
     def lacks(self, count: int) -> bool:
-        """Whether some of so many, which is all there are, did not come. Asked at the end."""
+        """At the end: whether some of these `count` items are missing."""
         return count != self.received if self.known else count > 0
 
     def may_ask(self) -> bool:
-        """Whether they may be asked for again: not twice in a row for nothing."""
+        """Whether to request them again: not twice in a row in vain."""
         received = self.received if self.known else -1
         if self._asked_at == received:
             return False
@@ -245,8 +245,8 @@ class ItemTracker:
         return True
 
     def stands_still(self) -> bool:
-        """Whether to have a look at the worker's side, since nothing has come for long: it may wait for credit that got
-        lost. Asked now and then; each time in vain makes the next rarer."""
+        """Whether to ask the worker, since nothing has come for long: it may wait for credit that got lost. Called now
+        and then; each answer in vain makes the next rarer."""
         received, times = self._still
         if received != self.received:
             self._still = (self.received, 0)
@@ -257,11 +257,11 @@ class ItemTracker:
 
 
 _KEPT_BYTES: Final = 256
-"""What a message costs beside its own bytes."""
+"""Memory that a message takes besides its own bytes."""
 
 
 def read_message(names: Names, message: StreamMessage) -> tuple[Submission, Arguments] | GanglineError:
-    """The task that a message is, and its arguments; or what is wrong with it."""
+    """The task of a message, and its arguments; or what is wrong with it."""
     try:
         submission = Submission.parse(
             names, message.subject, message.headers, sequence=message.sequence, published_at=message.at
@@ -272,7 +272,7 @@ def read_message(names: Names, message: StreamMessage) -> tuple[Submission, Argu
 
 
 def size_of(message: StreamMessage) -> int:
-    """Bytes that keeping it takes."""
+    """Memory that it takes."""
     size = len(message.subject) + len(message.data) + _KEPT_BYTES
     if message.headers:
         for name, text in message.headers.items():
@@ -281,11 +281,10 @@ def size_of(message: StreamMessage) -> int:
 
 
 def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
-    """Whether another message may have had this job's id, or this one been delivered to another consumer of ours.
+    """Whether another message may have had this job's id, or this message was delivered before.
 
     Args:
-        recorded: jobs such as this leave a record when they end; without one there is nothing to be found of an earlier
-            message.
+        recorded: such jobs leave a record when they end; without one there is no trace of an earlier message.
     """
     given = message.headers
     if message.delivered > 1:
@@ -294,7 +293,7 @@ def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
 
 
 def job_of(message: StreamMessage) -> str:
-    """The id that a message which is no task names; empty: none that is one."""
+    """The job id in the headers of a message that is no task; empty: there is no valid one."""
     job = (message.headers or {}).get(headers.JOB, "")
     return job if job and job.isascii() and job.replace("-", "").replace("_", "").isalnum() and len(job) <= 128 else ""
 
@@ -304,7 +303,7 @@ Arguments = tuple[list[Any] | None, dict[str, Any] | None]
 
 
 def arguments_of(body: bytes, fmt: Format) -> Arguments:
-    """Positional and named arguments: an array is the former, an object the latter, nothing is none.
+    """An array is positional arguments, an object named ones, an empty body none.
 
     Raises:
         MalformedMessage: it is not in that format, or a bare value.
@@ -330,33 +329,33 @@ class QueuedMessage:
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 
     arguments: Arguments | None = None
-    """As they were read when it arrived, if they are small; for its first try."""
+    """As decoded on arrival, if small; for the first attempt."""
     sent_attempt: JobAttempt | None = None
-    """The try under way."""
+    """The attempt under way."""
     attempt = 0
     slots: LeasedSlots | None = None
-    """The lease that the try is on; None for one that was attached to."""
+    """The lease of the attempt; None if it was attached to."""
     feeder_pool = ""
     cost = 0
     fence = 0
     stopped = 0
     """The attempt that is to be stopped, if one is."""
     worker = ""
-    """`<pool>.<worker>` of the last try."""
+    """`<pool>.<worker>` of the last attempt."""
     workers: Sequence[str] = ()
-    """... by rank, if it was on all ranks of a gang; empty: of that rank nobody knows."""
+    """... by rank, if it was on all ranks of a gang; an empty name: unknown."""
     body: bytes | None = None
-    """The result of the last try that succeeded, in the format of the submission."""
+    """The encoded result, in the format of the submission."""
     items: int | None = None
     """... if it yielded: how many."""
     streams = False
     once = False
-    """The worker that has the try does not declare the task idempotent."""
+    """The worker of the attempt does not declare the task idempotent."""
     started = False
     noted = 0
-    """The last try that is stored as failed."""
+    """The last attempt stored as failed."""
     tries: tuple[FailedTry, ...] = ()
-    """That failed: the last ones, oldest first."""
+    """The last failed attempts, oldest first."""
     span: Span = NO_SPAN
     _item_count: ItemTracker | None = None
     _known = True
@@ -368,19 +367,19 @@ class QueuedMessage:
 
     @property
     def item_count(self) -> ItemTracker:
-        """Of the try under way."""
+        """Of the attempt under way."""
         if self._item_count is None:
             self._item_count = ItemTracker(known=self._known)
         return self._item_count
 
     def count_items(self, *, known: bool) -> None:
-        """A try begins; `known` as of ItemTracker."""
+        """An attempt starts; `known` as for ItemTracker."""
         self._known = known
         if self._item_count is not None:
             self._item_count = None
 
     def failed(self, attempt: int, error: JobFailure, *, started_at: float | None, ended_at: float) -> None:
-        """A try of it failed. No-op if that is known."""
+        """An attempt failed. No-op if that is known."""
         if self.started and not (self.tries and self.tries[-1].attempt >= attempt):
             last = FailedTry(attempt=attempt, worker=self.worker, started_at=started_at, ended_at=ended_at, error=error)
             self.tries = (*self.tries, last)[-MOST_TRIES:]

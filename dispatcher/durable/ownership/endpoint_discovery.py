@@ -1,4 +1,4 @@
-"""Which endpoints there are: names of pools, of standing sets, of routes, and of what was published."""
+"""Finds endpoints: names of pools, of standing sets, of routes, and of published tasks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..workers.context import DispatcherContext
 
 _MANY: Final = 1000
 _RARELY: Final = 10
-"""With more schedules than that in the stream only each tenth look lists them: each has a subject of its own."""
+"""With many schedules in the stream only every tenth look lists them, since each has its own subject."""
 
 
 class EndpointDiscovery:
-    """Looks once in a while. One of each dispatcher."""
+    """Of one dispatcher."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class EndpointDiscovery:
         """Tasks in the stream by endpoint, as of the last look."""
 
     def start(self) -> None:
-        """Look for the first time, as far as storage answers, and go on."""
+        """Look now, and then every `look_s`."""
         self._work.start(self._go_on())
 
     async def stop(self) -> None:
@@ -91,7 +91,7 @@ class EndpointDiscovery:
                 self._strays(stream, strays)
 
     def _endpoint_of(self, subject: str) -> str | None:
-        """The endpoint whose queue takes this subject; None if none does."""
+        """The endpoint whose queue has this subject; None if none has."""
         prefix = self._names.tasks[: -len(">")]
         if not subject.startswith(prefix):
             return None

@@ -1,4 +1,4 @@
-"""Who has which queue, in practice: lists consumers, pings their holders, and takes what the core says."""
+"""Shares the queues among dispatchers: lists consumers, pings their owners, and takes the queues that the core says."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from .ownership_core import GiveUp, Holding, OwnershipCore, PingPeer, Take
 LIST_S: Final = 1.0
 _SPREAD_S: Final = 0.02
 _AT_ONCE: Final = 32
-"""Queues that nobody had are taken so many at a time. A thousand at once (a producer that mistypes endpoints is enough)
-would keep storage so busy that none of them is done in time, and that tasks of other queues wait."""
+"""Free queues taken at the same time. A thousand at once (a producer that mistypes endpoints is enough) would keep
+storage so busy that none is taken in time, and that tasks of other queues wait."""
 _PREFIX: Final = "q-"
 _NAME_CHARS: Final = 100
 DISPATCHER: Final = "gangline-dispatcher"
-"""Metadata of our consumers: the id of the holder."""
+"""Metadata of our consumers: the owner's id."""
 PRIVATELY: Final = "gangline-private"
-"""Likewise: its holder is asked on its private subject, which those of earlier versions do not have."""
+"""Metadata: its owner answers on its private subject, which earlier versions do not have."""
 
 
 def consumer_name(endpoint: str, ambient: Environment) -> str:
-    """A new name for a consumer of that queue."""
+    """A new name."""
     return f"{_PREFIX}{endpoint[:_NAME_CHARS]}-{ambient.token()[:12]}"
 
 
 class OwnershipManager:
-    """One dispatcher's part in sharing the queues out."""
+    """Of one dispatcher."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class OwnershipManager:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to look for queues; `found` says of which endpoints."""
+        """Start to look for queues; `found` gives the endpoints."""
         self._core.start(self._now)
         self._undo = [self._bus.on_connection(self._on_connection), self._guard.on_doubt(self._on_doubt)]
         self._subscription = await self._bus.subscribe(self._names.dispatcher_events, self._on_event)
         self._background.start(self._go_on())
 
     async def stop(self) -> None:
-        """Take nothing more. Idempotent, safe before `start`. Queues that we have are not given up by it."""
+        """Take nothing more, and keep what we have. Idempotent, safe before `start`."""
         for undo in self._undo:
             undo()
         self._undo = []

@@ -1,21 +1,21 @@
-"""Which dispatcher has which queue: when to take one, and over whom. Pure: no IO, no clock, no randomness.
+"""Which dispatcher owns which queue: when to take one, and in whose place. Pure: no IO, no clock, no randomness.
 
-The lock is the server's: a queue is had by whoever's consumer of its subjects exists, and a second one is refused. This
-decides when to try.
+The server has the lock: a dispatcher owns a queue while its consumer of the queue's subjects exists, and the server
+refuses a second one. The core decides when to try.
 
 Laws:
 
-1. A queue is taken over only from nobody, or from a holder that is dead by law 2; and only while we are connected.
-2. A holder is dead when nobody listened to two pings in a row, both of them sent when we had been connected for a
-   while; or when it has not answered for `frozen_after_s`, all of it time in which we could have heard it.
-3. What is deleted is the consumer by its name, so that a queue that changed hands meanwhile is not taken from its new
-   holder.
+1. A queue is taken only if nobody owns it, or if its owner is dead by law 2; and only while we are connected.
+2. An owner is dead if nobody listened to two pings in a row, both sent when we had been connected for a while; or if it
+   has not answered for `frozen_after_s`, all of it time in which we could have heard it.
+3. A consumer is deleted by its name, so that a queue that has changed hands meanwhile is not taken from its new owner.
 4. No queue has two steps under way: after Take nothing more is done about it until `took`, `not_taken` or `gone`.
-5. A consumer without our marks is of somebody else, and is left alone.
-6. Whoever has most gives queues up while somebody has fewer by two or more; whoever has fewer is faster to take them.
-7. A holder believes that a queue is its own for `TRUST_S` from before it asked for the newest proof of that, less the
-   margin for clocks; who takes a queue from a holder that never gave it up waits for `TRUST_S`, from when no proof can
-   be had any more, before it asks what runs.
+5. A consumer without our metadata is foreign, and is left alone.
+6. The dispatcher with the most queues gives some up while another has fewer by two or more; those with fewer take
+   queues faster.
+7. An owner trusts its ownership for `TRUST_S` from before it requested the newest proof, less the margin for clocks. A
+   dispatcher that takes a queue from an owner that never gave it up waits for `TRUST_S`, counted from when no more
+   proof is possible, before it asks what runs.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from typing import Final
 from ....schemas.deadline import margin_s
 
 TRUST_S: Final = 1.0
-"""The same in all dispatchers: one counts on what another believes."""
+"""The same in all dispatchers, since each relies on what others trust."""
 RENEW_AFTER_S: Final = 0.3
-"""A proof that is so old is renewed when there is something to do."""
+"""A proof of this age is renewed when there is something to do."""
 CONNECTED_FOR_S: Final = 1.0
-"""After a reconnection others may be a moment later than we are: until then, nobody's absence counts."""
+"""After a reconnection others may come back later than we do: until then, nobody's absence counts."""
 UNHEARD_PINGS: Final = 2
 HERE_FOR_S: Final = 2.5
-"""For so long a dispatcher that said how many queues it has is believed to be there."""
+"""How long a dispatcher's report of its number of queues counts."""
 MOST_SPREAD_S: Final = 0.4
-"""Longest wait for others to be faster."""
+"""The longest wait in favour of others."""
 SETTLE_S: Final = 2.0
-"""Between two times of giving queues up: others must have taken them, and said so."""
+"""Pause after queues were given up: others must have taken them, and reported that."""
 MOST_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """A consumer on the stream of tasks, as the server lists it."""
+    """A consumer of the task stream, as the server lists it."""
 
     consumer: str
     endpoint: str
-    """Empty: it takes more than one endpoint's tasks, so it is not ours."""
+    """Empty: it is foreign, with tasks of more than one endpoint."""
     dispatcher: str
-    """Id of the holder; empty: not one of us."""
+    """The owner's id; empty: it is foreign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """Delete these consumers, then make one of our own. Answer with `took` or `not_taken`."""
+    """Delete these consumers, then create ours. Answer with `took` or `not_taken`."""
 
     endpoint: str
     over: tuple[str, ...]
     died: bool
-    """Its last holder never gave it up, and may believe that it still has it: law 7."""
+    """Its last owner never gave it up, and may still trust its ownership: law 7."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class PingPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """Hand so many queues over, idle ones if there are some. Answer with `gone` for each."""
+    """Hand over so many queues, idle ones if possible. Answer with `gone` for each."""
 
     count: int
 
@@ -81,7 +81,7 @@ Effect = Take | PingPeer | GiveUp
 
 
 class Trust:
-    """For how long one queue is believed to be ours: law 7. Before the first proof nothing is done that needs one."""
+    """How long ownership of one queue is trusted: law 7."""
 
     __slots__ = ("_asked_at",)
 
@@ -89,7 +89,7 @@ class Trust:
         self._asked_at = float("inf")
 
     def proven(self, asked_at: float) -> None:
-        """Storage has confirmed what was asked then."""
+        """Storage has confirmed a request of that time."""
         self._asked_at = asked_at
 
     @property
@@ -123,8 +123,8 @@ class OwnershipCore:
         Args:
             dispatcher: our id.
             ping_s: between two pings of one dispatcher.
-            frozen_after_s: silence after which a holder counts as dead.
-            spread_s: how much longer we wait for each queue that we have more than others: who has fewer is faster.
+            frozen_after_s: silence after which an owner is dead.
+            spread_s: how much longer we wait for each queue that we have more than others.
         """
         self.dispatcher = dispatcher
         self.mine: dict[str, str] = {}
@@ -135,18 +135,17 @@ class OwnershipCore:
         self._connected_at: float | None = None
         self._endpoints: frozenset[str] = frozenset()
         self._holdings: dict[str, Holding] = {}
-        """By endpoint; of all but `mine`."""
+        """By endpoint; without `mine`."""
         self._had: dict[str, str] = {}
-        """By endpoint: the other dispatcher that was seen to have it, and never gave it up."""
+        """By endpoint: another owner that was seen, and never gave the queue up."""
         self._foreign: set[str] = set()
-        """Consumers of somebody else's."""
         self._peers: dict[str, _Peer] = {}
         self._taking: set[str] = set()
         self._wanted_at: dict[str, float] = {}
-        """When to take what is free; drawn once for each, so that nobody waits anew with every tick."""
+        """When to take a free queue; drawn once for each, not at every tick."""
         self._listed = False
         self._others: dict[str, tuple[int, float]] = {}
-        """How many queues others have, and when they said so."""
+        """How many queues others have, and when they reported it."""
         self._gave_at = float("-inf")
 
     @property
@@ -263,7 +262,7 @@ class OwnershipCore:
         for endpoint in list(self._wanted_at):
             if endpoint not in wanted:
                 del self._wanted_at[endpoint]
-        # However many queues we have, those of a dead holder must not wait for long.
+        # However many queues we have, those of a dead owner must not wait for long.
         ahead = len(self.mine) + len(self._taking) - min(self._counts(now), default=0)
         for endpoint in sorted(wanted):
             wait_s = min(MOST_SPREAD_S, self._spread_s * (max(0, ahead) + draw))
@@ -300,7 +299,7 @@ class OwnershipCore:
         return [GiveUp(count=min(MOST_AT_ONCE, (mine - min(counts)) // 2))]
 
     def _free(self, now: float) -> Iterable[str]:
-        """Queues that nobody has who lives."""
+        """Queues without a living owner."""
         for endpoint in self._endpoints:
             if endpoint in self.mine:
                 continue
@@ -310,7 +309,7 @@ class OwnershipCore:
 
     def _is_dead(self, dispatcher: str, now: float) -> bool:
         if dispatcher == self.dispatcher:
-            return True  # of ours, though we know nothing of it: made by a request whose answer was lost
+            return True  # ours, created by a request whose answer was lost
         peer = self._peers.get(dispatcher)
         if peer is None or not self._settled(now):
             return False

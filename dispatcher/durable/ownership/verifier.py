@@ -1,8 +1,8 @@
-"""Whether a queue is still ours: asked of the server whenever the guard has doubts, and proven by a write.
+"""Whether a queue is still ours: asked of the server after each doubt, and proven by a write.
 
-The consumer is the lock, but a server that is cut off from the others goes on showing it. So each holder writes its
-turn into the bucket of results, and again while there is something to do: only over its own revision, so that it fails
-from the moment on when a successor has written its own.
+The consumer is the lock, but a server that is cut off from the others still shows it. So each owner writes its turn to
+the results bucket, and again while there is something to do: only over its own revision, so that the write fails as
+soon as a successor has written its own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..workers.failure_detector import DoubtMonitor
 from .ownership_core import TRUST_S, Trust
 
 _ANSWERS_S: Final = 1.0
-"""A proof that takes longer is worth nothing: it is asked for anew."""
+"""A proof that takes longer is worthless, and is requested again."""
 
 
 class OwnershipProof:
-    """Of one queue: the record that says whose turn it is."""
+    """Of one queue: the record of its current owner."""
 
     def __init__(
         self, bucket: Callable[[], Awaitable[KeyValue]], key: str, *, dispatcher: str, ambient: Environment, log: Log
@@ -43,7 +43,7 @@ class OwnershipProof:
         self.trust = Trust()
 
     async def take(self) -> tuple[int, bool]:
-        """Say that the queue is ours; a number that is greater than any holder's before, and whether there was one."""
+        """Claim the queue. Returns a number greater than that of any earlier owner, and whether there was one."""
 
         async def before() -> bool:
             return await (await self._bucket()).get(self._key) is not None
@@ -53,21 +53,21 @@ class OwnershipProof:
             self._revision = await (await self._bucket()).put(self._key, self._record())
             self.trust.proven(asked_at)
 
-        had = await until_answered("reading whose turn it was", before, self._log)
-        await until_answered("noting whose turn it is", write, self._log)
+        had = await until_answered("reading who owned the queue", before, self._log)
+        await until_answered("claiming the queue", write, self._log)
         self._noted_at = self._loop.time()
         return self._revision, had
 
     @property
     def others_trust_s(self) -> float:
-        """For how long a holder before us may still believe that the queue is its own."""
+        """How long an earlier owner may still trust its ownership."""
         return self._noted_at + TRUST_S - self._loop.time()
 
     async def prove(self) -> None:
-        """Write it anew.
+        """Write it again.
 
         Raises:
-            ConsumerLost: the turn is another's.
+            ConsumerLost: another dispatcher owns the queue.
             GanglineError: storage did not answer.
         """
         bucket, asked_at = await self._bucket(), self._loop.time()
@@ -75,17 +75,17 @@ class OwnershipProof:
             async with asyncio.timeout(_ANSWERS_S):
                 self._revision = await bucket.put(self._key, self._record(), revision=self._revision)
         except TimeoutError:
-            raise Unavailable(f"no proof in {_ANSWERS_S:g} s that the queue is ours") from None
+            raise Unavailable(f"no proof of ownership within {_ANSWERS_S:g} s") from None
         except Conflict:
             await self._read()
             raise
         self.trust.proven(asked_at)
 
     async def _read(self) -> None:
-        """What stands there may be what we wrote, and got no answer to."""
+        """The record may be ours, from a write whose answer was lost."""
         entry = await (await self._bucket()).get(self._key)
         if entry is not None and not self._is_ours(entry.value):
-            raise ConsumerLost("another dispatcher has noted that the queue is its own")
+            raise ConsumerLost("another dispatcher has claimed the queue")
         self._revision = 0 if entry is None else entry.revision
 
     def _is_ours(self, value: bytes) -> bool:
@@ -99,7 +99,7 @@ class OwnershipProof:
 
 
 class OwnershipVerifier:
-    """Of one queue. Begins sure, since its consumer was just made."""
+    """Of one queue. Certain at first, since the consumer was just created."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class OwnershipVerifier:
         """
         Args:
             state: asks the server for the consumer.
-            doubted, sure, lost: told of each change; after `lost` nothing more. The first two are told whether anybody
-                may have missed us meanwhile: not so when there was nothing to do for long, and nothing to prove.
+            doubted, sure, lost: called at each change; after `lost` nothing more. The first two receive whether clients
+                may have missed us meanwhile: not so if there was nothing to do for long, and nothing to prove.
         """
         self._guard = guard
         self._turn = turn
@@ -129,9 +129,9 @@ class OwnershipVerifier:
         self._certain = asyncio.Event()
         self._certain.set()
         self._missed = False
-        """Since it was certain somebody may have missed us."""
+        """Clients may have missed us since it was certain."""
         self._verified = guard.term
-        """The consumer was there in this term."""
+        """The term in which the consumer was last seen."""
         self._asking: asyncio.Task[None] | None = None
         self._unlisten: Callable[[], None] | None = guard.on_doubt(self._on_doubt)
 
@@ -140,7 +140,7 @@ class OwnershipVerifier:
         return self._certain.is_set()
 
     def look(self) -> None:
-        """On entry of everything: ask for a new proof if the last one is old."""
+        """On entry of everything: request a new proof if the last one is old."""
         self._guard.look()
         trust, now = self._turn.trust, self._loop.time()
         if self._unlisten is None or not trust.fades(now):
@@ -150,12 +150,12 @@ class OwnershipVerifier:
         self._ask()
 
     async def wait(self) -> None:
-        """Wait until it is certain that the queue is ours. Never returns when it is not."""
+        """Wait until ownership is certain. Never returns if it is lost."""
         self.look()
         await self._certain.wait()
 
     async def stop(self) -> None:
-        """Ask no more. Idempotent."""
+        """Idempotent."""
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None

@@ -1,8 +1,8 @@
-"""Carries out what the core wants written: results, tries, dead letters, schedules; each until the server has it.
+"""Stores what the core wants persisted: results, failed attempts, dead letters and schedules.
 
-Order, where it matters for a crash in between: the large result before the record that names it; the dead letter before
-the record, the record before the answer to the core, which acknowledges then; a try is forgotten only after the
-acknowledgement was confirmed, or when somebody else's record of the end is found.
+The order matters for a crash in between: the large result comes before the record that names it; the dead letter before
+the record; the record before the answer to the core, which then acknowledges. A TryRecord is deleted only after the
+acknowledgement is confirmed, or when another record of the end is found.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _LOOKS: Final = 64
 """Results looked up at once."""
 _BAD_PATTERN: Final = 10189
 _SAME_S: Final = 0.001
-"""When a message was stored is told with more digits here, with fewer there."""
+"""The time at which a message was stored is rounded in some places."""
 _LOGGED_CHARS: Final = 400
-"""Of a dead letter's error: it may be as long as whoever raised it liked."""
+"""Of an error, which may be of any length."""
 
 Answer = Callable[[GanglineError | None], None]
 
 
 class OutcomeStore:
-    """One of each queue. Methods begin the work and return; `answer` is called when it is done, once, unless the queue
-    is lost before."""
+    """Of one queue. Methods start the work and return; `answer` is called once when it is done, unless the queue is
+    lost before."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class OutcomeStore:
         sure: Callable[[], Awaitable[None]],
         log: Log,
     ) -> None:
-        """`sure` waits until it is certain that the queue is ours."""
+        """`sure` waits until ownership of the queue is certain."""
         self._bus = bus
         self._names = names
         self._streams = streams
@@ -74,7 +74,7 @@ class OutcomeStore:
         self.feed.start()
 
     async def stop(self) -> None:
-        """Write nothing more; what is under way is dropped. Idempotent, safe before `start`."""
+        """Write nothing more, and drop what is under way. Idempotent, safe before `start`."""
         await self._background.stop()
         await self.feed.stop()
         await self.writer.stop()
@@ -97,7 +97,7 @@ class OutcomeStore:
         self._background.start(work())
 
     async def cancelled(self, jobs: Iterable[str]) -> list[str]:
-        """Which of them have a record that says so: their publishers found nobody to ask."""
+        """Those with a record of their cancellation: their clients found no dispatcher to ask."""
         results = await until_answered("opening the bucket of results", self._streams.results, self._log)
 
         async def look(job: str) -> bool:
@@ -128,7 +128,6 @@ class OutcomeStore:
     # -- results --------------------------------------------------------------------------------------------------
 
     def _store(self, entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
-        """The job's record."""
         if effect.result_ttl_s <= 0:
             answer(None)
             return
@@ -154,14 +153,14 @@ class OutcomeStore:
         self._stored(entry, effect, first, answer)
 
     def _stored(self, entry: QueuedMessage, effect: Persist, first: bool, answer: Answer) -> None:
-        """`first`: ours is the record. Else whoever wrote it had lost the queue without knowing, and will not remove
-        what it noted of a try since we took over."""
+        """`first`: the record is ours. Otherwise its writer had lost the queue without knowing, and will not delete a
+        TryRecord that it wrote after our takeover."""
         if not first:
             self.forget_try(records.target_of(entry)[0], effect.job)
         answer(None)
 
     async def _drop_unless_named(self, job: str, name: str) -> None:
-        """Somebody's record was first. Or it was our own, whose answer was lost."""
+        """Another record was first. Or it was our own, and the answer got lost."""
         with contextlib.suppress(GanglineError):
             record = await self._record(job)
             if record is None or record.object != name:
@@ -174,7 +173,7 @@ class OutcomeStore:
         self.writer.create(self._names.result_key(effect.job), record, ttl_s=effect.result_ttl_s, done=done)
 
     async def _created(self, effect: Persist, record: bytes) -> bool:
-        """Whether ours is the record."""
+        """Whether the record is ours."""
         written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._create(effect, record, written.set_result)
         return await written
@@ -209,7 +208,6 @@ class OutcomeStore:
             )
 
     def forget_try(self, endpoint: str, job: str) -> None:
-        """The job is over, and acknowledged."""
         self.writer.delete(self._names.try_key(endpoint, job))
 
     # -- dead letters ---------------------------------------------------------------------------------------------
@@ -218,7 +216,7 @@ class OutcomeStore:
         wall = self._ambient.wall()
         parsed = entry.submission is not None
         if parsed and await until_taken("looking a result up", lambda: self._ended_otherwise(effect.job), self._log):
-            answer(None)  # its publisher cancelled it in the stream, for example, while nobody had the queue
+            answer(None)  # for example, its client cancelled it in the stream while no dispatcher had the queue
             return
         letter = await until_taken("burying a task", lambda: self._publish_dead(entry, effect, wall), self._log)
         if letter.duplicate:
@@ -241,12 +239,12 @@ class OutcomeStore:
         answer(None)
 
     async def _ended_otherwise(self, job: str) -> bool:
-        """Somebody's record was first, and it is no dead letter's."""
+        """Another record was first, and it is not of a dead task."""
         record = await self._record(job)
         return record is not None and record.state is not JobState.DEAD
 
     async def _told_before(self, effect: Persist, sequence: int) -> Persist:
-        """The letter stands since before its dispatcher was killed, and may give another reason than we would."""
+        """A dispatcher published the letter and was killed; it may give another reason than we would."""
         message = await (await self._streams.dead()).get(sequence)
         return effect if message is None else records.as_told(effect, message.headers or {})
 
@@ -263,7 +261,7 @@ class OutcomeStore:
                 return await dead.publish(subject, entry.message.data, headers=given)
             except PayloadTooLarge:
                 continue
-        # As large as a message can be: with why it is dead, it does not fit beside it.
+        # The body is as large as a message can be, and does not fit together with the reason.
         name = f"dead-{entry.seq}-{round(entry.message.at * 1000)}"
         await (await self._streams.objects()).put(name, entry.message.data)
         return await dead.publish(subject, b"", headers={**given, headers.DEAD_OBJECT: name})
@@ -275,7 +273,7 @@ class OutcomeStore:
         assert submission is not None
         try:
             subject, given = records.schedule_of(self._names, entry.message, submission)
-        except (ValueError, OverflowError, OSError) as error:  # a moment that no calendar has
+        except (ValueError, OverflowError, OSError) as error:  # a date that no calendar has
             answer(InvalidSchedule(f"its time cannot be written: {error}"))
             return
 
@@ -295,8 +293,8 @@ class OutcomeStore:
             answer(None)
 
     async def _unschedule_cancelled(self, entry: QueuedMessage, subject: str) -> None:
-        """Whoever cancelled it while it was a task still has left a record of that very message; such a record of an
-        earlier one says nothing of this."""
+        """A client that cancelled it as a task has left a record of this very message; a record of an earlier message
+        does not count."""
         assert entry.submission is not None
         record = await self._record(entry.submission.job)
         if record is None or record.state is not JobState.CANCELLED:

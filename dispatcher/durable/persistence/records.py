@@ -1,4 +1,4 @@
-"""What a queue writes of a task: its result, a try that failed, a dead letter, a schedule. Pure."""
+"""What a queue stores of a task: its result, failed attempts, a dead letter, a schedule. Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _MESSAGE_CHARS: Final = 4000
 _LEAST_CHARS: Final = 200
 _TRY_CHARS: Final = 500
 _TRIES_FROM: Final = 8192
-"""Where the error may take fewer bytes, there is no room for the tries before."""
+"""If the error may take fewer bytes, there is no room for earlier attempts."""
 MAX_HEADER_BYTES: Final = 65_535
-"""JetStream stores no message with more of them."""
+"""JetStream's limit."""
 
 
 def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailure:
@@ -48,13 +48,13 @@ def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailu
 
 
 def note_try(entry: QueuedMessage, effect: Persist, *, wall: float) -> None:
-    """Remember, with the entry, the try that failed."""
+    """Add a failed attempt to the entry."""
     if effect.attempts and effect.error is not None and effect.error.may_have_started:
         entry.failed(effect.attempts, short_failure_of(effect.error), started_at=effect.started_at, ended_at=wall)
 
 
 def short_failure_of(error: GanglineError) -> JobFailure:
-    """An error as the history of a job carries it."""
+    """An error as a job's history carries it."""
     kind = error.details.get("type")
     details = {"type": kind[:_LEAST_CHARS]} if isinstance(kind, str) else {}
     return JobFailure(code=error.code, message=error.message[:_TRY_CHARS], details=details)
@@ -64,7 +64,7 @@ def result_of(entry: QueuedMessage, effect: Persist, *, wall: float, object: str
     """The record of a job's end.
 
     Args:
-        object: the body stands in the object store under this name.
+        object: name of the body in the object store.
     """
     submission = entry.submission
     endpoint, method = target_of(entry)
@@ -91,14 +91,14 @@ def result_of(entry: QueuedMessage, effect: Persist, *, wall: float, object: str
     )
     if not done or object is not None or entry.body is None:
         return record.model_dump_json().encode()
-    # The body is JSON already, or base64 of msgpack: no need to read and write it once more.
+    # The body is JSON already, or base64 of msgpack: no need to decode and encode it again.
     value = json.dumps(base64.b64encode(entry.body).decode()).encode() if as_msgpack else entry.body
     head = record.model_dump_json(exclude={"result"}).encode()
     return head[:-1] + b',"result":' + value + b"}"
 
 
 def parse_result(entry: KvEntry | None) -> ResultRecord | None:
-    """The record; None: there is none, or something that is none, since people can write there, too."""
+    """The record; None: there is none, or it is invalid, since anybody can write there."""
     try:
         return None if entry is None else ResultRecord.model_validate_json(entry.value)
     except ValidationError:
@@ -151,31 +151,31 @@ def dead_headers(entry: QueuedMessage, effect: Persist, *, wall: float, limit: i
         ours[headers.DEAD_TRIES] = json.dumps([each.model_dump(mode="json") for each in entry.tries])
     given = {**sendable(entry.message.headers), **ours}
     if limit == 0:
-        # The task's own fill all that there may be: the largest goes, and why it is dead stays.
+        # The task's own headers fill the limit: drop the largest, and keep the reason.
         while size_of_headers(given) > MAX_HEADER_BYTES and len(given) > len(ours):
             del given[max((name for name in given if name not in ours), key=lambda name: len(given[name].encode()))]
     return given
 
 
 def as_told(effect: Persist, given: Mapping[str, str]) -> Persist:
-    """The same end for the reason that its dead letter, which has these headers, gives."""
+    """The same end, with the reason of its dead letter, which has these headers."""
     try:
         reason = DeadReason(given[headers.DEAD_REASON])
         failure = JobFailure.model_validate_json(given[headers.DEAD_ERROR])
         attempts = int(given[headers.ATTEMPTS])
     except (KeyError, ValueError):
-        return effect  # people can write there, too
+        return effect  # anybody can write there
     error = error_from_wire(failure.code, failure.message, failure.details, may_have_started=attempts > 0)
     return replace(effect, reason=reason, error=error, attempts=attempts)
 
 
 def size_of_headers(given: Mapping[str, str]) -> int:
-    """Bytes that they take in a message."""
+    """Their size in a message."""
     return 12 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in given.items())
 
 
 def dead_event(entry: QueuedMessage, effect: Persist, *, wall: float) -> bytes:
-    """What is broadcast of a dead letter."""
+    """The event of a dead letter."""
     endpoint, method = target_of(entry)
     told = TaskDeadEvent(
         job=effect.job,
@@ -195,8 +195,8 @@ def dead_event(entry: QueuedMessage, effect: Persist, *, wall: float) -> bytes:
 
 
 def schedule_of(names: Names, message: StreamMessage, submission: Submission) -> tuple[str, dict[str, str]]:
-    """Subject and headers with which a message is given back to the server until its time. Given twice, since an answer
-    was lost, it is not put in force again after it was cancelled."""
+    """Subject and headers of the schedule that holds a message until its time. Published twice, since an answer got
+    lost, it does not become active again after a cancellation."""
     dropped = {headers.DELAY.lower(), headers.CRON.lower(), headers.JOB.lower()}
     given = {
         name: value
@@ -217,7 +217,7 @@ def schedule_of(names: Names, message: StreamMessage, submission: Submission) ->
 
 
 def sendable(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Headers of a message, without those that the server gives a meaning and those that cannot be written."""
+    """Headers of a message, without those of the server and those that cannot be written."""
     return {
         name: value
         for name, value in (given or {}).items()

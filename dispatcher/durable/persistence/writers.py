@@ -1,7 +1,7 @@
-"""What a queue has stored as it goes: records in the bucket of results, events and items in the stream of jobs.
+"""Writes of a queue: records to the results bucket, events and items to the stream of jobs.
 
-No write has a task of its own: whoever wants one is called back. Each queue has writers of its own, which begin nothing
-while it is in doubt whether the queue is still ours.
+Writes end with a callback and have no task of their own. Each queue has its own writers, which store nothing while
+ownership of the queue is in doubt.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ T = TypeVar("T")
 
 
 class StorageWriter(Generic[T]):
-    """Stores what it was asked to, many in one go and in order, each until storage has taken it."""
+    """Stores items in batches and in order, and repeats each until storage has accepted it."""
 
     what = ""
-    """For people: what cannot be stored."""
+    """What it stores, for logs."""
     action = ""
-    """Begins the actions of its logs."""
+    """Prefix of its log actions."""
 
     def __init__(self, *, sure: Callable[[], Awaitable[None]], log: Log) -> None:
-        """`sure` waits until it is certain that what we write is ours to write."""
+        """`sure` waits until ownership is certain."""
         self._sure = sure
         self._log = log
         self._line: deque[T] = deque()
@@ -56,18 +56,17 @@ class StorageWriter(Generic[T]):
             self._work.start(self._go_on())
 
     async def stop(self) -> None:
-        """Store nothing more; what is not stored yet is dropped. Idempotent, safe before `start`."""
+        """Store nothing more, and drop what is not stored yet. Idempotent, safe before `start`."""
         await self._work.stop()
         self._line.clear()
         self._idle.set()
 
     async def settled(self) -> None:
-        """Wait until everything so far is stored."""
         await self._idle.wait()
 
     @property
     def pending(self) -> int:
-        """What storage has not taken yet."""
+        """Items not stored yet."""
         return len(self._line)
 
     def _add(self, item: T) -> None:
@@ -80,11 +79,11 @@ class StorageWriter(Generic[T]):
         raise NotImplementedError
 
     async def _store(self, batch: list[T]) -> Sequence[object]:
-        """What became of each; Unavailable: storage has not taken it."""
+        """The outcome of each item; Unavailable: it is not stored."""
         raise NotImplementedError
 
     def _taken(self, item: T, answer: Any) -> None:
-        """Storage has taken it."""
+        """It is stored."""
         raise NotImplementedError
 
     async def _go_on(self) -> None:
@@ -111,11 +110,11 @@ class StorageWriter(Generic[T]):
             delay_s = backoff.next_s()
             self.retried += 1
             say = self._log.warning if backoff.failures == LOUD_AFTER else self._log.debug
-            say("%s cannot be stored: %s; trying on", self.what, failed, extra={"action": f"{self.action}.retry"})
+            say("%s cannot be stored: %s; trying again", self.what, failed, extra={"action": f"{self.action}.retry"})
             await asyncio.sleep(delay_s)
 
     def _settle(self, batch: list[T], answers: Sequence[object]) -> Unavailable | None:
-        """What was not taken stays in front, in order. Returns an error if there was one."""
+        """Items not stored stay in front, in order. Returns an error if there was one."""
         for _ in batch:
             self._line.popleft()
         failed: Unavailable | None = None
@@ -147,7 +146,7 @@ class _Write:
 
 
 class KvWriteBatcher(StorageWriter[_Write]):
-    """Writes to a bucket, in the order asked for as far as storage keeps it; a key's own writes always in order."""
+    """Writes to a bucket in the requested order, as far as storage keeps it; writes of one key always in order."""
 
     what = "results"
     action = "results"
@@ -160,19 +159,17 @@ class KvWriteBatcher(StorageWriter[_Write]):
         self._bucket = bucket
 
     def create(self, key: str, value: bytes, *, ttl_s: float | None, done: Callable[[bool], None]) -> None:
-        """Write a key that does not exist. `done(True)`: written; `done(False)`: it was there, and stays as it was."""
+        """Write a key that does not exist. `done(False)`: it existed, and is unchanged."""
         self._add(_Write(KvWrite(key=key, value=value, ttl_s=ttl_s, revision=0), done))
 
     def put(self, key: str, value: bytes, *, done: Callable[[bool], None] | None = None) -> None:
-        """Write a key, whatever it was."""
         self._add(_Write(KvWrite(key=key, value=value), done))
 
     def delete(self, key: str) -> None:
-        """Delete a key."""
         self._add(_Write(KvWrite(key=key, value=None), None))
 
     def _next_batch(self) -> list[_Write]:
-        """No key twice: of two writes of one key the second must come after the first."""
+        """No key twice: of two writes of one key the second must follow the first."""
         batch: list[_Write] = []
         keys: set[str] = set()
         for each in self._line:
@@ -198,15 +195,15 @@ class KvWriteBatcher(StorageWriter[_Write]):
 @dataclass(slots=True)
 class _Telling:
     subject: str
-    """Empty: only a mark in the line."""
+    """Empty: it is only a mark."""
     data: bytes = b""
     id: str = ""
     done: Callable[[], None] | None = None
 
 
 class JobEventPublisher(StorageWriter[_Telling]):
-    """What is told of jobs, in that order unless storage fails in between; items have their index for that case, and
-    none is stored twice."""
+    """Publishes events and items of jobs in order, unless storage fails in between; items carry an index for that case,
+    and none is stored twice."""
 
     what = "events of jobs"
     action = "job_feed"
@@ -220,11 +217,7 @@ class JobEventPublisher(StorageWriter[_Telling]):
         sure: Callable[[], Awaitable[None]],
         log: Log,
     ) -> None:
-        """
-        Args:
-            jobs: opens the stream.
-            limit_bytes: the largest message that the server takes.
-        """
+        """`limit_bytes`: the server's maximum message size."""
         super().__init__(sure=sure, log=log)
         self._jobs = jobs
         self._names = names
@@ -238,10 +231,10 @@ class JobEventPublisher(StorageWriter[_Telling]):
     def item(
         self, job: str, attempt: int, index: int, value: Any, fmt: Format, done: Callable[[], None], *, sequence: int
     ) -> InvalidResult | None:
-        """Store one item; `done` when it is. Returns an error if it can never be.
+        """Store one item, then call `done`. Returns an error if it can never be stored.
 
         Args:
-            sequence: of the job's message: a dead letter that is sent anew has its old id, and yields anew.
+            sequence: of the job's message: a replayed dead letter has its old id, and yields again.
         """
         try:
             data = _item(job, attempt, index, value, fmt)
@@ -258,11 +251,11 @@ class JobEventPublisher(StorageWriter[_Telling]):
         return None
 
     def when_stored(self, done: Callable[[], None]) -> None:
-        """Call `done` when all that was told so far is stored."""
+        """Call `done` when everything so far is stored."""
         self._add(_Telling("", done=done))
 
     def _next_batch(self) -> list[_Telling]:
-        """What stands before the next mark; marks that stand in front are taken away."""
+        """Everything before the next mark; marks in front are removed."""
         line = self._line
         while line and not line[0].subject:
             self._taken(line.popleft(), None)

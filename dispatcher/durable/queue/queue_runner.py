@@ -45,8 +45,8 @@ from .effect_executor import KeptEnds, QueueEffectExecutor
 from .recovery import QueueRecovery, by_try
 
 _ACK_WAIT_S: Final = 30.0
-"""Tasks run and wait for longer. A redelivery of a message in hand costs next to nothing, since its sequence is known;
-the limit matters when a delivery was lost unnoticed."""
+"""Tasks run and wait for longer, but a redelivery of a message in hand costs next to nothing. It matters when a
+delivery was lost unnoticed."""
 _SETTLED_S: Final = 2.5
 """How long workers may take to come back after a restart of the server."""
 _PAUSE_S: Final = 0.02

@@ -1,15 +1,14 @@
-"""What may be out of date of what a dispatcher believes: that a queue is its own, and that a worker lives.
+"""When a dispatcher's knowledge may be outdated: that it owns a queue, and that a worker lives.
 
-DoubtMonitor notices that we stood still, that the connection was lost, or that somebody was not heard of for a while.
-Whoever has a queue must then ask the server whether it still has it, before anything is started or written. After a
-freeze asyncio runs the sockets before the timers, so the gap is looked for on entry of every event, not by the timer
-alone.
+DoubtMonitor notices that this process was frozen, that the connection was lost, or that others were silent for a while.
+Then each queue must ask the server whether it is still ours, before anything starts or is written. After a freeze
+asyncio runs the sockets before the timers, so the gap is looked for on entry of every event, not only by a timer.
 
-WorkerFailureDetector notices within a second or so that a worker that runs durable tasks is no more. Each is asked
-something cheap twice a second. Nobody there (the server knows at once when a process died) several times in a row,
-while we are well connected, means that the router looks it up in the ledger at once, rather than when it misses its
-heartbeats. It is lost when its heartbeat has expired: servers that do not hear each other say of each other's workers,
-too, that nobody is there.
+WorkerFailureDetector notices within a second or so that a worker which runs durable tasks is gone. It sends each worker
+a cheap request twice a second. Several NoResponders in a row while we are well connected (the server knows at once when
+a process died) make the router look it up in the ledger immediately, instead of after missed heartbeats. The worker is
+lost when its heartbeat has expired: servers that are cut off from each other, too, report no responders for each
+other's workers.
 """
 
 from __future__ import annotations
@@ -29,18 +28,15 @@ from ...router.router import Router
 from ...routing.worker_table import WorkerEntry
 
 _ONCE_IN_S: Final = 1.5
-"""Silence makes us doubt so often at most. Who was sure after the last doubt and was cut off since then was so for less
-than this, and nobody takes a queue from a dispatcher that soon: see transport.exchange.GAP_S."""
+"""The shortest time between two doubts after silence. A dispatcher that was certain after the last doubt, and cut off
+since, was so for less than this, and nobody takes its queues that soon: see transport.exchange.GAP_S."""
 
 
 class DoubtMonitor:
-    """Counts the times at which belief ended. Used on one loop; `start` and `stop` are idempotent."""
+    """See the module. Used on one loop; `start` and `stop` are idempotent."""
 
     def __init__(self, bus: Bus, freeze_after_s: float) -> None:
-        """
-        Args:
-            freeze_after_s: a gap of so long in which nothing ran here is a freeze.
-        """
+        """`freeze_after_s`: a gap of this length in which nothing ran is a freeze."""
         self._bus = bus
         self._loop: asyncio.AbstractEventLoop | None = None
         self._freeze = FreezeDetector(freeze_after_s, 0.0)
@@ -48,13 +44,12 @@ class DoubtMonitor:
         self._unlisten: Callable[[], None] | None = None
         self._listeners: list[Callable[[float], None]] = []
         self.term = 0
-        """Grows with every freeze and every reconnection: what was verified in an older term is doubtful."""
+        """Grows with every doubt: what was verified in an older term is uncertain."""
         self.freezes = 0
         self._cut_off_at = float("-inf")
         self.connected_at = 0.0
-        """Since when we are connected, as far as we know, by the loop's clock."""
+        """By the loop's clock, as far as known."""
         self.reconnected_at = float("-inf")
-        """When the connection was last regained."""
 
     def start(self) -> None:
         if self._loop is None:
@@ -72,20 +67,19 @@ class DoubtMonitor:
             self._unlisten = None
 
     def on_doubt(self, listener: Callable[[float], None]) -> Callable[[], None]:
-        """Call `listener` whenever a new term begins, with the seconds that we stood still (0: a reconnection).
-        Returns a function that stops that."""
+        """Call `listener` at each doubt, with the seconds of a freeze, or 0. Returns a function that ends this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def cut_off(self) -> None:
-        """Somebody was not heard of for a while. It may have been we who were cut off, or our server that stood still:
-        then our queues may be others' by now."""
+        """Others were silent for a while. Perhaps we were cut off, or our server was frozen: then other dispatchers may
+        own our queues by now."""
         if self._loop is not None and self._loop.time() - self._cut_off_at > _ONCE_IN_S:
             self._cut_off_at = self._loop.time()
             self._doubt(0.0)
 
     def look(self) -> int:
-        """On entry of everything that comes from outside: the term as of now."""
+        """On entry of everything from outside: the current term."""
         assert self._loop is not None, "started first"
         if self._freeze.tick(self._loop.time()):
             self.freezes += 1
@@ -114,9 +108,9 @@ class DoubtMonitor:
 
 
 _NOBODY: Final = JobsRequest(endpoint="-").model_dump_json().encode()
-"""Of an endpoint that no task has: the shortest answer there is."""
+"""For an endpoint without tasks: the shortest answer."""
 _SETTLED_S: Final = 3.0
-"""After a reconnection workers may be so much later than we are."""
+"""After a reconnection workers may come back this much later than we do."""
 
 
 class _Watched:
@@ -130,7 +124,7 @@ class _Watched:
 
 
 class WorkerFailureDetector:
-    """One of each dispatcher. `watch` and `unwatch` are paired, one pair for each flight."""
+    """Of one dispatcher. `watch` and `unwatch` are paired, one pair for each attempt."""
 
     def __init__(
         self,
@@ -164,7 +158,7 @@ class WorkerFailureDetector:
         await self._pings.stop()
 
     def watch(self, worker: WorkerEntry) -> None:
-        """Something of ours runs there."""
+        """An attempt of ours runs there."""
         watched = self._watched.get(worker)
         if watched is None:
             watched = self._watched[worker] = _Watched(worker)

@@ -371,16 +371,10 @@ async def running(folder: Path, seed: int) -> AsyncIterator[System]:
 
 async def _patiently(what: Callable[[], Awaitable[None]]) -> None:
     """Servers that have just started may not have elected their leaders yet."""
-    last: GanglineError | None = None
 
-    async def done() -> bool:
-        nonlocal last
-        try:
-            await what()
-        except GanglineError as error:
-            last = error
-            return False
-        return True
+    async def done() -> list[str]:
+        await what()
+        return []
 
-    if not await holds_within(_START_S, done, pause_s=0.3):
-        raise TimeoutError(f"the system did not start within {_START_S:g} s: {last}")
+    if errors := await remaining(_START_S, done, pause_s=0.3):
+        raise TimeoutError(f"the system did not start within {_START_S:g} s: {errors[0]}")

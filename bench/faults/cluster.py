@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
@@ -15,6 +15,7 @@ from gangline.bus.port.bus import NoResponders, RequestTimeout, StorageUnavailab
 from gangline.schemas.errors.base import Disconnected, GanglineError
 from gangline.schemas.records.gangs import GangRecord, GangState
 
+T = TypeVar("T")
 WORKERS: Final = 4
 SIZE: Final = 4
 GANGS: Final = 100
@@ -81,29 +82,22 @@ async def _grant(site: Site, gang_id: str) -> tuple[float, list[str]]:
     owned = {"id": gang_id, "owner_token": f"t-{gang_id}"}
     began = time.monotonic()
     wanted = {"pool": SERVED, "size": SIZE, "strategy": "spread", "ttl_s": 120, "grace_s": 1, **owned}
-    gang = await _ask(site, "acquire", wanted)
+    gang = await _patiently(lambda: site.ask_coordinator("acquire", wanted, timeout_s=5))
     seconds = time.monotonic() - began
-    stands = await _record(site, gang_id)
+    entry = await _patiently(lambda: site.ledger.get(site.names.gang_key(gang_id)))
+    stands = None if entry is None else GangRecord.model_validate_json(entry.value)
     wrong = []
     if stands is None or stands.state is not GangState.FORMED or stands.generation < gang["generation"]:
         wrong.append(f"{gang_id} was reported as granted, and the ledger says {stands}")
-    await _ask(site, "release", owned)
+    await _patiently(lambda: site.ask_coordinator("release", owned, timeout_s=5))
     return seconds, wrong
 
 
-async def _ask(site: Site, operation: str, body: dict[str, Any]) -> Any:
+async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
-            return await site.ask_coordinator(operation, body, timeout_s=5)
+            return await ask()
         except GanglineError as error:
             if not isinstance(error, _AGAIN) and error.code != "no_coordinator":
                 raise
             await asyncio.sleep(0.1)
-
-
-async def _record(site: Site, gang_id: str) -> GangRecord | None:
-    while True:
-        with contextlib.suppress(*_AGAIN):
-            entry = await site.ledger.get(site.names.gang_key(gang_id))
-            return None if entry is None else GangRecord.model_validate_json(entry.value)
-        await asyncio.sleep(0.1)

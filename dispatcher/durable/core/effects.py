@@ -132,18 +132,6 @@ class Persist:
     result_ttl_s: float = 0.0
     """How long the ResultRecord is kept; 0: none is wanted."""
 
-    @property
-    def cause(self) -> GanglineError:
-        """The error of a failure."""
-        assert self.error is not None, self
-        return self.error
-
-    @property
-    def death(self) -> DeadReason:
-        """Why a dead task is dead."""
-        assert self.reason is not None, self
-        return self.reason
-
 
 @dataclass(slots=True, kw_only=True)
 class Ack:

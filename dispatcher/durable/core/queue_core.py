@@ -613,7 +613,7 @@ class QueueCore:
         queue, end = self._state, task.end
         queue.agenda.forget(task.seq)
         queue.move(task, TaskStep.ACKING)
-        told = queue.tell(task, end, task.error) if end is not None and end.final else ()
+        told = queue.tell(task, end, task.error) if task.submission.events and end is not None and end.final else ()
         queue.settle(Ack(seq=task.seq, job=task.job, tried=task.tried), *told)
         self._scheduler.dismiss(task)
 

@@ -196,13 +196,13 @@ class OutcomeStore:
                 effect.job,
                 entry.message.subject,
                 effect.attempts,
-                " ".join(effect.cause.message[:_LOGGED_CHARS].split()),
+                " ".join(records.cause_of(effect).message[:_LOGGED_CHARS].split()),
                 f" ({left_out} similar lines were left out)" if left_out else "",
                 extra={
                     "action": "job.attempt_failed",
                     "job": effect.job,
                     "attempt": effect.attempts,
-                    "code": effect.cause.code,
+                    "code": records.cause_of(effect).code,
                     "worker": entry.worker,
                 },
             )
@@ -224,14 +224,14 @@ class OutcomeStore:
             effect = await until_taken("reading a dead letter", told, self._log)
         if effect.result_ttl_s > 0:
             await self._created(effect, records.result_of(entry, effect, wall=wall))
-        reason = effect.death.value
+        reason = records.reason_of(effect).value
         self._log.warning(
             "job %s (%s) is dead: %s: %s",
             effect.job,
             entry.message.subject,
             reason,
-            " ".join(effect.cause.message[:_LOGGED_CHARS].split()),
-            extra={"action": "job.dead", "job": effect.job, "reason": reason, "code": effect.cause.code},
+            " ".join(records.cause_of(effect).message[:_LOGGED_CHARS].split()),
+            extra={"action": "job.dead", "job": effect.job, "reason": reason, "code": records.cause_of(effect).code},
         )
         endpoint, _ = records.target_of(entry)
         with contextlib.suppress(GanglineError):

@@ -47,6 +47,18 @@ def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailu
     return JobFailure(code=error.code, message=message, details=details)
 
 
+def cause_of(effect: Persist) -> GanglineError:
+    """The error of a failure."""
+    assert effect.error is not None, effect
+    return effect.error
+
+
+def reason_of(effect: Persist) -> DeadReason:
+    """Why a dead task is dead."""
+    assert effect.reason is not None, effect
+    return effect.reason
+
+
 def note_try(entry: QueuedMessage, effect: Persist, *, wall: float) -> None:
     """Add a failed attempt to the entry."""
     if effect.attempts and effect.error is not None and effect.error.may_have_started:
@@ -137,12 +149,12 @@ def dead_headers(entry: QueuedMessage, effect: Persist, *, wall: float, limit: i
     Args:
         limit: bytes that the error may take.
     """
-    failure = failure_of(effect.cause, limit)
+    failure = failure_of(cause_of(effect), limit)
     ours = {
         headers.MESSAGE_ID: f"{BURIED}-{entry.seq}-{round(entry.message.at * 1000)}",
         headers.JOB: effect.job,
         headers.SUBJECT: entry.message.subject,
-        headers.DEAD_REASON: effect.death.value,
+        headers.DEAD_REASON: reason_of(effect).value,
         headers.DEAD_ERROR: json.dumps(failure.model_dump(mode="json")),
         headers.DEAD_AT: moment(wall),
         headers.ATTEMPTS: str(effect.attempts),
@@ -181,9 +193,9 @@ def dead_event(entry: QueuedMessage, effect: Persist, *, wall: float) -> bytes:
         job=effect.job,
         endpoint=endpoint,
         method=method,
-        reason=effect.death,
+        reason=reason_of(effect),
         attempts=effect.attempts,
-        error=failure_of(effect.cause, 4096),
+        error=failure_of(cause_of(effect), 4096),
         sequence=entry.seq,
         at=wall,
         trace=entry.submission.trace if entry.submission is not None else None,

@@ -21,7 +21,7 @@ from ..core import effects as do
 from ..core import events as on
 from ..messages.entry import QueuedMessage
 from ..persistence.outcome_store import OutcomeStore
-from ..persistence.records import failure_of
+from ..persistence.records import cause_of, failure_of, reason_of
 from ..workers.context import DispatcherContext
 from ..workers.pool_observer import PoolObserver
 from .attempts import AttemptSender
@@ -140,9 +140,9 @@ class QueueEffectExecutor:
             case do.RecordKind.RESULT:
                 (metrics.done if effect.state is JobState.DONE else metrics.cancelled)(endpoint)
             case do.RecordKind.TRY:
-                metrics.retried(endpoint, effect.cause.code)
+                metrics.retried(endpoint, cause_of(effect).code)
             case do.RecordKind.DEAD_LETTER:
-                metrics.dead(endpoint, effect.death.value)
+                metrics.dead(endpoint, reason_of(effect).value)
             case _:
                 pass
 

@@ -40,12 +40,17 @@ class OwnedKey:
     earlier one of the same process, notices that, and continues from it.
     """
 
-    __slots__ = ("_instance", "_key", "_kv", "_revision", "recreated")
+    __slots__ = ("_instance", "_key", "_kv", "_revision", "_sure", "recreated")
 
-    def __init__(self, kv: KeyValue, key: str, instance: str) -> None:
+    def __init__(self, kv: KeyValue, key: str, instance: str, sure: Callable[[], bool]) -> None:
+        """
+        Args:
+            sure: whether nobody else can have written the key; see `Registrar.sure`.
+        """
         self._kv = kv
         self._key = key
         self._instance = instance
+        self._sure = sure
         self._revision = 0
         """Of our last write; 0 while the key does not exist."""
         self.recreated = 0
@@ -98,11 +103,11 @@ class OwnedKey:
         if entry is None:
             self._revision = 0
             self.recreated += 1
-        elif (owner := owner_of(entry)) and owner != self._instance:
-            raise KeyLost(self._key, owner)
-        else:
-            # What names no instance was not written by a worker: no proof that somebody else has the key.
+        elif (owner := owner_of(entry)) == self._instance or (not owner and self._sure()):
             self._revision = entry.revision
+        else:
+            # Also what names no instance may stand over the heartbeat of one that took the key while we were away.
+            raise KeyLost(self._key, owner)
 
     def __repr__(self) -> str:
         return f"OwnedKey({self._key!r}, revision={self._revision})"
@@ -182,8 +187,8 @@ class Registrar:
         self._on_lost = on_lost
         self._on_confirmed = on_confirmed
         self._log = log
-        self._alive = OwnedKey(kv, names.alive_key(worker), instance)
-        self._reg = OwnedKey(kv, names.registration_key(worker), instance)
+        self._alive = OwnedKey(kv, names.alive_key(worker), instance, self._is_sure)
+        self._reg = OwnedKey(kv, names.registration_key(worker), instance, self._is_sure)
         self._writes = TaskSet("registration")
         """On their way, oldest first."""
         self._loop_task: asyncio.Task[None] | None = None
@@ -205,7 +210,8 @@ class Registrar:
         """Make the id ours, and return the newest epoch that anybody with this id had (0: none is known).
 
         Waits for the heartbeat of a dead predecessor to expire. From then on our own ones hold the id, however long
-        the start takes.
+        the start takes. What names no instance may stand over the heartbeat of a living worker, which writes it again:
+        it is written over when nobody has done so for as long.
 
         Raises:
             WorkerIdTaken: another process with this id is alive.
@@ -213,23 +219,28 @@ class Registrar:
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._settings.start_timeout_s
-        expired_at = loop.time() + self._settings.heartbeat_ttl_s + 1.0
+        expired_at = float("inf")
         seen: int | None = None
         epoch = 0
         while True:
             last = loop.time() >= give_up_at  # see StartPatience
             try:
                 entry = await self._alive.read()
-                if entry is None or owner_of(entry) in ("", self._instance):
+                expired = loop.time() > expired_at
+                if entry is not None and entry.revision == seen and expired and not owner_of(entry):
+                    self._alive.adopt(entry)
+                    entry = None
+                if entry is None or owner_of(entry) == self._instance:
                     await self._write_alive()
                     previous = await self._reg.read()
                     self._loop_task = loop.create_task(self._run(), name="gangline heartbeat")
                     return max(epoch, epoch_of(previous)) if previous is not None else epoch
                 epoch = max(epoch, epoch_of(entry))
                 # A second revision is a second heartbeat: it lives. Else it has the time its key has left.
-                if (seen is not None and entry.revision != seen) or loop.time() > expired_at:
+                if (seen is not None and entry.revision != seen) or expired:
                     raise self._taken(owner_of(entry))
-                seen = entry.revision
+                if seen is None:
+                    seen, expired_at = entry.revision, loop.time() + self._settings.heartbeat_ttl_s + 1.0
             except KeyLost:
                 pass  # somebody was quicker just now: look who
             except Unavailable as error:
@@ -305,6 +316,9 @@ class Registrar:
         """Whether nobody else can have our id, as far as storage keeps what it took: our last heartbeat has not expired
         (counted from before it was written, less a margin), and the server was not away since."""
         return now < self._ours_until
+
+    def _is_sure(self) -> bool:
+        return self.sure(asyncio.get_running_loop().time())
 
     def unsure(self) -> None:
         """The server was away, and may have lost our heartbeat: only the next one makes sure."""

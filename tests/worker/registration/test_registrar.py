@@ -198,6 +198,34 @@ async def test_a_key_that_somebody_overwrote_with_garbage_is_written_again(garba
             await two.registrar.claim()
 
 
+@pytest.mark.parametrize("garbage", [b"", b"hello"])
+async def test_garbage_over_the_heartbeat_of_one_that_lives_gives_its_id_to_nobody_else(garbage: bytes):
+    hub = MemoryServer()
+    async with Bench(hub) as one, Bench(hub, "two", 9) as two:
+        await one.serve()
+        await one.kv.put("alive.images.w1", garbage)
+        with pytest.raises(WorkerIdTaken):
+            await two.registrar.claim()
+        assert one.lost == []
+        assert one.values()["alive.images.w1"]["instance"] == "one"
+
+
+async def test_one_that_was_away_does_not_write_over_garbage_where_a_successor_may_be():
+    hub = MemoryServer()
+    async with Bench(hub) as one, Bench(hub, "two", 9) as two:
+        await one.serve()
+        hub.partition(one.bus)
+        await asyncio.sleep(5.0)
+        await two.serve()
+        await two.kv.put("alive.images.w1", b"garbage")
+        hub.heal(one.bus)
+        one.registrar.beat()
+        await asyncio.sleep(1.5)
+        assert one.lost == [""]
+        assert two.lost == []
+        assert two.values()["alive.images.w1"]["instance"] == "two"
+
+
 async def test_after_the_bucket_was_lost_both_keys_are_written_again():
     async with Bench(MemoryServer()) as bench:
         await bench.serve()
@@ -256,7 +284,7 @@ async def test_a_start_without_storage_gives_up_after_its_time():
 
 async def test_several_writes_of_an_owner_at_once_do_not_hurt_each_other():
     async with Bench(MemoryServer()) as bench:
-        key = OwnedKey(bench.kv, "alive.images.w1", "one")
+        key = OwnedKey(bench.kv, "alive.images.w1", "one", lambda: True)
         body = codec.to_json({"instance": "one"})
         await asyncio.gather(*(key.write(body, 60.0) for _ in range(3)))
         await key.write(body, 60.0)
@@ -268,7 +296,7 @@ async def test_several_writes_of_an_owner_at_once_do_not_hurt_each_other():
 async def test_an_owner_neither_overwrites_nor_deletes_anothers_key():
     async with Bench(MemoryServer()) as bench:
         await bench.kv.put("k", codec.to_json({"instance": "other"}))
-        key = OwnedKey(bench.kv, "k", "one")
+        key = OwnedKey(bench.kv, "k", "one", lambda: True)
         with pytest.raises(KeyLost, match="belongs to instance other"):
             await key.write(codec.to_json({"instance": "one"}), 60.0)
         await key.delete()
@@ -284,7 +312,7 @@ def test_unreadable_entries_name_neither_owner_nor_epoch(value):
 @pytest.mark.parametrize("had", [False, True])
 async def test_not_even_a_delete_that_storage_would_refuse_is_sent_for_the_key_of_another(had: bool):
     async with Bench(MemoryServer()) as bench:
-        key, passed = OwnedKey(bench.kv, "k", "one"), []
+        key, passed = OwnedKey(bench.kv, "k", "one", lambda: True), []
         if had:
             await key.write(codec.to_json({"instance": "one"}), 60.0)
         await bench.kv.put("k", codec.to_json({"instance": "other"}))

@@ -195,7 +195,7 @@ class BufferedNatsClient(ReconnectingClient):
         try:
             if sid in self._deliveries:
                 await self.ping(_DRAIN_TIMEOUT_S)
-        except Disconnected:
+        except (Disconnected, ClosedError):
             pass
         finally:
             self._deliveries.pop(sid, None)

@@ -62,6 +62,21 @@ async def test_1_a_flush_that_times_out_says_so_and_the_connection_goes_on(conne
     assert await answers(bus)
 
 
+async def test_1_a_connection_that_is_closed_while_a_subscription_drains_ends_that_without_an_error(
+    connect_to, nats_server, namespace, monkeypatch
+):
+    bus = await connect_to(nats_server.url)
+    subscription = await bus.subscribe(namespace, collect())
+    await bus.flush()
+    nats_server.freeze()
+    draining = asyncio.ensure_future(subscription.drain())
+    await asyncio.sleep(0)  # the PING is out, and is never answered
+    monkeypatch.setattr("gangline.bus.nats_bus._FLUSH_TIMEOUT_S", 0.1)
+    await bus.close()
+    nats_server.thaw()
+    await draining
+
+
 async def test_1_a_flush_waits_for_what_was_published_before_it(connect_to, nats_url, namespace):
     one, two = await connect_to(nats_url), await connect_to(nats_url)
     got = collect()

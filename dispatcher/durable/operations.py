@@ -132,6 +132,12 @@ class QueueOperations:
         if subscription is not None:
             await subscription.drain()
 
+    async def abandon(self) -> None:
+        """As `stop`, but at once, and nothing more is answered: somebody else owns the queue, and has the requests."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
+
     def _on_request(self, message: Message) -> None:
         operation = message.subject.rpartition(".")[2]
         if operation == QueueOperation.CANCEL:

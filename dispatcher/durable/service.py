@@ -329,7 +329,7 @@ class Dispatcher(Service[DispatcherState]):
 
 async def _end(queue: QueueRunner, operations: QueueOperations | None) -> None:
     if operations is not None:
-        await operations.stop()
+        await operations.abandon()
     await queue.drop()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.memory.connection import MemorySubscription
 from gangline.bus.port.bus import NoResponders
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.core import effects as do
@@ -335,6 +336,34 @@ async def test_a_queue_whose_consumer_somebody_removes_is_had_again_at_once() ->
         assert await _next_start(site) - removed_at < 3.0
         assert (await site.ended(long)).result == 9 and site.attempts(long) == [1]
         assert node.dispatcher.statistics().counts["lost"] == 1
+
+
+async def test_a_queue_that_is_lost_ends_without_waiting_for_a_server_that_confirms_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drop, dropped = QueueRunner.drop, list[float]()
+
+    async def noted(self: QueueRunner, *, delete: bool = False) -> None:
+        dropped.append(site.loop.time())
+        await drop(self, delete=delete)
+
+    async def unconfirmed(_: MemorySubscription) -> None:
+        await asyncio.sleep(5.0)
+
+    async with Site() as site:
+        site.worker()
+        site.dispatcher()
+        await site.taken()
+        with monkeypatch.context() as patch:
+            patch.setattr(QueueRunner, "drop", noted)
+            patch.setattr(MemorySubscription, "drain", unconfirmed)
+            stream = await site.streams.tasks()
+            (consumer,) = await stream.consumers()
+            assert await stream.delete_consumer(consumer.name)
+            removed_at = site.loop.time()
+            await site.eventually(lambda: bool(dropped))
+        assert dropped[0] - removed_at < 3.0
+        assert (await site.ended(await site.submit("square", {"x": 3}))).result == 9
 
 
 async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_again(

@@ -236,7 +236,8 @@ async def test_a_ledger_that_went_with_its_server_is_made_again_by_workers(site:
 
 
 async def test_a_router_lists_thousands_of_keys(site: Site):
-    operator, router = await site.bus("operator"), await site.bus("router")
+    operator = await site.bus("operator", storage_timeout_s=PATIENCE_S)
+    router = await site.bus("router", storage_timeout_s=PATIENCE_S)
     settings, name = BucketSettings(storage=Storage.MEMORY), Names().ledger_bucket
     written = await operator.bucket(name, settings)
     await asyncio.gather(*(written.put(f"lease.p.w.t{number}", b"{}") for number in range(1100)))

@@ -34,7 +34,7 @@ from .server.shard_router import ShardRouter
 
 _RETRY_S: Final = 0.1
 _PING_ROUND_S: Final = 0.1
-"""Lost connections are told of one by one; at most so often all workers with members are asked."""
+"""Lost connections are reported one by one; all workers with members are pinged at most this often."""
 
 
 class Leadership:
@@ -89,7 +89,7 @@ class Leadership:
         self._tasks.start(self._take_over())
 
     def end(self, reason: str) -> None:
-        """Lead no more, from this instant on. Idempotent."""
+        """Stop leading, from this instant on. Idempotent."""
         if self._over:
             return
         self._resigned = self._context.elector.election.role is ElectionRole.RESIGNED
@@ -143,7 +143,7 @@ class Leadership:
         self._on_ready()
 
     async def _entered(self) -> bool:
-        """Whether our pools are still ours; if not, somebody made sure that we are not alive, and we were."""
+        """Whether our pools are still ours; if not, somebody made sure that we were dead, and we were not."""
         conflict = await self._context.registry.restored()
         if conflict is not None:
             self._context.unfit(conflict)
@@ -160,7 +160,7 @@ class Leadership:
                 await asyncio.sleep(_RETRY_S)
 
     async def _serve(self) -> None:
-        """Take requests from now on: all of them, or those for our shard."""
+        """Serve requests from now on: all of them, or those for our shard."""
         context, request_server = self._context, self._executor.request_server
         if context.shard.pools is None:
             for subject in context.names.both(context.names.gang_operations):
@@ -216,7 +216,7 @@ class Leadership:
             self.feed(on.MembersRead(**context.clock.moment(), members=members))
 
     async def _restored(self, fence: int) -> None:
-        """The bucket vanished, and our record stands in a new one."""
+        """The bucket vanished, and our record is in a new one."""
         self._log.warning("the ledger was lost: writing it again", extra={"action": "ledger.restored"})
         self.feed(on.LedgerVanished(**self._context.clock.moment(), fence=fence))
         if await self._entered():
@@ -225,8 +225,7 @@ class Leadership:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def feed(self, event: on.Happening) -> None:
-        """Something happened. Not looked at any more if our leadership may have run out: after a freeze, messages
-        come before timers."""
+        """An event. Ignored if our leadership may have expired: after a freeze, messages come before timers."""
         if not self._trusted():
             return
         if isinstance(event, (on.Committed, on.CommitRefused, on.CommitUnknown)):
@@ -234,7 +233,7 @@ class Leadership:
         self._handle(event)
 
     def _trusted(self) -> bool:
-        # The look at the clock may end the term.
+        # Looking at the clock may end the term.
         return not self._over and self._context.elector.trusted() and not self._over
 
     def _handle(self, event: on.AnyEvent) -> None:
@@ -255,7 +254,7 @@ class Leadership:
         self.feed(on.WorkerGone(**self._context.clock.moment(), worker=worker, reason=reason))
 
     def _on_disconnect(self, _message: Message) -> None:
-        """Some connection was lost. Which worker's, if any, pings tell in a moment."""
+        """Some connection was lost. Pings will soon tell which worker's, if any."""
         now = self._context.clock.now
         if self._over or now < self._ping_round_at:
             return

@@ -40,7 +40,7 @@ class _Suspicion:
         self.why = why
         self.asked_at = float("-inf")
         self.since = self.answered_at = now
-        """When the last answer came that counted; at first, since when it is suspected."""
+        """When the last answer that counted came; at first, when the suspicion began."""
         self.gone_at: float | None = None
         """When the first of those answers in a row came that say that it is gone."""
 
@@ -66,23 +66,23 @@ class FailureDetector(Generic[K]):
         return f"FailureDetector(suspects={len(self)})"
 
     def suspect(self, who: K, why: str, now: float) -> bool:
-        """Nothing is heard of it; False if that was known. `why` is for people: `not heard of for 3 s`."""
+        """It is silent. False if that was known. `why` is for people: `not heard of for 3 s`."""
         if who in self._suspicions:
             return False
         self._suspicions[who] = _Suspicion(why, now)
         return True
 
     def clear(self, who: K) -> None:
-        """It was heard of, or nobody is interested any more. Idempotent."""
+        """It was heard from, or nobody is interested in it any more. Idempotent."""
         self._suspicions.pop(who, None)
 
     def clear_all(self) -> None:
-        """Nobody could have been heard of: the connection was lost."""
+        """Nobody could have been heard: the connection was lost."""
         self._suspicions.clear()
 
     def due(self, now: float) -> K | None:
-        """Whom to ask the ledger about now: the one that was asked about longest ago, if that is long enough. It counts
-        as asked about."""
+        """Whom to ask the ledger about now: the suspect that was asked about longest ago, if that is long enough. It
+        then counts as asked about."""
         if not self._suspicions:
             return None
         who = min(self._suspicions, key=lambda each: self._suspicions[each].asked_at)
@@ -93,7 +93,7 @@ class FailureDetector(Generic[K]):
         return who
 
     def answered(self, who: K, *, asked_at: float, now: float, alive: bool) -> str | None:
-        """The ledger has answered. Returns why it is lost, if it is now; then it is suspected no longer."""
+        """The ledger has answered. Returns why the suspect is lost, if it is now; it is then no longer a suspect."""
         suspicion = self._suspicions.get(who)
         if suspicion is None or now - asked_at > PROMPT_S or asked_at < suspicion.since:
             return None
@@ -108,13 +108,13 @@ class FailureDetector(Generic[K]):
         return None
 
     def unconfirmed(self, now: float) -> list[K]:
-        """Suspects of whom the ledger has not said anything for so long."""
+        """Suspects about whom the ledger has said nothing for that long."""
         limit = now - self._unconfirmed_after_s
         return [who for who, suspicion in self._suspicions.items() if suspicion.answered_at <= limit]
 
 
 TICK_S: Final = 0.25
-"""How often a running process notes that it runs. Messages are looked at more often; see FreezeDetector."""
+"""How often a running process records that it runs. Messages are checked more often; see FreezeDetector."""
 
 
 class FreezeDetector:
@@ -135,21 +135,21 @@ class FreezeDetector:
         self._after_s = after_s
         self.last_at = now
         self.gap_s = 0.0
-        """Between the last two looks that ended a gap."""
+        """Between the last two checks that ended a gap."""
 
     def tick(self, now: float) -> bool:
-        """The timer's look: True after a freeze. Ends the gap in any case."""
+        """The timer's check: True after a freeze. Always ends the gap."""
         self.gap_s = now - self.last_at
         self.last_at = now
         return self.gap_s > self._after_s
 
     def frozen(self, now: float) -> bool:
-        """A message's look, where `stall_s` is wanted, too: True after a freeze, once. Ends no other gap."""
+        """A message's check, where `stall_s` is needed, too: True after a freeze, once. Ends no other gap."""
         return now - self.last_at > self._after_s and self.tick(now)
 
     def stall_s(self, now: float) -> float:
-        """For how long, beyond the timer's own period, the loop may not have run: messages may be so much older than
-        they look, and what is left of their deadlines is so much less."""
+        """For how long, beyond the timer's own period, the loop may not have run: messages may be this much older than
+        they seem, and this much less is left of their deadlines."""
         stall_s = now - self.last_at - TICK_S
         return stall_s if stall_s > 0.0 else 0.0
 
@@ -197,13 +197,13 @@ class SuspectProber(Generic[K]):
         return len(self._detector)
 
     def suspect(self, who: K, why: str) -> bool:
-        """Nothing is heard of it: ask until it is cleared, or lost. False if that was known."""
+        """It is silent: ask until it is cleared, or lost. False if that was known."""
         news = self._detector.suspect(who, why, asyncio.get_running_loop().time())
         self._run()
         return news
 
     def look_up(self, who: K) -> None:
-        """Ask once, soon, whether it is suspected or not; `ask` says what follows."""
+        """Ask once, soon, whether it is a suspect or not; `ask` decides what follows."""
         self._once[who] = None
         self._run()
 
@@ -275,7 +275,7 @@ class TimeoutQueue(Generic[T]):
         return iter(self._due)
 
     def drop(self, item: T) -> bool:
-        """Do not ring for it; False when it was not there."""
+        """Do not ring for it; False if it was not there."""
         return self._due.pop(item, None) is not None
 
     def close(self) -> None:

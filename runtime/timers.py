@@ -8,14 +8,14 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 _SLACK: Final = 64
-"""Outdated entries that are not worth a look."""
+"""How many outdated entries are ignored."""
 
 K = TypeVar("K", bound=tuple[Any, ...] | int)
 
 
 class TimerQueue(Generic[K]):
-    """Keys with a time each; setting a key again moves it. Of those with the same time the smallest key is first, so
-    that the order depends on nothing else. A heap with lazy deletion: moving and cancelling cost no search.
+    """Keys with a time each; setting a key again moves it. Of keys with the same time the smallest is first, so that
+    the order depends on nothing else. A heap with lazy deletion: moving and cancelling need no search.
     """
 
     __slots__ = ("_at", "_heap")
@@ -61,7 +61,7 @@ class TimerQueue(Generic[K]):
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> Iterator[K]:
-        """Take out what is due, earliest first; what becomes due meanwhile comes too."""
+        """Take out what is due, earliest first, including what becomes due meanwhile."""
         while True:
             at = self.next_at
             if at is None or at > now:
@@ -72,11 +72,11 @@ class TimerQueue(Generic[K]):
 
 
 NEVER = float("inf")
-"""A `due_at` that does not come: the item is over, or has no deadline."""
+"""A `due_at` that never comes: the item is over, or has no deadline."""
 
 
 class Due(Protocol):
-    """What can be put in. `due_at` may move at any time; `queued_at` belongs to the heap."""
+    """An item. `due_at` may change at any time; `queued_at` belongs to the heap."""
 
     due_at: float
     """When it falls due, by the loop's clock, in seconds. NEVER takes it out."""
@@ -98,7 +98,7 @@ class DeadlineHeap(Generic[D]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, D]] = []
         self._new: list[D] = []
-        """Pushed since anybody looked."""
+        """Pushed since the last check."""
         self._count = 0
         """Breaks ties, so that items themselves are never compared."""
 
@@ -117,7 +117,7 @@ class DeadlineHeap(Generic[D]):
                 self._queue(item)
 
     def pop_due(self, now: float) -> list[D]:
-        """Take out all that have `due_at <= now`, soonest first."""
+        """Take out all that have `due_at <= now`, earliest first."""
         if self._new:
             self._settle()
         due: list[D] = []
@@ -134,7 +134,7 @@ class DeadlineHeap(Generic[D]):
         return due
 
     def next_at(self, living: int | None = None) -> float | None:
-        """When to look next; early rather than late. None: nothing is queued. `living`: as in `compact`."""
+        """When to check next; early rather than late. None: nothing is queued. `living`: as in `compact`."""
         if self._new:
             self._settle()
         if living is not None and len(self._heap) > 2 * living + _SLACK:
@@ -177,7 +177,7 @@ class DeadlineHeap(Generic[D]):
 
 
 _MOST_DOUBLINGS: Final = 40
-"""By then every wait is at its most."""
+"""By then every wait is at its maximum."""
 
 
 def exponential_s(first_s: float, most_s: float, failures: int) -> float:

@@ -36,7 +36,7 @@ _STEP_OF = {
     CommitKind.RETIRE: GangStep.RETIRING,
     CommitKind.CLOSE: GangStep.CLOSING,
 }
-"""A commit of this kind is void when its gang is in another step by now."""
+"""A commit of this kind is void if its gang has moved on to another step."""
 
 
 class CommitPipeline:
@@ -57,7 +57,7 @@ class CommitPipeline:
         self._sets = sets
 
     def next(self) -> bool:
-        """Send the next batch, if none is in flight. True: something was taken from the line."""
+        """Send the next batch, if none is in flight. True: something was taken from the queue."""
         ledger = self._state.ledger
         if ledger.busy or not ledger.line:
             return False
@@ -88,7 +88,7 @@ class CommitPipeline:
             case CommitKind.FORM | CommitKind.REJOIN:
                 return self._granting.writes(gang)
             case CommitKind.READY if gang.starting or gang.ready:
-                return None  # it was of the generation before, or has been told
+                return None  # it was of the previous generation, or has been sent already
             case CommitKind.READY | CommitKind.RETIRE if ledger.waits(CommitKind.REWRITE, gang.id):
                 return rewrites(ledger, gang)  # a new bucket does not have its members yet
             case CommitKind.READY:
@@ -105,7 +105,7 @@ class CommitPipeline:
                 assert_never(kind)
 
     def _of_no_gang(self, pending: PendingCommit) -> Writes | None:
-        """Of gangs that are no longer in the books, or of none."""
+        """Of gangs that are no longer known, or of none."""
         ledger = self._state.ledger
         if pending.kind is CommitKind.END:
             return end_writes(ledger, pending.record) if pending.record is not None else None
@@ -132,7 +132,7 @@ class CommitPipeline:
                 ledger.in_flight = None
                 self._done(pending, event.revision)
             case CommitRefused():
-                # Certain: nothing was written. A registration was stale, or we are deposed: the WriteFence tells.
+                # Certain: nothing was written. A registration was stale, or we were deposed: the WriteFence tells.
                 ledger.in_flight = None
                 self._refence(pending)
                 self._failed(pending)
@@ -147,7 +147,7 @@ class CommitPipeline:
         self._state.out.append(WriteFence(number=ledger.number, gang=pending.gang))
 
     def _refenced(self, event: Refenced) -> None:
-        """What was in flight is void or written, and the record tells which."""
+        """What was in flight is either void or written; the record says which."""
         ledger = self._state.ledger
         ledger.refencing = False
         ledger.fence = event.fence
@@ -205,7 +205,7 @@ class CommitPipeline:
         gang.queue_waiters.clear()
 
     def _failed(self, pending: PendingCommit) -> None:
-        """Nothing was written: give up what can be tried anew, insist on the rest."""
+        """Nothing was written: give up what can be retried from the beginning, insist on the rest."""
         gang = self._state.gangs.get(pending.gang)
         match pending.kind:
             case CommitKind.FORM | CommitKind.REJOIN:
@@ -228,7 +228,7 @@ class GrantPipeline:
         self._teardown = teardown
 
     def writes(self, gang: ManagedGang) -> tuple[LedgerWrite, ...] | None:
-        """The batch, now that its turn has come; None (and the holds are given up) when it would be in vain."""
+        """The batch, now that its turn has come; None (and the holds are given up) if it would be in vain."""
         scheduler_state, attempt = self._state, gang.attempt
         assert attempt is not None
         late = scheduler_state.now > attempt.hold_until - scheduler_state.settings.hold_margin_s
@@ -301,7 +301,7 @@ class GrantPipeline:
         if gang.gangset is not None:
             scheduler_state.sets_to_look_at[gang.gangset] = None
         elif gang.waiters or ("owner", gang.id) not in scheduler_state.agenda:
-            # Whoever waits for the answer has all of its time from now on.
+            # Whoever waits for the answer has its full time from now on.
             scheduler_state.agenda.set(("owner", gang.id), scheduler_state.now + gang.spec.ttl_s)
         self.announce(gang)
         scheduler_state.tell(GangEventKind.FORMED, gang)
@@ -314,7 +314,7 @@ class GrantPipeline:
                 self._members.fail(gang, doom)
 
     def announce(self, gang: ManagedGang, *, only: WorkerId | None = None) -> None:
-        """Tell every worker of the gang (or one) to form; idempotent, so also again, under a new leader."""
+        """Tell every worker of the gang (or one) to form. Idempotent, so a new leader may send it again."""
         scheduler_state = self._state
         request = FormRequest(
             gang=gang.id,

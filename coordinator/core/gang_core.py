@@ -38,7 +38,7 @@ from .standing_sets import StandingSets
 from .state import SchedulerState, check
 
 GONE_AFTER = 2
-"""Pings in a row without responders. One may hit a worker that is just connecting again."""
+"""Pings in a row without responders. A single one may reach a worker that is just reconnecting."""
 
 
 class HeartbeatMonitor:
@@ -84,10 +84,10 @@ class HeartbeatMonitor:
 
 
 class SchedulerCore:
-    """All gangs of one coordinator. `event.now` must never go backwards from call to call."""
+    """All gangs of one coordinator. `event.now` must never decrease from call to call."""
 
     def __init__(self, settings: CoordinatorSettings | None = None, shard: Shard = WHOLE) -> None:
-        """What belongs to other shards must not be given to it; it is not known here."""
+        """Gangs of other shards must not be given to it; they are not known here."""
         self._state = scheduler_state = SchedulerState(settings or CoordinatorSettings(), shard)
         self._teardown = Teardown(scheduler_state)
         self._members = MemberFailures(scheduler_state, self._teardown)
@@ -128,7 +128,7 @@ class SchedulerCore:
         return self._state.ledger.fence
 
     def get(self, gang: str) -> GangReply | None:
-        """A gang, also one that ended a short while ago; without its owner's token, with those of its seats."""
+        """A gang, also one that ended recently; without its owner's token, with the tokens of its seats."""
         found = self._state.gangs.get(gang)
         if found is not None:
             return found.describe()
@@ -136,12 +136,12 @@ class SchedulerCore:
         return ended.reply if ended is not None else None
 
     def owned_by(self, gang: str, owner_token: str) -> bool:
-        """Whether that is the owner's token of a gang that it knows."""
+        """Whether that is the owner's token of a known gang."""
         known = self._state.gangs.get(gang) or self._state.ended.get(gang)
         return known is not None and known.owner_token == owner_token
 
     def gangs(self) -> list[GangReply]:
-        """All gangs that have not ended, in order of age."""
+        """All gangs that have not ended, oldest first."""
         return [gang.describe() for gang in sorted(self._state.gangs.values(), key=lambda g: (g.created_at, g.id))]
 
     def why(self, gang: str) -> GangWhyReply | None:
@@ -179,7 +179,7 @@ class SchedulerCore:
         return out
 
     def _settle(self) -> None:
-        """Follow up until nothing more follows: what a set wants, what there is room for, what can be written."""
+        """Repeat until nothing more follows: what a set wants, what there is room for, what can be written."""
         scheduler_state = self._state
         if not scheduler_state.leading:
             return
@@ -206,7 +206,7 @@ class SchedulerCore:
         scheduler_state, worker, load = self._state, event.worker, event.load
         view = scheduler_state.inventory.workers.get(worker)
         if view is None or view.facts.epoch != event.epoch:
-            return  # its registration is on the way
+            return  # its registration will follow
         was_draining = view.draining
         if scheduler_state.inventory.load(worker, load):
             scheduler_state.look_for_room = True
@@ -271,4 +271,4 @@ HANDLERS: Final[dict[type[on.AnyEvent], Callable[[SchedulerCore, Any], None]]] =
     on.SetSeen: lambda core, event: core._sets.declare(event.name, event.record),
     on.SchedulerTick: lambda core, _: core._tick(),
 }
-"""What each event does. One for each of AnyEvent: a test sees to it."""
+"""What each event does. There is an entry for each class of AnyEvent: a test checks that."""

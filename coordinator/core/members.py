@@ -38,7 +38,7 @@ from ..scheduling.inventory import WorkerFacts
 from .state import FinishedGang, SchedulerState
 
 BLAMELESS = FINAL | {Cause.PREEMPTED, Cause.DRAINED}
-"""Ended like this, nobody failed."""
+"""Ends that are nobody's failure."""
 
 
 class Teardown:
@@ -65,7 +65,7 @@ class Teardown:
         scheduler_state.commit(CommitKind.CLOSE, gang)
 
     def closed(self, gang: ManagedGang) -> None:
-        """The batch is committed: tell the members."""
+        """The batch is committed: notify the members."""
         scheduler_state, closing = self._state, gang.closing
         assert closing is not None
         move(gang, Move.COMMITTED)
@@ -74,7 +74,7 @@ class Teardown:
         scheduler_state.tell(GangEventKind.TORN_DOWN, gang, ends=closing.ends)
 
     def stop(self, gang: ManagedGang) -> None:
-        """Tell the workers of a gang in STOPPING, and wait for those that are there."""
+        """Notify the workers of a gang in STOPPING, and wait for those that are present."""
         scheduler_state, closing = self._state, gang.closing
         assert closing is not None and gang.step is GangStep.STOPPING
         closing.waiting = {
@@ -86,7 +86,7 @@ class Teardown:
             self._send(gang, worker)
         scheduler_state.agenda.set(("resend", gang.id), scheduler_state.now + scheduler_state.settings.resend_s)
         if not closing.waiting:
-            # Before the caller has told of the teardown nothing may be told of what follows.
+            # Nothing that follows may be sent before the caller has sent the teardown.
             scheduler_state.agenda.set(("stop", gang.id), scheduler_state.now)
 
     def resend(self, gang: ManagedGang) -> None:
@@ -96,7 +96,7 @@ class Teardown:
             self._state.agenda.set(("resend", gang.id), self._state.now + self._state.settings.resend_s)
 
     def confirmed(self, worker: WorkerId, gang_id: str, generation: int, load: Load | None) -> None:
-        """All has stopped on that worker, or it is gone (no load)."""
+        """Everything on that worker has stopped, or it is gone (no load)."""
         scheduler_state = self._state
         if load is not None and scheduler_state.inventory.load(worker, load):
             scheduler_state.look_for_room = True
@@ -146,7 +146,7 @@ class Teardown:
         self._forget(gang, (), error)
 
     def end(self, gang: ManagedGang, failure: Failure, error: GanglineError | None = None) -> None:
-        """Nobody wants the gang any more: end it from whatever step it is in."""
+        """Nobody wants the gang any more: end it, whatever step it is in."""
         match gang.step:
             case GangStep.QUEUED | GangStep.HOLDING | GangStep.BACKOFF:
                 self.drop(gang, failure, error)
@@ -224,7 +224,7 @@ class Teardown:
 
 
 def _error_of(gang: ManagedGang) -> GanglineError:
-    """For those who still wait for the gang to form."""
+    """For callers that still wait for the gang to form."""
     closing = gang.closing
     details = {"generation": gang.generation, "rank": gang.rank, "reason": gang.reason}
     if closing is None or closing.failure.cause in BLAMELESS:
@@ -252,7 +252,7 @@ class MemberFailures:
         self.fail(gang, Failure(cause=Cause(event.cause.value), ranks=(event.rank,), detail=event.detail))
 
     def started(self, gang_id: str, generation: int, rank: int | None, worker: WorkerId | None = None) -> None:
-        """That member has started; or all of a worker."""
+        """That member has started; or all members on a worker have."""
         gang = self._state.gangs.get(gang_id)
         if gang is None or gang.generation != generation or not gang.starting:
             return
@@ -263,14 +263,14 @@ class MemberFailures:
             self.all_started(gang)
 
     def all_started(self, gang: ManagedGang) -> None:
-        """Every member of a formed gang has. Where callers look into the ledger, it says so before anybody else."""
+        """Every member of a formed gang has started. Where callers read the ledger, it says so before anybody else."""
         if gang.gangset is None:
             self.ready(gang)
         else:
             self._state.commit(CommitKind.READY, gang)
 
     def ready(self, gang: ManagedGang) -> None:
-        """It is known to whoever must know it first: tell all."""
+        """Whoever must know first knows: tell all others."""
         if gang.step is not GangStep.FORMED or gang.starting or gang.ready:
             return
         gang.ready, gang.ready_at = True, self._state.now
@@ -328,7 +328,7 @@ class MemberFailures:
             self.fail(gang, Failure(cause=cause, ranks=tuple(sorted(ranks)), detail=detail))
 
     def refused(self, gang: ManagedGang) -> None:
-        """A try to hold or to commit came to nothing: wait a little, in the same place of the queue."""
+        """An attempt to hold or to commit failed: wait a little, in the same place of the queue."""
         scheduler_state = self._state
         scheduler_state.abandon_holds(gang)
         settings = scheduler_state.settings
@@ -357,7 +357,7 @@ class MemberFailures:
             self._teardown.drop(gang, doom)
 
     def fail(self, gang: ManagedGang, failure: Failure) -> None:
-        """Members of the present generation are lost, or the gang as a whole must go."""
+        """Members of the present generation are lost, or the whole gang must go."""
         match gang.step:
             case GangStep.FORMED:
                 self._judge(gang, failure)
@@ -426,7 +426,7 @@ class MemberFailures:
         self._teardown.stop_lost(gang)
 
     def _worse(self, gang: ManagedGang, failure: Failure) -> None:
-        """Something more was lost while replacements were looked for."""
+        """Another member was lost while replacements were looked for."""
         new = {rank: None for rank in failure.ranks if rank not in gang.lost}
         verdict = self._decide(gang, failure, lost=len(gang.lost) + len(new), repairing=True)
         if verdict.fate is not RestartDecision.REPAIR:
@@ -444,7 +444,7 @@ class MemberFailures:
         self._teardown.stop_lost(gang)
 
     def not_repaired(self, gang: ManagedGang) -> None:
-        """The time for a repair is up: the whole gang restarts. A swap that is being committed is let through."""
+        """The time for a repair is up: the whole gang restarts. A swap that is being committed may finish."""
         if gang.step is GangStep.REPAIRING:
             self.fail(gang, Failure(cause=Cause.NOT_REPAIRED, ranks=tuple(sorted(gang.lost))))
         elif gang.step is GangStep.REJOINING:

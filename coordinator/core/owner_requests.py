@@ -1,5 +1,4 @@
-"""Requests of owners: acquire, renew and release a gang; and the reason why a gang waits, in words that help to remove
-it."""
+"""Requests of owners: acquire, renew and release a gang; and why a gang waits, in words that help to resolve it."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class OwnerRequests:
         self._teardown = teardown
 
     def acquire(self, event: AcquireAsked) -> None:
-        """Queue a gang, or find the one that was asked for before."""
+        """Queue a gang, or find the one that was requested before."""
         scheduler_state, request = self._state, event.request
         gang_id = request.id or event.new_id
         gang = scheduler_state.gangs.get(gang_id)
@@ -58,7 +57,7 @@ class OwnerRequests:
                 QueueFull(f"the queue is full, with {count_of(len(scheduler_state.queue), 'gang')}: ask again later"),
             )
             return
-        # How many members a gang gets that has a range of sizes depends on who else waits by then.
+        # How many members a gang with a range of sizes gets depends on who else waits by then.
         fit = None if request.elastic else TrialPlacement.of(request, scheduler_state.inventory.free)
         error = self._impossible(request.smallest) if fit is None and not request.wait_for_workers else None
         if error is not None:
@@ -81,12 +80,12 @@ class OwnerRequests:
             gang.deadline_wall = scheduler_state.wall + request.deadline_s
             scheduler_state.agenda.set(("deadline", gang.id), gang.deadline_at)
         scheduler_state.add(gang)
-        # Its owner must be heard of while it waits, too: slots are kept for the head of the queue.
+        # Its owner must renew it while it waits, too: slots are reserved for the head of the queue.
         scheduler_state.agenda.set(("owner", gang.id), scheduler_state.now + gang.spec.ttl_s)
         if request.wait:
             gang.waiters.append(event.reply_to)
         else:
-            # Nobody asks again for this one, so the ledger remembers it.
+            # Nobody asks for this one again, so the ledger remembers it.
             gang.queue_waiters.append(event.reply_to)
             gang.persisted = True
             scheduler_state.commit(CommitKind.QUEUE, gang)
@@ -97,7 +96,7 @@ class OwnerRequests:
             self._refuse(reply_to, _not_owner(gang.id))
             return
         if ("owner", gang.id) in self._state.agenda:
-            # As good as a renewal: whoever is answered counts the gang's time to live from when it asked.
+            # Counts as a renewal: the time to live of the gang of an owner that is answered counts from its request.
             self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
         if gang.step in (GangStep.CLOSING, GangStep.STOPPING) and gang.closing is not None and gang.closing.ends:
             self._refuse(reply_to, _ended(gang.id, gang.reason))
@@ -111,8 +110,8 @@ class OwnerRequests:
             self._state.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
 
     def _impossible(self, spec: GangSpec) -> GangImpossible | None:
-        """Why this gang, for which there is no room now, is not even queued. Of one that fits this is not asked: cost
-        in proportion to the gang."""
+        """Why this gang, for which there is no room now, is not even queued. Not asked for a gang that fits: the cost
+        is proportional to the gang."""
         total = self._state.inventory.total
         if place(spec, total) is None:
             missing = lacks(spec, total)
@@ -135,7 +134,7 @@ class OwnerRequests:
         self._state.out.append(AnswerRequest(reply_to=event.reply_to, reply=gang.describe(to_owner=True)))
 
     def release(self, event: ReleaseAsked) -> None:
-        """Answered when every slot is back (or was waited for long enough). Idempotent."""
+        """Answered when every slot has been returned (or after a long enough wait). Idempotent."""
         scheduler_state, request = self._state, event.request
         ended = scheduler_state.ended.get(request.id)
         if ended is not None and ended.owner_token == request.owner_token:
@@ -147,7 +146,7 @@ class OwnerRequests:
             self._teardown.end(gang, Failure(cause=Cause.RELEASED))
 
     def end(self, event: EndAsked) -> None:
-        """As `release`, for an operator: no owner token is asked for."""
+        """Like `release`, for an operator: no owner token is needed."""
         scheduler_state, request = self._state, event.request
         ended = scheduler_state.ended.get(request.id)
         gang = scheduler_state.gangs.get(request.id)
@@ -184,7 +183,7 @@ class OwnerRequests:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def silent(self, gang: ManagedGang) -> None:
-        """Not renewed for its time to live, nor asked for again while it waits."""
+        """Not renewed within its time to live, nor requested again while it waits."""
         if gang.closing is not None and gang.closing.failure.cause in FINAL:
             return
         failure = Failure(cause=Cause.OWNER_LOST, detail=f"not renewed for {gang.spec.ttl_s:g} s")
@@ -200,7 +199,7 @@ class OwnerRequests:
         self._teardown.end(gang, failure, error)
 
     def too_late(self, gang: ManagedGang) -> None:
-        """The deadline passed before it was formed. A commit in flight decides by itself: then it is formed."""
+        """The deadline passed before it was formed. A commit in flight decides: if it succeeds, the gang is formed."""
         if gang.step not in (GangStep.QUEUED, GangStep.HOLDING):
             return
         texts = standing(self._state, gang)
@@ -248,7 +247,7 @@ def why(scheduler_state: SchedulerState, gang_id: str) -> GangWhyReply | None:
 
 
 def standing(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
-    """What stands in the way of a gang that has no members yet, each a sentence; at least one."""
+    """What stands in the way of a gang that has no members yet, one sentence each; at least one."""
     found = _lacks(scheduler_state, gang) or ["its workers were just asked for their slots"]
     ahead = scheduler_state.queue.place_of(gang.id)
     if ahead:
@@ -304,6 +303,6 @@ def _obstacles(scheduler_state: SchedulerState, gang_id: str, worker: WorkerId) 
         found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder=holder, slots=kept))
     others = view.ongoing - view.granted - kept
     if others > 0:
-        # Which leases these are the ledger knows; the shell puts them in place of this line.
+        # The ledger knows which leases these are; the shell replaces this line with them.
         found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder="tasks", slots=others))
     return found

@@ -117,14 +117,14 @@ class LedgerRecovery:
         scheduler_state = self._state
         gang.step = GangStep.RETIRING if record.state is GangState.RETIRING else GangStep.FORMED
         # What the ledger does not say the workers do, when they are told again. To an older coordinator, formed was
-        # ready, and its callers have gone by that.
+        # ready, and its callers act on that.
         gang.ready = record.ready is True or (record.ready is None and record.gangset is not None)
         if not gang.ready:
             gang.starting = {seat.rank: None for seat in gang.seats if seat.part == 0}
         scheduler_state.add(gang)
         scheduler_state.seat(gang)
         if not scheduler_state.shard.keeps_all(gang.spec):
-            return  # it ends in a moment: nothing can be said of workers that are not ours
+            return  # it will end soon: nothing can be said about workers that are not ours
         lost: dict[int, tuple[Cause, str]] = {}
         for worker, seats in gang.seats_by_worker.items():
             view = scheduler_state.inventory.workers.get(worker)
@@ -153,10 +153,9 @@ class LedgerRecovery:
             self._state.ledger.push(CommitKind.SWEEP, "", leaked=tuple(leaked[start : start + MAX_SEATS]))
 
     def vanished(self, event: LedgerVanished) -> None:
-        """Write again what the books have. Workers do the same for their own keys.
-
-        Of a gang whose grant is in the line the grant writes all, and if it comes to nothing, `MemberFailures.refused`
-        sees to it; so does the end of one that closes."""
+        """Write again what we know. Workers do the same for their own keys. If a gang's grant is in the queue, the
+        grant writes all of it, and if that fails, `MemberFailures.refused` does; likewise the end of a gang that
+        closes."""
         scheduler_state = self._state
         scheduler_state.ledger.fence = event.fence
         for name in scheduler_state.sets:

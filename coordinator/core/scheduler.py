@@ -41,7 +41,7 @@ class GangScheduler:
     # -- who is next -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """Start whatever can be started. Called when there may be more room, or somebody new waits."""
+        """Start whatever can be started. Called when there may be more room, or when a new gang waits."""
         scheduler_state = self._state
         scheduler_state.look_for_room = False
         for gang_id in list(scheduler_state.repairs):
@@ -61,7 +61,7 @@ class GangScheduler:
         self._set_head(None)
 
     def _place(self, gang: ManagedGang) -> Placement | None:
-        """For the first that is not started yet; what is kept for it counts as free."""
+        """For the first gang that has not started; what is reserved for it counts as free."""
         scheduler_state = self._state
         if gang.not_before > scheduler_state.now:
             return None
@@ -73,7 +73,7 @@ class GangScheduler:
         return self._placed(gang, kept)
 
     def _placed(self, gang: ManagedGang, changes: Mapping[WorkerId, int]) -> Placement | None:
-        """With these slots more or fewer than are free; with as many members as others leave room for."""
+        """With this many more or fewer slots than are free; with as many members as others leave room for."""
         scheduler_state = self._state
         found = place(gang.spec.smallest, scheduler_state.inventory.free, changes=changes)
         if found is None or not gang.spec.elastic:
@@ -85,8 +85,8 @@ class GangScheduler:
     def _left_for_more(
         self, gang: ManagedGang, smallest: Placement, changes: Mapping[WorkerId, int]
     ) -> Counter[WorkerId] | None:
-        """`changes`, less what the others in the queue need beside it at its smallest. None: one of them waits for
-        workers of the same pools, and may need any that is left."""
+        """`changes`, less what the others in the queue need beside it at its smallest size. None: one of them waits
+        for workers of the same pools, and may need any slot that is left."""
         scheduler_state = self._state
         pools = gang.spec.pools
         left = Counter(changes)
@@ -108,7 +108,7 @@ class GangScheduler:
         scheduler_state = self._state
         head = scheduler_state.head
         if head is not None and head.gang == gang.id:
-            # Its holds take what was kept on the same worker; the rest is given back.
+            # Its holds use what was reserved on the same worker; the rest is returned.
             scheduler_state.head = None
             used = placement.by_worker()
             for worker, slots in head.kept.items():
@@ -169,12 +169,12 @@ class GangScheduler:
             self._keep(before.gang, dict.fromkeys(before.target.slots, 0))
 
     def renew_keeps(self) -> None:
-        """Ask the workers of the head's target to keep slots, and again after a while."""
+        """Ask the workers of the head's target to reserve slots, and repeat that after a while."""
         scheduler_state = self._state
         head = scheduler_state.head
         waiting = scheduler_state.gangs.get(head.gang) if head is not None else None
         if head is None or waiting is None or not head.target.slots:
-            return  # ended in this very moment: the next look for room finds another head
+            return  # it ended just now: the next scheduling finds another head
         if scheduler_state.now < waiting.queued_at + scheduler_state.settings.starve_after_s:
             return
         head.keeping = True
@@ -199,7 +199,7 @@ class GangScheduler:
         head.kept[event.worker] = event.kept
 
     def _preempt(self, gang: ManagedGang, head: QueueHead) -> None:
-        """Tear down gangs of lower priority. What they leave is guarded: they cannot come back first."""
+        """Tear down gangs of lower priority. The slots that they free are guarded: they cannot come back first."""
         scheduler_state = self._state
         if gang.not_before > scheduler_state.now or self._still_leaving(head):
             return
@@ -274,5 +274,5 @@ class GangScheduler:
 
     @staticmethod
     def _owns(gang: ManagedGang, event: HoldAnswered) -> bool:
-        """An answer that came twice, of a hold that has become members."""
+        """An answer that came twice, about a hold that has become members."""
         return any(seat.token in event.tokens for seat in gang.seats)

@@ -42,7 +42,7 @@ class StandingSets:
         self._teardown = teardown
 
     def declare(self, name: str, record: GangSetRecord | None) -> None:
-        """The set is wanted like this from now on; None: no more."""
+        """The set is declared like this from now on; None: it is removed."""
         scheduler_state = self._state
         if record is not None:
             known = scheduler_state.sets.get(name)
@@ -65,7 +65,7 @@ class StandingSets:
         scheduler_state.sets_to_look_at[name] = None
 
     def remember(self, name: str, status: GangSetStatus) -> None:
-        """What an earlier leader wrote of a set."""
+        """The status of a set that an earlier leader wrote."""
         of_set = self._state.sets.get(name)
         if of_set is None:
             self._state.ledger.push_status(name)  # nobody declares it any more
@@ -80,21 +80,21 @@ class StandingSets:
             of_set.previous = current
 
     def not_told(self, name: str) -> None:
-        """Its status could not be written. Once something happens to the set it is tried again, and not before: nothing
-        depends on it, and perhaps we may not."""
+        """Its status could not be written. It is retried when something happens to the set, and not before: nothing
+        depends on it, and we may lack the permission."""
         of_set = self._state.sets.get(name)
         if of_set is not None:
             of_set.status = None
 
     def status(self, name: str) -> GangSetStatus | None:
-        """As it is to be written; None: not any more."""
+        """The status to write; None: the set is gone."""
         of_set = self._state.sets.get(name)
         if of_set is None or of_set.status is None:
             return None
         return of_set.status.model_copy(update={"at": self._state.wall})
 
     def look(self) -> None:
-        """Bring the sets that something happened to nearer to what is declared."""
+        """Bring the sets that something happened to closer to their declaration."""
         scheduler_state = self._state
         while scheduler_state.sets_to_look_at:
             name = next(iter(scheduler_state.sets_to_look_at))
@@ -135,11 +135,11 @@ class StandingSets:
             scheduler_state.ledger.push_status(name)
 
     def _steady(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
-        """Ready for long enough."""
+        """It has been ready for long enough."""
         return gang.serves and self._state.now >= gang.ready_at + of_set.record.min_ready_s
 
     def _wake(self, name: str, of_set: StandingSetState) -> None:
-        """Look again when the next gang has been ready for long enough."""
+        """Check again when the next gang has been ready for long enough."""
         scheduler_state = self._state
         ready = [gang for gang in map(scheduler_state.gangs.__getitem__, of_set.gangs) if gang.serves]
         times = [gang.ready_at + of_set.record.min_ready_s for gang in ready if not self._steady(gang, of_set)]
@@ -189,8 +189,8 @@ class StandingSets:
     def _lose_patience(
         self, name: str, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]
     ) -> None:
-        """Replacements that found no room for long enough: let the set be short of one gang, so that there is room.
-        Of one more each time, while gangs on draining workers are left: those have to go in any case."""
+        """Replacements that found no room for long enough: let the set be short of one gang, so that there is room. Of
+        one more each time, while gangs on draining workers are left: those have to go in any case."""
         scheduler_state = self._state
         patience_s = self._patience_s(of_set, stale, fresh)
         if not stale or patience_s == math.inf:
@@ -208,8 +208,8 @@ class StandingSets:
         scheduler_state.agenda.set(("surge", name), of_set.wait_from + limit_s)
 
     def _patience_s(self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]) -> float:
-        """How long the old gangs wait for their replacements. Those that have room and start are waited for; but a
-        draining worker's time is short. Of its grace, most is left for the move itself."""
+        """How long the old gangs wait for their replacements. Replacements that have room and are starting are waited
+        for; but a draining worker's time is short. Most of its grace is left for the move itself."""
         grace_s = min((grace for gang in stale for grace in self._graces(gang) if grace is not None), default=math.inf)
         if any(gang.step in _WAITS_FOR_ROOM for gang in fresh):
             return min(of_set.record.surge_wait_s, grace_s / _PART_OF_GRACE)
@@ -218,8 +218,8 @@ class StandingSets:
     def _retire_stale(
         self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]
     ) -> list[ManagedGang]:
-        """Gangs out of date go one by one, as their replacements have been ready for long enough; at once if there are
-        too many anyway."""
+        """Gangs that are out of date go one by one, once their replacements have been ready for long enough; at once
+        if there are too many anyway."""
         scheduler_state, record = self._state, of_set.record
         steady = sum(self._steady(gang, of_set) for gang in fresh)
         wanted = max(0, record.gangs - steady)
@@ -242,21 +242,21 @@ class StandingSets:
         return remaining
 
     def _last_that_serves(self, gang: ManagedGang, live: Iterable[ManagedGang]) -> bool:
-        """Whether an old gang that may stay is the only one of these that serves: the others, old or new, wait for room
-        or start."""
+        """Whether an old gang that may stay is the only one of these that serves: the others, old or new, wait for
+        room or are starting."""
         return gang.serves and not self._graces(gang) and not any(other.serves for other in live if other is not gang)
 
     def _makes_room(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
-        """Whether a gang that has no room beside this one has it, once plain traffic is done, in its place; or whether
-        this one cannot stay in any case."""
+        """Whether a gang that has no room beside this one would have room in its place, once plain tasks are done; or
+        whether this one cannot stay in any case."""
         if self._graces(gang):
             return True
         freed = {worker: sum(seat.slots for seat in seats) for worker, seats in gang.seats_by_worker.items()}
         return place(of_set.template, self._state.inventory.claimable, changes=freed) is not None
 
     def _stand_aside(self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]) -> None:
-        """Replacements beside gangs that still serve wait without being in anybody's way. When it is their turn, they
-        have the place in the queue of the gang that went."""
+        """Replacements wait beside gangs that still serve, in nobody's way. When it is their turn, they take the place
+        in the queue of the gang that went."""
         scheduler_state = self._state
         waiting = sorted((gang for gang in fresh if gang.step is not GangStep.FORMED), key=lambda gang: gang.made)
         too_many = max(0, len(stale) + len(fresh) - of_set.record.gangs)
@@ -299,7 +299,7 @@ class StandingSets:
             scheduler_state.add(gang)
             made.append(gang)
             scheduler_state.tell(GangEventKind.QUEUED, gang)
-            scheduler_state.sets_to_look_at[name] = None  # the time that it may wait beside another begins
+            scheduler_state.sets_to_look_at[name] = None  # its time to wait beside another one begins
         return made
 
     def _out_of_date(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
@@ -308,7 +308,7 @@ class StandingSets:
         return bool(self._graces(gang))
 
     def _graces(self, gang: ManagedGang) -> list[float | None]:
-        """Of the gang's workers that drain, how long their drains take at most, where they say so."""
+        """Of the gang's workers that drain: the longest time that their drains may take, where they say so."""
         workers = (self._state.inventory.workers.get(worker) for worker in gang.seats_by_worker)
         return [view.facts.drain_grace_s for view in workers if view is not None and view.draining]
 
@@ -334,15 +334,15 @@ class StandingSets:
 
 
 _PART_OF_GRACE: Final = 5
-"""Room beside the old gang is waited for at most this part of a drain's grace."""
+"""The part of a drain's grace for which to wait at most for room beside the old gang."""
 _PART_TO_START: Final = 2
-"""... and for a replacement that starts, at most this one."""
+"""... and for a replacement that is starting."""
 _LOOK_AGAIN_S: Final = 1.0
 _WAITS_FOR_ROOM = frozenset({GangStep.QUEUED, GangStep.HOLDING, GangStep.COMMITTING})
 
 
 def _serving(gang: ManagedGang) -> bool:
-    """Serves callers, or will again in a moment."""
+    """It serves callers, or will again soon."""
     ready = gang.step is GangStep.FORMED and not gang.starting
     return ready or gang.step in (GangStep.REPAIRING, GangStep.REJOINING, GangStep.RETIRING)
 

@@ -21,7 +21,7 @@ from ..sharding.shards import WHOLE, Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGang:
-    """What is kept of a gang that has ended."""
+    """What is remembered of a gang that has ended."""
 
     at: float
     """Monotonic."""
@@ -37,40 +37,41 @@ class StandingSetState:
     gangs: dict[str, None] = field(default_factory=dict[str, None])
     """Ids of its gangs that have not ended."""
     failures: int = 0
-    """Gangs that ended for good by their own fault, in a row; new ones wait longer each time."""
+    """Gangs in a row that ended for good by their own fault; each makes the next one wait longer."""
     not_before: float = 0.0
     short: int = 0
-    """By how many gangs it may be short while it is rolled or moved with surge 1: 0 while there is room beside."""
+    """By how many gangs it may be short while it is rolled or moved with surge 1: 0 while there is room for both."""
     wait_from: float | None = None
-    """Monotonic; since when old gangs wait for what is to replace them, not counting what starts at its leisure."""
+    """Monotonic; since when old gangs have waited for their replacements, apart from those that take their time to
+    start."""
     places: list[float] = field(default_factory=list[float])
-    """`created_at` of gangs that made way, for those that come in their place."""
+    """`created_at` of gangs that made way, for those that replace them."""
     served: bool = False
-    """A gang of the declared shape has been ready for long enough: there is no way back by itself any more."""
+    """A gang of the declared shape has been ready for long enough: it is no longer rolled back automatically."""
     previous: StrictGangSpec | None = None
-    """Declared before, and has served."""
+    """The previous declaration, which has served."""
     tries: int = 0
-    """Failures of gangs of the declared shape, with none of them ready for long enough since."""
+    """Failures of gangs of the declared shape since one of them was last ready for long enough."""
     trouble: str = ""
     """The last of these."""
     stopped: bool = False
-    """The roll has failed: the set is kept up in the shape of before until it is declared anew."""
+    """The roll has failed: the set keeps its previous shape until it is declared again."""
     status: GangSetStatus | None = None
-    """As the ledger has it, or is about to."""
+    """As in the ledger, or about to be written there."""
 
     @property
     def before(self) -> GangSpec | None:
-        """The shape that served before, if it is another than the declared one."""
+        """The shape that served before, if it differs from the declared one."""
         spec = None if self.previous is None else template_of(self.previous)
         return None if spec == self.record.template else spec
 
     @property
     def template(self) -> GangSpec:
-        """What its gangs are to be."""
+        """What its gangs should be."""
         return (self.before if self.stopped else None) or self.record.template
 
     def failed(self, gang: ManagedGang, failure: Failure, now: float) -> None:
-        """A gang of it has failed, by its own fault as far as is known."""
+        """One of its gangs has failed, by its own fault as far as is known."""
         long_ready = gang.ready and now >= gang.ready_at + self.record.min_ready_s
         if self.stopped or long_ready or gang.spec != self.record.template:
             return
@@ -98,7 +99,7 @@ class SchedulerState:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all: what is true is in the ledger."""
+        """Forget everything: the ledger is right."""
         self.term = 0
         self.leading = False
         self.gangs: dict[str, ManagedGang] = {}
@@ -133,7 +134,7 @@ class SchedulerState:
         self.look_for_room = True
 
     def set_place(self, gang: ManagedGang, created_at: float) -> None:
-        """Give it another age, and with that another place in the queue."""
+        """Change its age, and with it its place in the queue."""
         gang.created_at = created_at
         if gang.step is GangStep.QUEUED:
             self.queue.discard(gang.id)
@@ -156,7 +157,7 @@ class SchedulerState:
         self.look_for_room = True
 
     def is_leaked(self, worker: WorkerId, gang_id: str) -> bool:
-        """Whether no present or coming member of that gang is on that worker; asked again when the batch is made."""
+        """Whether no present or future member of that gang is on that worker; asked again when the batch is made."""
         gang = self.gangs.get(gang_id)
         if gang is None:
             return True
@@ -193,8 +194,8 @@ class SchedulerState:
         self.agenda.set(("hold", gang.id), self.now + settings.hold_wait_s)
 
     def accept_hold(self, attempt: HoldAttempt, event: HoldAnswered) -> None:
-        """Note a yes of a worker that is there, with a token for each seat. While the others have yet to answer, there
-        is time to make its seats."""
+        """Record the acceptance of a worker that is present, with a token for each seat. Its seats are made now, while
+        the others have not answered yet."""
         worker, wanted = event.worker, attempt.wanted[event.worker]
         facts = self.inventory.workers[worker].facts
         self.inventory.held(worker, _slots(wanted))
@@ -217,8 +218,8 @@ class SchedulerState:
         ]
 
     def abandon_holds(self, gang: ManagedGang) -> None:
-        """Give up the attempt, if there is one: every worker is told, also those that said no or nothing, since what
-        they said may have been lost. The worker forgets by itself if this is lost as well."""
+        """Give up the attempt, if there is one: every worker is notified, also those that refused or did not answer,
+        since their answer may have been lost. The worker forgets the hold by itself if this is lost as well."""
         attempt, gang.attempt = gang.attempt, None
         self.agenda.cancel(("hold", gang.id))
         if attempt is None:
@@ -236,7 +237,7 @@ class SchedulerState:
         self.out.append(ReleaseHold(worker=worker, request=request))
 
     def next_attempt(self) -> int:
-        """Grows over all leaders: holds of an earlier one are never taken for ours."""
+        """Increases across all leaders: holds of an earlier one are never taken for ours."""
         self.attempts += 1
         return self.term * 1_000_000_000 + self.attempts
 

@@ -178,7 +178,7 @@ class ElectionRole(StrEnum):
     FOLLOWER = "follower"
     """Somebody leads, or we do not know."""
     CANDIDATE = "candidate"
-    """Nobody seems to lead; we wait our drawn time."""
+    """Nobody seems to lead; we wait for the time that we drew."""
     CLAIMING = "claiming"
     LEADER = "leader"
     RESIGNED = "resigned"
@@ -192,7 +192,7 @@ class ElectionCore:
         self.instance = instance
         self.role = ElectionRole.FOLLOWER
         self.term = 0
-        """Of the last leader seen; our own while we lead."""
+        """Of the last leader that was seen; our own while we lead."""
         self.trusted_until = float("-inf")
         """Monotonic; while leader."""
         self._revision = 0
@@ -211,7 +211,7 @@ class ElectionCore:
         if self.role is ElectionRole.RESIGNED:
             return []
         if self.role is ElectionRole.LEADER and event.now >= self.trusted_until:
-            # Whatever came in: it came too late to be acted on as a leader.
+            # Whatever happened: it is too late to act on it as a leader.
             return self._step_down(event, "its renewals did not succeed in time")
         match event:
             case LeaderRead():
@@ -274,7 +274,7 @@ class ElectionCore:
 
     def _claim(self, event: ElectionEvent) -> list[ElectionEffect]:
         self.role = ElectionRole.CLAIMING
-        # If neither an answer nor the shell's own time-out comes: look again.
+        # In case neither an answer nor the shell's own timeout comes: look again.
         self._wait_until = event.now + self.settings.alive_ttl_s * 2
         record = LeaderRecord(term=self.term + 1, instance=self.instance, since=event.wall)
         return [Claim(record=record, revision=self._revision), self._wake()]
@@ -283,7 +283,7 @@ class ElectionCore:
         self.role = ElectionRole.LEADER
         self.term += 1
         self._revision = revision
-        # `leader_alive` is not there until the first renewal, so others may claim: then we are deposed, and fenced.
+        # `leader_alive` does not exist until the first renewal, so others may claim: then we are deposed, and fenced.
         self.trusted_until = event.now + self.settings.alive_ttl_s - self.settings.margin_s
         self._renewing = True
         self._renew_at = event.now + self.settings.renew_s

@@ -22,7 +22,7 @@ from .leader_record import LeaderKey, LeaderLost, leader_of
 
 _GRAIN_S: Final = 0.001
 _RETRY_S: Final = 0.2
-"""Before storage that failed is read again."""
+"""Before a read of storage that failed is repeated."""
 
 
 class Elector:
@@ -107,15 +107,15 @@ class Elector:
             await subscription.unsubscribe()
 
     def trusted(self) -> bool:
-        """Whether we may act as the leader at this instant. A look at the clock; when its answer is no, `on_yield` was
-        called."""
+        """Whether we may act as the leader right now. Looks at the clock; before it returns False, it has called
+        `on_yield`."""
         election = self.election
         if election.role is ElectionRole.LEADER and self._clock.now >= election.trusted_until:
             self.tell(on.ElectionTick(**self._clock.moment()))
         return election.role is ElectionRole.LEADER
 
     def deposed(self) -> None:
-        """A write of ours showed that somebody else leads."""
+        """One of our writes showed that somebody else leads."""
         self.tell(on.Deposed(**self._clock.moment()))
 
     def tell(self, event: on.AnyElectionEvent) -> None:
@@ -123,7 +123,7 @@ class Elector:
         self._carry_out(self.election.handle(event))
 
     def on_connection(self, event: ConnectionEvent) -> None:
-        """What was only watched may have been missed."""
+        """Whatever is known only from watching may have been missed."""
         if event is ConnectionEvent.RECONNECTED:
             self._look()
 
@@ -139,14 +139,14 @@ class Elector:
                 case on.ReadLeader():
                     self._look()
                 case on.BecomeLeader():
-                    # Won by the answer to the claim, or found out by a look when that was lost.
+                    # Won by the answer to the claim, or found by a read when that answer was lost.
                     assert self._claimed is not None and self._claimed.term == effect.term
                     self._leader.take(self._claimed, effect.fence)
                     self._on_lead(effect.term)
                 case on.YieldLeadership():
                     self._on_yield(effect.reason)
                 case on.ResignLeadership():
-                    pass  # only after Resigned, and `stop` sees to it
+                    pass  # only after Resigned, and `stop` handles that
                 case on.ElectionWake():
                     self._wake_at(effect.at)
                 case _:
@@ -155,7 +155,7 @@ class Elector:
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # Loops that count in milliseconds ring up to one too early, and are asked again: not at once.
+        # Loops that count in milliseconds fire up to one too early, and would be asked again at once.
         delay_s = max(at - self._clock.now, _GRAIN_S)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
@@ -235,11 +235,11 @@ class Elector:
             record = leader_of(entry)
             if record is None or (record.instance, record.term) != (self.election.instance, self.election.term):
                 self._look()
-        # A renewal says nothing new: an expiry is seen, or found by the election's own timer.
+        # A renewal is no news: an expiry is watched, or found by the election's own timer.
 
     def _look(self) -> None:
         if not self._started:
-            return  # what is seen before says nothing: who does not take part yet must not be elected
+            return  # events before the start mean nothing: whoever does not take part yet must not be elected
         if self._looking:
             self._look_again = True
             return

@@ -51,7 +51,7 @@ class SetDeclarations:
         self._subscription: Subscription | None = None
 
     async def start(self, standing: dict[str, bytes]) -> None:
-        """Follow, from what was read on.
+        """Follow, starting from what was read.
 
         Raises:
             Unavailable: the ledger cannot be followed.
@@ -75,7 +75,7 @@ class SetDeclarations:
             await subscription.unsubscribe()
 
     async def restore(self) -> None:
-        """The bucket is new and empty: declare all again. What somebody declared in it meanwhile stays."""
+        """The bucket is new and empty: declare everything again. What somebody has declared in it since stays."""
         while True:
             writes = [KvWrite(key=key, value=value, revision=0) for key, value in self._standing.items()]
             if not writes:
@@ -98,7 +98,7 @@ class SetDeclarations:
             self._tell(entry.key, record)
 
     async def _gone(self, key: str) -> None:
-        """A declaration went: deleted by somebody, or with the whole bucket."""
+        """A declaration is gone: deleted by somebody, or with the whole bucket."""
         while True:
             try:
                 await self._leader.restore()
@@ -120,7 +120,7 @@ class SetDeclarations:
             if self._shard.owns(record.template):
                 text = "its pools are kept by different shards of the coordinators: it is not kept up"
                 self._log.warning(text, extra={"action": "gangset.straddles", "gangset": name})
-            record = None  # another shard's, from now on perhaps
+            record = None  # perhaps another shard's from now on
         self._log.info(
             "%s", "removed" if record is None else count_of(record.gangs, "gang"),
             extra={"action": "gangset.declared", "gangset": name},

@@ -33,7 +33,7 @@ from .storage import parse, read_workers
 
 _TICK_S: Final = 0.25
 _STALL_S: Final = 1.0
-"""The look at silences came so much too late: we were frozen, and nobody else."""
+"""If the check for silent workers runs this much too late, we were frozen, and nobody else was."""
 _NEVER: Final = float("-inf")
 
 
@@ -56,12 +56,12 @@ class RegisteredWorker:
         self.registration = registration
         self.revision = revision
         self.beat: Heartbeat | None = None
-        """The last one of this instance."""
+        """The last heartbeat of this instance."""
         self.heard_at = _NEVER
         self.lives = False
-        """As the audience was told, or would have been."""
+        """As the listener was told, or would have been."""
         self.doubted = False
-        """The audience may believe it gone: its next heartbeat tells of it anew."""
+        """The listener may believe it gone: its next heartbeat announces it again."""
 
     def facts(self) -> WorkerFacts:
         record, beat = self.registration, self.beat
@@ -102,7 +102,7 @@ class WorkerRegistry:
             unconfirmed_after_s=math.inf,
         )
         self._leaving: set[WorkerId] = set()
-        """Their heartbeat keys were seen to be taken back."""
+        """Deletions of their heartbeat keys were seen."""
         self._subscriptions: list[Subscription] = []
         self._up_since = self._loop.time()
         """Since when the live feed has missed nothing."""
@@ -110,7 +110,7 @@ class WorkerRegistry:
         self._freeze = FreezeDetector(_TICK_S + _STALL_S, self._loop.time())
         self._pulling = asyncio.Lock()
         self._pulled_at = _NEVER
-        """When the last reading that succeeded began."""
+        """When the last successful read began."""
         self.listener: RegistryListener | None = None
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ class WorkerRegistry:
             await subscription.unsubscribe()
 
     def on_connection(self, event: ConnectionEvent) -> None:
-        """While there is no connection nobody is heard, and that is nobody's fault."""
+        """While there is no connection nobody can be heard, and that is nobody's fault."""
         self._connected = event is ConnectionEvent.RECONNECTED
         self._up_since = self._loop.time()
         self._leaving.clear()  # a server that was away may have lost the keys
@@ -206,7 +206,7 @@ class WorkerRegistry:
         return tuple(found)
 
     def channel(self, worker: WorkerId) -> str:
-        """Where it is asked; see Registration.channel."""
+        """Where to send it requests; see Registration.channel."""
         entry = self._entries.get(worker)
         return "" if entry is None else entry.registration.channel
 
@@ -218,12 +218,12 @@ class WorkerRegistry:
             self._silent.clear(worker)
 
     def outage(self) -> None:
-        """Storage did not answer: workers may not have been able to write either, nor to send what we listen for."""
+        """Storage did not answer: workers may have been unable to write, too, or to send what we listen for."""
         self._up_since = self._loop.time()
         self._silent.clear_all()
 
     def doubt(self, worker: WorkerId) -> None:
-        """The audience was told that nobody listens there."""
+        """The listener was told that nobody is subscribed there."""
         entry = self._entries.get(worker)
         if entry is not None:
             entry.doubted = True
@@ -241,7 +241,7 @@ class WorkerRegistry:
             return
         self._register(record, entry.revision)
         if not self._entries[worker].lives:
-            self._silent.look_up(worker)  # it is not heard of yet
+            self._silent.look_up(worker)  # nothing is known of it yet
 
     def _on_heartbeat(self, entry: KvEntry) -> None:
         worker = self._worker_of(entry)
@@ -249,7 +249,7 @@ class WorkerRegistry:
             return
         if entry.operation is KvOperation.DELETE:
             if worker in self._entries:
-                # Seen before storage has judged it: another process may have tried in vain.
+                # Seen before storage has accepted it: another process may have tried in vain.
                 self._leaving.add(worker)
                 self._silent.look_up(worker)
             return
@@ -272,7 +272,7 @@ class WorkerRegistry:
     def _beat(self, worker: WorkerId, beat: Heartbeat) -> None:
         entry = self._entries.get(worker)
         if entry is None or entry.registration.instance != beat.instance:
-            return  # its registration is on the way
+            return  # its registration will follow
         entry.beat = beat
         entry.heard_at = self._loop.time()
         self._leaving.discard(worker)
@@ -319,7 +319,7 @@ class WorkerRegistry:
 
     def _not_asked(self, worker: WorkerId, error: GanglineError) -> None:
         self._leaving.discard(worker)
-        self.outage()  # who stays silent is suspected again a moment later
+        self.outage()  # if it stays silent, it is suspected again soon
         self._log.debug("cannot look up %s: %s", worker, error, extra={"action": "workers.look_up"})
 
     def _silenced(self, worker: WorkerId, _why: str) -> None:
@@ -336,7 +336,7 @@ class WorkerRegistry:
             self.listener.worker_gone(worker, why)
 
     async def _reconcile(self) -> None:
-        """What a live feed can miss: read all, and forget registrations that have gone."""
+        """What a live feed can miss: read everything, and forget registrations that are gone."""
         while True:
             await asyncio.sleep(self._settings.reconcile_s)
             try:

@@ -40,9 +40,9 @@ class CommitKind(StrEnum):
     END = "end"
     """Nothing is left of the gang; its record stays for a minute."""
     REWRITE = "rewrite"
-    """Put back what a vanished bucket had."""
+    """Restore what a vanished bucket had."""
     STATUS = "status"
-    """How a standing set fares."""
+    """The status of a standing set."""
     SWEEP = "sweep"
     """Delete leaked member records."""
 
@@ -55,7 +55,7 @@ class PendingCommit:
     gangset: str = ""
     """Of STATUS."""
     record: GangRecord | None = None
-    """Of END: the gang is no longer in the books."""
+    """Of END: the gang is no longer known."""
     leaked: tuple[tuple[WorkerId, str], ...] = ()
     """Of SWEEP: workers and gangs."""
 
@@ -72,7 +72,7 @@ class CommitQueue:
         self.line: deque[PendingCommit] = deque()
         self.in_flight: PendingCommit | None = None
         self.refencing = False
-        """The commit in flight failed, or its fate is unknown, and a Refence is on its way."""
+        """The commit in flight failed, or its outcome is unknown, and a Refence is in progress."""
         self.number = 0
         """Of the commit in flight, or the last one."""
 
@@ -92,11 +92,11 @@ class CommitQueue:
         self.line.append(PendingCommit(kind=kind, gang=gang, gangset=gangset, record=record, leaked=leaked))
 
     def waits(self, kind: CommitKind, gang: str) -> bool:
-        """A batch of that kind is in the line."""
+        """A batch of that kind is in the queue."""
         return any(pending.kind is kind and pending.gang == gang for pending in self.line)
 
     def pop(self) -> PendingCommit:
-        """The next to be written. How a set fares is written when nothing else waits: nobody waits for that."""
+        """The next one to write. The status of a set is written when nothing else waits: nobody waits for that."""
         if self.line[0].kind is CommitKind.STATUS:
             for index, pending in enumerate(self.line):
                 if pending.kind is not CommitKind.STATUS:
@@ -105,7 +105,7 @@ class CommitQueue:
         return self.line.popleft()
 
     def push_status(self, gangset: str) -> None:
-        """Write how that set fares; once, however often it changes until then."""
+        """Write the status of that set; once, however often it changes until then."""
         if not any(pending.kind is CommitKind.STATUS and pending.gangset == gangset for pending in self.line):
             self.push(CommitKind.STATUS, "", gangset=gangset)
 
@@ -139,12 +139,12 @@ def record_of(gang: ManagedGang, state: GangState) -> GangRecord:
 
 
 def spec_of(gang: ManagedGang, seats: Iterable[Seat]) -> GangSpec:
-    """What was asked for, with the size that these seats make."""
+    """What was requested, with the size that these seats make."""
     return gang.spec.sized(sum(seat.part == 0 for seat in seats)) if gang.spec.elastic else gang.spec
 
 
 def record_to_be(gang: ManagedGang, attempt: HoldAttempt, wall: float) -> GangRecord:
-    """What will be true of it when its attempt is granted. Its fence is the record's own revision."""
+    """What will be true of it when its attempt is granted. Its fence is the revision of its own record."""
     return GangRecord(
         id=gang.id,
         state=GangState.FORMED,
@@ -209,7 +209,7 @@ def end_writes(ledger: CommitQueue, record: GangRecord) -> tuple[LedgerWrite, ..
 
 
 def sweep_writes(ledger: CommitQueue, leaked: tuple[tuple[WorkerId, str], ...]) -> tuple[LedgerWrite, ...]:
-    """The condition stands on the first alone: a batch is refused as a whole."""
+    """The condition is on the first write alone: a batch is refused as a whole."""
     first, *rest = leaked
     return (
         ledger.fenced(Names.member_key(*first), None),

@@ -43,12 +43,12 @@ class SendHold:
     worker: WorkerId
     request: HoldRequest
     traceparent: str | None = None
-    """Where the gang's trace goes on, also under a leader that was not asked for it."""
+    """Where the gang's trace continues, also under a leader that did not get the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseHold:
-    """Publish; no answer is awaited."""
+    """Publish; no answer is expected."""
 
     worker: WorkerId
     request: UnholdRequest
@@ -92,7 +92,8 @@ class SendForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTeardown:
-    """Ask, with a time-out above the grace; answer with TeardownConfirmed or TeardownUnanswered. `only`: no event."""
+    """Ask, with a timeout longer than the grace; answer with TeardownConfirmed or TeardownUnanswered. `only`: no
+    event."""
 
     worker: WorkerId
     request: TeardownRequest
@@ -129,7 +130,7 @@ class SetGangTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDown:
-    """No longer leader: cancel every request, timer and commit on its way; unsubscribe. Owners ask again elsewhere."""
+    """No longer leader: cancel every request, timer and commit in progress; unsubscribe. Owners ask another leader."""
 
     reason: str
 

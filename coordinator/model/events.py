@@ -37,9 +37,9 @@ class LeadershipGained(Event):
     members: tuple[tuple[WorkerId, MemberRecord], ...] = ()
     sets: tuple[tuple[str, GangSetRecord], ...] = ()
     statuses: tuple[tuple[str, GangSetStatus], ...] = ()
-    """Of these sets, and of such as nobody declares any more."""
+    """Of these sets, and of sets that nobody declares any more."""
     workers: tuple[WorkerFacts, ...] = ()
-    """Only those that live (heartbeat present)."""
+    """Only those that live (they have a heartbeat)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +78,9 @@ class WorkerGone(Event):
 class PingAnswered(Event):
     worker: WorkerId
     missing: dict[str, int] = field(default_factory=dict[str, int])
-    """Generation by gang: what it was asked for and does not have."""
+    """By gang: the generation that it was asked about and does not have."""
     started: dict[str, int] = field(default_factory=dict[str, int])
-    """... and where all of its members have started."""
+    """... and gangs of which all its members have started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class TeardownConfirmed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeardownUnanswered(Event):
-    """`no_responders`: the worker is not there to stop anything."""
+    """`no_responders`: the worker is not there, so nothing needs to be stopped."""
 
     worker: WorkerId
     gang: str
@@ -150,7 +150,7 @@ class TeardownUnanswered(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed(Event):
     """A worker was told of a generation, and all of its members have started: none has `gang_start` functions, or they
-    have ended well. (Of older workers, which do not tell: they were told.)"""
+    have succeeded. (Of older workers, which do not report it: they were told.)"""
 
     worker: WorkerId
     gang: str
@@ -159,7 +159,7 @@ class Formed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStarted(Event):
-    """A worker's own report: the `gang_start` functions of this member have ended well."""
+    """A worker's own report: the `gang_start` functions of this member have succeeded."""
 
     gang: str
     generation: int
@@ -196,7 +196,7 @@ class CommitRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitUnknown(Event):
-    """A timeout or no storage: it may have been written, or may still be."""
+    """A timeout, or no storage: it may have been written, or may still be."""
 
     number: int
 
@@ -234,7 +234,7 @@ class AcquireAsked(Event):
     reply_to: int
     """Named again in the Answer."""
     new_id: str
-    """Taken when the request names none; unguessable."""
+    """Used if the request names none; unguessable."""
     new_token: str
 
 

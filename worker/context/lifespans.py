@@ -24,7 +24,7 @@ _log = logger_for(__name__)
 
 
 class _Entry:
-    """One model, loading or loaded. In `_entries` from the start of its load until it is chosen to make room."""
+    """One model, loading or loaded. In `_entries` from the start of its load until it is chosen for eviction."""
 
     __slots__ = ("id", "load", "users")
 
@@ -33,7 +33,7 @@ class _Entry:
         self.load = load
         """The load that all who want this model share."""
         self.users = 0
-        """Tasks that use it or wait for its load; 0: it may make room."""
+        """Tasks that use it or wait for its load; 0: it may be evicted."""
 
 
 class ModelCache:
@@ -65,11 +65,11 @@ class ModelCache:
         self._entries: dict[str, _Entry] = {}
         """Least recently used first; never more than `max_models`."""
         self._waiters: deque[asyncio.Future[None]] = deque()
-        """Who needs room, in order of arrival. The first is woken when a model became idle."""
+        """Tasks that need room, in order of arrival. The first one is woken when a model becomes idle."""
         self._unloading = 0
-        """Models on their way out; they still occupy their room."""
+        """Models that are being unloaded; they still take up room."""
         self.pinned: dict[TaskContext, _Entry] = {}
-        """By task that has asked for one and not ended yet; to be read."""
+        """By task that has requested one and has not ended; read only."""
         self._reported: tuple[str, ...] = ()
         self._cleanups = TaskSet("unloading of models")
 
@@ -87,7 +87,7 @@ class ModelCache:
         entry = self.pinned.get(context)
         if entry is None:
             entry = await self._pin(context.model_id)
-            if has_ended(context):  # asked by code that the task left running
+            if has_ended(context):  # requested by code that the task left running
                 self._unpin(entry)
                 raise LookupError("the task has ended: nobody would let go of the model")
             self.pinned[context] = entry
@@ -99,7 +99,7 @@ class ModelCache:
             raise
 
     def done_with(self, context: TaskContext) -> None:
-        """The task ended: its model may make room now. Nothing if it used none."""
+        """The task ended: its model may be evicted now. Does nothing if it used none."""
         entry = self.pinned.pop(context, None)
         if entry is not None:
             self._unpin(entry)
@@ -132,11 +132,11 @@ class ModelCache:
         return entry
 
     def _has_room(self) -> bool:
-        """Whether one more may be loaded, after the idlest was sent away if need be."""
+        """Whether one more may be loaded, after evicting the least recently used if necessary."""
         if len(self._entries) + self._unloading < self._max_models:
             return True
         if len(self._entries) < self._max_models:
-            return False  # room is on its way
+            return False  # room is being made
         idle = next((entry for entry in self._entries.values() if not entry.users and entry.load.done()), None)
         if idle is None:
             return False
@@ -155,7 +155,7 @@ class ModelCache:
         self._wake()
 
     async def _wait_for_room(self, model_id: str) -> None:
-        """Returns when this waiter is the first and its model is there or has room."""
+        """Returns when this waiter is the first and its model is loaded or has room."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -168,11 +168,11 @@ class ModelCache:
             self._waiters.remove(waiter)
             if not waiter.done():
                 waiter.cancel()
-            # Cancelled, or served: whoever is first now may look for itself.
+            # Cancelled, or served: the next one may check for itself.
             self._wake()
 
     def _renew(self, waiter: asyncio.Future[None]) -> asyncio.Future[None]:
-        """A woken waiter keeps its place in the queue."""
+        """A waiter that was woken keeps its place in the queue."""
         fresh: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[self._waiters.index(waiter)] = fresh
         return fresh
@@ -195,8 +195,8 @@ class ModelCache:
         if not entry.load.cancelled() and entry.load.exception() is None:
             self._report()
         elif self._entries.get(entry.id) is entry:
-            del self._entries[entry.id]  # the next who asks tries again
-        self._wake()  # if nobody wants it any more, it can make room from now on
+            del self._entries[entry.id]  # the next one that asks tries again
+        self._wake()  # if nobody wants it any more, it may be evicted from now on
 
     async def _unload(self, entry: _Entry) -> None:
         if self._unloader is None:
@@ -236,11 +236,11 @@ Lifespan = Callable[
     | contextlib.AbstractAsyncContextManager[Any]
     | contextlib.AbstractContextManager[Any],
 ]
-"""An (async) generator function that yields once, or a function that gives an (async) context manager."""
+"""An (async) generator function that yields once, or a function that returns an (async) context manager."""
 
 
 class PoolResources(Protocol):
-    """What a pool declares of what its tasks share."""
+    """What a pool declares for its tasks to share."""
 
     @property
     def name(self) -> str: ...

@@ -21,7 +21,7 @@ from ...telemetry.logs import Log
 INTERVAL_S: Final = 0.05
 """Between two reports of one task."""
 MAX_BYTES: Final = 64 * 1024
-"""Of one value, as JSON. Larger things are results, items, or belong into storage."""
+"""Of one value, as JSON. Larger things should be results or items, or be stored elsewhere."""
 
 _NOTHING: Final = object()
 
@@ -30,7 +30,7 @@ class Progress(Protocol):
     """Where a task's reports go."""
 
     def report(self, value: Any) -> None:
-        """Take a value of the wire. From any thread; returns at once, and never raises."""
+        """Take a wire value. From any thread; returns at once, and never raises."""
         ...
 
 
@@ -54,13 +54,13 @@ def written(value: Any, where: str) -> Any:
 class ProgressPublisher:
     """The reports of one execution. Used only on the event loop, except `report`."""
 
-    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+    # No slots: what most of them never set is in the class, which makes instances cheaper to create.
 
     _number = 0
     _newest: Any = _NOTHING
     """Not sent yet."""
     _timer: asyncio.TimerHandle | None = None
-    """Runs while the next report has to wait."""
+    """Running while the next report has to wait."""
     _closed = False
 
     def __init__(
@@ -94,10 +94,10 @@ class ProgressPublisher:
         try:
             self._loop.call_soon_threadsafe(self._take, value)
         except RuntimeError:
-            pass  # The loop has closed: nobody is left to tell.
+            pass  # The loop has closed: nobody is left to report to.
 
     def close(self) -> None:
-        """Send the newest, if it is not sent yet; nothing more goes out. Idempotent."""
+        """Send the newest report, unless it was sent; nothing more is sent after it. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -130,7 +130,7 @@ class ProgressPublisher:
         try:
             self._bus.publish(self._names.job(self._job, JobFeed.PROGRESS), codec.to_json(report))
         except Disconnected:
-            return  # the newest is still to be sent, when the connection is back
+            return  # the newest one is still to be sent, when the connection is back
         except GanglineError as error:
             self._log.debug("progress not sent: %s", error.message[:200], extra={"action": "progress.lost"})
         else:

@@ -114,7 +114,7 @@ class TaskContext:
         self.trace = trace
         self.labels = labels or {}
         self.clock = clock or asyncio.get_running_loop().time
-        """The clock of `deadline`: the event loop's, which in a thread may lag by as long as the loop sleeps."""
+        """The clock of `deadline`: the event loop's, which in a thread may lag while the loop sleeps."""
         self._gang = gang
         self._progress: Progress | None = None
         self._reason: GanglineError | None = None
@@ -125,10 +125,10 @@ class TaskContext:
 
     @property
     def gang(self) -> GangContext:
-        """The gang that this task runs in, as its member sees it.
+        """The gang in which this task runs, as seen by its member.
 
         Raises:
-            LookupError: it runs on no gang's seat; see `in_gang`.
+            LookupError: it does not run on a gang's seat; see `in_gang`.
         """
         if self._gang is None:
             raise LookupError(
@@ -143,11 +143,11 @@ class TaskContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this execution shall stop. Threads cannot be stopped from outside: they must look, now and then."""
+        """Whether this execution should stop. Threads cannot be stopped from outside: check this now and then."""
         return self._reason is not None
 
     def check_cancelled(self) -> None:
-        """Raise the reason if this execution shall stop; to be called often by long code in threads.
+        """Raise the reason if this execution should stop. Call it often in long-running code in threads.
 
         Raises:
             TaskCancelled: the caller, an operator or a drain cancelled it.
@@ -163,14 +163,14 @@ class TaskContext:
         return max(0.0, self.deadline - self.clock())
 
     async def progress(self, value: Any) -> None:
-        """Tell whoever follows the job how far it is: `client.job(...).events()`, or `<ns>.job.<job>.progress`.
+        """Report progress to whoever follows the job: `client.job(...).events()`, or `<ns>.job.<job>.progress`.
 
-        Returns at once, and costs little: of what is said faster than every 50 ms only the newest goes out. The last
-        value is sent before the job's answer. A report may be lost, and with it no more than that. In a call, which
-        nobody follows, it does nothing; so it does once the task has ended.
+        Returns at once and costs little: of several reports within 50 ms only the newest is sent. The last one is
+        sent before the job's answer. Reports may be lost. In a call, which nobody follows, and once the task has
+        ended, this does nothing.
 
         Args:
-            value: anything that has a form on the wire, as results have, of at most 64 KiB.
+            value: anything that a task may return, of at most 64 KiB.
 
         Raises:
             InvalidResult: it cannot be serialized.
@@ -196,10 +196,10 @@ class TaskContext:
         return self._owner().resource(kind)
 
     async def model(self) -> Any:
-        """The caller's model, loaded by the pool's `@pool.model_loader` if need be, and kept until this task ends.
+        """The caller's model, loaded by the pool's `@pool.model_loader` if necessary, and kept until this task ends.
 
-        Waits while as many models as the pool allows are loaded and in use. Cancelling stops waiting; a load that has
-        begun goes on, since others may wait for it.
+        Waits while as many models as the pool allows are loaded and in use. Cancelling stops the wait; a load that
+        has begun continues, since others may wait for it.
 
         Raises:
             LookupError: the pool has no loader, or the caller named no model.
@@ -227,7 +227,7 @@ class TaskContext:
 
 
 def attach(context: TaskContext, scope: TaskScope) -> None:
-    """Give it the worker's resources and models."""
+    """Attach the worker's resources and models."""
     context._scope = scope
 
 
@@ -241,7 +241,7 @@ def gang_of(context: TaskContext) -> GangContext | None:
 
 
 def report_to(context: TaskContext, progress: Progress) -> None:
-    """It is a durable job's: what it says of its progress goes there."""
+    """It is an attempt of a durable job, to which it reports its progress."""
     context._progress = progress
 
 
@@ -250,7 +250,7 @@ def progress_of(context: TaskContext) -> Progress | None:
 
 
 def stop(context: TaskContext, reason: GanglineError) -> None:
-    """Tell it, and a thread of it that waits, to stop. Only the first reason counts."""
+    """Tell it to stop, and a thread of it that waits. Only the first reason counts."""
     if context._reason is None:
         context._reason = reason
         if context._waiting is not None:
@@ -258,7 +258,7 @@ def stop(context: TaskContext, reason: GanglineError) -> None:
 
 
 def end(context: TaskContext) -> None:
-    """Its code has stopped: what it left running gets nothing more."""
+    """Its code has stopped: anything that it left running gets nothing more."""
     context._ended = True
 
 
@@ -290,7 +290,8 @@ def current_task() -> TaskContext:
 
 
 def add_task_ids(record: logging.LogRecord) -> bool:
-    """A logging filter: adds to each line of a task's code which task, of which worker, wrote it. Keeps all lines."""
+    """A logging filter that adds to each line of a task's code which task wrote it, and on which worker. Keeps all
+    lines."""
     under = UNDER.get()
     if isinstance(under, TaskContext):
         facts: dict[str, object] = {"pool": under.pool, "worker": under.worker, "method": under.method}
@@ -324,7 +325,7 @@ class GangPeer:
     node: str = ""
     zone: str = ""
     address: str = ""
-    """Where its worker says that it can be reached: host, or host:port."""
+    """The address that its worker has announced: host, or host:port."""
     labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -407,18 +408,18 @@ class GangContext:
     # -- together with the others ---------------------------------------------------------------------------------
 
     async def barrier(self) -> None:
-        """Wait until every member is here. All members must make the same collective calls in the same order.
+        """Wait until every member has called this. All members must make the same collective calls in the same order.
 
         Raises:
             GangEnded: the gang was torn down.
             StaleGeneration: members were replaced since this task began; see `latest`.
             InvalidRequest: the members made different calls.
-            LookupError: this context is not that of a running task.
+            LookupError: this context does not belong to a running task.
         """
         await self._together(lambda talk: talk.barrier())
 
     async def broadcast(self, value: Any = None, root: int = 0) -> Any:
-        """Give every member the value that the member of rank `root` passed; for small values. Raises as `barrier`."""
+        """Give every member the value that rank `root` passed; for small values. Raises as `barrier`."""
         return await self._together(lambda talk: talk.broadcast(value, root))
 
     async def all_gather(self, value: Any) -> list[Any]:
@@ -440,15 +441,16 @@ class GangContext:
     # -- the gang itself ------------------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
-        """Declare this member failed: its gang restarts, or ends, as its policy says. From any thread; returns at once.
+        """Declare this member failed: its gang restarts, or ends, according to its policy. From any thread; returns at
+        once.
 
-        A task that merely raises fails its own call, which is its owner's business, and not the member.
+        A task that merely raises fails its own call, which is up to the gang's owner, and not the member.
         """
         self._need().fail(reason)
 
     @property
     def latest(self) -> GangContext:
-        """The gang as it is now: another object when members were replaced since (`restart_member`).
+        """The gang as it is now: another object if members were replaced since (`restart_member`).
 
         Raises:
             LookupError: this member is no longer part of it.
@@ -471,7 +473,7 @@ class GangContext:
         link = self._need()
         if asyncio.get_running_loop() is link.loop:
             return await call(link.talk(self._facts))
-        # An `async def` task in a thread has a loop of its own there.
+        # An `async def` task in a thread has a loop of its own.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._there(call), link.loop))
 
     def _blocking(self, call: Callable[[Collectives], Coroutine[Any, Any, R]]) -> R:

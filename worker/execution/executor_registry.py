@@ -51,12 +51,12 @@ class ExecutorRegistry:
         self._models: tuple[str, ...] = ()
         self._middleware = tuple(pool.middlewares)
         self.plain: frozenset[DeclaredTask] = frozenset()
-        """Tasks of which an execution is nothing but its coroutine."""
+        """Tasks whose execution is nothing but their coroutine."""
         self.running = False
         self.stepper: Stepper
-        """Made at the start."""
+        """Created by `start`."""
         self.launched = 0
-        """Executions since the start, those included that InlineRunner steps by hand."""
+        """Executions since the start, including those that InlineRunner steps itself."""
 
     async def start(self) -> None:
         """Resolve annotations, enter the lifespans, warm up children. Idempotent.
@@ -213,7 +213,7 @@ class ExecutorRegistry:
         }
 
     def _check_resources(self) -> None:
-        """That every resource that a task's parameters ask for is there."""
+        """Checks that every resource that a task's parameters need is there."""
         for task in self._pool.tasks.values():
             for parameter in task.signature.filled:
                 try:

@@ -17,20 +17,20 @@ from ...schemas.wire import codec
 from .collectives_core import HUB, Collective, CollectivesCore, Send
 
 LINGER_S: Final = 30.0
-"""How long a talk goes on after its task ended: others may still have to ask for the last result."""
+"""How long a session continues after its task ended: others may still ask for the last result."""
 _HEADER_BYTES: Final = 1024
-"""Room in a message for what is not part of a value."""
+"""Room in a message for everything but the value."""
 _PART_MAX_BYTES: Final = 512 * 1024
 _BURST_BYTES: Final = 1024 * 1024
-"""Sent without looking whether the connection keeps up."""
+"""Sent without checking whether the connection keeps up."""
 
 
 class CollectiveSession:
-    """One member's end of the talk of one run. All members must make the same calls in the same order, one at a time;
-    each call returns when all members have made it.
+    """One member's end of the session of one run.
 
-    Values are what tasks take and return (see schemas.wire.codec), of at most 4 MiB each, and 64 MiB for an all-gather.
-    Cancelling a call leaves the others waiting; the same call again takes it up.
+    All members must make the same calls in the same order, one at a time; each call returns when all members have
+    made it. Values are what tasks take and return (see schemas.wire.codec), of at most 4 MiB each, and 64 MiB for
+    an all-gather. Cancelling a call leaves the others waiting; the same call again resumes it.
     """
 
     def __init__(self, bus: Bus, names: Names, *, gang: str, generation: int, run: int, rank: int, size: int) -> None:
@@ -61,7 +61,7 @@ class CollectiveSession:
         return self._core.size
 
     async def barrier(self) -> None:
-        """Wait until every member has come here.
+        """Wait until every member has called this.
 
         Raises:
             GangEnded, StaleGeneration: the gang was torn down or has restarted; at once.
@@ -70,7 +70,7 @@ class CollectiveSession:
         await self._run(Collective.BARRIER, HUB, b"")
 
     async def broadcast(self, value: Any = None, root: int = 0) -> Any:
-        """The value of rank `root`, at every member; those of the others are ignored.
+        """The value of rank `root`, at every member; the values of the others are ignored.
 
         Raises:
             PayloadTooLarge, InvalidRequest: the value cannot be sent, or the members made different calls.
@@ -91,13 +91,13 @@ class CollectiveSession:
         return [codec.unpack(result) for result in results]
 
     def end(self, error: GanglineError) -> None:
-        """Nothing more can be said: whoever waits, or calls from now on, gets the error. Idempotent."""
+        """End the session: whoever waits, or calls from now on, gets the error. Idempotent."""
         if self._error is None:
             self._error = error
             self._settle()
 
     async def close(self) -> None:
-        """Stop listening. Idempotent; ends the talk with ClosedError if it has not ended."""
+        """Stop listening. Idempotent; ends the session with ClosedError if it has not ended."""
         self.end(ClosedError("this talk was closed"))
         if self._timer is not None:
             self._timer.cancel()
@@ -145,7 +145,7 @@ class CollectiveSession:
         async with self._opening:
             if self._unlisten is None and self._error is None:
                 self._unlisten = self._bus.on_connection(self._on_connection)
-            # One by one: a call that was cancelled in here is taken up where it was.
+            # One by one: a call that was cancelled here is resumed where it was.
             for to in (self.rank, None)[len(self._subscriptions) :]:
                 subject = self._names.gang_talk(self.gang, self.generation, self.run, to)
                 self._subscriptions.append(await self._bus.subscribe(subject, self._on_message))
@@ -171,7 +171,7 @@ class CollectiveSession:
         self._settle()
 
     def _settle(self) -> None:
-        """After anything happened: wake who waits if it is over, and be woken when it is time to ask."""
+        """After anything happened: wake the waiting call if it is over, and set the timer for the next question."""
         core = self._core
         over = self._error is not None or core.failure is not None or not core.waiting
         if over and self._waiter is not None and not self._waiter.done():
@@ -191,7 +191,7 @@ class CollectiveSession:
             self._pump.add_done_callback(self._pumped)
 
     def _flush(self) -> bool:
-        """Publish a burst; True when more is left. What cannot be sent is asked for again by whoever misses it."""
+        """Publish a burst; True if more is left. A member that misses what could not be sent asks for it again."""
         sent = 0
         while self._queue and sent < _BURST_BYTES:
             to, message = self._queue.popleft()
@@ -216,7 +216,7 @@ class CollectiveSession:
 
 
 class CollectiveSessions:
-    """The talks of one member of one generation, one for each run."""
+    """The sessions of one member of one generation, one for each run."""
 
     def __init__(self, bus: Bus, names: Names, *, gang: str, generation: int, rank: int, size: int) -> None:
         self._make = partial(CollectiveSession, bus, names, gang=gang, generation=generation, rank=rank, size=size)
@@ -226,7 +226,7 @@ class CollectiveSessions:
         self._error: GanglineError | None = None
 
     def session(self, run: int = 0) -> CollectiveSession:
-        """The talk of a run; the same one for the same number. 0 is for tasks that belong to no run."""
+        """The session of a run; the same one for the same number. 0 is for tasks that belong to no run."""
         talk = self._talks.get(run)
         if talk is None:
             talk = self._talks[run] = self._make(run=run)
@@ -235,12 +235,12 @@ class CollectiveSessions:
         return talk
 
     def task_ended(self, run: int) -> None:
-        """This member's task of the run is over. Its talk goes a while later; that of run 0 stays."""
+        """This member's task of the run is over. Its session ends a while later; that of run 0 stays."""
         if run and run in self._talks and run not in self._timers and self._error is None:
             self._timers[run] = asyncio.get_running_loop().call_later(LINGER_S, self._forget, run)
 
     def end(self, error: GanglineError) -> None:
-        """The generation is over: every call, now waiting or to come, raises the error. Idempotent, never waits."""
+        """The generation is over: every call, waiting or to come, raises the error. Idempotent, never waits."""
         if self._error is None:
             self._error = error
             for timer in self._timers.values():
@@ -251,7 +251,7 @@ class CollectiveSessions:
                 self._forget(run, keep=True)
 
     async def close(self) -> None:
-        """End, and wait until nothing is listened to any more. Idempotent."""
+        """End, and wait until nothing is subscribed any more. Idempotent."""
         self.end(ClosedError("this member has stopped"))
         await self._closing.rest()
 

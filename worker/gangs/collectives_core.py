@@ -34,11 +34,11 @@ HUB: Final = 0
 MAX_VALUE_BYTES: Final = 4 * 1024 * 1024
 """Largest value of one member, as msgpack."""
 MAX_TOTAL_BYTES: Final = 64 * 1024 * 1024
-"""Most that an all-gather brings together; divided by the world size it bounds each value."""
+"""Most that an all-gather collects; divided by the world size, it limits each value."""
 ASK_FIRST_S: Final = 0.2
-"""Who waits for so long asks; the interval doubles ..."""
+"""Whoever waits for this long asks; the interval doubles ..."""
 ASK_MAX_S: Final = 2.0
-"""... up to this, and starts anew when something came."""
+"""... up to this, and starts again when something arrives."""
 _ASKED_RANKS: Final = 200
 
 
@@ -67,7 +67,7 @@ class Send(NamedTuple):
 
 
 class Chunks:
-    """A value on its way, in parts."""
+    """A value that arrives in parts."""
 
     __slots__ = ("_have", "count")
 
@@ -84,7 +84,7 @@ class Chunks:
         return made
 
     def add(self, part: int, count: int, data: bytes) -> bool:
-        """False: it was here already, or does not fit the others."""
+        """False: it was here already, or does not match the others."""
         if count != self.count or not 0 <= part < count or part in self._have:
             return False
         self._have[part] = data
@@ -109,7 +109,7 @@ class Chunks:
 
 
 class CollectiveRound:
-    """One collective: whose values have come."""
+    """One collective: whose values have arrived."""
 
     __slots__ = ("kind", "number", "root", "values")
 
@@ -124,12 +124,12 @@ class CollectiveRound:
         return parts is not None and parts.whole
 
     def told(self, size: int) -> range:
-        """The ranks whose values everybody is told."""
+        """The ranks whose values everybody gets."""
         return range(size) if self.kind is Collective.ALL_GATHER else range(self.root, self.root + 1)
 
 
 class CollectivesCore:
-    """One member's end of one talk. What a method returns is to be sent, in order."""
+    """One member's end of one session. What a method returns is to be sent, in order."""
 
     def __init__(self, *, rank: int, size: int, part_bytes: int) -> None:
         """`part_bytes`: how much of a value fits one message."""
@@ -137,12 +137,12 @@ class CollectivesCore:
         self.rank = rank
         self.size = size
         self.failure: str | None = None
-        """Why this talk cannot go on; for everybody."""
+        """Why this session cannot continue; for every member."""
         self.malformed = 0
         """Messages that could not be read."""
         self._part_bytes = part_bytes
         self._mine: CollectiveRound | None = None
-        """The newest collective begun here; `values` has what is known of its results."""
+        """The newest collective begun here; `values` has the results that are known."""
         self._given: Chunks | None = None
         self._done = True
         self._taken = True
@@ -150,7 +150,7 @@ class CollectivesCore:
         self._ask_at = 0.0
         self._asking = Backoff(ASK_FIRST_S, ASK_MAX_S)
         self._gathering: CollectiveRound | None = None
-        """At the hub: the collective that not all have begun."""
+        """At the hub: the collective that not all have begun yet."""
         self._kept: CollectiveRound | None = None
         """At the hub: the newest that all have begun."""
 
@@ -166,7 +166,7 @@ class CollectivesCore:
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` is to be called."""
+        """When to call `tick`."""
         return None if self._done or self.failure is not None or self.rank == HUB else self._ask_at
 
     def limit(self, kind: Collective) -> int:
@@ -209,7 +209,7 @@ class CollectivesCore:
         return sends
 
     def result(self) -> list[bytes]:
-        """The values that the newest collective brought here, by rank (one, unless it was an all-gather)."""
+        """The values that the newest collective collected here, by rank (one, unless it was an all-gather)."""
         assert self._done and self._mine is not None
         self._taken = True
         return [self._mine.values[rank].join() for rank in self._mine.told(self.size)]
@@ -229,7 +229,7 @@ class CollectivesCore:
         return [Send(HUB, (PeerMessage.ASK, mine.number, self.rank, missing))]
 
     def receive(self, message: object, now: float) -> list[Send]:
-        """A message came; one that cannot be read, or is of the past, changes nothing."""
+        """A message arrived; one that cannot be read, or is outdated, changes nothing."""
         match message:
             case [PeerMessage.GIVE, int(n), int(rank), str(kind), int(root), int(part), int(count), bytes(data)]:
                 if self.rank == HUB and 0 <= rank < self.size and kind in _KINDS and 0 < count <= MAX_VALUE_BYTES:
@@ -278,7 +278,7 @@ class CollectivesCore:
     def _take(self, n: int, rank: int, kind: Collective, root: int, part: int, count: int, data: bytes) -> list[Send]:
         completed = self._kept.number if self._kept is not None else 0
         if n != completed + 1 or self.failure is not None:
-            return []  # of the past: nobody can be further ahead than by one (law 2)
+            return []  # outdated: nobody can be ahead by more than one (law 2)
         current = self._gathering
         if current is None:
             self._gathering = current = CollectiveRound(n, kind, root)
@@ -317,7 +317,7 @@ class CollectivesCore:
         return [] if parts.whole else [Send(rank, (PeerMessage.WANT, n, parts.missing))]
 
     def _results(self, done: CollectiveRound, to: int | None, missing: dict[Any, Any] | None) -> list[Send]:
-        """The results (or what is missing of them), as many to a message as fit."""
+        """The results (or those that are missing), as many to a message as fit."""
         sends: list[Send] = []
         batch: list[tuple[int, int, int, bytes]] = []
         held = 0
@@ -336,7 +336,7 @@ class CollectivesCore:
 
 
 _ITEM_BYTES: Final = 24
-"""What an item of RESULT takes beside its bytes, at most."""
+"""The most that an item of RESULT takes besides its bytes."""
 
 
 def _call(kind: Collective, root: int) -> str:

@@ -38,19 +38,19 @@ from .collectives import CollectiveSessions
 
 
 class _Start:
-    """One member that begins."""
+    """One member that is beginning."""
 
     __slots__ = ("began", "context", "ready", "task", "timer")
 
     def __init__(self, context: GangContext, ready: asyncio.Future[None]) -> None:
         self.context = context
         self.ready = ready
-        """Done when it has begun, or not: what its tasks wait for."""
+        """Done when it has begun, or failed to: its tasks wait for this."""
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        """Rings when its hooks have had their time."""
+        """Rings when its hooks have used up their time."""
         self.began = False
-        """Its hooks have begun, so those for its end are due."""
+        """Its start hooks have begun, so its stop hooks are due."""
 
 
 class GangLifecycleHooks:
@@ -83,7 +83,7 @@ class GangLifecycleHooks:
         self._changed = changed
         self._log = log
         self._probes: list[Probe] | None = None
-        """Of the health checks; made when the first member begins."""
+        """Results of the health checks; made when the first member begins."""
         self._starts: dict[str, _Start] = {}
         """By token, from the member's start to its end."""
         self._ending = TaskSet("gang stop")
@@ -117,14 +117,14 @@ class GangLifecycleHooks:
         return start.ready
 
     def end(self, leaving: LeavingMember) -> None:
-        """These seats have ended: stop what begins, and when their tasks have stopped run the stop hooks."""
+        """These seats have ended: stop what is beginning, and run the stop hooks when their tasks have stopped."""
         starts = [self._starts.pop(seat.lease.token) for seat in leaving.seats if seat.lease.token in self._starts]
         if not starts:
             return
         for start in starts:
             _disarm(start)
             if start.task is not None:
-                start.task.cancel()  # now, so that none begins any more
+                start.task.cancel()  # now, so that nothing more begins
         leaving.hooks += 1
         self._ending.start(self._end(leaving, starts))
 
@@ -133,7 +133,7 @@ class GangLifecycleHooks:
         self._idle.set()
 
     async def stop(self) -> None:
-        """Give up whatever runs. Idempotent."""
+        """Give up whatever is running. Idempotent."""
         for start in self._starts.values():
             _disarm(start)
         tasks = [*self._ending, *(start.task for start in self._starts.values() if start.task is not None)]
@@ -147,7 +147,7 @@ class GangLifecycleHooks:
             for hook in self._pool.gang_starts:
                 await _run(hook, start.context)
                 if start.ready.done():
-                    return  # too late: it ignored that it was cancelled
+                    return  # too late: it ignored its cancellation
             sick = await self._first_checks()
         except asyncio.CancelledError:
             start.ready.cancel()
@@ -177,7 +177,7 @@ class GangLifecycleHooks:
         return next((why for why in found if why is not None), None)
 
     def _too_late(self, form: FormRequest, seat: LocalSeat, start: _Start, timeout_s: float) -> None:
-        """Its hooks have had their time. It has failed now, even if they cannot be stopped."""
+        """Its hooks have used up their time. It has failed now, even if they cannot be stopped."""
         checks = " and first health checks" if self._pool.health_checks else ""
         detail = (
             f"its gang_start functions{checks} had not ended after start_timeout_s ({timeout_s:g} s) and were cancelled"
@@ -234,7 +234,7 @@ async def _run(hook: GangHook, context: GangContext) -> None:
     try:
         result = await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])  # a thread cannot be stopped, and it has not stopped before it returns
+        await asyncio.wait([running])  # a thread cannot be stopped: it stops when it returns
         raise
     if inspect.isawaitable(result):
         await result
@@ -244,13 +244,13 @@ Fail = Callable[[FormRequest, int, MemberCause, str], None]
 
 
 EARLY_S: Final = 5.0
-"""How long a task waits for its worker to be told of the generation that it is of. The coordinator tells a few times,
-and pings find out what was lost."""
+"""How long a task waits for its worker to be told of its generation. The coordinator sends this a few times, and pings
+find what was lost."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Early:
-    """A task that came before the news of its generation."""
+    """A task that arrived before the news of its generation."""
 
     generation: int
     lease: GrantedLease
@@ -273,7 +273,7 @@ class MemberTasks:
         self._talks: dict[str, tuple[int, CollectiveSessions]] = {}
         """By token: those of the present generation, which is named."""
         self._early: dict[str, list[_Early]] = {}
-        """By token: tasks of a generation of which we were not told yet."""
+        """By token: tasks of a generation that we were not told of yet."""
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class MemberTasks:
         seat(context, gang)
 
     def _now(self, early: _Early, member: LocalMember) -> None:
-        """The generation that it is of has come."""
+        """Its generation has been announced."""
         if not early.ready.done():
             self._seat(member, early.lease, early.context, early.run)
             early.ready.set_result(None)

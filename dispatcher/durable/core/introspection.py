@@ -20,26 +20,26 @@ class QueueCounts:
     """Of one queue; see schemas.records.jobs.QueueStats."""
 
     seen: int
-    """Messages in hand."""
+    """Messages that the dispatcher has fetched."""
     running: int
     waiting: int
-    """Failed, and wait for their next try."""
+    """Failed, and waiting for their next attempt."""
     blocked: int
-    """Kept back by the limit or the order of their key."""
+    """Held back by the limit or the order of their key."""
     startable: int
-    """Wait for nothing but slots, a limit of the endpoint, or their turn."""
+    """Waiting only for slots, a limit of the endpoint, or their turn."""
     credit: int
     """Slots leased and free."""
     oldest_at: float | None
     """Unix time when the oldest that has not started was published."""
     started: int
-    """Counts since the takeover, likewise below; tries, not tasks."""
+    """Counts since the takeover, as are those below; attempts, not tasks."""
     done: int
     dead: int
     cancelled: int
     retried: int
     repeated: int
-    """Messages that were acknowledged since their job was in the queue, or had ended before."""
+    """Messages that were acknowledged because their job was in the queue already, or had ended before."""
 
 
 def counts(queue: QueueState, scheduler: StartScheduler) -> QueueCounts:
@@ -190,7 +190,7 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
 
 
 def _wants_slots(queue: QueueState, scheduler: StartScheduler, pool: PoolCredit) -> bool:
-    """Whether it would start if there were room: nobody leases for a queue that is paused."""
+    """Whether it would start if there were room: a paused queue leases no slots."""
     if queue.rules.paused or not queue.open or not pool.workers or pool.full:
         return False
     return pool.next(queue.now, queue.settings.age_step_s) is None

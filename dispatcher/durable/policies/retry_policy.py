@@ -32,10 +32,10 @@ def _first(default: T, task: T | None, route: T | None) -> T:
 
 
 def max_attempts(task: Submission, rules: QueueRules, settings: DispatcherSettings, *, once: bool = False) -> int:
-    """The number of the last; those before it was a dead letter are not counted.
+    """The number of the last attempt, not counting those from before the task was a dead letter.
 
     Args:
-        once: the task is not declared idempotent. Where neither it nor the route says how often, it is started once.
+        once: the task is not declared idempotent. Where neither it nor the route sets a number, it is started once.
     """
     if task.idempotent is not None:
         once = not task.idempotent
@@ -43,7 +43,7 @@ def max_attempts(task: Submission, rules: QueueRules, settings: DispatcherSettin
 
 
 def timeout_s(task: Submission, rules: QueueRules) -> float | None:
-    """None: a try may run as long as it likes."""
+    """None: an attempt may run for any length of time."""
     return task.timeout_s if task.timeout_s is not None else rules.timeout_s
 
 
@@ -54,16 +54,16 @@ def result_ttl_s(task: Submission, rules: QueueRules, settings: DispatcherSettin
 def backoff_s(
     task: Submission, rules: QueueRules, settings: DispatcherSettings, *, attempts: int, draw: float
 ) -> float:
-    """Seconds between the failure of that attempt and the next: doubles each time, up to a most; of which jitter takes
-    off up to half, so that what failed together does not come back together."""
+    """Seconds between the failure of that attempt and the next one: doubles each time, up to a maximum. Jitter takes
+    off up to half, so that tasks that failed together do not come back together."""
     first = _first(settings.backoff_s, task.backoff_s, rules.backoff_s)
     most = _first(settings.backoff_max_s, None, rules.backoff_max_s)
-    # A task that asks for a longer first wait than the most is given it.
+    # A task may ask for a longer first wait than the maximum.
     return exponential_s(first, max(first, most), attempts - task.attempts - 1) * (1.0 - draw / 2)
 
 
 def refused_s(refusals: int) -> float:
-    """Seconds until a task that could not be started is offered again: at once the first time."""
+    """Seconds until a task that could not be started is offered again: none the first time."""
     return 0.0 if refusals <= 1 else exponential_s(REFUSED_FIRST_S, REFUSED_MOST_S, refusals - 2)
 
 
@@ -76,12 +76,12 @@ class Permanent:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Counts as an attempt; a dead letter after the last."""
+    """Counts as an attempt; a dead letter after the last one."""
 
     reason: DeadReason
-    """Of its death, if it was the last."""
+    """The reason of its death, if it was the last attempt."""
     at_once: bool = False
-    """The task is not to blame: the first time, the next try does not wait."""
+    """The task is not to blame: the first time, the next attempt does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ VERDICTS: Final[dict[type[e.GanglineError], Verdict]] = {
     e.Unavailable: _NOT_STARTED,
     e.LeaseError: _NOT_STARTED,
     e.ClosedError: _NOT_STARTED,
-    # What we do not know: a newer worker's.
+    # What we do not know: an error of a newer worker.
     e.GanglineError: _FAILED,
 }
 """The nearest class of an error counts."""
@@ -124,14 +124,13 @@ _SAYS_WHETHER_IT_STARTED: Final = (e.TaskError, e.OutcomeUnknown, e.DeadlineExce
 
 
 def classify(error: e.GanglineError) -> Verdict:
-    """What becomes of a task whose try ended so.
-
-    An error that says "nothing started" and is not permanent is not an attempt (one that we do not know is: it could
-    say so for ever), and one of a kind that usually starts nothing is one if it says that something may have.
+    """What happens to a task whose attempt ended like this. An error that says "nothing started" and is not permanent
+    does not count as an attempt (an unknown one does: it could say so for ever). An error of a kind that usually
+    starts nothing counts if it says that something may have started.
     """
     if isinstance(error, e.TaskFailed) and not error.retryable:
         return _NON_RETRYABLE
-    verdict = next(VERDICTS[each] for each in type(error).__mro__ if each in VERDICTS)  # the base is in it
+    verdict = next(VERDICTS[each] for each in type(error).__mro__ if each in VERDICTS)  # the base class is in it
     match verdict:
         case NotStarted() if error.may_have_started:
             return _FAILED

@@ -37,7 +37,7 @@ class StraySweeper:
         self._result_ttl_s = context.settings.result_ttl_s
         self._log = context.log
         self._in_order: set[str] = set()
-        """Subjects of schedules that were read: not again while they stand in the stream."""
+        """Subjects of schedules that were read: not read again while they are in the stream."""
         self._round = TaskSet("strays", context.log)
         self._schedules = self._names.schedules[: -len(">")]
         self.buried = 0
@@ -51,7 +51,7 @@ class StraySweeper:
         await self._outcomes.stop()
 
     def found(self, stream: Stream, subjects: list[str]) -> None:
-        """The stream has messages of these subjects, and of no others of this kind. One round at a time."""
+        """The stream has messages of these subjects, and no others of this kind. One round at a time."""
         if self._in_order:
             self._in_order.intersection_update(subjects)
         doubtful = [subject for subject in subjects if subject not in self._in_order]
@@ -108,4 +108,4 @@ class StraySweeper:
 
 
 async def _at_once() -> None:
-    """There is nothing to be sure of."""
+    """There is nothing to verify."""

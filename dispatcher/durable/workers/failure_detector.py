@@ -28,8 +28,8 @@ from ...router.router import Router
 from ...routing.worker_table import WorkerEntry
 
 _ONCE_IN_S: Final = 1.5
-"""The shortest time between two doubts after silence. A dispatcher that was certain after the last doubt, and cut off
-since, was so for less than this, and nobody takes its queues that soon: see transport.exchange.GAP_S."""
+"""The shortest time between two doubts after silence. A dispatcher that was certain after the last doubt, and has been
+cut off since, was cut off for less than this, and nobody takes its queues that soon: see transport.exchange.GAP_S."""
 
 
 class DoubtMonitor:
@@ -67,19 +67,20 @@ class DoubtMonitor:
             self._unlisten = None
 
     def on_doubt(self, listener: Callable[[float], None]) -> Callable[[], None]:
-        """Call `listener` at each doubt, with the seconds of a freeze, or 0. Returns a function that ends this."""
+        """Call `listener` at each doubt, with the length of a freeze in seconds, or 0. Returns a function that ends
+        this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def cut_off(self) -> None:
-        """Others were silent for a while. Perhaps we were cut off, or our server was frozen: then other dispatchers may
-        own our queues by now."""
+        """Others were silent for a while. Perhaps we were cut off, or our server was frozen: then other dispatchers
+        may have our queues by now."""
         if self._loop is not None and self._loop.time() - self._cut_off_at > _ONCE_IN_S:
             self._cut_off_at = self._loop.time()
             self._doubt(0.0)
 
     def look(self) -> int:
-        """On entry of everything from outside: the current term."""
+        """Call this first for everything that arrives from outside: the current term."""
         assert self._loop is not None, "started first"
         if self._freeze.tick(self._loop.time()):
             self.freezes += 1
@@ -108,9 +109,9 @@ class DoubtMonitor:
 
 
 _NOBODY: Final = JobsRequest(endpoint="-").model_dump_json().encode()
-"""For an endpoint without tasks: the shortest answer."""
+"""Asked for an endpoint without tasks: the shortest answer."""
 _SETTLED_S: Final = 3.0
-"""After a reconnection workers may come back this much later than we do."""
+"""After a reconnection, workers may come back this much later than we do."""
 
 
 class _Watched:
@@ -158,7 +159,7 @@ class WorkerFailureDetector:
         await self._pings.stop()
 
     def watch(self, worker: WorkerEntry) -> None:
-        """An attempt of ours runs there."""
+        """One of our attempts runs there."""
         watched = self._watched.get(worker)
         if watched is None:
             watched = self._watched[worker] = _Watched(worker)

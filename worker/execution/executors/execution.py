@@ -41,7 +41,7 @@ class CollectedStream:
         self._where = where
 
     def add(self, value: Any) -> None:
-        """Raises InvalidResult when the list would grow over its limit."""
+        """Raises InvalidResult if the list would exceed its limit."""
         self._bytes += len(codec.pack(value))
         if self._bytes > self._limit_bytes:
             raise InvalidResult(
@@ -55,7 +55,7 @@ class CollectedStream:
 _EXECUTORS = str(__package__)
 
 MAX_TRACEBACK_CHARS = 16_384
-"""A traceback is cut in its middle to so many characters."""
+"""The middle of a longer traceback is cut out."""
 
 
 def failure_of(
@@ -136,7 +136,7 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """Without the executor's own frames at its top."""
+    """Without the executor's own frames at the top."""
     while trace is not None and trace.tb_next is not None and _is_ours(trace):
         trace = trace.tb_next
     return trace
@@ -152,7 +152,7 @@ OnItem = Callable[[int, Any], None]
 MAX_COLLECTED_BYTES: Final = 8 << 20
 """Of a stream that is collected into a list."""
 DEFAULT_WINDOW = 64
-"""Items of a stream sent ahead of what its reader has taken."""
+"""How many items of a stream are sent ahead of what its reader has taken."""
 
 _log = logger_for(__name__)
 
@@ -162,15 +162,17 @@ class ExecutorSettings:
     """How tasks run. Frozen; validated at construction."""
 
     send_tracebacks: bool = True
-    """Whether callers get the traceback of what a task raised. False keeps paths and code lines to the worker."""
+    """Whether callers get the traceback of an exception that a task raised. False keeps paths and lines of code on the
+    worker."""
     max_collected_bytes: int = MAX_COLLECTED_BYTES
-    """A stream whose caller did not ask for a stream is collected into a list of at most so many bytes."""
+    """The size limit of a list into which a stream is collected, if its caller did not ask for a stream."""
     warm_processes: int = 1
-    """Child processes started with the worker, if a task needs them. The rest start when they are first needed."""
+    """Child processes started with the worker, if a task needs them. Further ones start when they are first needed."""
     idle_processes: int | None = None
-    """Most children kept idle. None: as many as the pool has slots. Fewer save memory and cost start-ups."""
+    """How many idle children are kept at most. None: as many as the pool has slots. Fewer save memory and cost start-
+    ups."""
     process_start_s: float = 60.0
-    """How long a child may take to import the tasks and open its lifespans. Raise it for slow imports."""
+    """How long a child may take to import the tasks and enter its lifespans. Raise it for slow imports."""
 
     def __post_init__(self) -> None:
         if self.max_collected_bytes < 1:
@@ -199,13 +201,13 @@ class TaskExecution:
     Invariant: `_on_done` is called exactly once, never from inside `launch`, and nothing of the task runs after it.
     """
 
-    # No slots: what most executions never set stands in the class, which makes one of them cheaper to make.
+    # No slots: what most executions never set is in the class, which makes instances cheaper to create.
 
     reason: GanglineError | None = None
     """Why it was told to stop."""
     done = False
     inner = False
-    """It is part of another execution, which goes on after it in the same context."""
+    """It is part of another execution, which continues after it in the same context."""
     _timer: asyncio.TimerHandle | None = None
 
     def __init__(
@@ -264,7 +266,7 @@ class TaskExecution:
         raise NotImplementedError
 
     def stop(self, reason: GanglineError) -> None:
-        """Make the code stop, by whatever means this executor has."""
+        """Make the code stop, in the way of this executor."""
         raise NotImplementedError
 
     def finish(self, outcome: Outcome) -> None:
@@ -306,7 +308,7 @@ class TaskExecution:
 
 
 _TURN_ITEMS = 16
-"""A generator that awaits nothing lets others have the loop after so many items."""
+"""A generator that awaits nothing lets others use the loop after this many items."""
 
 
 class CoroutineExecution(TaskExecution):
@@ -397,7 +399,7 @@ class CoroutineExecution(TaskExecution):
                 if sequence % _TURN_ITEMS == 0:
                     await asyncio.sleep(0)
         except GeneratorExit:
-            closed = True  # the loop was closed under us: nothing can be awaited, and the generator has heard of it
+            closed = True  # the loop was closed meanwhile: nothing can be awaited, and the generator has been told
             raise
         finally:
             if not closed:

@@ -234,7 +234,7 @@ class SelectedTarget(HeldTarget):
         if selection.choice is not None:
             selection.choice.put_on(routed_request)
         if fate.may_have_started:
-            routed_request.uncertain = fate
+            routed_request.uncertain, routed_request.uncertain_at = fate, routed_request.last
         return routed_request
 
     def settle(self, outcome: Outcome) -> TryOutcome | None:

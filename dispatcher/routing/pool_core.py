@@ -89,6 +89,8 @@ class RoutedRequest:
     uncertain: TryOutcome | None = None
     """Outcome of an attempt that may have started something and was retried: every later error says that it may have
     run."""
+    uncertain_at: WorkerId | None = None
+    """Worker of that attempt."""
     fate: TryOutcome | None = None
     """Outcome of the last attempt."""
     waiter: object | None = None
@@ -317,7 +319,7 @@ class RoutingCore:
         if not fate.allows_retry(routed_request.repeatable):
             raise self.outcome_unknown(routed_request, fate)
         if fate.may_have_started:
-            routed_request.uncertain = fate
+            routed_request.uncertain, routed_request.uncertain_at = fate, routed_request.last
         if routed_request.attempts >= routed_request.max_attempts:
             raise self.give_up(routed_request, f"after {count_of(routed_request.attempts, 'attempt')}")
 
@@ -505,7 +507,8 @@ class RoutingCore:
 
     def outcome_unknown(self, routed_request: RoutedRequest, fate: TryOutcome) -> GanglineError:
         """The error for an attempt that may have started something and must not be retried."""
-        return error_of_fate(fate, str(routed_request.last or self.pool), attempts=routed_request.attempts)
+        worker = routed_request.uncertain_at or routed_request.last or self.pool
+        return error_of_fate(fate, str(worker), attempts=routed_request.attempts)
 
     # -- checking -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.policy import Sticky
 from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import Draining, NoWorkers, Saturated, UnknownMethod
+from gangline.schemas.errors.base import Draining, NoWorkers, Saturated, UnknownMethod, WorkerLost
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Load, LoadFlag
 
@@ -49,6 +49,23 @@ def test_a_retry_does_not_overtake_an_older_request_that_waits() -> None:
     core.loaded(core.view.workers["a"], Load(1, 0, 2), 1, 0.0)  # room for one
     assert not core.again(young, TryOutcome.UNSEEN, 0.0)
     assert core.pump(0.0) == [Placed(old)]
+    core.check()
+
+
+def test_the_error_of_a_request_that_was_lost_and_found_no_room_afterwards_names_where_it_was_lost() -> None:
+    core = core_of(a=1, b=1)
+    request = RoutedRequest(method="again", idempotent=True)
+    assert core.admit(request, 0.0)
+    lost = request.last
+    core.settle(request)
+    fill(core, str(lost).removeprefix("p."))
+    assert core.again(request, TryOutcome.LOST, 0.0) and request.last != lost
+    core.settle(request)
+    for name in ("a", "b"):
+        fill(core, name)
+    assert not core.again(request, TryOutcome.FULL, 0.1)
+    error = core.give_up(request, "for 1 s")
+    assert isinstance(error, WorkerLost) and error.details["worker"] == str(lost)
     core.check()
 
 

@@ -303,10 +303,13 @@ class NatsBus:
             raise _not_permitted("subscribe to", subject)
         return NatsSubscription(self._client, self._client.add_subscription(subject, queue, handler), subject)
 
-    async def flush(self) -> None:
+    async def ping(self) -> None:
         if self._closed:
             raise self._unusable()
         await self._client.ping(_FLUSH_TIMEOUT_S)
+
+    async def flush(self) -> None:
+        await self.ping()
         untold, self._untold = self._untold, set()
         if untold:
             raise _not_permitted("subscribe to", ", ".join(sorted(untold)))

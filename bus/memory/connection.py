@@ -70,7 +70,7 @@ class Hub(Protocol):
 
     def storage_fate(self, bus: MemoryConnection) -> WriteOutcome: ...
 
-    def link_fate(self) -> WriteOutcome: ...
+    def pong_fate(self, bus: MemoryConnection) -> WriteOutcome: ...
 
     def listen(self, subscription: MemorySubscription) -> None: ...
 
@@ -145,6 +145,8 @@ class MemoryConnection:
         """What a partition holds back, both ways, in order."""
         self.unheard: list[Callable[[], None]] | None = None
         """What has left and does not arrive, in order, while only that way is cut."""
+        self.told_at = 0.0
+        """Server time when the last message that the server itself sent arrives."""
         self.loses = False
         """Nor will it ever arrive."""
         self._context = contextvars.copy_context()
@@ -258,8 +260,11 @@ class MemoryConnection:
         return self._listen(subject, handler, queue)
 
     async def flush(self) -> None:
+        await self.ping()
+
+    async def ping(self) -> None:
         try:
-            await self.operate(lambda: None, self.hub.link_fate(), storage=False)
+            await self.operate(lambda: None, self.hub.pong_fate(self), storage=False)
         except TimeoutError:
             raise Disconnected("the in-memory server did not answer in time: it is partitioned") from None
 

@@ -82,6 +82,7 @@ DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
 """The server's own default."""
 
 _PROMPT = WriteOutcome(0.0, 0.0)
+_A_MOMENT_S = 1e-6
 
 MessageTap = Callable[[str, Message], None]
 ChangeTap = Callable[[str, KvEntry], None]
@@ -423,6 +424,8 @@ class MemoryServer:
             return
         loop = asyncio.get_running_loop()
         for delay in self.faults.message(sender, subscription.bus.name, message.subject, server_time()):
+            if sender == SERVER:
+                subscription.bus.told_at = max(subscription.bus.told_at, server_time() + delay)
             loop.call_later(delay, subscription.bus.arrive, subscription.deliver, message, context=self.context)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
@@ -437,9 +440,11 @@ class MemoryServer:
             return _PROMPT
         return self.faults.storage(bus.name, server_time())
 
-    def link_fate(self) -> WriteOutcome:
-        """A round trip to the server itself, which loses nothing while the connection holds."""
-        return _PROMPT
+    def pong_fate(self, bus: MemoryConnection) -> WriteOutcome:
+        """A round trip to the server itself: nothing is lost while the connection holds, and the answer comes after
+        what the server sent before."""
+        behind_s = bus.told_at - server_time()
+        return WriteOutcome(0.0, behind_s + _A_MOMENT_S) if behind_s > 0 else _PROMPT
 
     def listen(self, subscription: MemorySubscription) -> None:
         self._table.add(subscription)

@@ -224,6 +224,15 @@ class Bus(Protocol):
         """
         ...
 
+    async def ping(self) -> None:
+        """Make a round trip to the server (at most 5 s). What it sent before, such as "no responders", has
+        then arrived.
+
+        Raises:
+            Disconnected: the connection was lost.
+        """
+        ...
+
     def on_connection(self, listener: Callable[[ConnectionEvent], None]) -> Callable[[], None]:
         """Call `listener` on the loop at every change; returns a function that stops that."""
         ...

@@ -225,6 +225,8 @@ class WorkerChannel:
         "_sink",
         "checks",
         "doubted_to",
+        "gone",
+        "lost",
         "messages",
         "number",
         "reply",
@@ -251,6 +253,10 @@ class WorkerChannel:
         self.doubted_to = 0
         """Number of the last message covered by the current doubt; 0: there is none."""
         self.checks = 0
+        self.lost: list[InFlightRequest] = []
+        """Flights that end as lost when the doubt is settled, unless it shows that they were not received."""
+        self.gone = False
+        """The worker is gone for good: nothing more is sent."""
 
     @property
     def largest_frame(self) -> int:

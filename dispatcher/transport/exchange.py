@@ -10,7 +10,8 @@ from typing import Any, Final, Protocol
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.types import Subscription
 from ...runtime.clock import Environment
-from ...schemas.errors.base import ClosedError, Disconnected, MalformedMessage
+from ...runtime.tasks import TaskSet
+from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage
 from ...schemas.limits import MAX_CHECKED
 from ...schemas.names import Names, Operation
 from ...schemas.wire.frames import (
@@ -114,6 +115,8 @@ class RequestExchange:
         self.measured = False
         """Whether durations of requests are recorded, as of the last message."""
         self._check_after_s = settings.check_after_s
+        self._settling = TaskSet("doubts", _log)
+        """One for each channel of which it is being found out what was received there."""
         self._subscription: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._malformed = 0
@@ -142,6 +145,7 @@ class RequestExchange:
                 self.post(flight.worker, (RequestOp.RELEASE, flight.id, None))
             flight.fail(ClosedError("this router was stopped", may_have_started=sent))
         self._flights.clear()
+        await self._settling.stop()
         for channel in self._channels.values():
             channel.flush()
         if self._unlisten is not None:
@@ -236,27 +240,53 @@ class RequestExchange:
         """The worker is gone for good: there will be no more answers."""
         channel = worker.link
         if isinstance(channel, WorkerChannel):
-            for flight in [flight for flight in self._flights.values() if flight.worker is worker]:
-                if self.recall(flight):
-                    flight.lose(TryOutcome.GONE)
-                else:
-                    self.lose(flight, TryOutcome.LOST)
-            del self._channels[channel.number]
+            channel.gone = True
+            self._lose_all(channel, [flight for flight in self._flights.values() if flight.worker is worker])
         worker.link = _GONE
 
     def give_up(self, worker: WorkerEntry) -> None:
         """It is unknown whether the worker is gone: end its flights as lost, except durable ones."""
-        for flight in [one for one in self._flights.values() if one.worker is worker and not one.durable]:
-            if self.recall(flight):
-                flight.lose(TryOutcome.GONE)
-            else:
-                self.lose(flight, TryOutcome.LOST)
+        channel = worker.link
+        if isinstance(channel, WorkerChannel):
+            flights = [one for one in self._flights.values() if one.worker is worker and not one.durable]
+            self._lose_all(channel, flights)
 
     def lose_earlier(self, worker: WorkerEntry, epoch: int) -> None:
         """From that epoch on, another process has the worker's id: flights sent to the previous one are lost."""
-        for flight in list(self._flights.values()):
-            if flight.worker is worker and 0 < flight.epoch < epoch:
-                self.lose(flight, TryOutcome.LOST)
+        channel = worker.link
+        if isinstance(channel, WorkerChannel):
+            flights = [one for one in self._flights.values() if one.worker is worker and 0 < one.epoch < epoch]
+            self._lose_all(channel, flights)
+
+    def _lose_all(self, channel: WorkerChannel, flights: list[InFlightRequest]) -> None:
+        """The worker will not answer these any more. Whatever was sent may have started, unless the server says that
+        nobody received it. That answer may still be on its way, so wait until the server has told all."""
+        for flight in flights:
+            if self.recall(flight):
+                flight.lose(TryOutcome.GONE)
+            else:
+                channel.lost.append(flight)
+        if channel.lost and self._doubt(channel):
+            self._settling.start(self._settle_doubt(channel, channel.checks))
+        else:
+            self._end_lost(channel)
+
+    async def _settle_doubt(self, channel: WorkerChannel, check: int) -> None:
+        # The server answers in order: after a round trip, each "no responders" for what was sent before is here.
+        try:
+            await self.bus.ping()
+        except GanglineError:
+            pass
+        if channel.checks == check:
+            channel.unheard = channel.doubted_to = 0
+            self._end_lost(channel)
+
+    def _end_lost(self, channel: WorkerChannel) -> None:
+        lost, channel.lost = channel.lost, []
+        for flight in lost:
+            self.lose(flight, TryOutcome.LOST)
+        if channel.gone:
+            self._channels.pop(channel.number, None)
 
     # -- checking tasks -------------------------------------------------------------------------------------------
 
@@ -339,9 +369,10 @@ class RequestExchange:
                 extra={"action": "answer.malformed", "worker": str(channel.worker.id)},
             )
             return
+        self._take(channel, envelope)
         if check and int(check) == channel.checks:
             channel.unheard = channel.doubted_to = 0
-        self._take(channel, envelope)
+            self._end_lost(channel)
 
     def _take(self, channel: WorkerChannel, envelope: AnswerEnvelope) -> None:
         flights, worker = self._flights, channel.worker
@@ -406,17 +437,22 @@ class RequestExchange:
         listener = self._listener(worker.id.pool)
         if listener is not None:
             listener.unreachable(worker)
-        if channel.doubted_to:
-            return
+        if not channel.doubted_to:
+            self._doubt(channel)
+
+    def _doubt(self, channel: WorkerChannel) -> bool:
+        """Ask whether anybody receives what is sent there; False if not even that can be sent."""
+        worker = channel.worker
         mine = (flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked)
         tasks = list(itertools.islice(mine, MAX_CHECKED))
         check_flight = StatusProbe(self.new_id(), worker, self, tasks)
         try:
             channel.doubt(check_flight, tasks)
         except (Disconnected, NotPermitted, ClosedError):
-            return
+            return False
         self._flights[check_flight.id] = check_flight
         self.loop.call_later(self._settings.check_after_s, self._doubt_over, channel, channel.checks, check_flight)
+        return True
 
     def _nobody_there(self, channel: WorkerChannel) -> None:
         """There was no responder for the CHECK either: the last `unheard` messages before it were not received."""
@@ -426,11 +462,13 @@ class RequestExchange:
         for flight in self._flights_on(channel):
             if first <= flight.message <= last:
                 self.lose(flight, TryOutcome.UNHEARD)
+        self._end_lost(channel)
 
     def _doubt_over(self, channel: WorkerChannel, check: int, flight: InFlightRequest) -> None:
         self.forget(flight)
         if channel.checks == check:
             channel.unheard = channel.doubted_to = 0
+            self._end_lost(channel)
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if event is ConnectionEvent.RECONNECTED:

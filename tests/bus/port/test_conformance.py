@@ -315,6 +315,15 @@ async def test_request_answers_do_not_come_to_subscriptions_one_level_below_the_
     assert len(own.items) == 1
 
 
+async def test_a_ping_brings_what_the_server_said_before(connect, namespace):
+    bus = await connect()
+    got = collect()
+    await bus.subscribe(f"{bus.inbox}.x", got)
+    bus.publish(f"{namespace}.nobody", b"", reply=f"{bus.inbox}.x")
+    await bus.ping()
+    assert [message.headers["Status"] for message in got.items] == ["503"]
+
+
 async def test_a_published_message_with_a_reply_comes_back_as_503_when_nobody_listens(connect, namespace):
     bus = await connect()
     got = collect()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from gangline.bus.memory.faults import SERVER, WriteOutcome
 from gangline.bus.port.bus import Conflict
 from gangline.schemas.errors.base import InvalidRequest, NoWorkers, ResultLost, WorkerLost
 from gangline.schemas.records.workers import Registration
 from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskState
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
+from ...waiting import until
 
 
 @on_rig()
@@ -104,6 +107,55 @@ async def test_what_a_worker_received_before_it_died_is_not_taken_for_unheard(ri
     assert await second == ["w2", "echo"]
     with pytest.raises(WorkerLost):
         await first
+    rig.balanced()
+
+
+class SlowToRefuse:
+    """ "No responders" takes its time."""
+
+    def message(self, sender: str, receiver: str, subject: str, now: float) -> Sequence[float]:
+        return (0.05,) if sender == SERVER and subject.startswith("_INBOX") else (0.0,)
+
+    def storage(self, client: str, now: float) -> WriteOutcome:
+        return WriteOutcome(0.0, 0.0)
+
+
+@pytest.mark.parametrize("answers_first", [0, 1])
+async def test_what_nobody_received_is_known_though_the_worker_is_replaced_meanwhile(answers_first: int) -> None:
+    @on_rig()
+    async def run(rig: Rig) -> None:
+        worker = await rig.worker("w1", silent, slots=3)
+        received = asyncio.ensure_future(rig.client.call("images.echo", 1))
+        await worker.hears(RequestOp.TASK)
+        await worker.die()
+        rig.hub.faults = SlowToRefuse()
+        sent = asyncio.ensure_future(rig.client.call("images.echo", 2))
+        channel = rig.router.pools["images"].core.view.workers["w1"].link
+        await until(lambda: channel.messages == 2 and channel.unheard >= answers_first)
+        worker.instance, worker.epoch = "w1-2", 2
+        await worker.register()
+        await turns()
+        await rig.worker("w2")
+        assert await sent == ["w2", "echo"]
+        with pytest.raises(WorkerLost):
+            await received
+        rig.balanced()
+
+    await run()
+
+
+@on_rig()
+async def test_what_a_frozen_worker_may_have_received_is_lost_as_soon_as_it_is_replaced(rig: Rig) -> None:
+    worker = await rig.worker("w1", silent)
+    call = asyncio.ensure_future(rig.client.call("images.echo"))
+    await worker.hears(RequestOp.TASK)
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    worker.instance, worker.epoch = "w1-2", 2
+    await worker.register()  # the first process holds its subscription, and says nothing
+    with pytest.raises(WorkerLost) as lost:
+        await call
+    assert lost.value.may_have_started and loop.time() - began_at < 0.1
     rig.balanced()
 
 

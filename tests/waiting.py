@@ -40,6 +40,20 @@ async def until(
         raise TimeoutError(f"not within {within_s:g} s: {said or inspect.getsource(holds).strip()}") from None
 
 
+async def until_somebody_responds(ask: Callable[[], Awaitable[object]]) -> None:
+    """Send requests until one is answered. The servers of a cluster learn of a subscription one after the other, and
+    nothing tells when the last one knows it."""
+
+    async def answered() -> bool:
+        try:
+            await ask()
+        except (NoResponders, RequestTimeout):
+            return False
+        return True
+
+    await until(answered, "somebody listens")
+
+
 async def until_nobody_responds(ask: Callable[[], Awaitable[object]]) -> None:
     """Send requests with a short timeout until the server reports no responders. It notices the exit of a process,
     or the end of a subscription, a moment later than we do, and until then forwards requests that nobody answers."""

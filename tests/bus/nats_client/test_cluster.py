@@ -12,7 +12,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.errors.base import InvalidSettings, Unavailable
 
 from ...scale import repetitions
-from ...waiting import PATIENCE_S
+from ...waiting import PATIENCE_S, until_somebody_responds
 from ..conftest import collect
 
 pytestmark = pytest.mark.server
@@ -50,7 +50,7 @@ async def test_the_leader_of_a_bucket_is_killed_and_nothing_acknowledged_is_lost
     await elsewhere.observe("alive.*", passing)
     await other.subscribe(f"{namespace}.echo", lambda message: other.publish(message.reply, message.data))
     await other.subscribe(f"{namespace}.end", echoed)
-    await other.flush()
+    await until_somebody_responds(lambda: bus.request(f"{namespace}.echo", b"", timeout_s=PATIENCE_S))
     acknowledged = await bucket.write([KvWrite(key=f"k.{number}", value=b"%d" % number) for number in range(500)])
     assert all(isinstance(result, int) for result in acknowledged)
 

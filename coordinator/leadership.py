@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..bus.port.bus import Message, NotPermitted
-from ..bus.port.types import SubjectSubscription
+from ..bus.rpc.responder import Listening
 from ..runtime.tasks import TaskSet
 from ..schemas.errors.base import GanglineError
 from ..schemas.messages.gangs import PingRequest
@@ -54,7 +54,7 @@ class Leadership:
         self._tasks = tasks = TaskSet(f"term {number}", log)
         self._over = False
         self._resigned = False
-        self._subscriptions: list[SubjectSubscription] = []
+        self._listening = Listening()
         self._shard_router: ShardRouter | None = None
         self._ping_round_at = float("-inf")
         self._executor = GangEffectExecutor(context, self.core, tasks, feed=self.feed, trusted=self._trusted, log=log)
@@ -109,9 +109,8 @@ class Leadership:
 
     async def rest(self) -> None:
         """Wait until nothing of it is left; for after `end`. Until then, requests are told to ask again."""
-        subscriptions, self._subscriptions = self._subscriptions, []
         router = [self._shard_router.stop()] if self._shard_router is not None else []
-        await asyncio.gather(*(subscription.drain() for subscription in subscriptions), *router)
+        await asyncio.gather(self._listening.drain(), *router)
         await self._sets.stop()
         await self._tasks.rest()
 
@@ -180,7 +179,7 @@ class Leadership:
         await self._shard_router.listen()
 
     async def _listen(self, subject: str, handler: Callable[[Message], None]) -> None:
-        self._subscriptions.append(await self._context.bus.subscribe(subject, handler))
+        await self._listening.add(self._context.bus, subject, handler)
 
     def _gain(self, reading: LedgerSnapshot) -> None:
         context = self._context

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,10 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from gangline.bus.embedded.cluster import EmbeddedCluster
-from gangline.cli.console.children import TIED, launch
-from gangline.cli.console.options import plain_environment
 from gangline.cli.console.session import run
-from gangline.testing.kit.processes import holds_within
+from gangline.testing.kit.processes import ChildProcess, Crew, holds_within
 
 ROLES: Final = ("coordinator", "coordinator", "dispatcher", "dispatcher", "worker", "gateway")
 LATE_S: Final = 6.0
@@ -41,10 +36,7 @@ class Start:
     """How one process has started."""
 
     role: str
-    process: subprocess.Popen[bytes]
-    log: Path
-    tie: int
-    began: float
+    process: ChildProcess
     seconds: float | None = None
     """Until it had started; None: it never did."""
     retries: int = 0
@@ -57,66 +49,53 @@ class Start:
     def look(self) -> bool:
         """Whether it has started, or never will."""
         if self.seconds is None and self.code is None:
-            said = self.log.read_bytes()
-            self.retries = said.count(b'"start.retry"')
-            if f'"{self.role}.started"'.encode() in said:
-                self.seconds = time.monotonic() - self.began
+            actions = self.process.actions()
+            self.retries = actions.count("start.retry")
+            if f"{self.role}.started" in actions:
+                self.seconds = time.monotonic() - self.process.life.began
             else:
-                self.code = self.process.poll()
+                self.code = self.process.exit_code
         return self.seconds is not None or self.code is not None
 
     def complaint(self) -> str | None:
         """What went wrong, if anything did."""
         if self.seconds is not None and self.code == 0:
             return None
-        last = self.log.read_text(errors="replace").strip().rpartition("\n")[2]
-        return f"{self.role}: started {self.seconds is not None}, code {self.code}, last said: {last[-400:]}"
+        last = self.process.log_tail(1)[-400:]
+        return f"{self.role}: started {self.seconds is not None}, code {self.code}, last said: {last}"
 
 
-def _start(role: str, number: int, url: str, folder: Path) -> Start:
-    log = folder / f"{role}{number}.log"
-    environment = {
-        **plain_environment(), TIED: "1", "NATS_URL": url, "GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3",
-    }  # fmt: skip
+def _start(crew: Crew, role: str, number: int, url: str) -> Start:
     what = (role, "bench.chaos.tasks:pool") if role == "worker" else (role,)
-    command = ["-m", "gangline.cli", *what, "--node", f"n{number}", "--log-format", "json", "--log-level", "debug"]
-    theirs, tie = os.pipe()
-    try:
-        with log.open("wb") as err:
-            made = launch(command, environment=environment, stdin=theirs, stdout=err, stderr=err)
-    finally:
-        os.close(theirs)
-    assert isinstance(made, subprocess.Popen)
-    return Start(role=role, process=made, log=log, tie=tie, began=time.monotonic())
+    options = ("--node", f"n{number}", "--log-format", "json", "--log-level", "debug")
+    process = crew.start(f"{role}{number}", "gangline.cli", *what, *options, environment={"NATS_URL": url})
+    return Start(role=role, process=process)
 
 
 async def cold_start(draw: random.Random, roles: Sequence[str] = ROLES, late_s: float = LATE_S) -> list[Start]:
     """Start a cluster and the processes beside it, and end all of them."""
     cluster, starts = EmbeddedCluster(3), list[Start]()
     with tempfile.TemporaryDirectory() as folder:
+        crew = Crew(Path(folder), {"GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3"})
         try:
             first, *others = cluster.servers
             await first.astart()
             for number, role in enumerate(roles):
-                starts.append(_start(role, number, first.url, Path(folder)))
+                starts.append(_start(crew, role, number, first.url))
+            began = starts[0].process.life.began
             for server, pause_s in zip(others, sorted(draw.uniform(0.0, late_s) for _ in others), strict=True):
-                await asyncio.sleep(max(0.0, starts[0].began + pause_s - time.monotonic()))
+                await asyncio.sleep(max(0.0, began + pause_s - time.monotonic()))
                 await server.astart()
             await holds_within(_LIMIT_S, lambda: all(list(map(Start.look, starts))), pause_s=0.05)
-            for each in starts:
-                if each.code is None:
-                    each.process.send_signal(signal.SIGTERM)
-            for each in starts:
-                if each.code is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        each.code = await asyncio.to_thread(each.process.wait, _LIMIT_S)
+            told = [each for each in starts if each.code is None]
+            for each in told:
+                each.process.signal(signal.SIGTERM)
+            for each in told:
+                each.code = await each.process.ended(_LIMIT_S)
             for each in starts:
                 each.trouble = each.complaint()
         finally:
-            for each in starts:
-                each.process.kill()
-                each.process.wait()
-                os.close(each.tie)
+            await crew.close()
             await asyncio.to_thread(cluster.stop)
     return starts
 

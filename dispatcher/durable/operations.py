@@ -39,7 +39,7 @@ class DispatcherNatsService:
         self._statistics = statistics
         name, node = context.name, context.settings.node
         self._pong = DispatcherStats(dispatcher=context.dispatcher, name=name, node=node, since=context.ambient.wall())
-        self._subscription: Listening | None = None
+        self._listening = Listening()
         names = context.names
         description = ServiceDescription(
             name=SERVICE,
@@ -60,16 +60,14 @@ class DispatcherNatsService:
 
     async def start(self) -> None:
         subjects = self._names.both(self._names.dispatcher(self._dispatcher))
-        self._subscription = await listen(self._bus, subjects, self._on_request)
+        self._listening = await listen(self._bus, subjects, self._on_request)
         await self._service.start()
 
     async def stop(self) -> None:
         """Idempotent, safe before `start`."""
-        subscription, self._subscription = self._subscription, None
         with contextlib.suppress(GanglineError):
             await self._service.stop()
-        if subscription is not None:
-            await subscription.drain()
+        await self._listening.drain()
 
     def _on_request(self, message: Message) -> None:
         self._guard.look()
@@ -120,23 +118,19 @@ class QueueOperations:
         self._queue = queue
         self._responder = responder
         self._depth = depth
-        self._subscription: Listening | None = None
+        self._listening = Listening()
 
     async def start(self) -> None:
         subjects = self._names.both(self._names.queue(self._queue.endpoint))
-        self._subscription = await listen(self._bus, subjects, self._on_request)
+        self._listening = await listen(self._bus, subjects, self._on_request)
 
     async def stop(self) -> None:
         """Idempotent, safe before `start`."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            await subscription.drain()
+        await self._listening.drain()
 
     async def abandon(self) -> None:
         """As `stop`, but at once, and nothing more is answered: somebody else owns the queue, and has the requests."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            await subscription.unsubscribe()
+        await self._listening.unsubscribe()
 
     def _on_request(self, message: Message) -> None:
         operation = message.subject.rpartition(".")[2]

@@ -208,7 +208,7 @@ class Gateway(Service[GatewayState]):
             makes_routes=True,
         )
         self._service = MicroService(bus, self._describe, statistics=self._counters, ambient=ambient)
-        self._subscription: Listening | None = None
+        self._listening = Listening()
         self._pending = TaskSet("gateway call")
         self._requests = 0
         self._errors = 0
@@ -221,7 +221,7 @@ class Gateway(Service[GatewayState]):
         await self.router.start()
         self.router.routes.start()
         subjects = self.names.both(self.names.calls)
-        self._subscription = await listen(self.bus, subjects, self._on_call, queue=self.names.gateway_queue)
+        self._listening = await listen(self.bus, subjects, self._on_call, queue=self.names.gateway_queue)
         await self._service.start()
         await self.bus.flush()
         self.state = GatewayState.SERVING
@@ -303,9 +303,7 @@ class Gateway(Service[GatewayState]):
 
     async def _leave(self) -> None:
         await self._service.stop()
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            await subscription.drain()
+        await self._listening.drain()
 
     def _describe(self) -> ServiceDescription:
         names = self.names

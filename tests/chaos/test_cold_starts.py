@@ -6,40 +6,41 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.chaos.cold_starts import Start, cold_start, table
+from gangline.testing.kit.processes import Crew
 
 
-def started(folder: Path, code: str) -> Start:
-    log = folder / "dispatcher.log"
-    with log.open("wb") as err:
-        process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.DEVNULL, stderr=err)
-    process.wait()
-    tie = os.open(os.devnull, os.O_WRONLY)
-    return Start(role="dispatcher", process=process, log=log, tie=tie, began=time.monotonic())
+def started(folder: Path, text: str, code: int) -> Start:
+    def launch(_: object, *, environment: object, **streams: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-S", "-c", f"import sys; sys.stderr.write({text!r}); sys.exit({code})"], **streams
+        )
+
+    start = Start(role="dispatcher", process=Crew(folder, {}, launch).start("dispatcher", ""))
+    os.waitid(os.P_PID, start.process.pid, os.WEXITED | os.WNOWAIT)
+    return start
 
 
 @pytest.mark.processes
 def test_a_process_that_ends_by_itself_is_no_start(tmp_path: Path) -> None:
-    start = started(tmp_path, 'import sys; sys.stderr.write(\'{"action": "start.retry"}\\nno storage\'); sys.exit(4)')
+    start = started(tmp_path, '{"action": "start.retry"}\nno storage\n', 4)
     assert start.look() and (start.seconds, start.code, start.retries) == (None, 4, 1)
     start.trouble = start.complaint()
     assert start.trouble is not None and start.trouble.endswith("code 4, last said: no storage")
     assert "| dispatcher | 1 | 1 | 1 | 0.0 s |" in table([start])
-    os.close(start.tie)
 
 
 @pytest.mark.processes
 def test_a_process_that_has_started_and_ends_when_it_is_told_to_is_well(tmp_path: Path) -> None:
-    start = started(tmp_path, 'import sys; sys.stderr.write(\'{"action": "dispatcher.started"}\')')
+    start = started(tmp_path, '{"action": "dispatcher.started"}\n', 0)
     assert start.look() and start.seconds is not None and start.code is None
     start.code = 0
     assert start.complaint() is None and "| dispatcher | 1 | 0 | 0 |" in table([start])
-    os.close(start.tie)
 
 
 @pytest.mark.long  # test_startup shows how a start waits

@@ -92,7 +92,7 @@ class OwnedKey:
         Raises:
             Unavailable: storage did not take it; the key expires by itself.
         """
-        # Read first: routers see a delete pass and believe it, also one that storage then refuses.
+        # Read first: routers see a delete pass, and each of them asks the ledger whether it is true.
         self._revision = 0
         entry = await self.read()
         if entry is not None and owner_of(entry) == self._instance:

@@ -16,6 +16,7 @@ RUN python -m venv /opt/gangline
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
+COPY runtime runtime
 COPY schemas schemas
 COPY telemetry telemetry
 COPY bus bus

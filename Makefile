@@ -4,6 +4,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOCK := requirements-dev.txt
+# Tools for releases, apart from what the tests run with.
+RELEASE := $(VENV)/release
 # More test processes than cores: tests spend much of their time waiting for servers and processes.
 JOBS ?= 6
 SEEDS ?= 1000
@@ -14,6 +17,8 @@ NATS ?= embedded
 # LOAD=1 runs tests beside two busy loops: they must also pass on a busy machine.
 LOAD ?=
 ARGS ?=
+BANDIT = $(BIN)/bandit --quiet --configfile pyproject.toml --severity-level medium --recursive \
+  bus coordinator dispatcher runtime schemas telemetry worker src bench
 PYTEST = NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 # Every test process imports the same modules: compile them once.
@@ -23,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-all check format docs sim chaos clean
+.PHONY: help install demo bench test test-all check format docs sim chaos lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -31,7 +36,7 @@ help: ## list the targets
 install: $(STAMP) ## make .venv and install into it; done by the other targets when needed
 
 # Runs again only when dependencies may have changed: the code itself is an editable install.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(LOCK)
 	@set -e; \
 	for python in python3 python3.13 python3.12 python3.11 python3.14; do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
@@ -41,8 +46,9 @@ $(STAMP): pyproject.toml
 	  echo "making $(VENV) with $$found"; \
 	  $$found -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; \
 	fi
-	@echo "installing into $(VENV) (once; again when pyproject.toml changes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing into $(VENV) (once; again when $(LOCK) changes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(LOCK)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # Only before the first run: otherwise all test processes would compile the same files at once.
@@ -63,11 +69,12 @@ test: $(COMPILED) ## the quick test suite; LOAD=1: on a busy machine; ARGS="-k l
 test-all: $(COMPILED) ## the whole test suite; NATS=container: with a server from a container
 	@$(PYTEST) --all $(if $(LOAD),--load 2) $(ARGS)
 
-check: $(COMPILED) ## what CI runs: format, lint, types, tests under load, all tests
+check: $(COMPILED) ## what CI runs: format, lint, types, security lint, tests under load, all tests
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/pyright
+	@$(BANDIT)
 	@$(PYTEST) --load 2 --quiet
 	@$(PYTEST) --all $(ARGS)
 
@@ -83,6 +90,26 @@ sim: $(STAMP) ## simulate SEEDS=1000 histories with every kind of fault, each ch
 
 chaos: $(STAMP) ## MINUTES=10 of faults on the whole system in real processes, checked against the laws; ARGS="--seed 7": replay
 	@$(BIN)/python -m bench.chaos --minutes $(MINUTES) $(ARGS)
+
+$(RELEASE): $(STAMP)
+	@$(BIN)/python -m venv $@
+	@$@/bin/pip install --quiet --disable-pip-version-check uv pip-audit cyclonedx-bom
+
+lock: $(RELEASE) ## choose the versions in requirements-dev.txt anew, from pyproject.toml
+	@$(RELEASE)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --extra dev \
+	  --no-emit-index-url --custom-compile-command "make lock" pyproject.toml --output-file $(LOCK)
+
+audit: $(RELEASE) ## look for known vulnerabilities in what is locked; needs a package index with advisories
+	@$(RELEASE)/bin/pip-audit --require-hashes --disable-pip --requirement $(LOCK)
+
+sbom: $(RELEASE) ## build the wheel, and write what it installs as dist/gangline.cdx.json (CycloneDX)
+	@rm -rf dist/*.whl $(RELEASE)/wheel && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@$(BIN)/python -m venv --without-pip $(RELEASE)/wheel
+	@grep -v '^ *--hash' $(LOCK) | sed 's/ \\$$//' > $(RELEASE)/versions.txt
+	@$(RELEASE)/bin/uv pip install --quiet --python $(RELEASE)/wheel/bin/python --constraint $(RELEASE)/versions.txt dist/*.whl
+	@$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --output-file dist/gangline.cdx.json $(RELEASE)/wheel/bin/python
+	@echo "wrote dist/gangline.cdx.json"
 
 clean: ## remove everything that make and the tools created
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -64,7 +64,8 @@ async def page(monitoring: int, path: str) -> Any:
     """A page of the server's monitoring."""
 
     def read() -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{monitoring}/{path}", timeout=5) as answer:
+        url = f"http://127.0.0.1:{monitoring}/{path}"
+        with urllib.request.urlopen(url, timeout=5) as answer:  # nosec B310
             return json.load(answer)
 
     return await asyncio.to_thread(read)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import configparser
 import email
+import itertools
+import re
 import subprocess
 import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from .conftest import ROOT, Built
 
@@ -81,8 +86,36 @@ def test_the_source_distribution_has_the_sources_the_tests_and_the_documentation
     assert set(shipped().values()) <= names
     wanted = {name for name in in_git() if name.startswith(("tests/", "docs/", "examples/"))}
     assert wanted
-    assert wanted <= names
-    assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", "pyproject.toml", "compose.yaml"} <= names
+    assert wanted - names == {name for name in wanted if name.endswith(".key")}, "private keys stay out"
+    assert {
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "Makefile",
+        "pyproject.toml",
+        "compose.yaml",
+    } <= names
+    assert "requirements-dev.txt" in names, "the Makefile installs from it"
+
+
+def test_the_image_is_built_from_all_folders_of_the_wheel():
+    copied = re.findall(r"^COPY (\S+) \1$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(FOLDERS) | {"src", "bench/wire"} == set(copied)
+    sent = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
+    assert {name.partition("/")[0] for name in copied} <= sent
+
+
+def test_each_dependency_is_locked_to_a_version_that_is_allowed_with_hashes():
+    lock = (ROOT / "requirements-dev.txt").read_text()
+    entries = re.findall(r"^([a-z0-9-]+)==(\S+)(.*(?:\n +--hash=.*)+)", lock, re.MULTILINE)
+    locked = {name: version for name, version, _ in entries}
+    declared = project()
+    for line in [*declared["dependencies"], *itertools.chain(*declared["optional-dependencies"].values())]:
+        requirement = Requirement(line)
+        if requirement.name != "gangline":
+            assert locked[canonicalize_name(requirement.name)] in requirement.specifier, line
+    assert len(entries) == len(re.findall(r"^\S+==", lock, re.MULTILINE)), "one without a hash"
 
 
 def test_the_wheel_says_that_it_is_typed(built: Built):

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.server
 
 TLS = Path(__file__).resolve().parents[2] / "support" / "bus" / "tls"
 # The authority's key was thrown away; the certificates name 127.0.0.1 and last a hundred years.
+needs_keys = pytest.mark.skipif(not (TLS / "server.key").exists(), reason="the source distribution has no private keys")
 TLS_FILES = f'cert_file: "{TLS}/server.pem", key_file: "{TLS}/server.key"'
 
 
@@ -82,6 +83,7 @@ async def test_a_file_without_a_key_in_it_says_so(settings_of, secured, tmp_path
         await connect_jetstream(settings_of(server.url, **{field: file}))
 
 
+@needs_keys
 async def test_tls_with_a_server_signed_by_our_authority(connect_to, secured):
     server = secured(f"tls {{ {TLS_FILES} }}")
     url = server.url.replace("nats://", "tls://")
@@ -94,6 +96,7 @@ async def test_tls_with_a_server_signed_by_our_authority(connect_to, secured):
     assert bus.connected
 
 
+@needs_keys
 def test_the_end_of_a_tls_connection_makes_no_noise_on_a_loop_of_asyncios_own(settings_of, secured, caplog):
     server = secured(f"tls {{ {TLS_FILES} }}")
 
@@ -108,6 +111,7 @@ def test_the_end_of_a_tls_connection_makes_no_noise_on_a_loop_of_asyncios_own(se
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
+@needs_keys
 async def test_tls_with_our_own_certificate(connect_to, settings_of, secured):
     server = secured(f'tls {{ {TLS_FILES}, ca_file: "{TLS}/ca.pem", verify: true }}')
     mine = {"tls_certificate": TLS / "client.pem", "tls_key": TLS / "client.key"}
@@ -116,11 +120,13 @@ async def test_tls_with_our_own_certificate(connect_to, settings_of, secured):
         await connect_jetstream(settings_of(server.url, tls_ca=TLS / "ca.pem", connect_timeout_s=1))
 
 
+@needs_keys
 async def test_tls_before_anything_is_said(connect_to, secured):
     server = secured(f"tls {{ {TLS_FILES}, handshake_first: true }}")
     assert await works(await connect_to(server.url, tls_ca=TLS / "ca.pem", tls_first=True))
 
 
+@needs_keys
 async def test_an_unknown_authority_is_refused_at_once(settings_of, secured):
     server = secured(f"tls {{ {TLS_FILES} }}")
     url = server.url.replace("nats://", "tls://")
@@ -129,6 +135,7 @@ async def test_an_unknown_authority_is_refused_at_once(settings_of, secured):
             await connect_jetstream(settings_of(url, connect_timeout_s=5 * PATIENCE_S))
 
 
+@needs_keys
 async def test_a_server_without_tls_gets_no_password_when_tls_was_asked_for(settings_of):
     heard = bytearray()
 

@@ -11,13 +11,30 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import Stream, StreamMessage
-from ...schemas.errors.base import DeadlineExceeded, GanglineError, InvalidRequest, ResultNotKept, StreamBroken
+from ...bus.port.bus import ConnectionEvent, Message, StorageUnavailable, Stream, StreamMessage
+from ...runtime.tasks import TaskSet
+from ...schemas.errors.base import (
+    DeadlineExceeded,
+    Disconnected,
+    GanglineError,
+    InvalidRequest,
+    ResultNotKept,
+    StreamBroken,
+)
 from ...schemas.messages.jobs import JobInfo, JobWhyReply
 from ...schemas.names import JobFeed
 from ...schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
 from ...telemetry.logs import logger_for
-from .queries import JobQueries, failure_of, plain_value, value_of, wait_for_record
+from .queries import (
+    LOOK_S,
+    LOOKS_S,
+    JobQueries,
+    failure_of,
+    heard_within,
+    plain_value,
+    value_of,
+    wait_for_record,
+)
 from .storage import until_answered
 from .stored import JobRef
 
@@ -62,9 +79,12 @@ async def follow(
     pattern = names.job(ref.id, kinds[0] if len(kinds) == 1 else "*")
     wanted = {names.job(ref.id, kind) for kind in kinds}
 
+    signs = _Signs()
+
     async def wait() -> None:
         try:
             record = await wait_for_record(queries, ref)
+            signs.news.set()
             newest = [await _last(jobs, subject) for subject in sorted(wanted)]
         except GanglineError as error:
             news.put_nowait(_Ended(None, error, 0))
@@ -72,8 +92,17 @@ async def follow(
             last = max((message.sequence for message in newest if message is not None), default=0)
             news.put_nowait(_Ended(record, None, last))
 
-    reading = await until_answered("reading what is told of a job", lambda: jobs.read(pattern, news.put_nowait), _log)
-    waiting = asyncio.create_task(wait(), name="gangline job end")
+    async def read() -> None:
+        try:
+            await _read(jobs, pattern, signs, news.put_nowait)
+        except GanglineError as error:
+            news.put_nowait(_Ended(None, error, 0))
+
+    feed = await until_answered("hearing of a job", lambda: queries.bus.subscribe(pattern, signs.hear), _log)
+    forget = queries.bus.on_connection(signs.connection)
+    tasks = TaskSet("job feed", _log)
+    tasks.start(wait())
+    tasks.start(read())
     seen, end = 0, None
     try:
         while True:
@@ -98,9 +127,50 @@ async def follow(
         assert end is not None and end.record is not None
         yield end.record
     finally:
-        waiting.cancel()
-        await asyncio.wait((waiting,))
-        await reading.unsubscribe()
+        forget()
+        await tasks.stop()
+        await feed.unsubscribe()
+
+
+class _Signs:
+    """What says that there is more to read."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.newest = b""
+        """The last message that passed. It may not be stored yet, or never."""
+
+    def hear(self, message: Message) -> None:
+        self.newest = message.data
+        self.news.set()
+
+    def connection(self, event: ConnectionEvent) -> None:
+        if event is not ConnectionEvent.DISCONNECTED:
+            self.news.set()
+
+
+async def _read(jobs: Stream, pattern: str, signs: _Signs, found: Callable[[StreamMessage], None]) -> None:
+    """Tell all that is stored, and what comes. Reads one message after the other: a consumer would let whoever may make
+    it choose where JetStream delivers."""
+    sequence = 0
+    looks: tuple[float, ...] = LOOKS_S[:1]
+    while True:
+        for pause_s in looks:
+            await asyncio.sleep(pause_s)
+            data = b""
+            while (message := await _next(jobs, pattern, sequence + 1)) is not None:
+                sequence, data = message.sequence, message.data
+                found(message)
+            if data and data == signs.newest:
+                break
+        looks = LOOKS_S if await heard_within(signs.news, LOOK_S) else LOOKS_S[:1]
+
+
+async def _next(jobs: Stream, pattern: str, sequence: int) -> StreamMessage | None:
+    try:
+        return await jobs.next(pattern, sequence)
+    except (Disconnected, StorageUnavailable):
+        return None  # the reconnection, or the next look
 
 
 async def _last(jobs: Stream, subject: str) -> StreamMessage | None:

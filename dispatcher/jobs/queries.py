@@ -380,8 +380,8 @@ LOOK_S: Final = 10.0
 STATUS_S: Final = 5.0
 """How long dispatchers have to say whether a job exists."""
 
-_LOOKS_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""News of a result may be faster than its storage: pauses between the looks that follow it."""
+LOOKS_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""News may be faster than storage: pauses between the looks that follow it."""
 
 
 async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
@@ -406,22 +406,22 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
     forget = queries.bus.on_connection(on_connection)
     try:
         doubts = 0 if ref.submitted else 1
-        looks: tuple[float, ...] = _LOOKS_S[:1]
+        looks: tuple[float, ...] = LOOKS_S[:1]
         while True:
             for pause_s in looks:
                 await asyncio.sleep(pause_s)
                 if (record := await _look(queries, ref.id)) is not None:
                     return record
             doubts = await _still_there(queries, ref, doubts)
-            heard = await _heard(news, LOOK_S)
-            looks = _LOOKS_S if heard else _LOOKS_S[:1]
+            heard = await heard_within(news, LOOK_S)
+            looks = LOOKS_S if heard else LOOKS_S[:1]
             doubts += not heard
     finally:
         forget()
         await feed.unsubscribe()
 
 
-async def _heard(news: asyncio.Event, timeout_s: float) -> bool:
+async def heard_within(news: asyncio.Event, timeout_s: float) -> bool:
     try:
         async with asyncio.timeout(timeout_s):
             await news.wait()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ..errors.base import InvalidRequest
 from ..names import Names
-from .roles import Permissions, Role, User
+from .roles import INBOXES, Permissions, Role, User
 
 ACCOUNT: Final = "GANGLINE"
 DEFAULT_USERS: Final = (
@@ -25,6 +25,11 @@ _HEAD: Final = """\
 # Users connect with the inbox prefix given above each: GANGLINE_INBOX_PREFIX, or `inbox_prefix` in a context of the
 # `nats` CLI. What the subjects are for: docs/how-to/permissions.md.
 """
+_ONE_ACCOUNT: Final = """\
+#
+# All users share one account, which is no wall: through reply subjects, whoever has one of these passwords can reach
+# everything in it. Give callers you do not trust an account of their own: NAME@TENANT=producer.
+"""
 _SYSTEM: Final = """\
   # Lets coordinators detect a broken connection in milliseconds. Nobody logs in here unless you add users.
   SYS {{
@@ -34,37 +39,50 @@ _SYSTEM: Final = """\
 
 
 def parse_user(text: str) -> User:
-    """`NAME=ROLE[+ROLE...][:POOL[.WORKER]]`, for example `gpu-1=worker:images.w1`; a role alone is a user of that name.
+    """`NAME[@TENANT]=ROLE[+ROLE...][:POOL[.WORKER]]`; a role alone is a user of that name. For example
+    `gpu-1=worker:images.w1` or `web@shop=producer:images`.
 
     Raises:
         InvalidRequest, InvalidName: it cannot be understood.
     """
     name, equals, rest = text.partition("=")
+    name, at, tenant = name.partition("@")
     roles, _, scope = (rest if equals else name).partition(":")
     pool, _, worker = scope.partition(".")
     try:
         found = tuple(Role(role) for role in roles.split("+"))
     except ValueError:
-        raise InvalidRequest(f"{text!r} is not NAME=ROLE[+ROLE][:POOL[.WORKER]]: roles are {', '.join(Role)}") from None
-    return User(name=name if equals else roles, roles=found, pool=pool or "*", worker=worker or "*")
+        raise InvalidRequest(
+            f"{text!r} is not NAME[@TENANT]=ROLE[+ROLE][:POOL[.WORKER]]: roles are {', '.join(Role)}"
+        ) from None
+    if at and not tenant:
+        raise InvalidRequest(f"{text!r} names no tenant after the @")
+    return User(name=name if equals else roles, roles=found, pool=pool or "*", worker=worker or "*", tenant=tenant)
 
 
 def configuration(names: Names, users: Sequence[User], *, command: str = "", account: str = ACCOUNT) -> str:
-    """A file to include in a nats-server's configuration: one account with JetStream, and its users.
+    """A file to include in a nats-server's configuration: Gangline's account with JetStream and its users, and an
+    account for each tenant, which imports only what its users may use.
 
     Args:
         command: the command that generates the file, shown at its top.
         account: name of the account.
 
     Raises:
-        InvalidRequest: two users have one name, or there are none.
+        InvalidRequest: two users have one name, there are none, or a tenant is called as Gangline's account.
     """
     if not users or len({user.name for user in users}) < len(users):
         raise InvalidRequest("give users, each of another name")
-    blocks = "\n".join(_user(user, names) for user in users)
+    tenants: dict[str, list[User]] = {}
+    for user in users:
+        if user.tenant in (account, "SYS"):
+            raise InvalidRequest(f"{user.tenant!r} is an account of this file already: call the tenant something else")
+        if user.tenant:
+            tenants.setdefault(user.tenant, []).append(user)
     return "\n".join(
         [
-            _HEAD.format(command=command or "gangline roles", example=f"{variable(users[0].name)}"),
+            _HEAD.format(command=command or "gangline roles", example=f"{variable(users[0].name)}")
+            + ("" if tenants else _ONE_ACCOUNT),
             "system_account: SYS",
             "",
             "accounts {",
@@ -73,13 +91,50 @@ def configuration(names: Names, users: Sequence[User], *, command: str = "", acc
             "    jetstream: enabled",
             f'    imports: [ {{ stream: {{ account: SYS, subject: "$SYS.ACCOUNT.{account}.DISCONNECT" }} }} ]',
             "    users: [",
-            blocks,
+            *(_user(user, names) for user in users if not user.tenant),
             "    ]",
+            *_exports(tenants, names),
             "  }",
+            *(line for tenant, its in tenants.items() for line in _tenant(tenant, its, names, account)),
             "}",
             "",
         ]
     )
+
+
+def _exports(tenants: Mapping[str, Sequence[User]], names: Names) -> Iterable[str]:
+    """What each tenant may import, and nobody else."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for tenant, users in tenants.items():
+        for each in _shared(users, names):
+            shared.setdefault(each, []).append(tenant)
+    if shared:
+        yield "    exports: ["
+        for (kind, subject), accounts in shared.items():
+            yield f'      {{ {kind}: "{subject}", accounts: [{", ".join(accounts)}] }}'
+        yield "    ]"
+
+
+def _tenant(tenant: str, users: Sequence[User], names: Names, account: str) -> Iterable[str]:
+    yield f"  {tenant} {{"
+    yield "    users: ["
+    yield from (_user(user, names) for user in users)
+    yield "    ]"
+    yield "    imports: ["
+    for kind, subject in _shared(users, names):
+        yield f'      {{ {kind}: {{ account: {account}, subject: "{subject}" }} }}'
+    yield "    ]"
+    yield "  }"
+
+
+def _shared(users: Sequence[User], names: Names) -> list[tuple[str, str]]:
+    """Services and streams of Gangline's account that these users need. Inboxes are of their own account."""
+    found: dict[tuple[str, str], None] = {}
+    for user in users:
+        allowed = user.permissions(names)
+        found |= {("service", subject): None for subject in allowed.publish}
+        found |= {("stream", subject): None for subject in allowed.subscribe if not subject.startswith(f"{INBOXES}.")}
+    return list(found)
 
 
 def variable(user: str) -> str:

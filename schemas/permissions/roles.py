@@ -79,8 +79,8 @@ class User:
     """One user of the server.
 
     Raises:
-        InvalidName: the user, pool or worker is not a valid subject token.
-        InvalidRequest: no role.
+        InvalidName: the user, pool, worker or tenant is not a valid subject token.
+        InvalidRequest: no role, or one that a tenant cannot have.
     """
 
     name: str
@@ -90,6 +90,8 @@ class User:
     results of all endpoints, and cannot delay tasks.) `*`: no limit."""
     worker: str = "*"
     """Limits a worker to one name within the pool."""
+    tenant: str = ""
+    """The account it lives in, which imports what it needs from Gangline's account; empty: Gangline's own account."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "user")
@@ -98,6 +100,13 @@ class User:
                 check_name(value, kind)
         if not self.roles:
             raise InvalidRequest(f"user {self.name!r} has no role: give one of {', '.join(Role)}")
+        if self.tenant:
+            check_name(self.tenant, "tenant")
+            if set(self.roles) != {Role.PRODUCER}:
+                raise InvalidRequest(
+                    f"user {self.name!r} of tenant {self.tenant!r} may only be a producer: the other roles use "
+                    "JetStream's API, and belong in Gangline's own account"
+                )
 
     @property
     def inbox(self) -> str:
@@ -155,10 +164,8 @@ def _producer(names: Names, endpoint: str) -> Permissions:
             # `nats kv get`.
             f"$JS.API.DIRECT.GET.KV_{results}.$KV.{results}.result.*",
             *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET"),
-            # Events and items of jobs.
+            # Events and items of jobs. No consumers: whoever makes one chooses where the server delivers.
             *_stream_api(jobs, "STREAM.INFO", "STREAM.MSG.GET"),
-            *_reader_api(jobs),
-            f"$JS.FC.{jobs}.>",
         ),
         # Also as they are published.
         subscribe=(f"$KV.{results}.result.*", f"{ns}.job.*.>"),

@@ -32,6 +32,18 @@ def test_a_server_takes_it_for_any_namespace_account_and_users(monkeypatch):
         assert server.running
 
 
+@pytest.mark.server
+def test_a_server_takes_tenants_each_in_an_account_of_its_own(monkeypatch):
+    text = run("operator", "gateway", "web@shop=producer:images", "all@lab=producer").output
+    assert "no wall" not in text and "no wall" in run("operator").output
+    assert '{ service: "gangline.call.images.*", accounts: [shop] }' in text
+    assert '{ stream: "$KV.GANGLINE_RESULTS.result.*", accounts: [shop, lab] }' in text
+    for name in ("OPERATOR", "GATEWAY", "WEB", "ALL"):
+        monkeypatch.setenv(f"GANGLINE_PASSWORD_{name}", "x")
+    with EmbeddedServer(config=text) as server:
+        assert server.running
+
+
 def test_a_role_that_is_none_is_one_line_and_a_code():
     result = run("shop=king")
     assert result.exit_code != 0

@@ -152,3 +152,13 @@ def site_of(serve, request: pytest.FixtureRequest) -> Callable[[str], Site]:
 def site(site_of) -> Site:
     """With the configuration that is shipped."""
     return site_of(SHIPPED.read_text())
+
+
+SERVERS = ("gateway", "dispatcher", "coordinator", "operator", "worker", "router")
+
+
+@pytest.fixture(params=["in one account", "of a tenant"])
+def producing(request: pytest.FixtureRequest, site_of) -> Site:
+    """With a producer in Gangline's own account, and with one in an account that imports what it needs."""
+    users = "producer" if request.param == "in one account" else "producer@shop=producer"
+    return site_of(cut(*SERVERS, users))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import nkeys
 import pytest
 
 from gangline.bus.nats_bus import connect as connect_jetstream
-from gangline.bus.port.bus import NotPermitted
+from gangline.bus.port.bus import BucketSettings, NoResponders, NotPermitted, RequestTimeout
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
+from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.roles import Permissions, Role, permissions
 from gangline.worker.ledger.settings import WorkerSettings
@@ -21,42 +23,117 @@ from gangline.worker.service import Worker
 from ..bus.conftest import collect
 from ..support.bus.identities import make_jwt, make_key
 from ..waiting import PATIENCE_S
-from .conftest import NOWHERE, SHIPPED, Site
+from .conftest import NOWHERE, PASSWORD, SERVERS, Site, cut
 from .pool import pool as images
 
 pytestmark = pytest.mark.server
 
-OUTSIDE = """accounts {
-  SHOP {
-    users: [ { user: outside, password: s3cret } ]
-    imports: [
-      { service: { account: GANGLINE, subject: "gangline.call.>" } }
-      { service: { account: GANGLINE, subject: "_GANGLINE.gangline.call.>" } }
-    ]
-  }
-"""
+
+class Tenants:
+    """Two tenants beside Gangline's own account. Each has a producer for one endpoint, and somebody whom no permissions
+    limit, to show what the account alone keeps away."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    @staticmethod
+    def configuration() -> str:
+        config = cut(*SERVERS, "web@shop=producer:images", "other@lab=producer:video")
+        for tenant in ("shop", "lab"):
+            users = f"  {tenant} {{\n    users: [\n"
+            assert users in config
+            config = config.replace(users, f"{users}      {{ user: thief-{tenant}, password: {PASSWORD} }}\n")
+        return config
 
 
-async def test_callers_of_another_account_reach_nothing_but_what_it_imports(site_of):
-    config = SHIPPED.read_text().replace("accounts {\n", OUTSIDE)
-    exports = ", ".join(f'{{ service: "{subject}" }}' for subject in Names().both("gangline.call.>"))
-    config = config.replace("jetstream: enabled", f"jetstream: enabled, exports: [ {exports} ]")
-    site: Site = site_of(config)
+@pytest.fixture
+def tenants(site_of) -> Tenants:
+    return Tenants(site_of(Tenants.configuration()))
+
+
+async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Tenants):
+    site = tenants.site
     await site.everything()
-    outside, operator = await site.bus("outside"), await site.bus("operator")
+    thief = await site.bus("thief-lab")  # imports calls to "video", and nothing of "images"
+    for subject in ("gangline.call.images.double", "gangline.task.images.double", "gangline.queue.images.stats"):
+        with pytest.raises(NoResponders):
+            await thief.request(subject, b"[2]", timeout_s=PATIENCE_S)
+    web = await site.bus("web")
     for subject in Names().both("gangline.call.images.double"):
-        assert (await outside.request(subject, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
-    # There an answer goes where the question says in the caller's account alone.
-    heard, heard_outside = collect(), collect()
-    await operator.subscribe("gangline.event.forged", heard)
-    await outside.subscribe("gangline.event.forged", heard_outside)
-    await operator.flush()
-    outside.publish("gangline.call.images.double", b"[3]", reply="gangline.event.forged")
-    (answer,) = await heard_outside.count(1)
-    assert answer.data == b"6"
-    await operator.flush()
-    assert heard.items == []
+        assert (await web.request(subject, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     assert await site.refused() == []
+
+
+ATTACKS = {
+    "delete a stream by an answer": (
+        "$JS.API.STREAM.MSG.GET.KV_GANGLINE_RESULTS",
+        "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
+    ),
+    "purge the queue by an answer": ("$JS.API.STREAM.INFO.GANGLINE_TASKS", "$JS.API.STREAM.PURGE.GANGLINE_TASKS"),
+    "drain a worker by an answer": ("$JS.API.STREAM.MSG.GET.KV_GANGLINE_RESULTS", "gangline.worker.images.w1.drain"),
+    "unseat the leader by an acknowledgement": ("gangline.task.images.double", "$KV.GANGLINE_LEDGER.leader"),
+    "end a worker by an acknowledgement": ("gangline.task.images.double", "$KV.GANGLINE_LEDGER.alive.images.w1"),
+    "forge a result by an acknowledgement": ("gangline.task.images.double", "$KV.GANGLINE_RESULTS.result.JOB"),
+    "forge a record by a dispatcher's answer": ("gangline.queue.images.stats", "$KV.GANGLINE_LEDGER.gang.forged"),
+    "speak as a gateway": ("gangline.call.images.double", "gangline.event.forged"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_what_a_tenant_names_as_reply_subject_is_one_of_its_own_account(tenants: Tenants, attack: str):
+    site, (asked, aimed_at) = tenants.site, ATTACKS[attack]
+    await site.everything()
+    operator, web = await site.client("operator"), await site.client("web")
+    kept = await web.submit("images.double", 1)
+    assert await kept.result(PATIENCE_S) == 2
+    aimed_at = aimed_at.replace("JOB", kept.id)
+    ledger = await operator._bus.bucket(Names().ledger_bucket, BucketSettings(), make=False)
+    leader = await ledger.get("leader")
+    thief, heard, at_home = await site.bus("thief-shop"), collect(), collect()
+    await operator._bus.subscribe("gangline.event.forged", heard)
+    await thief.subscribe(aimed_at, at_home)
+    await asyncio.gather(operator._bus.flush(), thief.flush())
+    thief.publish(asked, b"" if "task" not in asked else b"[1]", reply=aimed_at)
+    await at_home.count(1)  # the answer came, and to nobody else
+    assert heard.items == []
+    assert await ledger.get("gang.forged") is None and await ledger.get("leader") == leader
+    for id in ("w1", "w2"):
+        stats = await operator._bus.request(f"gangline.worker.images.{id}.stats", b"{}", timeout_s=PATIENCE_S)
+        assert not json.loads(stats.data)["load"]["draining"]
+    assert await web.job(kept.id).result(PATIENCE_S) == 2
+    assert await (await web.submit("images.double", 3)).result(PATIENCE_S) == 6
+    async with operator.gang(pool="images", size=2) as gang:
+        assert await gang.run("together") == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
+        "$JS.API.STREAM.NAMES",
+        "$JS.API.CONSUMER.CREATE.GANGLINE_JOBS.x",
+        "gangline.worker.images.w1.drain",
+        "gangline.gang.list",
+        "$SRV.PING",
+        "gangline.sched.x",
+    ],
+)
+async def test_what_a_tenant_does_not_import_does_not_exist_for_it(tenants: Tenants, target: str):
+    await tenants.site.everything()
+    thief = await tenants.site.bus("thief-shop")
+    with pytest.raises((NoResponders, RequestTimeout)):
+        await thief.request(target, b"{}", timeout_s=1.0)
+
+
+@pytest.mark.parametrize("text, why", [
+    ("web@shop=router:images", "may only be a producer"),
+    ("web@=producer", "no tenant"),
+    ("web@GANGLINE=producer", "call the tenant something else"),
+    ("web@a.b=producer", "tenant"),
+])  # fmt: skip
+def test_a_tenant_that_cannot_be_is_refused(text: str, why: str):
+    with pytest.raises(GanglineError, match=why):
+        cut("operator", text)
 
 
 class Jwts:

@@ -21,12 +21,12 @@ from .conftest import PASSWORD, Site
 pytestmark = pytest.mark.server
 
 
-async def test_a_producer_calls_through_a_gateway(site: Site):
-    await site.everything()
-    producer = await site.bus("producer")
+async def test_a_producer_calls_through_a_gateway(producing: Site):
+    await producing.everything()
+    producer = await producing.bus("producer")
     answer = await producer.request("gangline.call.images.double", b"[21]", timeout_s=PATIENCE_S)
     assert answer.data == b"42"
-    assert await site.refused() == []
+    assert await producing.refused() == []
 
 
 async def test_a_router_calls_streams_chooses_leases_and_forms_gangs(site: Site):
@@ -50,9 +50,9 @@ async def test_a_router_calls_streams_chooses_leases_and_forms_gangs(site: Site)
     assert await site.refused() == []
 
 
-async def test_a_producer_submits_and_follows_what_becomes_of_it(site: Site):
-    await site.everything()
-    producer = await site.client("producer")
+async def test_a_producer_submits_and_follows_what_becomes_of_it(producing: Site):
+    await producing.everything()
+    producer = await producing.client("producer")
     job = await producer.submit("images.double", 21)
     assert await job.result(PATIENCE_S) == 42
     told = await producer.options(events=True).submit("images.report")
@@ -71,7 +71,7 @@ async def test_a_producer_submits_and_follows_what_becomes_of_it(site: Site):
     assert (await (await producer.options(delay_s=3600.0).submit("images.double", 3)).status()).state == "scheduled"
     late = await producer.options(delay_s=1.0).submit("images.double", 3)
     assert await late.result(PATIENCE_S) == 6
-    assert await site.refused() == []
+    assert await producing.refused() == []
 
 
 async def test_tasks_that_were_published_by_hand_are_delayed_or_become_dead_letters(site: Site):
@@ -99,9 +99,9 @@ async def test_tasks_that_were_published_by_hand_are_delayed_or_become_dead_lett
     assert await site.refused() == []
 
 
-async def test_a_producer_cancels_and_asks_why(site: Site):
-    await site.everything()
-    producer = await site.client("producer")
+async def test_a_producer_cancels_and_asks_why(producing: Site):
+    await producing.everything()
+    producer = await producing.client("producer")
     failing = await producer.options(backoff_s=60, max_attempts=3).submit("images.fail")
 
     async def waits() -> bool:
@@ -117,7 +117,7 @@ async def test_a_producer_cancels_and_asks_why(site: Site):
 
     await until(runs)
     assert await producer.job(running.id).cancel()
-    assert await site.refused() == []
+    assert await producing.refused() == []
 
 
 async def test_an_operator_does_all_that_operators_do(site: Site):

@@ -109,7 +109,7 @@ PUBLISH: dict[str, set[Role]] = {
     f"{API}.CONSUMER.DELETE.GANGLINE_TASKS.q": {D},
     "$JS.ACK.GANGLINE_TASKS.q.1.1.1.1.0": {D},
     f"{API}.CONSUMER.CREATE.GANGLINE_DEAD.q": set(),
-    f"{API}.CONSUMER.CREATE.GANGLINE_JOBS.q": {P},
+    f"{API}.CONSUMER.CREATE.GANGLINE_JOBS.q": set(),
 }
 
 # Likewise who may subscribe. `<queue>` after a blank.

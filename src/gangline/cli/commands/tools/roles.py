@@ -23,14 +23,18 @@ def command(users: tuple[str, ...], account: str, namespace: str, debug: bool) -
     """Print nats-server configuration for the given users, each limited to what its roles need. Write it to a file and
     include the file in the server's configuration; no server is contacted.
 
-    A USER is NAME=ROLE[+ROLE...][:POOL[.WORKER]], or a role alone. Roles are producer (submits, and calls through
-    gateways), router (a Python client), gateway, worker, dispatcher, coordinator and operator. Without USER: one user
-    per role.
+    A USER is NAME[@TENANT]=ROLE[+ROLE...][:POOL[.WORKER]], or a role alone. Roles are producer (submits, and calls
+    through gateways), router (a Python client), gateway, worker, dispatcher, coordinator and operator. Without USER:
+    one user per role.
+
+    Each TENANT gets an account of its own, which imports from Gangline's account what its producers need and nothing
+    else. Use one for callers you do not trust.
 
     \b
     gangline roles > roles.conf
     gangline roles gateway dispatcher operator shop=router+producer gpu-1=worker:images.w1 gpu-2=worker:images.w2
     gangline roles dispatcher operator images=worker:images billing=producer:invoices
+    gangline roles gateway dispatcher operator worker web@shop=producer:images batch@lab=producer:video
     """
     reporting(_print, debug)(users, account, namespace)
 

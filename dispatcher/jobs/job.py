@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,6 +46,8 @@ GAP_S: Final = 10.0
 """How long to wait for an item that others have overtaken."""
 _EARLY_ITEMS: Final = 1024
 """How many may overtake it."""
+_MOST_AT_ONCE: Final = 64
+"""Messages of the feed that are asked for at once."""
 
 _log = logger_for("dispatcher")
 
@@ -150,27 +153,36 @@ class _Signs:
 
 
 async def _read(jobs: Stream, pattern: str, signs: _Signs, found: Callable[[StreamMessage], None]) -> None:
-    """Tell all that is stored, and what comes. Reads one message after the other: a consumer would let whoever may make
-    it choose where JetStream delivers."""
-    sequence = 0
+    """Tell all that is stored, and what comes. Without a consumer: whoever may make one chooses where JetStream
+    delivers."""
+    sequence, width = 0, 1
     looks: tuple[float, ...] = LOOKS_S[:1]
     while True:
         for pause_s in looks:
             await asyncio.sleep(pause_s)
             data = b""
-            while (message := await _next(jobs, pattern, sequence + 1)) is not None:
+            while messages := await _next(jobs, pattern, range(sequence + 1, sequence + 1 + width)):
+                for message in messages:
+                    found(message)
                 sequence, data = message.sequence, message.data
-                found(message)
+                # Where messages of other jobs lie between, several questions have one answer.
+                width = min(2 * width, _MOST_AT_ONCE) if len(messages) == width else len(messages)
             if data and data == signs.newest:
                 break
         looks = LOOKS_S if await heard_within(signs.news, LOOK_S) else LOOKS_S[:1]
 
 
-async def _next(jobs: Stream, pattern: str, sequence: int) -> StreamMessage | None:
+async def _next(jobs: Stream, pattern: str, starts: range) -> list[StreamMessage]:
+    """The first message from each of these sequences on: all messages from the first on, without gaps."""
     try:
-        return await jobs.next(pattern, sequence)
+        found = await asyncio.gather(*(jobs.next(pattern, start) for start in starts))
     except (Disconnected, StorageUnavailable):
-        return None  # the reconnection, or the next look
+        return []  # the reconnection, or the next look
+    # Nothing from one start on, and yet something from a later one: stored meanwhile, and more may lie before it.
+    there = {
+        message.sequence: message for message in itertools.takewhile(lambda each: each is not None, found) if message
+    }
+    return list(there.values())
 
 
 async def _last(jobs: Stream, subject: str) -> StreamMessage | None:

@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -22,6 +21,7 @@ from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
 from ..processes import ForkedProcess, ForkServer
+from ..processes.state import state_of
 from ..support.worker.rig import reserve, task
 from ..waiting import PATIENCE_S, until
 
@@ -111,7 +111,7 @@ class Other:
 
     @property
     def stopped(self) -> bool:
-        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return state_of(self.process.pid) == "T"
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)

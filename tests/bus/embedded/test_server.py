@@ -19,6 +19,7 @@ from gangline.bus.port.bus import BucketSettings, ConnectionEvent, Storage
 from gangline.schemas.errors.base import InvalidSettings, ServerUnreachable, ServerUnsupported
 
 from ...processes import ForkedProcess, ForkServer
+from ...processes.state import state_of
 from ...waiting import PATIENCE_S, until
 from ..conftest import happens
 
@@ -27,10 +28,7 @@ pytestmark = pytest.mark.processes
 
 def alive(pid: int) -> bool:
     """Whether the process runs; one that only waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
-        return False
+    return state_of(pid) not in ("", "Z", "X")
 
 
 async def ends(pid: int) -> bool:
@@ -127,7 +125,7 @@ def test_frozen_it_is_stopped_by_the_kernel_and_can_still_be_ended():
         pid = server.pid
         assert pid is not None
         server.freeze()
-        assert Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+        assert state_of(pid) == "T"
     assert not alive(pid)
 
 

@@ -27,6 +27,7 @@ from gangline.worker.execution.executors.processes import pool as processes
 from gangline.worker.pool.pool import Outcome, Pool
 
 from ....processes import ForkServer
+from ....processes.state import state_of
 from ....support.worker.harness import Harness, running
 from ....waiting import PATIENCE_S, until
 
@@ -51,10 +52,7 @@ def pool(samples: ModuleType) -> Pool:
 
 def gone(pid: int) -> bool:
     """Whether the process has ended (a zombie that its new parent has not reaped yet has)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    return state_of(pid) in ("", "Z")
 
 
 async def test_functions_and_coroutines_give_their_results_from_another_process(pool, new_interpreters):

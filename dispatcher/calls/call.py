@@ -269,6 +269,8 @@ class Call:
     """The gang's generation as the sender knows it; 0: not sent."""
     hold = False
     """Only take the slots, and wait for BEGIN."""
+    tenant = ""
+    """The account of whoever asked for it; empty: Gangline's own."""
 
     def __init__(
         self,
@@ -314,6 +316,7 @@ class Call:
             patient=self.deadline is not None,
             max_attempts=options.max_attempts or max_attempts,
             queue=options.queue,
+            tenant=self.tenant,
         )
 
     def remaining_ms(self, now: float) -> int | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -131,6 +132,10 @@ class GatewaySettings:
     """Deadline in seconds of a call without `Gangline-Timeout`. Above 0. After that, the caller has probably gone."""
     max_pending: int = 10_000
     """Maximum number of calls in progress; one more is answered with QueueFull at once. At least 1."""
+    tenant_share: float = 0.5
+    """How much of `max_pending` one tenant (an account that imports calls) may use while no other calls. There is
+    always room left for one that comes later: with 0.5, n tenants that all call without end get 1/(n+1) each. Above 0,
+    below 1."""
     drain_grace_s: float = 30.0
     """How long `drain` lets calls finish before it ends them, in seconds. At least 0."""
 
@@ -141,6 +146,7 @@ class GatewaySettings:
 _BOUNDS: Final = (
     ("default_timeout_s", 0.001, MAX_DEADLINE_S),
     ("max_pending", 1, 10_000_000),
+    ("tenant_share", 0.001, 0.999),
     ("drain_grace_s", 0.0, MAX_DEADLINE_S),
 )
 
@@ -210,6 +216,8 @@ class Gateway(Service[GatewayState]):
         self._service = MicroService(bus, self._describe, statistics=self._counters, ambient=ambient)
         self._listening = Listening()
         self._pending = TaskSet("gateway call")
+        self._pending_by: Counter[str] = Counter()
+        """Calls in progress, by tenant."""
         self._requests = 0
         self._errors = 0
         self._last_error = ""
@@ -260,13 +268,29 @@ class Gateway(Service[GatewayState]):
     def _on_call(self, message: Message) -> None:
         self._requests += 1
         responder = Responder(self.bus, message, _log)
-        if len(self._pending) >= self.settings.max_pending:
-            full = QueueFull(f"this gateway has {self.settings.max_pending} calls under way: ask again later")
+        tenant = headers.tenant_of(message.headers)
+        if (full := self._full(tenant)) is not None:
             self._fail(responder, full)
             return
-        self._pending.start(self._serve(message, responder))
+        serving = self._pending.start(self._serve(message, responder, tenant))
+        if tenant:
+            self._pending_by[tenant] += 1
+            serving.add_done_callback(lambda _: self._ended(tenant))
 
-    async def _serve(self, message: Message, responder: Responder) -> None:
+    def _full(self, tenant: str) -> QueueFull | None:
+        most, now, of_tenant = self.settings.max_pending, len(self._pending), self._pending_by[tenant]
+        if now >= most:
+            return QueueFull(f"this gateway has {most} calls under way: ask again later")
+        share = self.settings.tenant_share
+        if tenant and of_tenant * (1 - share) >= (most - now) * share:
+            return QueueFull(
+                f"tenant {tenant!r} has {of_tenant} calls under way, as many as this gateway takes from it now: "
+                "ask again later",
+                details={"tenant": tenant, "pending": of_tenant},
+            )
+        return None
+
+    async def _serve(self, message: Message, responder: Responder, tenant: str) -> None:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         try:
@@ -280,12 +304,18 @@ class Gateway(Service[GatewayState]):
                 flags=int(TaskFlag.JSON) if responder.fmt is Format.JSON else 0,
                 parent=call.parent,
             )
+            order.tenant = tenant
             result, worker = await self.router.execute(order)
             responder.result(result, worker)
         except Exception as error:
             self._fail(responder, error)
         finally:
             self._busy_s += loop.time() - began_at
+
+    def _ended(self, tenant: str) -> None:
+        self._pending_by[tenant] -= 1
+        if not self._pending_by[tenant]:
+            del self._pending_by[tenant]
 
     def _fail(self, responder: Responder, error: Exception) -> None:
         told = responder.fail(error)

@@ -72,6 +72,7 @@ class RoutedRequest:
     repeatable = False
     """`idempotent`, or as the task of the last attempt declares."""
     number = 0
+    tenant = ""
     queue: Hashable = None
     waits = False
     queued_at = 0.0
@@ -115,6 +116,7 @@ class RoutedRequest:
         patient: bool = False,
         max_attempts: int = 10_000,
         queue: bool | None = None,
+        tenant: str = "",
     ) -> None:
         self.method = method
         self.max_attempts = max_attempts
@@ -132,6 +134,8 @@ class RoutedRequest:
             self.patient = patient
         if queue is False:
             self.in_line = False
+        if tenant:
+            self.tenant = tenant
 
     def __repr__(self) -> str:
         where = "waits" if self.waits else f"on {self.worker.id}" if self.worker else "idle"
@@ -172,7 +176,7 @@ class RoutingCore:
         self._settings = settings
         self._draw = draw
         self._candidates = Candidates(self.view, draw)
-        self._line: WaitQueue[RoutedRequest] = WaitQueue()
+        self._line: WaitQueue[RoutedRequest] = WaitQueue(settings.tenant_weights)
         self._backoff = Backoff(settings.backoff_first_s, settings.backoff_max_s)
         self._numbers = numbers or itertools.count(1)
         self._placed = 0
@@ -423,7 +427,7 @@ class RoutingCore:
         for head in self._line.heads():
             following: RoutedRequest | None = head
             while following is not None and self._try(following, now):
-                self._line.remove(following)
+                self._line.take(following, following.cost)
                 effects.append(Placed(following))
                 following = self._line.next_after(following)
             if not self._has_room(freed):
@@ -442,7 +446,7 @@ class RoutingCore:
         for head in [] if self._moving else self._line.heads():
             if self._try(head, now, anyhow=True):
                 self.probes += 1
-                self._line.remove(head)
+                self._line.take(head, head.cost)
                 effects.append(Placed(head))
         return effects
 

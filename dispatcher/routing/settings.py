@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -77,11 +77,19 @@ class RouterSettings:
     """Maximum number of copies in progress per shadow pool; further ones are dropped and counted."""
     max_releases_kept: int = 10_000
     """Maximum number of releases and cancellations kept while disconnected, to be sent after the reconnect."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Tenants (accounts of callers) that wait for the same slots get them in these proportions; 1 for those that are
+    not named. Only gateways know the tenants of their callers. Above 0."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
         if self.default_timeout_s is not None:
             check_bounds(self, (("default_timeout_s", 0.001, MAX_DEADLINE_S),))
+        for tenant, weight in self.tenant_weights.items():
+            if not 0.001 <= weight <= 1000:
+                raise InvalidSettings(
+                    f"the weight of tenant {tenant!r} is {weight!r}, it must be between 0.001 and 1000"
+                )
         if self.backoff_max_s < self.backoff_first_s:
             raise InvalidSettings("backoff_max_s must not be below backoff_first_s")
         if self.probe_max_s < self.probe_first_s:

@@ -1,9 +1,9 @@
-"""The queue in which requests wait, in the order of their arrival. Pure."""
+"""The queue in which requests wait, in the order of their arrival; tenants take turns. Pure."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 
@@ -14,6 +14,8 @@ class Waiting(Protocol):
     """Order of arrival; kept across retries, so that a retry gets its old place back."""
     queue: Hashable
     """The class it waits in."""
+    tenant: str
+    """Whose it is. Empty: Gangline's own account."""
     waits: bool
     """Whether it is waiting now; set by WaitQueue."""
 
@@ -21,17 +23,65 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-class WaitQueue(Generic[W]):
-    """Queues by class, each a heap ordered by `number`; removed items are dropped when they reach the top.
+class _Line(Generic[W]):
+    """One class: a heap for each tenant, and how much each has been served (start-time fair queueing)."""
 
-    A *class* has requests that the same workers could take. Within it, the order of arrival is strict, so that a
-    request for many slots is not starved by requests for one; a class whose workers are full does not block another.
-    """
-
-    __slots__ = ("_lines", "size")
+    __slots__ = ("heaps", "served")
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, list[tuple[int, W]]] = {}
+        self.heaps: dict[str, list[tuple[int, W]]] = {}
+        self.served: dict[str, float] = {}
+        """By tenant: slots divided by weight. Kept while anybody waits, so that a tenant gains nothing by leaving."""
+
+    def push(self, item: W) -> None:
+        heap = self.heaps.get(item.tenant)
+        if heap is None:
+            least = min((self.served[tenant] for tenant in self.heaps), default=0.0)
+            self.served[item.tenant] = max(self.served.get(item.tenant, 0.0), least)  # time away earns nothing
+            heap = self.heaps[item.tenant] = []
+        heapq.heappush(heap, (item.number, item))
+
+    def head(self) -> W | None:
+        """The first of the tenant whose turn it is."""
+        heads = [item for tenant in list(self.heaps) if (item := self._first(tenant)) is not None]
+        if len(heads) < 2:
+            return heads[0] if heads else None
+        return min(heads, key=lambda item: (self.served[item.tenant], item.number))
+
+    def _first(self, tenant: str) -> W | None:
+        heap = self.heaps[tenant]
+        while heap:
+            item = heap[0][1]
+            # An item that left and came back is in the heap twice with the same number; either entry will do.
+            if item.waits:
+                return item
+            heapq.heappop(heap)
+        del self.heaps[tenant]
+        return None
+
+    def sweep(self) -> None:
+        for tenant, heap in list(self.heaps.items()):
+            heap[:] = [entry for entry in heap if entry[1].waits]
+            heapq.heapify(heap)
+            if not heap:
+                del self.heaps[tenant]
+
+
+class WaitQueue(Generic[W]):
+    """Queues by class, each ordered by `number`; removed items are dropped when they reach the top.
+
+    A *class* has requests that the same workers could take. Within it, the order of arrival of one tenant is strict, so
+    that a request for many slots is not starved by requests for one; a class whose workers are full does not block
+    another. Tenants take turns, by the slots that each has got while others waited, divided by its weight: one that
+    waits with a thousand requests gets no more than one that waits with a few.
+    """
+
+    __slots__ = ("_lines", "_weights", "size")
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        """`weights`: of tenants; 1 for those that are not in it."""
+        self._lines: dict[Hashable, _Line[W]] = {}
+        self._weights = weights or {}
         self.size = 0
         """Number of waiting items."""
 
@@ -40,7 +90,8 @@ class WaitQueue(Generic[W]):
 
     def __iter__(self) -> Iterator[W]:
         """All waiting items, oldest first."""
-        waiting = {number: item for line in self._lines.values() for number, item in line if item.waits}
+        entries = (entry for line in self._lines.values() for heap in line.heaps.values() for entry in heap)
+        waiting = {number: item for number, item in entries if item.waits}
         return iter([waiting[number] for number in sorted(waiting)])
 
     def has_line(self, queue: Hashable) -> bool:
@@ -52,7 +103,16 @@ class WaitQueue(Generic[W]):
         assert not item.waits, item
         item.waits = True
         self.size += 1
-        heapq.heappush(self._lines.setdefault(item.queue, []), (item.number, item))
+        line = self._lines.get(item.queue)
+        if line is None:
+            line = self._lines[item.queue] = _Line()
+        line.push(item)
+
+    def take(self, item: W, slots: int) -> None:
+        """Remove an item that gets so many slots now."""
+        line = self._lines[item.queue]
+        line.served[item.tenant] += slots / self._weights.get(item.tenant, 1.0)
+        self.remove(item)
 
     def remove(self, item: W) -> bool:
         """Remove an item; False if it was not waiting."""
@@ -70,9 +130,8 @@ class WaitQueue(Generic[W]):
         """Drop removed items at once, because they are about to wait in another queue: here they would seem to wait
         again."""
         for queue, line in list(self._lines.items()):
-            line[:] = [entry for entry in line if entry[1].waits]
-            heapq.heapify(line)
-            if not line:
+            line.sweep()
+            if not line.heaps:
                 del self._lines[queue]
 
     def heads(self) -> list[W]:
@@ -93,11 +152,7 @@ class WaitQueue(Generic[W]):
         line = self._lines.get(queue)
         if line is None:
             return None
-        while line:
-            item = line[0][1]
-            # An item that left and came back is in the heap twice with the same number; either entry will do.
-            if item.waits:
-                return item
-            heapq.heappop(line)
-        del self._lines[queue]
-        return None
+        head = line.head()
+        if head is None:
+            del self._lines[queue]
+        return head

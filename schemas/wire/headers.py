@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
+from collections.abc import Mapping
 from typing import Final
 
 
@@ -40,6 +42,23 @@ IDEMPOTENT: Final = "Gangline-Idempotent"
 overrides both."""
 WORKER: Final = "Gangline-Worker"
 """On an answer: `<pool>.<worker>` that ran it."""
+
+REQUEST_INFO: Final = "Nats-Request-Info"
+"""Set by the server, whatever the client wrote there, on requests that come from another account: JSON with its name as
+`acc`."""
+
+
+def tenant_of(given: Mapping[str, str] | None) -> str:
+    """The account that a request came from; empty: the account of whoever reads it."""
+    text = None if given is None else given.get(REQUEST_INFO)
+    if text is None:
+        return ""
+    try:
+        account = json.loads(text)["acc"]
+    except (ValueError, TypeError, KeyError, RecursionError):  # written by a client of our own account
+        return ""
+    return account if isinstance(account, str) else ""
+
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 """On a durable task: idempotency key. Within two minutes (the stream's window), a message with the same key is

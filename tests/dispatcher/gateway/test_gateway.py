@@ -17,7 +17,7 @@ from gangline.schemas.errors.base import ClosedError
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag
 
-from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
+from ...support.dispatcher.fakes import Rig, obedient, on_rig, silent, turns
 
 
 @asynccontextmanager
@@ -226,3 +226,56 @@ async def test_to_stop_it_ends_its_start_and_nothing_listens_any_more(rig: Rig) 
     with pytest.raises(NoResponders):
         await ask(rig, "images.echo")
     assert made.statistics()["state"] == "closed"
+
+
+# -- tenants ------------------------------------------------------------------------------------------------------
+
+
+def of(tenant: str) -> dict[str, str]:
+    """As the server marks requests from that account."""
+    return {headers.REQUEST_INFO: json.dumps({"acc": tenant, "rtt": 1})}
+
+
+@on_rig()
+async def test_a_tenant_waits_for_no_more_than_its_share_of_anothers_calls(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent, slots=1)
+    async with gateway(rig):
+        answers: list[str] = []
+
+        async def call(tenant: str) -> None:
+            await ask(rig, "images.echo", b"", of(tenant))
+            answers.append(tenant)
+
+        greedy = [asyncio.ensure_future(call("greedy")) for _ in range(40)]
+        [first] = await worker.hears(RequestOp.TASK)
+        modest = [asyncio.ensure_future(call("modest")) for _ in range(3)]
+        await turns()
+        worker.behave = obedient
+        worker.answer((AnswerOp.OK, first[1], "done"))
+        await asyncio.gather(*modest)
+        assert answers.count("greedy") <= 1 + len(modest) + 1, answers
+        await asyncio.gather(*greedy)
+
+
+@on_rig()
+async def test_a_tenant_that_calls_without_end_leaves_room_for_others(rig: Rig) -> None:
+    await rig.worker(behave=silent, slots=1)
+    async with gateway(rig, max_pending=9, tenant_share=0.5) as served:
+        waiting = [asyncio.ensure_future(ask(rig, "images.echo", b"", of("greedy"))) for _ in range(20)]
+        await turns()
+        assert served.statistics()["pending"] == 5
+        refused = [json.loads(call.result().data) for call in waiting if call.done()]
+        assert len(refused) == 15 and {each["code"] for each in refused} == {"queue_full"}
+        assert refused[0]["details"] == {"tenant": "greedy", "pending": 5}
+        waiting += [asyncio.ensure_future(ask(rig, "images.echo", b"", of("modest"))) for _ in range(20)]
+        await turns()
+        assert served.statistics()["pending"] == 7, "half of what is left"
+        own = asyncio.ensure_future(ask(rig, "images.echo"))  # of Gangline's own account
+        await turns()
+        assert served.statistics()["pending"] == 8 and not own.done()
+    await asyncio.gather(own, *waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"acc": 1}', "[" * 100_000])
+def test_what_a_client_of_our_own_account_writes_as_request_info_names_no_tenant(text: str) -> None:
+    assert headers.tenant_of({headers.REQUEST_INFO: text}) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
@@ -84,9 +85,10 @@ def test_call_options_are_checked(bad: Any) -> None:
 
 
 class Item:
-    def __init__(self, number: int, queue: Any = None) -> None:
+    def __init__(self, number: int, queue: Any = None, tenant: str = "") -> None:
         self.number = number
         self.queue = queue
+        self.tenant = tenant
         self.waits = False
 
 
@@ -134,6 +136,45 @@ def test_a_line_agrees_with_a_sorted_list(steps: list[tuple[int, bool]]) -> None
             head = next((item.number for item in line.heads() if item.queue == queue), None)
             assert head == (members[0] if members else None)
             assert line.has_line(queue) == bool(members)
+
+
+@given(
+    st.lists(st.sampled_from("abc"), max_size=60),
+    st.fixed_dictionaries({}, optional={tenant: st.sampled_from([0.5, 1.0, 3.0]) for tenant in "abc"}),
+    st.lists(st.one_of(st.integers(1, 3), st.sampled_from("abc")), max_size=80),
+)
+def test_tenants_that_wait_are_served_in_proportion_to_their_weights(
+    first: list[str], weights: dict[str, float], steps: list[int | str]
+) -> None:
+    """Steps: a request of that tenant comes, or the next one gets that many slots."""
+    line: WaitQueue[Item] = WaitQueue(weights)
+    numbers = itertools.count()
+    waiting: dict[str, list[int]] = {tenant: [] for tenant in "abc"}
+    got: dict[tuple[str, str], float] = {}  # what the first has got, since both have been waiting
+
+    def come(tenant: str) -> None:
+        for other in "abc":
+            if not waiting[tenant]:
+                got[tenant, other] = got[other, tenant] = 0.0
+        waiting[tenant].append(next(numbers))
+        line.add(Item(waiting[tenant][-1], tenant=tenant))
+
+    for tenant in first:
+        come(tenant)
+    for step in steps:
+        if isinstance(step, str):
+            come(step)
+        elif line.size:
+            [head] = line.heads()
+            assert head.number == waiting[head.tenant][0], "one tenant's requests keep their order"
+            line.take(head, step)
+            waiting[head.tenant].pop(0)
+            for other in "abc":
+                got[head.tenant, other] = got.get((head.tenant, other), 0.0) + step / weights.get(head.tenant, 1.0)
+        together = [(a, b) for a in "abc" for b in "abc" if a < b and waiting[a] and waiting[b]]
+        for a, b in together:
+            most = 3 / weights.get(a, 1.0) + 3 / weights.get(b, 1.0)
+            assert abs(got.get((a, b), 0.0) - got.get((b, a), 0.0)) <= most, (a, b)
 
 
 # -- retry --------------------------------------------------------------------------------------------------------

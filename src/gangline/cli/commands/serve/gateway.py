@@ -17,6 +17,19 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
     "--drain-grace", "drain_grace_s", text="Stop calls still running this long after the drain began. [30s]"
 )
 @click.option("--max-queued", type=int, metavar="N", help="Maximum calls waiting for a slot, per pool. [10000]")
+@click.option(
+    "--tenant-share",
+    type=float,
+    metavar="PART",
+    help="How much of --max-pending one tenant may use. [0.5]",
+)
+@click.option(
+    "--tenant-weight",
+    "weights",
+    multiple=True,
+    metavar="TENANT=WEIGHT",
+    help="Slots for tenants that wait for the same ones, relative to others. Repeatable. [1]",
+)
 @click.option("--node", metavar="NAME", help="Prefer workers on this machine.")
 @click.option("--zone", metavar="NAME", help="Next, prefer workers in this failure domain.")
 @logging_options
@@ -24,6 +37,7 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
 def command(
     connection: ConnectionOptions,
     max_queued: int | None,
+    weights: tuple[str, ...],
     node: str | None,
     zone: str | None,
     log_level: str,
@@ -47,6 +61,8 @@ def command(
 
     configure_logging(level=log_level, fmt=log_format)
     routing: dict[str, Any] = {"max_queued": max_queued, "node": node, "zone": zone}
+    if weights:
+        routing["tenant_weights"] = dict(map(_weight, weights))
     run(
         serve_gateway(
             connection,
@@ -54,3 +70,13 @@ def command(
             RouterSettings(**given(routing)),
         )
     )
+
+
+def _weight(text: str) -> tuple[str, float]:
+    tenant, _, weight = text.partition("=")
+    try:
+        return tenant, float(weight)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not TENANT=WEIGHT, for example shop=3", param_hint="--tenant-weight"
+        ) from None

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from ..bus.port.bus import Message, NotPermitted
 from ..bus.rpc.responder import Listening
 from ..runtime.tasks import TaskSet
 from ..schemas.errors.base import GanglineError
 from ..schemas.messages.gangs import PingRequest
-from ..schemas.names import WorkerId
+from ..schemas.names import Names, WorkerId
 from ..schemas.records.gangs import GangState
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
@@ -65,6 +66,7 @@ class Leadership:
             context.clock,
             tasks,
             feed=self.feed,
+            usable=lambda key, name, record: self._usable(key, sets=((name, record),)),
             deposed=context.elector.deposed,
             log=log,
         )
@@ -86,7 +88,7 @@ class Leadership:
     def begin(self) -> None:
         """Read the ledger, then lead."""
         self._context.leader.on_restored = self._restored
-        self._tasks.start(self._take_over())
+        self._tasks.start(self._begin())
 
     def end(self, reason: str) -> None:
         """Stop leading, from this instant on. Idempotent."""
@@ -113,6 +115,13 @@ class Leadership:
         await asyncio.gather(self._listening.drain(), *router)
         await self._sets.stop()
         await self._tasks.rest()
+
+    async def _begin(self) -> None:
+        try:
+            await self._take_over()
+        except Exception as error:  # a leader that does not lead must not keep others from it
+            self._log.exception("the term could not begin; it is given up", extra={"action": "coordinator.term_failed"})
+            self._context.elector.term_failed(f"its term could not begin: {type(error).__name__}")
 
     async def _take_over(self) -> None:
         context = self._context
@@ -201,7 +210,38 @@ class Leadership:
             workers=context.worker_registry.living(presumed),
         )
         context.worker_registry.listener = self
-        self._handle(event)
+        try:
+            effects = self.core.handle(event)
+        except Exception as error:
+            self._log.warning("the ledger cannot be taken over as it stands: %r", error, extra={"action": "ledger.odd"})
+            effects = self.core.handle(self._without_unusable(event))
+        self._carry_out(effects)
+
+    def _without_unusable(self, event: on.LeadershipGained) -> on.LeadershipGained:
+        """Put aside each record that a core cannot begin with, and say so: one record must not end every term."""
+        gangs = tuple(each for each in event.gangs if self._usable(Names.gang_key(each[0].id), gangs=(each,)))
+        aside = {gang.id for gang, _ in event.gangs} - {gang.id for gang, _ in gangs}
+        return replace(
+            event,
+            gangs=gangs,
+            members=tuple(each for each in event.members if each[1].gang not in aside),
+            sets=tuple(each for each in event.sets if self._usable(Names.gangset_key(each[0]), sets=(each,))),
+            statuses=tuple(
+                each for each in event.statuses if self._usable(Names.gangset_status_key(each[0]), statuses=(each,))
+            ),
+        )
+
+    def _usable(self, key: str, **alone: Any) -> bool:
+        """Whether a core can begin with this record alone."""
+        context = self._context
+        event = on.LeadershipGained(**context.clock.moment(), term=self.number, fence=context.leader.fence, **alone)
+        try:
+            SchedulerCore(context.settings, context.shard).handle(event)
+        except Exception as error:
+            told = {"action": "record.unusable", "key": key}
+            self._log.error("%s cannot be used, and is put aside", key, exc_info=error, extra=told)
+            return False
+        return True
 
     async def _sweep(self) -> None:
         context = self._context
@@ -236,7 +276,9 @@ class Leadership:
         return not self._over and self._context.elector.trusted() and not self._over
 
     def _handle(self, event: on.AnyEvent) -> None:
-        effects = self.core.handle(event)
+        self._carry_out(self.core.handle(event))
+
+    def _carry_out(self, effects: list[do.Effect]) -> None:
         if effects:
             self._context.bus.prompt(lambda: self._executor.carry_out(effects))
 

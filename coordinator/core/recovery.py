@@ -46,6 +46,7 @@ class LedgerRecovery:
     def gained(self, event: LeadershipGained) -> None:
         scheduler_state = self._state
         scheduler_state.reset()
+        scheduler_state.out.clear()  # of a beginning that failed
         scheduler_state.leading, scheduler_state.term, scheduler_state.ledger.fence = True, event.term, event.fence
         for facts in event.workers:
             scheduler_state.inventory.seen(facts)

@@ -104,6 +104,13 @@ class Deposed(ElectionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TermFailed(ElectionEvent):
+    """The leader could not begin its term. Somebody else may lead better, or the same process a little later."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resigned(ElectionEvent):
     """This process wants to stop; standbys should not have to wait for the key to expire."""
 
@@ -114,7 +121,16 @@ class ElectionTick(ElectionEvent):
 
 
 AnyElectionEvent = (
-    LeaderRead | ClaimWon | ClaimLost | ClaimUnknown | Renewed | RenewFailed | Deposed | Resigned | ElectionTick
+    LeaderRead
+    | ClaimWon
+    | ClaimLost
+    | ClaimUnknown
+    | Renewed
+    | RenewFailed
+    | Deposed
+    | TermFailed
+    | Resigned
+    | ElectionTick
 )
 
 
@@ -232,6 +248,8 @@ class ElectionCore:
                     if self.role is ElectionRole.LEADER
                     else [ReadLeader()]
                 )
+            case TermFailed():
+                return self._step_down(event, event.reason) if self.role is ElectionRole.LEADER else []
             case Resigned():
                 leading, self.role = self.role is ElectionRole.LEADER, ElectionRole.RESIGNED
                 return [YieldLeadership(reason="resigned"), ResignLeadership()] if leading else []

@@ -118,6 +118,10 @@ class Elector:
         """One of our writes showed that somebody else leads."""
         self.tell(on.Deposed(**self._clock.moment()))
 
+    def term_failed(self, reason: str) -> None:
+        """The term could not begin: give it up. It is tried again when `leader_alive` has expired."""
+        self.tell(on.TermFailed(**self._clock.moment(), reason=reason))
+
     def tell(self, event: on.AnyElectionEvent) -> None:
         """Something happened."""
         self._carry_out(self.election.handle(event))

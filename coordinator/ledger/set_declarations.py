@@ -35,15 +35,18 @@ class SetDeclarations:
         tasks: TaskSet,
         *,
         feed: Callable[[on.Happening], None],
+        usable: Callable[[str, str, GangSetRecord], bool],
         deposed: Callable[[], None],
         log: Log,
     ) -> None:
+        """`usable` is asked, with key and name, whether the core can be given a record; it says so if not."""
         self._kv = kv
         self._leader = leader
         self._shard = shard
         self._clock = clock
         self._tasks = tasks
         self._feed = feed
+        self._usable = usable
         self._deposed = deposed
         self._log = log
         self._standing: dict[str, bytes] = {}
@@ -93,7 +96,7 @@ class SetDeclarations:
         if self._standing.get(entry.key) == entry.value:
             return  # the watch began, or the bucket was made anew
         record = parse(GangSetRecord, entry, self._log)
-        if record is not None:
+        if record is not None and self._usable(entry.key, entry.key.partition(".")[2], record):
             self._standing[entry.key] = entry.value
             self._tell(entry.key, record)
 

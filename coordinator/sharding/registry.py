@@ -7,7 +7,7 @@ Laws:
 2. While somebody in the way lives, the newcomer gets ShardConflict. It counts as dead when its `leader_alive` was away
    for `GONE_S`; then it is taken out, and in the same batch its `leader` record is written over, so that whatever a
    frozen leader of it still sends is refused by the server (L9).
-3. A leader looks at the map after it was elected. One that was taken out meanwhile stops.
+3. A leader looks at the map after it was elected. One that was taken out meanwhile, by others who live, stops.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ShardRegistry:
             ShardConflict: somebody who lives keeps some of our pools.
             Unavailable: the ledger cannot be read or written.
         """
-        await self._enter(patient=True)
+        await self._enter()
         if self._shard.pools is not None:
             self._subscription = await self._kv.watch(Names.shards_key, self._on_entry)
 
@@ -64,15 +64,16 @@ class ShardRegistry:
             await subscription.unsubscribe()
 
     async def confirm(self) -> None:
-        """We were elected, or the bucket was made anew: our entry must stand.
+        """We were elected, or the bucket was made anew: our entry must stand. What a map says that
+        somebody wrote by hand does not end us if nobody of it lives.
 
         Raises:
             ShardConflict: others keep our pools by now.
             Unavailable: the ledger cannot be read or written.
         """
-        await self._enter(patient=False)
+        await self._enter()
 
-    async def _enter(self, *, patient: bool) -> None:
+    async def _enter(self) -> None:
         missed: dict[str, float] = {}
         """Since when each of those in our way has not been heard of."""
         while True:
@@ -83,8 +84,6 @@ class ShardRegistry:
                 if await self._kv.get(Names.leader_alive_key_of(rival)) is not None:
                     raise self._conflict(rival, known)
                 missed.setdefault(rival, self._clock.now)
-            if rivals and not patient:
-                raise self._conflict(rivals[0], known)
             if all(self._clock.now - missed[rival] >= GONE_S for rival in rivals):
                 if await self._write(known, entry.revision if entry is not None else 0, rivals):
                     return

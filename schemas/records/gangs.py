@@ -31,14 +31,18 @@ ENDED_TTL_S: Final = 60.0
 """How long the record of an ended gang remains readable."""
 
 
-def _pool_name(value: str) -> str:
-    try:
-        return check_name(value, "pool")
-    except InvalidName as error:  # a record may be written by hand; pydantic collects only ValueErrors
-        raise ValueError(error.message) from error
+def _name(kind: str) -> AfterValidator:
+    def check(value: str) -> str:
+        try:
+            return check_name(value, kind)
+        except InvalidName as error:  # a record may be written by hand; pydantic collects only ValueErrors
+            raise ValueError(error.message) from error
+
+    return AfterValidator(check)
 
 
-PoolName = Annotated[str, Field(max_length=MAX_NAME_CHARS), AfterValidator(_pool_name)]
+PoolName = Annotated[str, Field(max_length=MAX_NAME_CHARS), _name("pool")]
+WorkerName = Annotated[str, Field(max_length=MAX_NAME_CHARS), _name("worker")]
 
 
 class Strategy(StrEnum):
@@ -269,8 +273,8 @@ class Seat(BaseModel):
 
     rank: int
     part: int = 0
-    pool: str
-    worker: str
+    pool: PoolName
+    worker: WorkerName
     slots: int = 1
     token: str
     """Send dispatches to the member with it: a multi-use lease of the worker, for `slots` slots. Others than the

@@ -334,6 +334,20 @@ async def test_shards_enter_themselves_again_into_a_ledger_that_was_lost(system,
 # -- standing gangs, discovery ----------------------------------------------------------------------------------------
 
 
+async def test_a_map_written_by_hand_does_not_end_the_coordinator_that_is_elected(system):
+    """It once left for good: `shards` said that somebody else keeps its pools, though nobody did."""
+    await system.worker()
+    first = await system.coordinator("first")
+    await first.wait_leading()
+    second = await system.coordinator("second")
+    await system.ledger.put("shards", b'{"shards": {"a": ["train"]}}')
+    await first.stop()
+    async with asyncio.timeout(60):
+        await second.wait_leading()
+    assert await shard_map(system) == {}
+    assert (await system.owner.acquire(pool="train", size=1))["state"] == "formed"
+
+
 async def test_each_shard_keeps_the_sets_of_its_own_pools_up(system):
     train, serve = await two(system)
     await system.ledger.put("gangset.a", b'{"gangs": 1, "gang": {"pool": "train", "size": 2}}')

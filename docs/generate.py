@@ -37,6 +37,7 @@ from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.catalogue import asyncapi
 from gangline.schemas.errors import base as errors
 from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.limits import MAX_CONTAINERS
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration
@@ -172,6 +173,9 @@ def settings_page() -> str:
             *_settings_section(WorkerSettings, "Worker: `WorkerSettings`"),
             *_settings_section(RouterSettings, "Router, in clients and gateways: `RouterSettings`"),
             *_settings_section(GatewaySettings, "Gateway: `GatewaySettings`"),
+            "In the environment of all processes: `GANGLINE_MAX_CONTAINERS`, how many lists and maps the arguments of",
+            f"one call or task may have, {MAX_CONTAINERS} if unset. See [limits](protocol.md#limits).",
+            "",
             *_settings_section(CallOptions, "Calls: options of `client.options(...)`", without="submit"),
             *_settings_section(GangOptions, "Gangs: options of `client.gang(...)`"),
             *_settings_section(SubmitOptions, "Submitted tasks: options of `client.options(...).submit`"),

@@ -31,6 +31,20 @@ MAX_DEADLINE_S: Final = 30 * 86_400.0
 MAX_DEPTH: Final = 64
 """Deepest nesting of lists and maps in a body; `[[]]` is two levels deep."""
 
+MAX_CONTAINERS: Final = 32_768
+"""Maximum number of lists and maps in a body that carries arguments, and in an envelope of frames, unless
+`GANGLINE_MAX_CONTAINERS` says otherwise. To decode so many takes some 10 ms; a million of them, which fit into one
+megabyte, would stall a process for half a second."""
+
+MAX_REQUEST_BYTES: Final = 65_536
+"""Largest body of a request that carries no arguments: all but calls, tasks and `dispatch`."""
+
+MAX_REQUEST_ITEMS: Final = 8192
+"""Maximum number of values in such a body."""
+
+MAX_RECORD_ITEMS: Final = 32_768
+"""About the maximum number of values in a record of a bucket, without the results of tasks."""
+
 MAX_CHECKED: Final = 10_000
 """Maximum number of task ids in the CHECKs of one message: the worker spends some microseconds on each, without a
 break."""

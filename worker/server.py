@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..bus.port.bus import ConnectionEvent, KeyValue, Message
 from ..runtime.failure_detector import TICK_S, FreezeDetector
-from ..schemas.errors.base import MalformedMessage, TaskCancelled
+from ..schemas.errors.base import MalformedMessage, PayloadTooLarge, TaskCancelled
 from ..schemas.messages.operations import StatsReply
 from ..schemas.names import Operation
 from ..schemas.text import count_of
@@ -184,7 +184,7 @@ class WorkerServer:
             return
         try:
             self.frame_server.take(message, now, stall_s)
-        except MalformedMessage as error:
+        except (MalformedMessage, PayloadTooLarge) as error:
             self.operations.refuse(message, error)
 
     def _doubt(self) -> None:

@@ -43,13 +43,18 @@ class Responder:
         except MalformedMessage:
             self.fmt = Format.JSON  # that of the error
 
-    def body(self) -> Any:
+    def body(self, *, large: bool = False) -> Any:
         """The decoded body.
+
+        Args:
+            large: it may be as large as a message, since it carries arguments, or comes from a coordinator.
 
         Raises:
             MalformedMessage: it cannot be read.
+            PayloadTooLarge: it has more bytes, or more values, than it may.
         """
-        return codec.decode(self._message.data, Format.of(self._message.headers))
+        decode = codec.decode_arguments if large else codec.decode_request
+        return decode(self._message.data, Format.of(self._message.headers))
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -164,10 +169,14 @@ class OperationTable:
         self._bus = bus
         self._log = log
         self._handlers: dict[str, Callable[[Responder, Any], None]] = {}
+        self._large: set[str] = set()
         self.counts = {} if counts is None else counts
 
-    def add(self, handlers: Mapping[str, Callable[[Responder, Any], None]]) -> None:
+    def add(self, handlers: Mapping[str, Callable[[Responder, Any], None]], *, large: bool = False) -> None:
+        """For `large` see Responder.body."""
         self._handlers.update(handlers)
+        if large:
+            self._large.update(handlers)
 
     def take(self, operation: str, message: Message) -> None:
         """One request; it is answered exactly once."""
@@ -179,7 +188,7 @@ class OperationTable:
             if handler is None:
                 known = ", ".join(self._handlers)
                 raise UnknownMethod(f"{self._who} has no operation {operation[:80]!r}; it has: {known}")
-            handler(responder, responder.body())
+            handler(responder, responder.body(large=operation in self._large))
         except Exception as error:
             counts[1] += 1
             responder.fail(error)

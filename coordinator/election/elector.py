@@ -290,6 +290,6 @@ def _alive_of(entry: KvEntry | None) -> LeaderAlive | None:
     if entry is None:
         return None
     try:
-        return LeaderAlive.model_validate_json(entry.value)
+        return LeaderAlive.read(entry.value)
     except ValidationError:
         return None

@@ -104,7 +104,7 @@ def leader_of(entry: KvEntry | None) -> LeaderRecord | None:
     if entry is None:
         return None
     try:
-        return LeaderRecord.model_validate_json(entry.value)
+        return LeaderRecord.read(entry.value)
     except ValidationError:
         return None
 

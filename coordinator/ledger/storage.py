@@ -16,7 +16,7 @@ from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidName
 from ...schemas.names import Names, WorkerId
 from ...schemas.records.gangs import GangRecord, GangSetRecord, GangSetStatus, MemberRecord
-from ...schemas.records.workers import Heartbeat, Record, Registration
+from ...schemas.records.workers import Heartbeat, Record, Registration, complaint
 from ...telemetry.logs import Log
 from ..election.leader_record import LeaderKey, LeaderLost, LedgerLost
 from ..model import effects as do
@@ -154,14 +154,13 @@ def _of_worker(reading: LedgerSnapshot, folder: str, entry: KvEntry, names: Name
 def parse(model: type[R], entry: KvEntry, log: Log) -> R | None:
     """A record; None, with a warning, for what cannot be read."""
     try:
-        return model.model_validate_json(entry.value)
+        return model.read(entry.value)
     except ValidationError as error:
-        first = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)[:3])
         log.warning(
             "%s is not a %s: %s",
             entry.key,
             model.__name__,
-            first,
+            complaint(error),
             extra={"action": "record.unreadable", "key": entry.key},
         )
         return None

@@ -253,7 +253,7 @@ def _read(message: Message) -> tuple[str, Any]:
     """The operation and the body; None for one that cannot be read."""
     operation = message.subject.rpartition(".")[2]
     try:
-        return operation, codec.decode(message.data, Format.of(message.headers))
+        return operation, codec.decode_request(message.data, Format.of(message.headers))
     except GanglineError:
         return operation, None
 

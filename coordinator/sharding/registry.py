@@ -172,7 +172,7 @@ def _map_of(entry: KvEntry | None) -> ShardMap:
     if entry is None:
         return ShardMap()
     try:
-        return ShardMap.model_validate_json(entry.value)
+        return ShardMap.read(entry.value)
     except ValidationError:
         # Written by hand and wrong: as if it were not there. It is written over.
         return ShardMap()

@@ -21,7 +21,7 @@ from ...schemas.messages.operations import (
 )
 from ...schemas.names import Names, Operation, WorkerId, check_name, split_target
 from ...schemas.records.routes import RouteRecord, parse_route
-from ...schemas.records.workers import Heartbeat, LeaseRecord, Registration
+from ...schemas.records.workers import Heartbeat, LeaseRecord, Record, Registration
 from ...schemas.wire import codec
 from ...telemetry.logs import logger_for
 from ..calls.call import CallOptions
@@ -31,6 +31,7 @@ from ..router.router import Router
 
 _log = logger_for("ledger")
 R = TypeVar("R", bound=BaseModel)
+V = TypeVar("V", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +183,7 @@ class Operations:
         try:
             entry = await (await self._router.ledger()).get(self._router.names.registration_key(worker))
             if entry is not None:
-                return Registration.model_validate_json(entry.value).channel
+                return Registration.read(entry.value).channel
         except (Unavailable, ValidationError):
             return ""
         raise NoResponders(f"{worker} has no registration")
@@ -199,15 +200,15 @@ async def registered(ledger: KeyValue, names: Names, pool: str = "*") -> list[tu
     return sorted(found, key=lambda each: f"{each[0].pool}.{each[0].worker}")
 
 
-async def _read(ledger: KeyValue, pattern: str, model: type[R]) -> dict[str, R]:
+async def _read(ledger: KeyValue, pattern: str, model: type[V]) -> dict[str, V]:
     records = {entry.key: read_record(model, entry) for entry in await ledger.entries(pattern)}
     return {key: record for key, record in records.items() if record is not None}
 
 
-def read_record(model: type[R], entry: KvEntry) -> R | None:
+def read_record(model: type[V], entry: KvEntry) -> V | None:
     """Parse a record; None if it is invalid, for example because a newer version or a foreign program wrote it."""
     try:
-        return model.model_validate_json(entry.value)
+        return model.read(entry.value)
     except ValidationError as error:
         _log.debug("not a %s: %s", model.__name__, error, extra={"action": "ledger.unreadable", "key": entry.key})
         return None

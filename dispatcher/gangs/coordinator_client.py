@@ -202,7 +202,7 @@ class CoordinatorClient:
 def read_event(message: Message) -> GangEvent | None:
     """Parse an event; None, with a warning, if it cannot be read."""
     try:
-        return GangEvent.model_validate_json(message.data)
+        return GangEvent.read(message.data)
     except ValidationError as error:
         first = str(error).splitlines()[0]
         _log.warning("unreadable event on %s: %s", message.subject, first, extra={"action": "event.unreadable"})

@@ -96,8 +96,8 @@ class SetDiscovery:
 
     def _parse(self, entry: KvEntry) -> GangSetRecord | _GangOfSet | None:
         if entry.key.startswith("gangset."):
-            return GangSetRecord.model_validate_json(entry.value)
-        gang = GangRecord.model_validate_json(entry.value)
+            return GangSetRecord.read(entry.value)
+        gang = GangRecord.read(entry.value)
         return None if gang.gangset is None else _GangOfSet(gang, entry.revision)
 
     def _changed(

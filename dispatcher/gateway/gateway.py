@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -132,6 +131,9 @@ class GatewaySettings:
     """Deadline in seconds of a call without `Gangline-Timeout`. Above 0. After that, the caller has probably gone."""
     max_pending: int = 10_000
     """Maximum number of calls in progress; one more is answered with QueueFull at once. At least 1."""
+    max_pending_bytes: int = 256 << 20
+    """Maximum size of the bodies of all calls in progress, in bytes; one more is answered with QueueFull at once. At
+    least 1 MB. Decoded arguments take several times as much memory."""
     tenant_share: float = 0.5
     """How much of `max_pending` one tenant (an account that imports calls) may use while no other calls. There is
     always room left for one that comes later: with 0.5, n tenants that all call without end get 1/(n+1) each. Above 0,
@@ -146,6 +148,7 @@ class GatewaySettings:
 _BOUNDS: Final = (
     ("default_timeout_s", 0.001, MAX_DEADLINE_S),
     ("max_pending", 1, 10_000_000),
+    ("max_pending_bytes", 1 << 20, 1 << 40),
     ("tenant_share", 0.001, 0.999),
     ("drain_grace_s", 0.0, MAX_DEADLINE_S),
 )
@@ -156,6 +159,15 @@ _log = logger_for("gateway")
 SERVICE: Final = "gangline-gateway"
 """Name of gateways in `nats service ls`."""
 _ENDPOINT: Final = "call"
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What one tenant has in progress."""
+
+    calls: int = 0
+    bytes: int = 0
+    """Of their bodies."""
 
 
 class GatewayState(StrEnum):
@@ -216,8 +228,8 @@ class Gateway(Service[GatewayState]):
         self._service = MicroService(bus, self._describe, statistics=self._counters, ambient=ambient)
         self._listening = Listening()
         self._pending = TaskSet("gateway call")
-        self._pending_by: Counter[str] = Counter()
-        """Calls in progress, by tenant."""
+        self._by_tenant: dict[str, _Pending] = {"": _Pending()}
+        """Calls in progress. Those of Gangline's own account stay here, though there may be none."""
         self._requests = 0
         self._errors = 0
         self._last_error = ""
@@ -257,6 +269,7 @@ class Gateway(Service[GatewayState]):
             "requests": self._requests,
             "errors": self._errors,
             "pending": len(self._pending),
+            "pending_bytes": self._pending_bytes(),
             "router": self.router.statistics(),
         }
 
@@ -268,26 +281,41 @@ class Gateway(Service[GatewayState]):
     def _on_call(self, message: Message) -> None:
         self._requests += 1
         responder = Responder(self.bus, message, _log)
-        tenant = headers.tenant_of(message.headers)
-        if (full := self._full(tenant)) is not None:
+        tenant, size = headers.tenant_of(message.headers), len(message.data)
+        pending = self._by_tenant.get(tenant) or _Pending()
+        if (full := self._full(tenant, pending, size)) is not None:
             self._fail(responder, full)
             return
+        pending.calls += 1
+        pending.bytes += size
+        self._by_tenant[tenant] = pending
         serving = self._pending.start(self._serve(message, responder, tenant))
-        if tenant:
-            self._pending_by[tenant] += 1
-            serving.add_done_callback(lambda _: self._ended(tenant))
+        serving.add_done_callback(lambda _: self._ended(tenant, size))
 
-    def _full(self, tenant: str) -> QueueFull | None:
-        most, now, of_tenant = self.settings.max_pending, len(self._pending), self._pending_by[tenant]
-        if now >= most:
-            return QueueFull(f"this gateway has {most} calls under way: ask again later")
-        share = self.settings.tenant_share
-        if tenant and of_tenant * (1 - share) >= (most - now) * share:
-            return QueueFull(
-                f"tenant {tenant!r} has {of_tenant} calls under way, as many as this gateway takes from it now: "
-                "ask again later",
-                details={"tenant": tenant, "pending": of_tenant},
-            )
+    def _ended(self, tenant: str, size: int) -> None:
+        pending = self._by_tenant[tenant]
+        pending.calls -= 1
+        pending.bytes -= size
+        if tenant and not pending.calls:
+            del self._by_tenant[tenant]
+
+    def _pending_bytes(self) -> int:
+        return sum(each.bytes for each in self._by_tenant.values())
+
+    def _full(self, tenant: str, pending: _Pending, size: int) -> QueueFull | None:
+        settings, share = self.settings, self.settings.tenant_share
+        for used, now, more, most, what in (
+            (pending.calls, len(self._pending), 1, settings.max_pending, "calls"),
+            (pending.bytes, self._pending_bytes(), size, settings.max_pending_bytes, "bytes of calls"),
+        ):
+            if now + more > most:
+                return QueueFull(f"this gateway has {now} {what} under way: ask again later")
+            if tenant and used * (1 - share) >= (most - now) * share:
+                return QueueFull(
+                    f"tenant {tenant!r} has {used} {what} under way, as many as this gateway takes from it now: "
+                    "ask again later",
+                    details={"tenant": tenant, "pending": used},
+                )
         return None
 
     async def _serve(self, message: Message, responder: Responder, tenant: str) -> None:
@@ -295,7 +323,7 @@ class Gateway(Service[GatewayState]):
         began_at = loop.time()
         try:
             endpoint, method = self.names.parse_call(message.subject)
-            call = PlainRequest.parse(responder.body(), message.headers, self.settings.default_timeout_s)
+            call = PlainRequest.parse(responder.body(large=True), message.headers, self.settings.default_timeout_s)
             order = self.router.order(
                 f"{endpoint}.{method}",
                 call.args,
@@ -311,11 +339,6 @@ class Gateway(Service[GatewayState]):
             self._fail(responder, error)
         finally:
             self._busy_s += loop.time() - began_at
-
-    def _ended(self, tenant: str) -> None:
-        self._pending_by[tenant] -= 1
-        if not self._pending_by[tenant]:
-            del self._pending_by[tenant]
 
     def _fail(self, responder: Responder, error: Exception) -> None:
         told = responder.fail(error)

@@ -95,14 +95,14 @@ class WorkerDiscovery:
         if entry is None:
             return False
         try:
-            return Heartbeat.model_validate_json(entry.value).instance == instance
+            return Heartbeat.read(entry.value).instance == instance
         except ValueError:
             return True  # some process is there
 
     def _parse(self, entry: KvEntry) -> Registration | Heartbeat:
         if entry.key.startswith("alive."):
-            return Heartbeat.model_validate_json(entry.value)
-        record = Registration.model_validate_json(entry.value)
+            return Heartbeat.read(entry.value)
+        record = Registration.read(entry.value)
         if entry.key != f"reg.{record.pool}.{record.worker}":
             raise ValueError(f"it names {record.pool}.{record.worker}")
         return record

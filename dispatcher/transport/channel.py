@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from ...bus.port.bus import Bus, NotPermitted
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, PayloadTooLarge
+from ...schemas.wire import codec
 from ...schemas.wire.codec import pack
 from ...schemas.wire.frames import REQUEST_ENVELOPE_BYTES, AnswerOp, Frame, RequestOp, encode_frame, join_request
 from ..routing.outcome import TryOutcome
@@ -164,6 +165,8 @@ class ReservationRequest(AwaitedRequest):
         return True
 
 
+_LEAST_SPARE: Final = 1024
+"""A message in which less than this is left for lists and maps is full."""
 _MIN_HALF: Final = 16
 """Fewer frames are not worth a message of their own."""
 
@@ -203,7 +206,7 @@ class OutboundMessage:
         self.size = 0
         """Bytes of all frames."""
         self.room = 0
-        """Maximum size of its frames together, in bytes; 0 before the first."""
+        """Up to this size of its frames together, in bytes, another one may be added; 0 before the first."""
         self.begun_at = 0.0
         """Loop time when its first frame was added: it is sent in the same turn."""
         self.number = 0
@@ -275,7 +278,7 @@ class WorkerChannel:
         outbound = self._message
         size = outbound.size + len(packed)
         if size > outbound.room:
-            outbound = self._parcel_for(len(packed))
+            outbound = self._parcel_for(packed)
             size = outbound.size + len(packed)
         outbound.size = size
         if flight is not None:
@@ -326,7 +329,7 @@ class WorkerChannel:
         if self._kept:
             kept, self._kept = self._kept, deque()
             for frame in kept:
-                outbound = self._parcel_for(len(frame))
+                outbound = self._parcel_for(frame)
                 outbound.size += len(frame)
                 outbound.frames.append(frame)
                 outbound.flights.append(None)
@@ -348,25 +351,33 @@ class WorkerChannel:
         data = join_request(self.worker.epoch, self._sink.sender, [frame])
         self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks}")
 
-    def _parcel_for(self, size: int) -> OutboundMessage:
-        """The message for a frame of this size: the current one, unless it would become too large.
+    def _parcel_for(self, frame: bytes) -> OutboundMessage:
+        """The message for a frame: the current one, unless it would become too large, or might have more lists and maps
+        than the worker takes.
 
         Raises:
-            PayloadTooLarge: the frame is too large for any message.
+            PayloadTooLarge: the frame is too large for any message, or has too many lists and maps.
         """
-        room = self.largest_frame
+        room, size = self.largest_frame, len(frame)
         if size > room:
             raise PayloadTooLarge(
                 f"the arguments make a message of {size} bytes, the server takes {room}: send a reference to the data "
                 "instead, or raise the server's max_payload",
                 details={"size": size, "limit": room},
             )
-        if self._message.size + size > room:
+        budget, total = codec.most_containers, self._message.size + size
+        if size > budget:
+            codec.check_containers(frame)
+        spare = budget - total
+        if spare < 0:
+            spare = budget - codec.may_contain(b"".join((*self._message.frames, frame)))
+        if self._message.frames and (total > room or spare < _LEAST_SPARE):
             self.flush()
+            total, spare = size, budget - size
         outbound = self._message
         if not outbound.room:
             outbound.begun_at = self._sink.loop.time()
-        outbound.room = room
+        outbound.room = min(room, total + max(0, spare))  # so many bytes more have no more lists and maps than that
         return outbound
 
     def _publish(self, outbound: OutboundMessage) -> None:

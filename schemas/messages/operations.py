@@ -17,6 +17,9 @@ from ..wire.frames import Load
 _GIVEN_CHARS = 60
 """How much of an invalid value an error quotes."""
 
+_MOST_COMPLAINTS = 8
+"""How many invalid fields an error names."""
+
 _Token = Field(min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
 
 
@@ -31,7 +34,7 @@ class Reply(BaseModel):
 
 
 class ReserveRequest(Request):
-    """`<ns>.worker.<pool>.<worker>.reserve`. An empty body reserves one slot for 15 seconds."""
+    """`<ns>.worker.<pool>.<worker>.reserve`. `{}` reserves one slot for 15 seconds."""
 
     rid: str | None = Field(default=None, min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
     """Request id. The same id gets the same answer, and a reserve can be released by it before its answer arrives."""
@@ -209,13 +212,19 @@ class RouterQueues(BaseModel):
 R = TypeVar("R", bound=BaseModel)
 
 
-def parse_request(model: type[R], value: Any) -> R:
-    """Validate a decoded body; nothing counts as an empty object.
+def parse_request(model: type[R], value: Any, *, empty: bool = True) -> R:
+    """Validate a decoded body.
+
+    Args:
+        empty: whether nothing counts as an empty object. Not where a request without fields has an effect: nats-server
+            itself sends empty messages to the reply subjects that others name.
 
     Raises:
         InvalidRequest: names each invalid field and says why.
     """
     if value is None:
+        if not empty:
+            raise InvalidRequest(f"the body is empty: send an object, at least {{}}; {_fields(model)}")
         value = {}
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body is of type {type(value).__name__}: send an object; {_fields(model)}")
@@ -226,7 +235,10 @@ def parse_request(model: type[R], value: Any) -> R:
         reason = _reason(items[0]).__cause__ if len(items) == 1 else None
         if isinstance(reason, InvalidRequest):
             raise reason from error
-        raise InvalidRequest("; ".join(_complaint(model, item) for item in items)) from error
+        told = [_complaint(model, item) for item in items[:_MOST_COMPLAINTS]]
+        if len(items) > len(told):
+            told.append(f"and {len(items) - len(told)} more")
+        raise InvalidRequest("; ".join(told)) from error
 
 
 def _reason(item: ErrorDetails) -> Exception:

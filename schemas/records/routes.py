@@ -11,11 +11,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..errors.base import GanglineError, InvalidRoute
-from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_RESULT_TTL_S, MAX_SLOTS, WIRE_VERSION
+from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_RECORD_ITEMS, MAX_RESULT_TTL_S, MAX_SLOTS, WIRE_VERSION
 from ..wire import codec
 from .gangs import PoolName
 
 MAX_POOLS: Final = 64
+_MOST_PROBLEMS: Final = 8
 MAX_WEIGHT: Final = 1_000_000.0
 
 Weight = Annotated[float, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)]
@@ -115,6 +116,8 @@ def parse_route(endpoint: str, value: bytes) -> RouteRecord:
     Raises:
         InvalidRoute: names the invalid field and says why.
     """
+    if value.count(b",") >= MAX_RECORD_ITEMS:
+        raise InvalidRoute(f"route {endpoint}: it has too many values")
     try:
         body: Any = codec.from_json(value)
     except GanglineError as error:
@@ -126,7 +129,7 @@ def parse_route(endpoint: str, value: bytes) -> RouteRecord:
     except ValidationError as error:
         problems = error.errors(include_url=False)
         where = ".".join(str(part) for part in problems[0]["loc"])
-        text = "; ".join(_told(".".join(map(str, item["loc"])), item["msg"]) for item in problems)
+        text = "; ".join(_told(".".join(map(str, item["loc"])), item["msg"]) for item in problems[:_MOST_PROBLEMS])
         raise InvalidRoute(f"route {endpoint}: {text}", details={"field": where}) from error
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
-from ..limits import WIRE_VERSION
+from ..limits import MAX_RECORD_ITEMS, WIRE_VERSION
 from ..names import is_name
 
 
@@ -16,6 +17,29 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     v: int = WIRE_VERSION
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        """Read the value of a key, or a message that is like one.
+
+        Raises:
+            ValidationError: it is not such a record, or has so many values that to read it would take long.
+        """
+        if value.count(b",") >= MAX_RECORD_ITEMS:
+            many = PydanticCustomError("too_many_values", "it has too many values")
+            raise ValidationError.from_exception_data(cls.__name__, [{"type": many, "input": None}])
+        return cls.model_validate_json(value)
+
+
+def complaint(error: ValidationError) -> str:
+    """What is wrong with a record, in one line; the first three places."""
+    items = error.errors(include_url=False, include_input=False, include_context=False)
+    told = [f"{where}: {item['msg']}" if (where := _place(item["loc"])) else item["msg"] for item in items[:3]]
+    return "; ".join(told) + (f"; and {len(items) - 3} more" if len(items) > 3 else "")
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in parts)[:200]
 
 
 class MethodInfo(BaseModel):

@@ -8,19 +8,32 @@ converted on the way out; the receiving side converts back from its own annotati
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from enum import Enum, StrEnum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import pydantic_core
 from pydantic import BaseModel
 
-from ..errors.base import InvalidRequest, MalformedMessage
-from ..limits import MAX_DEPTH
+from ..errors.base import InvalidRequest, InvalidSettings, MalformedMessage, PayloadTooLarge
+from ..limits import MAX_CONTAINERS, MAX_DEPTH, MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS
 
 CONTENT_TYPE = "Content-Type"
+
+
+def _most_containers(text: str) -> int:
+    if not text:
+        return MAX_CONTAINERS
+    if not text.isdecimal() or not 1024 <= int(text) <= 1 << 30:
+        raise InvalidSettings(f"GANGLINE_MAX_CONTAINERS is {text[:40]!r}: give a whole number from 1024 to {1 << 30}")
+    return int(text)
+
+
+most_containers: Final = _most_containers(os.environ.get("GANGLINE_MAX_CONTAINERS", ""))
+"""See limits.MAX_CONTAINERS. The same for senders and receivers."""
 
 
 class Format(StrEnum):
@@ -96,18 +109,101 @@ def _renew_packer() -> None:
     _pack = msgpack.Packer(default=_plain, use_bin_type=True, autoreset=True).pack
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: bytes, *, budget: int | None = None) -> Any:
     """Read msgpack. Its timestamps become aware datetimes; other extension types are refused.
+
+    Args:
+        budget: maximum number of lists and maps in it. None: any number.
 
     Raises:
         MalformedMessage: not exactly one msgpack value.
+        PayloadTooLarge: over the budget.
     """
     try:
+        if budget is None or may_contain(data) <= budget:
+            return msgpack.unpackb(
+                data, raw=False, strict_map_key=False, use_list=True, timestamp=3, ext_hook=_refuse_extension
+            )
+        count = _Countdown(budget)
         return msgpack.unpackb(
-            data, raw=False, strict_map_key=False, use_list=True, timestamp=3, ext_hook=_refuse_extension
+            data,
+            raw=False,
+            strict_map_key=False,
+            use_list=True,
+            timestamp=3,
+            ext_hook=_refuse_extension,
+            list_hook=count,
+            object_hook=count,
         )
+    except PayloadTooLarge:
+        raise
     except Exception as error:  # msgpack raises ValueError, its own classes, and others on hostile input
         raise MalformedMessage(f"not msgpack: {error or type(error).__name__}") from error
+
+
+class _Countdown:
+    """Counts the lists and maps that msgpack has read."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, budget: int) -> None:
+        self._left = budget
+
+    def __call__(self, value: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise too_many_containers()
+        return value
+
+
+_OTHER_BYTES: Final = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
+"""All that cannot be the first byte of a list or map in msgpack."""
+
+
+def may_contain(data: bytes) -> int:
+    """An upper bound of the number of lists and maps in msgpack; text and numbers may have such bytes, too. Costs half
+    a millisecond for a megabyte, and nothing to speak of for a small body."""
+    size = len(data)
+    return size if size <= most_containers else _containers(data)
+
+
+def _containers(data: bytes) -> int:
+    return len(data.translate(None, _OTHER_BYTES))
+
+
+_ENVELOPE: Final = 4
+"""More than the lists of an envelope around a frame."""
+
+
+def check_containers(data: bytes) -> None:
+    """Refuse to send msgpack that nobody would accept.
+
+    Raises:
+        PayloadTooLarge: it has more lists and maps than the wire allows.
+    """
+    budget = most_containers - _ENVELOPE
+    if may_contain(data) > budget:
+        unpack(data, budget=budget)
+
+
+def too_many_containers() -> PayloadTooLarge:
+    """The error for what is over the budget."""
+    return PayloadTooLarge(
+        f"it has more than {most_containers} lists and maps: send fewer at once, or a text or bytes that the task "
+        "decodes, or raise GANGLINE_MAX_CONTAINERS of all processes",
+        details={"limit": most_containers},
+    )
+
+
+def _brackets(data: bytes) -> int:
+    """The number of lists and maps in JSON, not counting brackets in texts."""
+    found = data.count(b"[") + data.count(b"{")
+    if found <= most_containers:
+        return found
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside = b"".join(data.split(b'"')[::2])
+    return outside.count(b"[") + outside.count(b"{")
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
@@ -166,40 +262,80 @@ def encode_model(model: BaseModel, fmt: Format) -> bytes:
     return pack(model.model_dump(mode="json"))
 
 
-def decode(data: bytes, fmt: Format) -> Any:
+def decode(data: bytes, fmt: Format, *, budget: int | None = None) -> Any:
     """Read a body in the given format. An empty body is None.
+
+    Args:
+        budget: maximum number of lists and maps in it. None: any number, as in the results of our own requests.
 
     Raises:
         MalformedMessage: unreadable, or nested deeper than the wire allows.
+        PayloadTooLarge: over the budget.
     """
     if not data:
         return None
     if fmt is Format.MSGPACK:
-        value = unpack(data)
+        value, found = unpack(data, budget=budget), _containers(data)
     else:
+        found = _brackets(data)
+        if budget is not None and found > budget:
+            raise too_many_containers()
         value = from_json(data)
-        if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
-            return value  # too few brackets to be nested deeper: no need to walk through it
+    if found <= MAX_DEPTH:
+        return value  # too few lists and maps to be nested deeper: no need to walk through it
     check_depth(value)
     return value
 
 
-def check_depth(value: Any, limit: int = MAX_DEPTH) -> None:
+def decode_arguments(data: bytes, fmt: Format) -> Any:
+    """As `decode`, of a body that somebody else's arguments are in."""
+    return decode(data, fmt, budget=most_containers)
+
+
+def decode_request(data: bytes, fmt: Format) -> Any:
+    """As `decode`, of a request that carries no arguments: it is small.
+
+    Raises:
+        MalformedMessage: unreadable, or nested deeper than the wire allows.
+        PayloadTooLarge: more bytes or values than such a request may have.
+    """
+    if len(data) > MAX_REQUEST_BYTES:
+        raise PayloadTooLarge(
+            f"the body has {len(data)} bytes, and at most {MAX_REQUEST_BYTES} are taken here",
+            details={"size": len(data), "limit": MAX_REQUEST_BYTES},
+        )
+    value = decode_arguments(data, fmt)
+    check_depth(value, items=MAX_REQUEST_ITEMS)
+    return value
+
+
+_NESTED: Final = frozenset({list, dict})
+
+
+def check_depth(value: Any, limit: int = MAX_DEPTH, *, items: int | None = None) -> None:
     """Refuse values nested so deeply that code walking through them would overflow the stack. `[[]]` is two levels
     deep.
 
+    Args:
+        items: refuse more values than this, too.
+
     Raises:
         MalformedMessage: deeper than `limit`.
+        PayloadTooLarge: more values than `items`.
     """
-    level = [value]
+    level = [value] if type(value) in _NESTED else []
+    count = 0
     for _ in range(limit):
+        if not level:
+            return
         deeper: list[Any] = []
         for item in level:
-            if isinstance(item, list):
-                deeper.extend(x for x in item if isinstance(x, (list, dict)))
-            elif isinstance(item, dict):
-                deeper.extend(x for x in item.values() if isinstance(x, (list, dict)))
-        if not deeper:
-            return
+            inner = item if type(item) is list else item.values()
+            count += len(inner)
+            if items is not None and count > items:
+                raise PayloadTooLarge(f"the body has more than {items} values: send fewer", details={"limit": items})
+            if inner:
+                deeper += [x for x in inner if type(x) in _NESTED]
         level = deeper
-    raise MalformedMessage(f"nested deeper than {limit} levels")
+    if level:
+        raise MalformedMessage(f"nested deeper than {limit} levels")

@@ -249,8 +249,9 @@ def decode_request(data: bytes) -> RequestEnvelope:
 
     Raises:
         MalformedMessage: names the first invalid position. The whole envelope must then be ignored.
+        PayloadTooLarge: more lists and maps than an envelope may have. Likewise.
     """
-    version, epoch, sender, frames = _envelope(data)
+    version, epoch, sender, frames = _envelope(data, budget=codec.most_containers)
     if not isinstance(sender, str) or not 0 < len(sender) <= MAX_TOKEN_CHARS:
         raise MalformedMessage("sender must be a short text")
     checked = 0
@@ -290,8 +291,8 @@ def decode_answer(data: bytes) -> AnswerEnvelope:
     return AnswerEnvelope(epoch, Load(*load), frames)
 
 
-def _envelope(data: bytes) -> list[Any]:
-    value = codec.unpack(data)
+def _envelope(data: bytes, *, budget: int | None = None) -> list[Any]:
+    value = codec.unpack(data, budget=budget)
     if not isinstance(value, list) or len(value) != 4:
         raise MalformedMessage("an envelope is an array of four")
     if type(value[0]) is not int or value[0] != WIRE_VERSION:

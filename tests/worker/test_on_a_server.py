@@ -242,7 +242,7 @@ async def test_another_language_can_do_everything_with_plain_requests(nats_url: 
         assert (await rig.hand.request("release", {"token": token}, fmt))[0]["released"] is True
         assert (await rig.hand.request("resize", {"slots": 7}, fmt))[0]["load"]["total"] == 7
         await until(rig.at_rest)
-        assert (await rig.hand.request("drain", None, fmt))[0]["draining"] is True
+        assert (await rig.hand.request("drain", {}, fmt))[0]["draining"] is True
         await asyncio.wait_for(rig.worker.wait_closed(), PATIENCE_S)
         assert await rig.keys(">") == []
 

@@ -11,7 +11,14 @@ from typing import Any, Final
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.types import Subscription
 from ...runtime.tasks import TaskSet
-from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidRequest, MalformedMessage
+from ...schemas.errors.base import (
+    ClosedError,
+    Disconnected,
+    GanglineError,
+    InvalidRequest,
+    MalformedMessage,
+    PayloadTooLarge,
+)
 from ...schemas.names import Names
 from ...schemas.wire import codec
 from .collectives_core import HUB, Collective, CollectivesCore, Send
@@ -154,8 +161,8 @@ class CollectiveSession:
 
     def _on_message(self, message: Message) -> None:
         try:
-            value = codec.unpack(message.data)
-        except MalformedMessage:
+            value = codec.unpack(message.data, budget=codec.most_containers)
+        except (MalformedMessage, PayloadTooLarge):
             self._core.malformed += 1
             return
         self._send(self._core.receive(value, asyncio.get_running_loop().time()))

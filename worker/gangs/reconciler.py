@@ -189,11 +189,11 @@ def form_request_of(record: GangRecord, revision: int) -> FormRequest:
 
 
 def _member_of(entry: KvEntry | None) -> MemberRecord | None:
-    return None if entry is None else MemberRecord.model_validate_json(entry.value)
+    return None if entry is None else MemberRecord.read(entry.value)
 
 
 def _gang_of(entry: KvEntry | None) -> tuple[GangRecord, int] | None:
-    return None if entry is None else (GangRecord.model_validate_json(entry.value), entry.revision)
+    return None if entry is None else (GangRecord.read(entry.value), entry.revision)
 
 
 def _same(record: MemberRecord, hold: TentativeHold) -> bool:

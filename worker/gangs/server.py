@@ -217,12 +217,15 @@ class GangServer:
         self._serve(operations)
 
     def _serve(self, operations: OperationsServer) -> None:
-        operations.serve(Operation.HOLD, self._on_hold)
-        operations.serve(Operation.UNHOLD, self._on_unhold)
-        operations.serve(Operation.KEEP, self._on_keep)
-        operations.serve(Operation.FORM, self._on_form)
-        operations.serve(Operation.TEARDOWN, self._on_teardown)
-        operations.serve(Operation.PING, self._on_ping)
+        for operation, handler in (
+            (Operation.HOLD, self._on_hold),
+            (Operation.UNHOLD, self._on_unhold),
+            (Operation.KEEP, self._on_keep),
+            (Operation.FORM, self._on_form),
+            (Operation.TEARDOWN, self._on_teardown),
+            (Operation.PING, self._on_ping),
+        ):
+            operations.serve(operation, handler, large=True)  # a gang may have hundreds of seats
 
     def forsake(self) -> None:
         """The registration was withdrawn: nothing can be committed here any more."""

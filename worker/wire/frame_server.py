@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from ...bus.port.bus import Message
 from ...runtime.timers import NEVER
-from ...schemas.errors.base import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled
+from ...schemas.errors.base import (
+    GanglineError,
+    InvalidRequest,
+    MalformedMessage,
+    PayloadTooLarge,
+    ResultLost,
+    TaskCancelled,
+)
 from ...schemas.wire import frames
 from ...schemas.wire.codec import pack
 from ...schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, ReserveFlag, TaskFlag, TaskState
@@ -272,12 +279,12 @@ class FrameServer:
             stall_s: by how much the message may be older than it looks; deadlines are shortened by it.
 
         Raises:
-            MalformedMessage: nothing of it was acted on.
+            MalformedMessage, PayloadTooLarge: nothing of it was acted on.
         """
         self.messages += 1
         try:
             envelope = frames.decode_request(message.data)
-        except MalformedMessage:
+        except (MalformedMessage, PayloadTooLarge):
             self.malformed += 1
             raise
         core = self._core

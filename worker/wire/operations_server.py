@@ -92,7 +92,6 @@ class OperationsServer:
         self._table.add(
             {
                 Operation.RESERVE: self._on_reserve,
-                Operation.DISPATCH: self._on_dispatch,
                 Operation.RENEW: self._on_renew,
                 Operation.RELEASE: self._on_release,
                 Operation.STATS: self._on_stats,
@@ -100,12 +99,14 @@ class OperationsServer:
                 Operation.RESIZE: self._on_resize,
             }
         )
+        self._table.add({Operation.DISPATCH: self._on_dispatch}, large=True)
         self.counts = self._table.counts
         """Requests and errors by operation."""
 
-    def serve(self, operation: Operation, handler: Callable[[Responder, Any], None]) -> None:
-        """Let a further operation be carried out by `handler`, which answers now or later, or raises."""
-        self._table.add({operation: handler})
+    def serve(self, operation: Operation, handler: Callable[[Responder, Any], None], *, large: bool = False) -> None:
+        """Let a further operation be carried out by `handler`, which answers now or later, or raises. For `large` see
+        Responder.body."""
+        self._table.add({operation: handler}, large=large)
 
     def take(self, operation: str, message: Message) -> None:
         """Carry out one request and answer it, now or when its task has run."""
@@ -119,7 +120,7 @@ class OperationsServer:
     # -- leases ---------------------------------------------------------------------------------------------------
 
     def _on_reserve(self, responder: Responder, body: Any) -> None:
-        request = messages.parse_request(messages.ReserveRequest, body)
+        request = messages.parse_request(messages.ReserveRequest, body, empty=False)
         now = self._driver.now()
         lease = self._lease_service.reserve(
             self._core.sender(OPERATIONS, now),
@@ -236,7 +237,7 @@ class OperationsServer:
         responder.reply(self._stats())
 
     def _on_drain(self, responder: Responder, body: Any) -> None:
-        request = messages.parse_request(messages.DrainRequest, body)
+        request = messages.parse_request(messages.DrainRequest, body, empty=False)
         self._drain(request.grace_s)
         responder.reply(messages.DrainReply(draining=True, load=self._load()))
 

@@ -307,8 +307,9 @@ def arguments_of(body: bytes, fmt: Format) -> Arguments:
 
     Raises:
         MalformedMessage: it is not in that format, or a bare value.
+        PayloadTooLarge: it has more lists and maps than the wire allows.
     """
-    value = codec.decode(body, fmt)
+    value = codec.decode_arguments(body, fmt)
     if value is None:
         return None, None
     if isinstance(value, list):

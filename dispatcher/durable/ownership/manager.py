@@ -213,7 +213,7 @@ class OwnershipManager:
     def _on_event(self, message: Message) -> None:
         self._guard.look()
         try:
-            told = DispatcherEvent.model_validate_json(message.data)
+            told = DispatcherEvent.read(message.data)
         except ValidationError:
             return
         if told.dispatcher == self._context.dispatcher:

@@ -90,7 +90,7 @@ class OwnershipProof:
 
     def _is_ours(self, value: bytes) -> bool:
         try:
-            return TurnRecord.model_validate_json(value).dispatcher == self._dispatcher
+            return TurnRecord.read(value).dispatcher == self._dispatcher
         except ValidationError:
             return False
 

@@ -20,7 +20,7 @@ from ....schemas.errors.base import GanglineError, InvalidName
 from ....schemas.messages.jobs import JobsReply, JobsRequest, WorkerJob
 from ....schemas.names import Operation, WorkerId
 from ....schemas.records.jobs import TryRecord
-from ....schemas.records.workers import Registration
+from ....schemas.records.workers import Registration, complaint
 from ....telemetry.logs import Log
 from ...jobs.storage import until_answered
 from ..workers.context import DispatcherContext
@@ -80,10 +80,13 @@ class QueueRecovery:
             found: dict[str, TryRecord] = {}
             for entry in await results.entries(self._names.tries_of(self._endpoint)):
                 try:
-                    record = TryRecord.model_validate_json(entry.value)
+                    record = TryRecord.read(entry.value)
                 except ValidationError as error:
                     self._log.warning(
-                        "unreadable try %s: %s", entry.key, error, extra={"action": "try.unreadable", "key": entry.key}
+                        "unreadable try %s: %s",
+                        entry.key,
+                        complaint(error),
+                        extra={"action": "try.unreadable", "key": entry.key},
                     )
                     continue
                 found[record.job] = record
@@ -136,7 +139,7 @@ class QueueRecovery:
                 if entry.key.startswith("alive."):
                     alive.add(worker)
                 else:
-                    self._channels[worker] = Registration.model_validate_json(entry.value).channel
+                    self._channels[worker] = Registration.read(entry.value).channel
             except (InvalidName, ValidationError):
                 continue
         return alive

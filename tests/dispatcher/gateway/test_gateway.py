@@ -79,6 +79,7 @@ async def test_headers_travel(rig: Rig) -> None:
         ("images.echo", b"\xc1", {"Content-Type": "application/msgpack"}, "malformed_message"),
         ("images.echo", b"<a/>", {"Content-Type": "text/xml"}, "malformed_message"),
         ("images.echo", b"5", None, "invalid_request"),
+        ("images.echo", b"[" + b"[]," * 50_000 + b"[]]", None, "payload_too_large"),
         ("images.echo", b"", {headers.TIMEOUT: "soon"}, "invalid_request"),
         ("images.nope", b"", None, "unknown_method"),
         ("nobody.echo", b"", None, "no_workers"),
@@ -134,6 +135,23 @@ async def test_more_calls_than_may_be_under_way_are_refused_at_once(rig: Rig) ->
         assert served.statistics()["pending"] == 2
     for answer in await asyncio.gather(*waiting):
         assert error(answer) == "closed"
+
+
+@on_rig()
+async def test_calls_of_more_bytes_than_may_be_under_way_are_refused_at_once(rig: Rig) -> None:
+    await rig.worker(slots=10, behave=silent)
+    body = b'["' + b"x" * 400_000 + b'"]'
+    async with gateway(rig, max_pending_bytes=1 << 20) as served:
+        waiting = [asyncio.ensure_future(ask(rig, "images.echo", body)) for _ in range(2)]
+        await turns(50)
+        assert error(await ask(rig, "images.echo", body)) == "queue_full"
+        assert served.statistics()["pending_bytes"] == 2 * len(body)
+        small = asyncio.ensure_future(ask(rig, "images.echo", b"[1]"))
+        await turns(50)
+        assert served.statistics()["pending"] == 3
+    for answer in await asyncio.gather(small, *waiting):
+        assert error(answer) == "closed"
+    assert served.statistics()["pending_bytes"] == 0
 
 
 @on_rig()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.transport import exchange as exchange_module
-from gangline.schemas.errors.base import Disconnected
+from gangline.schemas.errors.base import Disconnected, PayloadTooLarge
+from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, encode_answer
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent
@@ -74,6 +77,29 @@ async def test_frames_that_are_too_large_for_one_message_together_leave_in_sever
     answers = await asyncio.gather(*(rig.client.call("images.echo", third) for _ in range(5)))
     assert answers == [["w1", "echo"]] * 5
     assert worker.messages - before == 3
+    rig.balanced()
+
+
+@on_rig()
+async def test_frames_share_a_message_only_as_long_as_the_worker_takes_all_their_lists(rig: Rig) -> None:
+    worker = await rig.worker(slots=10_000)
+    await rig.client.call("images.echo")
+    before = worker.messages
+    points = [[x, x] for x in range(100)]
+    answers = await asyncio.gather(*(rig.client.call("images.echo", points) for _ in range(1000)))
+    assert answers == [["w1", "echo"]] * 1000
+    assert worker.messages - before > 1000 * len(points) // codec.most_containers
+    rig.balanced()
+
+
+@on_rig()
+async def test_arguments_with_more_lists_than_a_worker_takes_are_not_sent(rig: Rig) -> None:
+    worker = await rig.worker()
+    await rig.client.call("images.echo", [[]] * (codec.most_containers - 100))
+    before = worker.messages
+    with pytest.raises(PayloadTooLarge, match="GANGLINE_MAX_CONTAINERS"):
+        await rig.client.call("images.echo", [[]] * codec.most_containers)
+    assert worker.messages == before
     rig.balanced()
 
 

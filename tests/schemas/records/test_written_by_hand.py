@@ -12,12 +12,13 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from gangline.schemas.errors.base import InvalidRequest
+from gangline.schemas.limits import MAX_RECORD_ITEMS
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.messages.operations import parse_request
 from gangline.schemas.records.gangs import GangRecord, GangSetRecord, MemberRecord, ShardMap
 from gangline.schemas.records.jobs import ResultRecord, TryRecord
 from gangline.schemas.records.routes import RouteRecord, parse_route
-from gangline.schemas.records.workers import Heartbeat, LeaseRecord, Registration
+from gangline.schemas.records.workers import Heartbeat, LeaseRecord, Registration, complaint
 
 HOSTILE: tuple[Any, ...] = (
     "$KV",
@@ -112,3 +113,23 @@ def test_a_request_with_one_bad_name_says_so_with_that_name() -> None:
     with pytest.raises(InvalidRequest, match=r"pool: pool '\$KV' may only have .*; bundles.0.count: ") as caught:
         parse_request(AcquireRequest, {"pool": "$KV", "size": -1})
     assert caught.value.code == "invalid_request" and "Value error" not in caught.value.message
+
+
+LABELS = b'{"pool":"p","worker":"w","epoch":7,"instance":"i","slots":2,"labels":{%s}}'
+
+
+def test_a_record_with_very_many_values_is_refused_before_it_is_read() -> None:
+    labels = b",".join(b'"%d":0' % number for number in range(MAX_RECORD_ITEMS + 1))
+    with pytest.raises(ValidationError, match="it has too many values") as caught:
+        Registration.read(LABELS % labels)
+    assert complaint(caught.value) == "it has too many values"
+    with pytest.raises(InvalidRequest, match="too many values"):
+        parse_route("images", b'{"limits": {%s}}' % labels)
+
+
+def test_what_is_wrong_with_a_record_is_told_in_a_line() -> None:
+    labels = b",".join(b'"%s%d":0' % (b"x" * 300, number) for number in range(1000))
+    with pytest.raises(ValidationError) as caught:
+        Registration.read(LABELS % labels)
+    told = complaint(caught.value)
+    assert told.startswith("labels.xxx") and told.endswith("valid string; and 997 more") and len(told) < 1000

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gangline.schemas.errors.base import InvalidRequest, MalformedMessage
-from gangline.schemas.limits import MAX_DEPTH
+from gangline.schemas.errors.base import InvalidRequest, InvalidSettings, MalformedMessage, PayloadTooLarge
+from gangline.schemas.limits import MAX_CONTAINERS, MAX_DEPTH
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 
@@ -251,6 +251,73 @@ def test_a_wide_value_is_not_a_deep_one():
     codec.check_depth([[[]] * 1000] * 1000, limit=3)
     with pytest.raises(MalformedMessage):
         codec.check_depth([[[]] * 1000] * 1000, limit=2)
+
+
+# -- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def msgpack_list(count: int, item: bytes) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+MANY = codec.most_containers
+OVER = {
+    "lists": (msgpack_list(1_000_000, b"\x90"), Format.MSGPACK),
+    "maps": (msgpack_list(MANY, b"\x81\xa1a\x80"), Format.MSGPACK),
+    "lists of lists": (msgpack_list(1000, b"\xdc\x03\xe8" + b"\x90" * 1000), Format.MSGPACK),
+    "json lists": (b"[" + b"[]," * MANY + b"[]]", Format.JSON),
+    "json objects": (b"[" + b'{"a":"["},' * MANY + b"{}]", Format.JSON),
+    "json lists after a text": (b'["\\\\","\\"",' + b"[]," * MANY + b"[]]", Format.JSON),
+}
+
+
+@pytest.mark.parametrize(("data", "fmt"), OVER.values(), ids=OVER)
+def test_too_many_lists_and_maps_are_refused_and_not_built(data, fmt, monkeypatch):
+    built = []
+    monkeypatch.setattr(codec, "from_json", built.append)
+    monkeypatch.setattr(codec, "check_depth", built.append)
+    with pytest.raises(PayloadTooLarge, match=f"more than {MANY} lists and maps"):
+        codec.decode_arguments(data, fmt)
+    assert not built
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[]] * (MANY - 1),
+        "[{" * MANY,
+        ['"[{\\'] * MANY,
+        b"\x90" * 4 * MANY,
+        list(range(4 * MANY)),
+        "\u3010" * MANY,
+        {"a": [{"b": "[]"}] * (MANY // 2)},
+    ],
+    ids=["as many as may be", "text", "texts", "bytes", "numbers", "unicode", "maps"],
+)
+@both
+def test_large_arguments_within_the_budget_are_read(fmt, value):
+    data = codec.encode(value, fmt)
+    assert codec.decode_arguments(data, fmt) == (codec.from_json(data) if fmt is Format.JSON else value)
+
+
+def test_a_request_without_arguments_is_small():
+    assert codec.decode_request(b"[" + b"1," * 8000 + b"1]", Format.JSON)
+    for data in (b"[" + b"1," * 8192 + b"1]", b"[[" + b"1," * 5000 + b"1],[" + b"1," * 5000 + b"1]]"):
+        with pytest.raises(PayloadTooLarge, match="more than 8192 values"):
+            codec.decode_request(data, Format.JSON)
+    with pytest.raises(PayloadTooLarge, match="65537 bytes, and at most 65536"):
+        codec.decode_request(b" " * 65_537, Format.JSON)
+
+
+@pytest.mark.parametrize("text", ["", "1024", "99999"])
+def test_the_budget_of_containers_is_a_setting(text):
+    assert codec._most_containers(text) == int(text or MAX_CONTAINERS)
+
+
+@pytest.mark.parametrize("text", ["1023", "many", "-1", "1e6", "9" * 40])
+def test_a_wrong_budget_names_the_variable(text):
+    with pytest.raises(InvalidSettings, match="GANGLINE_MAX_CONTAINERS is"):
+        codec._most_containers(text)
 
 
 # -- the content type -------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ async def test_a_failed_tasks_span_says_how_it_failed(rig: Rig, spans):
 
 @on_rig()
 async def test_the_plain_requests_traceparent_counts_too(rig: Rig, spans):
-    token = (await rig.hand.request("reserve"))[0]["token"]
+    token = (await rig.hand.request("reserve", {}))[0]["token"]
     await rig.hand.bus.request(
         "rig.worker.images.w1.dispatch",
         codec.to_json({"token": token, "method": "double", "arguments": [1]}),

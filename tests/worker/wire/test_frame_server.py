@@ -104,7 +104,7 @@ async def test_a_running_task_is_stopped_at_its_deadline_and_its_caller_hears_at
 @on_rig()
 async def test_a_result_that_cannot_be_sent_counts_as_failed(rig: Rig):
     assert (await rig.hand.ask(*task(1, "big", [rig.worker_bus.max_payload])))[2] == "invalid_result"
-    token = (await rig.hand.request("reserve"))[0]["token"]
+    token = (await rig.hand.request("reserve", {}))[0]["token"]
     body = {"token": token, "method": "big", "arguments": [rig.worker_bus.max_payload]}
     assert (await rig.hand.request("dispatch", body))[0]["code"] == "invalid_result"
     counts = rig.worker.statistics().tasks

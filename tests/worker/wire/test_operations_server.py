@@ -18,7 +18,7 @@ FORMATS = pytest.mark.parametrize("fmt", list(Format), ids=["json", "msgpack"])
 
 
 async def accepted(rig: Rig, fmt: Format = Format.JSON, **terms: Any) -> dict[str, Any]:
-    body, headers = await rig.hand.request("reserve", terms or None, fmt)
+    body, headers = await rig.hand.request("reserve", terms, fmt)
     assert "Nats-Service-Error" not in headers, body
     assert body["accepted"] is True
     return body
@@ -26,7 +26,7 @@ async def accepted(rig: Rig, fmt: Format = Format.JSON, **terms: Any) -> dict[st
 
 @FORMATS
 @on_rig()
-async def test_an_empty_reserve_holds_one_slot_for_fifteen_seconds(rig: Rig, fmt):
+async def test_a_reserve_without_terms_holds_one_slot_for_fifteen_seconds(rig: Rig, fmt):
     body = await accepted(rig, fmt)
     assert body["ttl_s"] == 15.0
     assert body["epoch"] == rig.worker.core.epoch
@@ -94,7 +94,7 @@ async def test_a_release_before_its_reserve_wins(rig: Rig):
 @on_rig()
 async def test_a_full_worker_says_so_with_its_load(rig: Rig):
     await accepted(rig, slots=2)
-    body, headers = await rig.hand.request("reserve")
+    body, headers = await rig.hand.request("reserve", {})
     assert (body["accepted"], body["reason"], body["load"]["free"]) == (False, "full", 0)
     assert headers == {}
 
@@ -153,9 +153,9 @@ async def test_a_worker_is_resized_over_the_wire(rig: Rig):
 async def test_a_worker_is_drained_over_the_wire(rig: Rig):
     rig.hand.send(task(1, "wait"))
     await rig.hand.quiet()
-    body, _ = await rig.hand.request("drain")
+    body, _ = await rig.hand.request("drain", {})
     assert (body["draining"], body["load"]["draining"]) == (True, True)
-    body, _ = await rig.hand.request("reserve")
+    body, _ = await rig.hand.request("reserve", {})
     assert (body["accepted"], body["reason"]) == (False, "draining")
     rig.gates.open.set()
     await asyncio.wait_for(rig.worker.wait_closed(), 1.0)
@@ -181,6 +181,13 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("reserve", {"ttl_s": 0.1}, "invalid_request", "ttl_s: Input should be greater than or equal to 1"),
     ("reserve", {"ttl_s": 7200}, "invalid_request", "ttl of 7200 s: this worker leases for 3600 s at most"),
     ("reserve", {"rid": "a b"}, "invalid_request", "rid: String should match pattern"),
+    ("reserve", b"", "invalid_request", "the body is empty: send an object, at least {}; fields: rid, "),
+    ("reserve", b"null", "invalid_request", "the body is empty"),
+    ("drain", b"", "invalid_request", "the body is empty: send an object, at least {}; fields: grace_s"),
+    ("reserve", {"rid": "x" * 70_000}, "payload_too_large", "the body has 70010 bytes, and at most 65536 are taken"),
+    ("renew", {"token": [1] * 9000}, "payload_too_large", "the body has more than 8192 values"),
+    ("stats", {str(n): 1 for n in range(99)}, "invalid_request", "; and 91 more"),
+    ("dispatch", {"token": "t", "arguments": [[]] * 40_000}, "payload_too_large", "more than 32768 lists and maps"),
     ("reserve", [1], "invalid_request", "the body is of type list: send an object; fields: "),
     ("reserve", b"{", "malformed_message", "not JSON"),
     ("reserve", b"\xff\xfe", "malformed_message", "not JSON"),
@@ -196,7 +203,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("resize", {"slots": "many"}, "invalid_request", "slots: Input should be a valid integer"),
     ("resize", {"slots": 1_000_001}, "invalid_request", "less than or equal to 1000000"),
     ("stats", {"all": True}, "invalid_request", "no field 'all'; fields: none"),
-    ("explode", None, "unknown_method", "it has: reserve, dispatch, renew, release, stats, drain, resize"),
+    ("explode", None, "unknown_method", "it has: reserve, renew, release, stats, drain, resize, dispatch"),
     ("frames", b"zz", "malformed_message", "not msgpack"),
 ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
 @click.command(short_help="Answer plain NATS requests from any language.")
 @duration_option("--timeout", "default_timeout_s", text="Timeout of calls that give none. [30s]")
 @click.option("--max-pending", type=int, metavar="N", help="Maximum concurrent calls. [10000]")
+@click.option("--max-pending-bytes", type=int, metavar="N", help="Maximum bytes of concurrent calls. [268435456]")
 @duration_option(
     "--drain-grace", "drain_grace_s", text="Stop calls still running this long after the drain began. [30s]"
 )

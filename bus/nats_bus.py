@@ -81,7 +81,7 @@ class NatsBus:
         self.inbox = f"{settings.inbox_prefix}.{ambient.token()}"
         self._loop = asyncio.get_running_loop()
         # Another level than the one that callers subscribe as `<inbox>.*`.
-        self._replies = ReplyMultiplexer(f"{self.inbox}.r", self._loop)
+        self._replies = ReplyMultiplexer(f"{self.inbox}.r", self._loop, ambient.token)
         self._checked: set[str] = set()
         """Subjects that may be published to, so that each is checked once. Bounded."""
         self._listeners: dict[object, Callable[[ConnectionEvent], None]] = {}
@@ -89,7 +89,6 @@ class NatsBus:
         self._only_read: set[str] = set()
         """Buckets among these that nobody asked us to make."""
         self._streams: dict[str, NatsStream] = {}
-        self._inboxes = 0
         self._closed = False
         self._refused: set[str] = set()
         """Subjects that the server forbade us to subscribe."""
@@ -278,9 +277,8 @@ class NatsBus:
         self._replies.forget(reply)
 
     def new_inbox(self) -> str:
-        """A subject of our own to subscribe; not guessable."""
-        self._inboxes += 1
-        return f"{self.inbox}.i.{self._inboxes}"
+        """A subject of our own to subscribe; not guessable, not even by who knows `inbox`."""
+        return f"{self.inbox}.i.{self.ambient.token()}"
 
     def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
         """A reply subject of our own that takes any number of messages; costs the server nothing. `on_refused` is told

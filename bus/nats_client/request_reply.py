@@ -1,16 +1,21 @@
-"""Answers to our own requests: one wildcard subscription, told apart by a counter.
+"""Answers to our own requests: one wildcard subscription, told apart by a random token each.
 
-nats-py draws a new random inbox and starts two tasks for each request; a prefix that nobody can guess, drawn once, and
-a counter are as safe and far cheaper.
+Whoever is asked sees the prefix. If tokens could be guessed, it could also answer requests that others were asked.
+nats-py's random inbox for each request costs a system call and two tasks; tokens that are drawn many at a time cost a
+slice of a text.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from ...schemas.errors.base import GanglineError
 from ..port.bus import Answered, Handler, Message, NoResponders, RequestTimeout
+
+_TOKEN_CHARS: Final = 16
+"""96 bits: nobody can try so many."""
 
 
 class PendingRequest:
@@ -50,10 +55,11 @@ class ReplyMultiplexer:
     Invariant: every future in `_waiting` is not done, or its waiter is about to `forget` it.
     """
 
-    def __init__(self, prefix: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, prefix: str, loop: asyncio.AbstractEventLoop, token: Callable[[], str]) -> None:
+        """`token` draws a new unguessable name."""
         self._prefix = f"{prefix}."
         self._loop = loop
-        self._next = 0
+        self._token = token
         self._waiting: dict[str, tuple[asyncio.Future[Message] | PendingRequest, str]] = {}
         self._streams: dict[str, Handler] = {}
         self._asked: dict[str, tuple[str, Callable[[GanglineError], None]]] = {}
@@ -87,16 +93,14 @@ class ReplyMultiplexer:
 
     def expect(self, subject: str) -> tuple[str, asyncio.Future[Message]]:
         """A new reply subject for a request to `subject`, and the future of its answer."""
-        self._next += 1
-        reply = f"{self._prefix}{self._next}"
+        reply = f"{self._prefix}{self._token()[:_TOKEN_CHARS]}"
         future: asyncio.Future[Message] = self._loop.create_future()
         self._waiting[reply] = (future, subject)
         return reply, future
 
     def call(self, subject: str, then: Answered, timeout_s: float) -> str:
         """As `expect`, for who wants to be called with the answer or the error."""
-        self._next += 1
-        reply = f"{self._prefix}{self._next}"
+        reply = f"{self._prefix}{self._token()[:_TOKEN_CHARS]}"
         call = PendingRequest(self._loop, then)
         self._waiting[reply] = (call, subject)
         call.timer = self._loop.call_later(timeout_s, self._call_late, reply, call, timeout_s)
@@ -122,8 +126,7 @@ class ReplyMultiplexer:
             subject: what will be asked.
             on_refused: told when the server forbids that.
         """
-        self._next += 1
-        reply = f"{self._prefix}{self._next}"
+        reply = f"{self._prefix}{self._token()[:_TOKEN_CHARS]}"
         self._streams[reply] = handler
         self._asked[reply] = (subject, on_refused)
         return reply

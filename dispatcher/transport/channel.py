@@ -234,14 +234,19 @@ class WorkerChannel:
         "number",
         "reply",
         "subject",
+        "token",
         "unheard",
         "worker",
     )
 
-    def __init__(self, sink: ChannelOwner, worker: WorkerEntry, number: int, subject: str, reply: str) -> None:
+    def __init__(
+        self, sink: ChannelOwner, worker: WorkerEntry, number: int, token: str, subject: str, reply: str
+    ) -> None:
+        """`token` is in the `reply` subject: only this worker knows it, so no other one can answer in its place."""
         self._sink = sink
         self.worker = worker
         self.number = number
+        self.token = token
         self.subject = subject
         self.reply = reply
         self._message = OutboundMessage(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
@@ -33,6 +34,9 @@ from .channel import InFlightRequest, WorkerChannel
 
 _log = logger_for("dispatcher")
 
+_PREFIX_CHARS: Final = 8
+_TOKEN_BYTES: Final = 8
+"""Of a channel's token: its secret has 84 bits."""
 GAP_S: Final = 2.0
 """Silence of a worker, in seconds, after which this process may itself have been cut off. Other dispatchers take over
 the queues of one that was silent for longer."""
@@ -96,11 +100,15 @@ class RequestExchange:
         self._names = names
         self._settings = settings
         self._listener = listener
-        self._prefix = f"{bus.inbox}.{ambient.token()[:8]}"
+        token = ambient.token()
+        self._prefix = f"{bus.inbox}.{token[:_PREFIX_CHARS]}"
+        self._secret = token[_PREFIX_CHARS:].encode()
+        """Makes the tokens of channels; each worker sees the prefix, and its own token only."""
         self._flights: dict[int, InFlightRequest] = {}
         self._unbelieved: dict[int, tuple[int, Frame]] = {}
         """By flight: rejections in epochs that their workers have not confirmed yet."""
-        self._channels: dict[int, WorkerChannel] = {}
+        self._channels: dict[str, WorkerChannel] = {}
+        """By token."""
         self.numbers = itertools.count(1)
         """Ids of frames, ascending. Also used as the order of arrival."""
         self.new_id: Callable[[], int] = self.numbers.__next__
@@ -286,7 +294,7 @@ class RequestExchange:
         for flight in lost:
             self.lose(flight, TryOutcome.LOST)
         if channel.gone:
-            self._channels.pop(channel.number, None)
+            self._channels.pop(channel.token, None)
 
     # -- checking tasks -------------------------------------------------------------------------------------------
 
@@ -351,10 +359,10 @@ class RequestExchange:
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
-        number, _, check = message.subject[len(self._prefix) + 1 :].partition(".")
-        channel = self._channels.get(int(number)) if number.isdecimal() else None
+        token, _, check = message.subject[len(self._prefix) + 1 :].partition(".")
+        channel = self._channels.get(token)
         if channel is None:
-            return  # from a worker that is gone; its flights have been settled
+            return  # from a worker that is gone (its flights have been settled), or from nobody that was asked
         if not message.data and message.headers is not None and message.headers.get("Status") == "503":
             self._on_unheard(channel, check)
             return
@@ -370,7 +378,7 @@ class RequestExchange:
             )
             return
         self._take(channel, envelope)
-        if check and int(check) == channel.checks:
+        if check == str(channel.checks):
             channel.unheard = channel.doubted_to = 0
             self._end_lost(channel)
 
@@ -430,7 +438,7 @@ class RequestExchange:
     def _on_unheard(self, channel: WorkerChannel, check: str) -> None:
         worker = channel.worker
         if check:
-            if int(check) == channel.checks:
+            if check == str(channel.checks):
                 self._nobody_there(channel)
             return
         channel.unheard += 1
@@ -484,8 +492,9 @@ class RequestExchange:
         channel = worker.link
         if not isinstance(channel, WorkerChannel):
             number = next(self._channel_numbers)
+            token = hashlib.blake2b(number.to_bytes(8, "big"), key=self._secret, digest_size=_TOKEN_BYTES).hexdigest()
             subject = self._names.worker(worker.id, Operation.FRAMES, worker.channel)
-            channel = WorkerChannel(self, worker, number, subject, f"{self._prefix}.{number}")
-            self._channels[number] = channel
+            channel = WorkerChannel(self, worker, number, token, subject, f"{self._prefix}.{token}")
+            self._channels[token] = channel
             worker.link = channel
         return channel

@@ -10,7 +10,7 @@ from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.transport import exchange as exchange_module
 from gangline.schemas.errors.base import Disconnected, PayloadTooLarge
 from gangline.schemas.wire import codec
-from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, encode_answer
+from gangline.schemas.wire.frames import AnswerOp, Load, Reason, RequestOp, encode_answer
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent
 
@@ -101,6 +101,25 @@ async def test_arguments_with_more_lists_than_a_worker_takes_are_not_sent(rig: R
         await rig.client.call("images.echo", [[]] * codec.most_containers)
     assert worker.messages == before
     rig.balanced()
+
+
+@on_rig()
+async def test_a_worker_cannot_answer_in_anothers_place(rig: Rig) -> None:
+    asked, liar = await rig.worker("w1", slots=8), await rig.worker("w2", slots=8)
+    await asyncio.gather(*(rig.client.call("images.echo") for _ in range(8)))
+    asked.behave = liar.behave = silent
+    calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(8)]
+    await asyncio.sleep(0.1)
+    ids = [frame[1] for frame in asked.heard_of(RequestOp.TASK)[-4:]]
+    prefix, _, own = liar.replies[-1].rpartition(".")
+    assert asked.replies[-1].startswith(f"{prefix}.") and asked.replies[-1] != liar.replies[-1]
+    forged = encode_answer(1, Load(0, 0, 2), [(AnswerOp.OK, id, "FORGED") for id in ids])
+    similar = [f"{prefix}.{own[:-1]}{last}" for last in "0123456789abcdef"]
+    for guess in (*(f"{prefix}.{number}" for number in range(100)), *similar, f"{prefix}.x.y", f"{prefix}.{own}.x"):
+        liar.bus.publish(guess, forged)
+    await asyncio.sleep(0.1)
+    assert not any(call.done() for call in calls)
+    await give_up(calls)
 
 
 @on_rig()

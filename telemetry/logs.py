@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
@@ -74,6 +75,34 @@ class LineLimit:
             return None
         self._next[key] = due + self._every_s
         return self._left_out.pop(key, 0)
+
+
+class FloodFilter(logging.Filter):
+    """Keeps the warnings and errors of this package that others can cause (unreadable records, dead letters) from
+    flooding a log: of each kind, BURST at once, then one a second. The next one has `left_out`, how many were not
+    written since the last."""
+
+    BURST: Final = 200
+    _MOST_KINDS: Final = 1000
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._limit = LineLimit(now, burst=self.BURST)
+        self._kinds: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or not record.name.startswith(ROOT):
+            return True
+        kind = f"{record.name} {record.levelno} {getattr(record, 'action', record.msg)}"
+        if kind not in self._kinds:
+            if len(self._kinds) >= self._MOST_KINDS:
+                self._kinds, self._limit = set(), LineLimit(self._now, burst=self.BURST)
+            self._kinds.add(kind)
+        left_out = self._limit.admit(kind)
+        if left_out:
+            record.left_out = left_out
+        return left_out is not None
 
 
 LogFormat = Literal["human", "json"]
@@ -159,6 +188,7 @@ def configure_logging(
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if fmt == "json" else HumanFormatter())
+    handler.addFilter(FloodFilter())
     if task_ids is not None:
         handler.addFilter(task_ids)
     others = logging.WARNING if task_ids is None else level.upper()

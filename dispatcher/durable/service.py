@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -35,6 +35,7 @@ from .workers.pool_observer import KnownPools
 
 _GIVEN_UP_AT_ONCE: Final = 64
 """Queues of vanished endpoints given up at each look, so that storage has time for others."""
+_ANY_NUMBER: Final = 10_000_000
 _LITTLE: Final = 64
 """Only queues with at most so many tasks in hand are handed over for balance."""
 
@@ -111,7 +112,8 @@ class Dispatcher(Service[DispatcherState]):
         self.router = router = Router(
             bus,
             names,
-            settings=router_settings,
+            # Tasks may wait for pools that have no workers yet, however many these are.
+            settings=replace(router_settings or RouterSettings(), max_empty_pools=_ANY_NUMBER),
             ambient=ambient,
             bucket=bucket,
             routes_bucket=tasks.bucket,

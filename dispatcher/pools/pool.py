@@ -299,9 +299,14 @@ class RoutedPool:
             self.pump()
 
     def idle(self, now: float) -> bool:
-        """Whether the pool is unused: no workers, nothing waiting, nothing in flight."""
+        """Whether the pool has been unused for long."""
+        return self.unused and now - self.used_at > _IDLE_S
+
+    @property
+    def unused(self) -> bool:
+        """No workers, nothing waiting, nothing in flight."""
         core = self.core
-        return not core.view.workers and not core.waiting and not core.placed and now - self.used_at > _IDLE_S
+        return not core.view.workers and not core.waiting and not core.placed
 
     def close(self, error: GanglineError) -> None:
         """Refuse waiting requests."""

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from ...bus.port.bus import BucketSettings, Bus, ConnectionEvent, KeyValue
 from ...runtime.failure_detector import FreezeDetector
-from ...schemas.errors.base import ClosedError, GanglineError
+from ...runtime.tasks import TaskSet
+from ...schemas.errors.base import ClosedError, GanglineError, QueueFull
 from ...schemas.names import Names, check_name
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
@@ -63,6 +64,9 @@ class PoolRegistry:
         self._on_close = on_close
         self._on_tick = on_tick
         self._opening: dict[str, RoutedPool] = {}
+        self._room = settings.max_empty_pools
+        """With so many pools, those without workers are counted."""
+        self._leaving = TaskSet("pools that nobody uses")
         self._ledger: KeyValue | None = None
         self._task: asyncio.Task[None] | None = None
         self._unlisten: Callable[[], None] | None = None
@@ -94,6 +98,7 @@ class PoolRegistry:
             await asyncio.gather(self._task, return_exceptions=True)
         for pool in [*self._pools.values(), *self._opening.values()]:
             await _leave(pool)
+        await self._leaving.rest()
 
     # -- pools ----------------------------------------------------------------------------------------------------
 
@@ -105,6 +110,7 @@ class PoolRegistry:
 
         Raises:
             Disconnected, Unavailable: the ledger could not be read in time.
+            QueueFull: very many callers wait for pools without workers.
             ClosedError: the router was stopped meanwhile.
         """
         pool = self._pools.get(name)
@@ -134,6 +140,7 @@ class PoolRegistry:
         if self._refused is not None:
             raise self._refused
         check_name(name, "pool")
+        self._make_room()
         pool = RoutedPool(
             name,
             exchange=self._exchange,
@@ -170,12 +177,30 @@ class PoolRegistry:
             extra = {"action": "pool.open_failed", "pool": pool.name}
             _log.info("cannot open pool %s: %s", pool.name, error, extra=extra)
 
-    async def _close(self, name: str, pool: RoutedPool) -> None:
+    def _make_room(self) -> None:
+        """Close the older half of the pools without workers and requests, if there are very many without workers.
+
+        Raises:
+            QueueFull: all of these have requests.
+        """
+        if len(self._pools) + len(self._opening) < self._room:
+            return
+        empty = [pool for pool in self._pools.values() if not pool.core.view.workers]
+        idle = sorted((pool for pool in empty if pool.unused), key=lambda pool: pool.used_at)
+        closed = idle[: (len(idle) + 1) // 2]
+        for pool in closed:
+            self._close(pool.name, pool)
+        self._metrics.forget({pool.name for pool in closed})
+        self._room = len(self._pools) - (len(empty) - len(closed)) + self._settings.max_empty_pools
+        if len(self._pools) + len(self._opening) >= self._room:
+            raise QueueFull(f"callers wait for {self._room} pools, most of them without workers: ask again later")
+
+    def _close(self, name: str, pool: RoutedPool) -> None:
         """Close a pool that has no requests and no workers."""
         del self._pools[name]
         self._on_close(name)
         pool.close(ClosedError(f"pool {name!r} is no longer followed"))
-        await _leave(pool)
+        self._leaving.start(_leave(pool))
 
     # -- loops ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +223,7 @@ class PoolRegistry:
         for name, pool in list(self._pools.items()):
             pool.tick(now)
             if pool.idle(now):
-                await self._close(name, pool)
+                self._close(name, pool)
                 left.add(name)
         if left:
             self._metrics.forget(left)

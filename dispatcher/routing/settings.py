@@ -31,6 +31,10 @@ class RouterSettings:
     """Failure domain of this machine; second preference after the node. Default: $GANGLINE_ZONE, else none."""
     max_queued: int = 10_000
     """Maximum number of requests that wait for a slot, per pool; one more raises QueueFull at once. 0: never wait."""
+    max_empty_pools: int = 1000
+    """Maximum number of pools without workers that are followed at once, at least 1. Callers may name pools that do not
+    exist. One more replaces those that were not used for longest; if all have waiting requests, it raises QueueFull.
+    Dispatchers of submitted tasks have no such limit."""
     max_attempts: int = 10_000
     """Maximum number of attempts per request before Saturated is raised. At least 1. Usually the deadline, or
     `saturated_wait_s` without one, ends it first."""
@@ -98,6 +102,7 @@ class RouterSettings:
 
 _BOUNDS: Final = (
     ("max_queued", 0, 10_000_000),
+    ("max_empty_pools", 1, 10_000_000),
     ("max_attempts", 1, 1_000_000),
     ("backoff_first_s", 0.001, 60.0),
     ("backoff_max_s", 0.001, 60.0),

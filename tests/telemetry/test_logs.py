@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gangline.telemetry.logs import HumanFormatter, JsonFormatter, LineLimit, configure_logging, logger_for
+from gangline.telemetry.logs import FloodFilter, HumanFormatter, JsonFormatter, LineLimit, configure_logging, logger_for
 
 
 @pytest.fixture
@@ -127,3 +127,35 @@ def test_lines_that_repeat_are_left_out_and_counted_by_key():
     assert [limit.admit("a"), limit.admit("a")] == [2, None]
     now = 60.0
     assert [limit.admit("a") for _ in range(4)] == [1, 0, 0, None]
+
+
+def test_a_flood_of_one_kind_of_line_is_cut_and_counted_and_leaves_the_others_alone():
+    now = 0.0
+    flood = FloodFilter(lambda: now)
+
+    def admitted(name: str, level: int, **fields: object) -> logging.LogRecord | None:
+        record = logging.makeLogRecord({"name": name, "levelno": level, "msg": "x", **fields})
+        return record if flood.filter(record) else None
+
+    bad = {"name": "gangline.coordinator", "level": logging.WARNING, "action": "record.unreadable"}
+    written = [admitted(**bad) for _ in range(10_000)]
+    assert sum(record is not None for record in written) == FloodFilter.BURST
+    assert admitted("gangline.coordinator", logging.WARNING, action="gang.lost")
+    assert admitted("gangline.coordinator", logging.ERROR, action="record.unreadable")
+    assert all(admitted("gangline.coordinator", logging.INFO, action="record.unreadable") for _ in range(999))
+    assert all(admitted("shop.tasks", logging.ERROR) for _ in range(999)), "what users log is theirs"
+    now = 1.0
+    record = admitted(**bad)
+    assert record is not None and record.left_out == 10_000 - FloodFilter.BURST
+    assert "left_out=9800" in HumanFormatter().format(record)
+    assert admitted(**bad) is None
+    now = 10_000.0
+    record = admitted(**bad)
+    assert record is not None and record.left_out == 1
+
+
+def test_a_flood_of_kinds_takes_no_memory():
+    flood = FloodFilter(lambda: 0.0)
+    for number in range(5000):
+        flood.filter(logging.makeLogRecord({"name": "gangline.x", "levelno": logging.ERROR, "msg": f"m{number}"}))
+    assert len(flood._kinds) <= 1000 and len(flood._limit._next) <= 1000

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
 from ..runtime.clock import Environment
 from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
 from .jetstream.api import JetStreamApi
 from .jetstream.stream import NatsStream
-from .jetstream.wire import check_stream, stream_configuration
+from .jetstream.wire import check_configuration, stream_configuration
 from .key_value.bucket import NatsKeyValue
 from .nats_client.client import BufferedNatsClient, NatsSubscription
 from .nats_client.connect import open_client
@@ -280,15 +279,6 @@ class NatsBus:
         """A subject of our own to subscribe; not guessable, not even by who knows `inbox`."""
         return f"{self.inbox}.i.{self.ambient.token()}"
 
-    def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
-        """A reply subject of our own that takes any number of messages; costs the server nothing. `on_refused` is told
-        if the server forbids us to publish to `subject`."""
-        return self._replies.open_stream(handler, subject, on_refused)
-
-    def close_stream(self, reply: str) -> None:
-        """End of `open_stream`."""
-        self._replies.close_stream(reply)
-
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
         if not subject or _BAD_SUBJECT.search(subject) or _MISPLACED.search(subject):
             raise InvalidName(f"subject {subject[:80]!r} cannot be subscribed: empty parts, spaces or a misplaced '>'")
@@ -333,7 +323,9 @@ class NatsBus:
         if found is not None and found.settings == settings:
             return found
         if found is not None:  # it was opened otherwise: what exists decides
-            check_stream(name, settings, stream_configuration(name, found.settings))
+            check_configuration(
+                f"the stream {name}", stream_configuration(name, settings), stream_configuration(name, found.settings)
+            )
             return found
         return await self._keep(NatsStream(self, name, settings))
 
@@ -358,7 +350,6 @@ class NatsBus:
                 stream_name,
                 stream_settings,
                 more={"allow_rollup_hdrs": True, "discard": "new", "allow_msg_schedules": False},
-                check=partial(check_stream, stream_name, stream_settings, needed=()),
             )
             found = await self._keep(opened)
         return StreamObjectStore(name, found, ambient=self.ambient, max_payload=self.max_payload)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import InvalidRequest
@@ -25,7 +24,7 @@ from .ordered_consumer import OrderedConsumer
 from .publisher import Publisher
 from .pull_transport import open_consumer
 from .stream_admin import StreamAdmin
-from .wire import check_name, check_stream, consumer_state, stored_message, stream_configuration
+from .wire import check_name, consumer_state, stored_message, stream_configuration
 
 if TYPE_CHECKING:
     from .transport import Transport
@@ -41,7 +40,6 @@ class NatsStream:
 
     Args:
         more: configuration beside what the settings say.
-        check: raises if a stream that exists will not do; None: by the settings.
     """
 
     def __init__(
@@ -51,7 +49,6 @@ class NatsStream:
         settings: StreamSettings,
         *,
         more: Mapping[str, Any] | None = None,
-        check: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.name = check_name(name, "stream")
         self.bus = bus
@@ -61,7 +58,6 @@ class NatsStream:
             name,
             label=f"the stream {name}",
             configuration={**stream_configuration(name, settings), **(more or {})},
-            check=check or partial(check_stream, name, settings),
         )
         self._publisher = Publisher(bus, name, self.upkeep, settings.subjects)
         self._consumers: set[PullConsumer] = set()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...schemas.errors.base import Disconnected
 from ..port.bus import ConnectionEvent, NotPermitted, StorageUnavailable
 from .api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
-from .wire import TOO_MANY_CONSUMERS, UNLIMITED
+from .wire import TOO_MANY_CONSUMERS, UNLIMITED, check_configuration
 
 if TYPE_CHECKING:
     from .transport import Transport
+
+log = logging.getLogger("gangline.bus")
 
 _RETRY_S: Final = 0.1
 _PATIENCE_S: Final = 2.0
@@ -29,8 +32,7 @@ class StreamAdmin:
     Args:
         stream: its name at the server.
         label: its name for people.
-        configuration: with which it is created.
-        check: called with the configuration of an existing stream; raises if it is not suitable.
+        configuration: with which it is created, and with which one that exists is compared.
         first: the sequence that one which is made now begins with; None: 1.
         seen: the highest sequence that we know to be used. A cluster makes a stream that it lost by itself, and counts
             from the same number on: what was used is skipped then.
@@ -43,7 +45,6 @@ class StreamAdmin:
         *,
         label: str,
         configuration: Mapping[str, Any],
-        check: Callable[[Mapping[str, Any]], None],
         first: Callable[[], int] | None = None,
         seen: Callable[[], int] | None = None,
     ) -> None:
@@ -51,7 +52,6 @@ class StreamAdmin:
         self._stream = stream
         self._label = label
         self._configuration = configuration
-        self._check = check
         self._first = first
         self._seen = seen
         self.exists = False
@@ -62,6 +62,7 @@ class StreamAdmin:
         """When it was made, as the server writes it: tells a new stream from an old one of the same name."""
         self._few_consumers = False
         """This account may not have streams of as many consumers as ours ask for."""
+        self._warned = False
         self._making: asyncio.Future[bool] | None = None
         self._stop_listening = bus.on_connection(self._on_connection)
 
@@ -178,7 +179,7 @@ class StreamAdmin:
             if error.number != STREAM_NOT_FOUND:
                 raise
         else:
-            self._check(found.get("config") or {})
+            await self._compare(found.get("config") or {}, timeout_s)
             await self._skip_used(found.get("state") or {}, timeout_s)
             self.created = str(found.get("created", ""))
             return False
@@ -194,7 +195,7 @@ class StreamAdmin:
         except NotPermitted as error:
             raise NotOurStream(
                 f"{self._label} is not there, and this user may not make it ({error.message}): start those first who "
-                f"may, for example a worker or a dispatcher",
+                f"may, for example a dispatcher or a coordinator",
                 details=error.details,
             ) from error
         except ApiError as error:
@@ -206,6 +207,34 @@ class StreamAdmin:
             return False
         self.created = str(made.get("created", ""))
         return True
+
+    async def _compare(self, found: Mapping[str, Any], timeout_s: float) -> None:
+        changes = check_configuration(self._label, self._configuration, found)
+        if changes:
+            try:
+                await self._bus.api.call(
+                    f"STREAM.UPDATE.{self._stream}",
+                    {**found, **changes},
+                    what=f"bring {self._label} up to date",
+                    timeout_s=timeout_s,
+                )
+            except (NotPermitted, ApiError) as error:
+                self._warn(", ".join(changes), f"open it once as an operator, or edit it ({error.message})")
+            else:
+                log.info("%s was brought up to date: %s", self._label, changes, extra={"action": "bus.stream_updated"})
+        if found.get("allow_msg_schedules") and not self._configuration.get("allow_msg_schedules"):
+            self._warn("allow_msg_schedules", f"make it anew when it may go (nats stream rm {self._stream})")
+
+    def _warn(self, fields: str, remedy: str) -> None:
+        if not self._warned:
+            log.warning(
+                "%s has %s as an earlier version made it, which lets whoever may write to it harm others: %s",
+                self._label,
+                fields,
+                remedy,
+                extra={"action": "bus.stream_outdated", "stream": self._stream},
+            )
+        self._warned = True
 
     async def _skip_used(self, state: Mapping[str, Any], timeout_s: float) -> None:
         if self._first is None or self._seen is None or state.get("messages") != 0:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from ...runtime.clock import Environment
-from ...schemas.errors.base import GanglineError
 from ..nats_client.client import NatsSubscription
 from ..port.bus import Bus, Handler, Message
 from .api import JetStreamApi
@@ -24,15 +23,6 @@ class Transport(Bus, Protocol):
 
     def new_inbox(self) -> str:
         """A subject of our own to subscribe; not guessable."""
-        ...
-
-    def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
-        """A reply subject of our own that takes any number of messages; costs the server nothing. `on_refused` is told
-        if the server forbids us to publish to `subject`."""
-        ...
-
-    def close_stream(self, reply: str) -> None:
-        """End of `open_stream`."""
         ...
 
     def publish_known(self, subject: str, data: bytes, reply: str) -> None:

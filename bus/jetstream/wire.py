@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 from ...schemas.errors.base import InvalidName, InvalidSettings
 from ..nats_client.protocol import decode_headers
-from ..port.bus import ConsumerSettings, ConsumerState, Message, Retention, StreamMessage, StreamSettings
+from ..port.bus import ConsumerSettings, ConsumerState, Message, StreamMessage, StreamSettings
 
 MAX_CONSUMERS: Final = 1_000_000
 """In the configuration of each stream that we make. Without a number (-1) a server has a limit of its own, 1000 from
@@ -20,11 +21,9 @@ UNLIMITED: Final = -1
 TOO_MANY_CONSUMERS: Final = 10026
 """The server's number for it."""
 
-
 SECOND_NS: Final = 1_000_000_000
 ACK_PREFIX: Final = "$JS.ACK."
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
-NEEDED: Final = ("allow_msg_ttl", "allow_atomic", "allow_msg_schedules")
 
 
 def check_name(name: str, what: str) -> str:
@@ -49,10 +48,12 @@ def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
         "storage": str(settings.storage),
         "num_replicas": settings.replicas,
         "duplicate_window": int(_window_s(settings) * SECOND_NS),
-        "allow_direct": settings.retention is Retention.LIMITS,
+        # An answer to DIRECT.GET is the stored message as it is, and goes to whatever subject the request names.
+        "allow_direct": False,
         "allow_msg_ttl": True,
         "allow_atomic": True,
         "allow_msg_schedules": True,
+        "allow_rollup_hdrs": True,
     }
 
 
@@ -61,31 +62,80 @@ def _window_s(settings: StreamSettings) -> float:
     return min(settings.duplicates_s, settings.max_age_s) if settings.max_age_s else settings.duplicates_s
 
 
-def check_stream(
-    name: str, settings: StreamSettings, configuration: Mapping[str, Any], needed: tuple[str, ...] = NEEDED
-) -> None:
-    """Raises InvalidSettings if an existing stream is not what was asked for.
+_FREE: Final = frozenset(
+    (
+        *("name", "description", "metadata", "placement", "storage", "num_replicas", "compression", "first_seq"),
+        *("max_consumers", "consumer_limits", "max_bytes", "max_msg_size", "duplicate_window", "persist_mode"),
+        *("deny_delete", "deny_purge", "allow_atomic", "allow_batched", "allow_msg_ttl"),
+    )
+)
+"""What may differ in a stream that exists: operators tune it, or it takes nothing away. (What we need to be switched on
+is looked at besides.)"""
+_LIMITS: Final = frozenset(("max_age", "max_msgs"))
+"""Likewise, where messages have an end anyway."""
+_MENDED: Final = frozenset(
+    ("allow_direct", "mirror_direct", "allow_rollup_hdrs", "subject_delete_marker_ttl", "discard")
+)
+"""What an update brings to where it belongs."""
+_NEEDED: Final = ("allow_atomic", "allow_msg_ttl", "allow_msg_schedules")
+_NONE: Final[frozenset[str]] = frozenset()
+_NEVER_OFF: Final = frozenset(("allow_msg_schedules", "allow_rollup_hdrs"))
+"""What no update switches off: schedules, and the rollup that comes with them."""
+_MOVE: Final = "If it has tasks, move them (docs/how-to/run-in-production.md, 'Upgrade the streams'). "
+
+
+def check_configuration(what: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare the configuration of a stream that exists with the one that we would make. Everything counts that is not
+    known to be harmless: a stream with a subject more, a source or `republish` gives what is stored to somebody else.
 
     Args:
-        needed: what must be switched on in its configuration.
+        what: for people, as in "stream 'X'".
+
+    Returns:
+        Changes that bring it to where it belongs, by an update; empty: it is as it should be.
+
+    Raises:
+        InvalidSettings: it must not be used.
     """
-    missing = set(settings.subjects) - set(configuration.get("subjects") or ())
-    if missing:
-        raise InvalidSettings(
-            f"stream {name!r} exists without the subjects {', '.join(sorted(missing))}: delete it (nats stream rm "
-            f"{name}) if it may go, or use another namespace"
-        )
-    if configuration.get("retention", "limits") != settings.retention:
-        raise InvalidSettings(
-            f"stream {name!r} exists with retention {configuration.get('retention')!r}, not {settings.retention!s}: "
-            f"delete it (nats stream rm {name}) if it may go, or use another namespace"
-        )
-    for switch in needed:
-        if not configuration.get(switch):
+    name = wanted["name"]
+    for switch in _NEEDED:
+        if wanted.get(switch) and not found.get(switch):
             raise InvalidSettings(
-                f"stream {name!r} exists without {switch}: switch it on (nats stream edit {name}), or use another "
-                f"namespace"
+                f"{what} exists without {switch}: switch it on (nats stream edit {name}), or use another namespace"
             )
+    changes: dict[str, Any] = {}
+    wrong: list[str] = []
+    kept = _NEVER_OFF if found.get("allow_msg_schedules") and not wanted.get("allow_msg_schedules") else _NONE
+    limits = _LIMITS if wanted.get("max_age") else _NONE
+    for field in sorted({*wanted, *found} - _FREE - kept - limits):
+        ours, theirs = _normal(field, wanted.get(field)), _normal(field, found.get(field))
+        if ours == theirs:
+            continue
+        if field in _MENDED:
+            changes[field] = wanted.get(field, False if isinstance(theirs, bool) else 0)
+        else:
+            wrong.append(f"{field} {json.dumps(theirs)}, not {json.dumps(ours)}")
+    if wrong:
+        raise InvalidSettings(
+            f"{what} exists with {'; '.join(wrong)[:800]}: another version made it, or somebody else. "
+            f"{_MOVE if kept else ''}Delete it (nats stream rm {name}) if it may go, or use another namespace"
+        )
+    return changes
+
+
+def _normal(field: str, value: Any) -> Any:
+    """Without the difference between what is left out and what says nothing."""
+    if field in ("subjects", "sources"):
+        return sorted((_plain(each) for each in value or ()), key=json.dumps)
+    if field in ("max_msgs", "max_msgs_per_subject"):
+        return -1 if value in (None, 0) else value
+    return _plain(value) or None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in sorted(value.items()) if each}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def consumer_configuration(name: str, settings: ConsumerSettings) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import Unavailable
 from ..jetstream.api import NO_MESSAGE, STREAM_NOT_FOUND, ApiError
@@ -19,7 +18,6 @@ from .watch import BucketWatch
 from .wire import (
     StoredEntry,
     check_bucket,
-    check_configuration,
     check_key,
     check_pattern,
     is_marker,
@@ -47,7 +45,6 @@ class NatsKeyValue:
             self.stream,
             label=f"the bucket {name}",
             configuration=stream_configuration(name, settings),
-            check=partial(check_configuration, name),
             first=lambda: first_revision(bus.ambient.wall(), self._seen),
             seen=lambda: self._seen,
         )
@@ -94,10 +91,12 @@ class NatsKeyValue:
 
     async def stored(self, key: str) -> StoredEntry | None:
         """The newest message of a key from the stream's leader, markers included."""
+        return await self.read({"last_by_subj": self.prefix + key})
+
+    async def read(self, query: Mapping[str, Any]) -> StoredEntry | None:
+        """One message from the stream's leader; None: there is none."""
         try:
-            answer = await self.bus.api.call(
-                f"STREAM.MSG.GET.{self.stream}", {"last_by_subj": self.prefix + key}, what=f"read {key}"
-            )
+            answer = await self.bus.api.call(f"STREAM.MSG.GET.{self.stream}", query, what=f"read from {self.name}")
         except ApiError as error:
             if error.number in (NO_MESSAGE, STREAM_NOT_FOUND):
                 return None

@@ -23,7 +23,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, ServerUnsupported, Unavailable
+from ...schemas.errors.base import (
+    ClosedError,
+    Disconnected,
+    GanglineError,
+    InvalidSettings,
+    ServerUnsupported,
+    Unavailable,
+)
 from ...telemetry.logs import Log
 from ..port.bus import Bus, ConnectionEvent, KeyValue, KvEntry, KvOperation, NotPermitted
 from ..port.subjects import SubjectPattern
@@ -300,8 +307,9 @@ class BucketInformer(Generic[V]):
                 await self._step()
                 again_s, self._failing = _AGAIN_S, False
                 pause_s = _LOOK_AGAIN_S if self._lookups else max(0.0, self._list_at - loop.time())
-            except Unavailable as error:
-                hopeless = isinstance(error, (ServerUnsupported, NotPermitted)) and self._without_after_s is None
+            except (Unavailable, InvalidSettings) as error:
+                final = isinstance(error, (ServerUnsupported, NotPermitted, InvalidSettings))
+                hopeless = final and self._without_after_s is None
                 if hopeless and not self.pulled:
                     await self._unsubscribe()
                     self._refuse(error)

@@ -1,17 +1,21 @@
 """All living keys of a bucket that match a pattern, in as few round trips as possible.
 
-Up to 1024 keys come with one direct get; JetStream refuses more, and then a short-lived consumer delivers them.
+Up to 1024 keys are listed by name and read at once; for more, a short-lived consumer delivers them. (The server could
+send many keys in answer to one DIRECT.GET. But whoever may ask that may have any stored message sent to any subject, so
+our buckets do not allow it.)
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
-from ..port.bus import ConnectionEvent, KvEntry, Message, StorageUnavailable
+from ..jetstream.api import STREAM_NOT_FOUND, ApiError
+from ..port.bus import ConnectionEvent, KvEntry, NotPermitted, StorageUnavailable
 from .watch import OrderedFeed, OrderedMessage
 from .wire import StoredEntry
 from .writer import NO_LEADER_S
@@ -19,10 +23,9 @@ from .writer import NO_LEADER_S
 if TYPE_CHECKING:
     from .wire import BucketOwner
 
-_MOST_DIRECT: Final = 1024
+_MOST_READ: Final = 1024
+_MOST_CHANGES: Final = 256
 _RETRY_S: Final = 0.05
-_NO_RESULTS: Final = "No Results"
-"""A 404 with other words ends a list in the middle: the server could not load one of its messages."""
 
 
 async def snapshot(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[KvEntry]:
@@ -33,88 +36,76 @@ async def snapshot(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[KvEnt
     """
     try:
         async with asyncio.timeout(bucket.bus.api.timeout_s):
-            found = await _direct(bucket, patterns)
+            found = await _patiently(bucket, patterns, _MOST_READ)
             if found is None:
-                found = await _by_consumer(bucket, patterns)
+                try:
+                    found = await _by_consumer(bucket, patterns)
+                except NotPermitted:  # a worker, say, which can wait a little longer
+                    found = await _patiently(bucket, patterns, sys.maxsize) or []
     except TimeoutError:
         raise StorageUnavailable(
             f"JetStream did not list {', '.join(patterns)} of {bucket.name!r} in time: try again",
             may_have_started=False,
         ) from None
-    return [stored.entry() for stored in found if not stored.marker]
+    return [stored.entry() for stored in sorted(found, key=lambda one: one.revision) if not stored.marker]
 
 
-async def _direct(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[StoredEntry] | None:
-    """None: too many keys for this way."""
-    found: list[StoredEntry] = []
-    whole: dict[str, Any] = {"multi_last": [bucket.prefix + text for text in patterns], "batch": _MOST_DIRECT}
-    query = whole
-    give_up_at = asyncio.get_running_loop().time() + NO_LEADER_S
+async def _patiently(bucket: BucketOwner, patterns: tuple[str, ...], most: int) -> list[StoredEntry] | None:
+    """`_by_name`, through the absence of a leader; [] when the bucket vanished."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + NO_LEADER_S
     while True:
-        page, end = await _page(bucket, query)
-        found += page
-        headers = end.headers or {}
-        status = headers.get("Status")
-        if status == "413":
+        try:
+            return await _by_name(bucket, patterns, most)
+        except StorageUnavailable as error:
+            if isinstance(error, ApiError):
+                if error.number == STREAM_NOT_FOUND:
+                    if bucket.made:  # whoever may make it again does so
+                        with contextlib.suppress(NotPermitted):
+                            await bucket.restore(NO_LEADER_S)
+                    return []
+                if not error.temporary:
+                    raise
+            if error.may_have_started or loop.time() > give_up_at:
+                raise
+        await asyncio.sleep(_RETRY_S)
+
+
+async def _by_name(bucket: BucketOwner, patterns: tuple[str, ...], most: int) -> list[StoredEntry] | None:
+    """Ask which keys there are, and read each. What was written since the first question is read as well, in the order
+    in which it was written: else a list could have a new key and lack an older one.
+
+    Returns:
+        None: more than `most` keys, or they change too fast.
+    """
+    keys: set[str] = set()
+    seen: int | None = None
+    for pattern in patterns:
+        query = {"subjects_filter": bucket.prefix + pattern}
+        state = (await bucket.bus.api.call(f"STREAM.INFO.{bucket.stream}", query, what=f"list {bucket.name}"))["state"]
+        seen = int(state["last_seq"]) if seen is None else seen
+        keys.update(subject[len(bucket.prefix) :] for subject in state.get("subjects") or ())
+        if len(keys) > most:
             return None
-        if status == "503":
-            if await bucket.vanished():
-                return []
-            # It has no leader, or vanished and somebody made it anew just now.
-            if asyncio.get_running_loop().time() > give_up_at:
-                raise StorageUnavailable(
-                    f"nobody serves the bucket {bucket.name!r} right now: try again", may_have_started=False
-                )
-            await asyncio.sleep(_RETRY_S)
-            found, query = [], whole
-            continue
-        if status == "404" and headers.get("Description") == _NO_RESULTS:
-            return found
-        if status == "204" and headers.get("Nats-Num-Pending", "0") == "0":
-            return found
-        if status != "204" or not page:
-            why = f"{status} {headers.get('Description', '')}"
-            raise StorageUnavailable(
-                f"JetStream ended a list of {bucket.name!r} early ({why}): try again", may_have_started=False
-            )
-        # The server cut the answer at a number of bytes: go on behind it.
-        query = {**query, "seq": page[-1].revision + 1, "up_to_seq": int(headers["Nats-UpTo-Sequence"])}
-
-
-async def _page(bucket: BucketOwner, query: dict[str, Any]) -> tuple[list[StoredEntry], Message]:
-    """One request with many answers; the last is a status."""
-    page: list[StoredEntry] = []
-    end: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    def take(message: Message) -> None:
-        headers = message.headers or {}
-        if "Status" in headers:
-            if not end.done():
-                end.set_result(message)
-            return
-        page.append(
-            StoredEntry(
-                key=headers["Nats-Subject"][len(bucket.prefix) :],
-                value=message.data,
-                revision=int(headers["Nats-Sequence"]),
-                headers=headers,
-            )
-        )
-
-    def refused(error: GanglineError) -> None:
-        if not end.done():
-            end.set_exception(error)
-
-    bus = bucket.bus
-    subject = f"$JS.API.DIRECT.GET.{bucket.stream}"
-    reply = bus.open_stream(take, subject, refused)
-    stop = bus.on_connection(_fail_on_loss(end))
-    try:
-        bus.publish(subject, json.dumps(query).encode(), reply=reply)
-        return page, await end
-    finally:
-        stop()
-        bus.close_stream(reply)
+    assert seen is not None, patterns
+    found: dict[str, StoredEntry] = {}
+    names = sorted(keys)
+    for start in range(0, len(names), _MOST_READ):
+        read = await asyncio.gather(*map(bucket.stored, names[start : start + _MOST_READ]))
+        found.update({stored.key: stored for stored in read if stored is not None})
+    if all(stored.revision <= seen for stored in found.values()):
+        return list(found.values())
+    cursors = dict.fromkeys(patterns, seen + 1)
+    for _ in range(_MOST_CHANGES):
+        before = dict(cursors)
+        for pattern, sequence in before.items():
+            stored = await bucket.read({"seq": sequence, "next_by_subj": bucket.prefix + pattern})
+            if stored is not None:
+                found[stored.key] = stored
+                cursors[pattern] = stored.revision + 1
+        if cursors == before:
+            return list(found.values())
+    return None
 
 
 async def _by_consumer(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[StoredEntry]:

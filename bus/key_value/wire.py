@@ -69,23 +69,13 @@ def stream_configuration(bucket: str, settings: BucketSettings) -> dict[str, Any
         "storage": str(settings.storage),
         "num_replicas": settings.replicas,
         "duplicate_window": 120 * _SECOND_NS,
-        "allow_direct": True,
+        "allow_direct": False,
         "allow_rollup_hdrs": True,
         "deny_delete": True,
         "allow_msg_ttl": True,
         "allow_atomic": True,
         "subject_delete_marker_ttl": MARKER_TTL_S * _SECOND_NS,
     }
-
-
-def check_configuration(bucket: str, configuration: Mapping[str, Any]) -> None:
-    """Raises InvalidSettings if an existing bucket lacks what ours have."""
-    for needed in ("allow_atomic", "allow_msg_ttl", "subject_delete_marker_ttl"):
-        if not configuration.get(needed):
-            raise InvalidSettings(
-                f"bucket {bucket!r} exists without {needed}: delete it (nats kv del {bucket}) and it is made again "
-                f"rightly, or use another namespace"
-            )
 
 
 def write_headers(write: KvWrite) -> dict[str, str]:
@@ -170,3 +160,5 @@ class BucketOwner(Protocol):
     async def vanished(self) -> bool: ...
 
     async def stored(self, key: str) -> StoredEntry | None: ...
+
+    async def read(self, query: Mapping[str, Any]) -> StoredEntry | None: ...

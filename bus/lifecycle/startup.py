@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from ...schemas.errors.base import ServerUnsupported, Unavailable, WorkerIdTaken
 from ...telemetry.logs import Log
+from ..jetstream.stream_admin import NotOurStream
 from ..port.bus import NotPermitted
 
 T = TypeVar("T")
@@ -35,6 +36,9 @@ class StartPatience:
             last = self._loop.time() >= self._give_up_at
             try:
                 return await step()
+            except NotOurStream:  # somebody else makes it
+                if last:
+                    raise
             except (ServerUnsupported, NotPermitted, WorkerIdTaken):
                 raise
             except Unavailable as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 from ...schemas.errors.base import InvalidName, InvalidRequest, PayloadTooLarge
-from ..jetstream.wire import check_name, check_stream, stream_configuration
+from ..jetstream.wire import check_configuration, check_name, stream_configuration
 from ..nats_client.protocol import encode_headers
 from ..port.bus import (
     Consumer,
@@ -419,7 +419,8 @@ class StreamRegistry:
         """
         found = self._stores.get(name)
         if found is not None:
-            check_stream(name, settings, stream_configuration(name, found.settings))
+            wanted, there = stream_configuration(name, settings), stream_configuration(name, found.settings)
+            check_configuration(f"the stream {name}", wanted, there)
             return found
         made = StreamStore(
             name,

@@ -37,7 +37,8 @@ _GANG: Final = (
     Operation.TEARDOWN,
     Operation.PING,
 )
-_READ: Final = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+_READ: Final = ("STREAM.INFO", "STREAM.MSG.GET")
+"""Not DIRECT.GET: its answer is what is stored, as it is, and goes wherever the request says."""
 
 
 class Role(StrEnum):
@@ -161,8 +162,6 @@ def _producer(names: Names, endpoint: str) -> Permissions:
             # Results and the states of jobs. No purging, no deleting, no consumers of tasks.
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.LIST"),
             *_stream_api(f"KV_{results}", "STREAM.INFO", "STREAM.MSG.GET"),
-            # `nats kv get`.
-            f"$JS.API.DIRECT.GET.KV_{results}.$KV.{results}.result.*",
             *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET"),
             # Events and items of jobs. No consumers: whoever makes one chooses where the server delivers.
             *_stream_api(jobs, "STREAM.INFO", "STREAM.MSG.GET"),
@@ -207,10 +206,13 @@ def _gateway(names: Names) -> Permissions:
     return (
         _routing(names, "*")
         | _service("gangline-gateway")
-        | _making(f"KV_{names.ledger_bucket}", f"KV_{names.routes_bucket}")
         | Permissions(
-            # Inboxes, and the reply subjects that the server creates for callers in other accounts.
-            publish=(f"{INBOXES}.>", "_R_.>"),
+            publish=(
+                # Inboxes, and the reply subjects that the server creates for callers in other accounts.
+                f"{INBOXES}.>",
+                "_R_.>",
+                *_api(*(f"STREAM.CREATE.KV_{bucket}" for bucket in (names.ledger_bucket, names.routes_bucket))),
+            ),
             subscribe=tuple(f"{subject} {names.gateway_queue}" for subject in names.both(names.calls)),
         )
     )
@@ -228,9 +230,9 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
             *(f"$KV.{ledger}.{kind}.{pool}.{worker}" for kind in ("reg", "alive")),
             f"$KV.{ledger}.lease.{pool}.{worker}.*",
             *_api("INFO"),
-            *_bucket_reading(ledger),
-            # An in-memory ledger is gone after a server restart: every living process recreates it.
-            *_stream_api(f"KV_{ledger}", "STREAM.CREATE"),
+            # No consumers: what one delivers goes wherever its maker says. And no creating: whoever makes the ledger
+            # decides what it stores and who hears of it.
+            *_stream_api(f"KV_{ledger}", *_READ),
         ),
         subscribe=(
             f"{ns}.worker.{pool}.{worker}.*",

@@ -18,6 +18,7 @@ import pytest
 from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_jetstream
+from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import Client
@@ -55,6 +56,7 @@ class Site:
     def __init__(self, server: EmbeddedServer, stack: AsyncExitStack) -> None:
         self.server = server
         self._stack = stack
+        self._ledger = False
         self._user = ""
         """Who was connected last."""
         self._probes = itertools.count(1)
@@ -74,7 +76,16 @@ class Site:
     async def client(self, user: str) -> Client:
         return await self._stack.enter_async_context(Client(await self.bus(user), settings=NOWHERE, name=user))
 
+    async def make_ledger(self) -> None:
+        """As whoever may: workers wait for it."""
+        bus = await self.bus("operator")
+        await bus.bucket(Names().ledger_bucket, BucketSettings())
+        await bus.close()
+
     async def worker(self, id: str = "w1", *, user: str = "worker", pool: Pool = images) -> Worker:
+        if not self._ledger:
+            self._ledger = True
+            await self.make_ledger()
         settings = WorkerSettings(id=id, node=id, start_timeout_s=PATIENCE_S)
         return await self._stack.enter_async_context(Worker(pool, bus=await self.bus(user), settings=settings))
 

@@ -196,6 +196,7 @@ async def test_users_by_jwt_follow_the_template_of_their_role(serve, tmp_path):
     inbox = Permissions(subscribe=("_INBOX.{{name()}}.>",))
     jwts.scope(Role.WORKER, permissions(Role.WORKER, Names(), pool="{{tag(pool)}}", worker="{{name()}}") | inbox)
     jwts.scope(Role.ROUTER, permissions(Role.ROUTER, Names()) | inbox)
+    jwts.scope(Role.COORDINATOR, permissions(Role.COORDINATOR, Names()) | inbox)
     server = serve(jwts.config())
 
     async def bus(name: str, file: Path):
@@ -206,6 +207,9 @@ async def test_users_by_jwt_follow_the_template_of_their_role(serve, tmp_path):
         await bus("w1", jwts.user("w1", Role.WORKER, "pool:images")),
         await bus("r", jwts.user("r", Role.ROUTER)),
     )
+    maker = await bus("c", jwts.user("c", Role.COORDINATOR))
+    await maker.bucket(Names().ledger_bucket, BucketSettings())
+    await maker.close()
     try:
         worker = Worker(images, bus=first, settings=WorkerSettings(id="w1"))
         async with worker, Client(router, settings=NOWHERE) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 
@@ -12,6 +13,7 @@ from gangline.bus.port.bus import BucketSettings, ConnectionEvent, Message, Stor
 from gangline.schemas.errors.base import JobDead
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.roles import INBOXES
+from gangline.worker.service import WorkerState
 
 from ..bus.conftest import collect, happens
 from ..processes import ForkServer
@@ -83,8 +85,10 @@ async def test_tasks_that_were_published_by_hand_are_delayed_or_become_dead_lett
     await producer._bus.request("gangline.task.images.double", b"[2]", timeout_s=PATIENCE_S, headers=delayed)
     assert await producer.job("late").result(PATIENCE_S) == 4
     key = "$KV.GANGLINE_RESULTS.result.late"
-    stored = await producer._bus.request(f"$JS.API.DIRECT.GET.KV_GANGLINE_RESULTS.{key}", timeout_s=PATIENCE_S)
-    assert json.loads(stored.data)["result"] == 4
+    question = json.dumps({"last_by_subj": key}).encode()
+    found = await producer._bus.request("$JS.API.STREAM.MSG.GET.KV_GANGLINE_RESULTS", question, timeout_s=PATIENCE_S)
+    stored = json.loads(found.data)["message"]
+    assert json.loads(base64.b64decode(stored["data"]))["result"] == 4
     await operator._bus.request("gangline.task.astray", b"", timeout_s=PATIENCE_S)
 
     async def dead() -> bool:
@@ -225,14 +229,18 @@ async def test_discovery_finds_everybody(site: Site):
     assert await site.refused() == []
 
 
-async def test_a_ledger_that_went_with_its_server_is_made_again_by_workers(site: Site):
-    await site.worker()
+@pytest.mark.parametrize("part", ["dispatcher", "coordinator"])
+async def test_a_ledger_that_went_with_its_server_is_made_again_and_workers_wait_for_that(site: Site, part):
+    site._ledger = True  # nobody else makes it
+    _, worker = await asyncio.gather(getattr(site, part)(), site.worker())
+    assert worker.state is WorkerState.SERVING
     router = await site.client("router")
     assert await router.call("images.double", 1) == 2
     bus = router._bus
     await happens(bus, ConnectionEvent.RECONNECTED, site.server.restart)
     assert await router.options(timeout_s=PATIENCE_S).call("images.double", 2) == 4
-    assert [line for line in await site.refused() if "user:worker" in line] == []
+    # They ask, each time, and are told to wait.
+    assert [line for line in await site.refused() if "STREAM.CREATE.KV_GANGLINE_LEDGER" not in line] == []
 
 
 async def test_a_router_lists_thousands_of_keys(site: Site):

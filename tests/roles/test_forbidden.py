@@ -92,14 +92,16 @@ PUBLISH: dict[str, set[Role]] = {
     **{f"{API}.STREAM.PURGE.GANGLINE_{name}": set() for name in ("TASKS", "JOBS", "DEAD")},
     f"{API}.STREAM.CREATE.GANGLINE_TASKS": {D},
     **{f"{API}.STREAM.{verb}.GANGLINE_TASKS": set() for verb in ("DELETE", "UPDATE")},
-    f"{API}.STREAM.CREATE.KV_GANGLINE_LEDGER": {G, W, D, C},
-    f"{API}.STREAM.PURGE.KV_GANGLINE_LEDGER": {G, D, C},
+    f"{API}.STREAM.CREATE.KV_GANGLINE_LEDGER": {G, D, C},
+    f"{API}.STREAM.PURGE.KV_GANGLINE_LEDGER": {D, C},
+    f"{API}.CONSUMER.CREATE.KV_GANGLINE_LEDGER.c": {R, G, D, C},
     f"{API}.STREAM.DELETE.KV_GANGLINE_LEDGER": set(),
     f"{API}.STREAM.MSG.GET.KV_GANGLINE_LEDGER": {R, G, W, D, C},
     f"{API}.STREAM.MSG.GET.KV_GANGLINE_RESULTS": {P, D},
-    f"{API}.DIRECT.GET.KV_GANGLINE_RESULTS": {D},
-    f"{API}.DIRECT.GET.KV_GANGLINE_RESULTS.{RESULTS}.result.j": {P},
-    f"{API}.DIRECT.GET.KV_GANGLINE_LEDGER": {R, G, W, D, C},
+    # What is stored would go, as it is, wherever the request says.
+    f"{API}.DIRECT.GET.KV_GANGLINE_RESULTS": set(),
+    f"{API}.DIRECT.GET.KV_GANGLINE_RESULTS.{RESULTS}.result.j": set(),
+    f"{API}.DIRECT.GET.KV_GANGLINE_LEDGER": set(),
     f"{API}.STREAM.CREATE.ANYTHING": set(),
     # Taking tasks.
     f"{API}.CONSUMER.CREATE.GANGLINE_TASKS.q": {D},
@@ -276,7 +278,7 @@ async def test_a_producer_cannot_forge_a_result(site: Site):
 
 
 async def test_a_router_that_is_cut_to_a_pool_cannot_use_another(site_of):
-    site: Site = site_of(cut("worker", "shop=router:images", "router"))
+    site: Site = site_of(cut("operator", "worker", "shop=router:images", "router"))
     video = Pool("video", slots=1)
     video.task(name="play")(images.tasks["double"].function)
     await site.worker()
@@ -294,7 +296,7 @@ async def test_a_router_that_is_cut_to_a_pool_cannot_use_another(site_of):
 
 
 async def test_a_worker_cannot_take_the_place_of_another(site_of):
-    site: Site = site_of(cut("coordinator", "one=worker:images.w1", "two=worker:images.w2"))
+    site: Site = site_of(cut("operator", "coordinator", "one=worker:images.w1", "two=worker:images.w2"))
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(NotPermitted, match=r"alive\.images\.w1"):
             await site.worker("w1", user="two")

@@ -27,9 +27,9 @@ async def test_an_answer_goes_wherever_the_question_says(site_of):
     await operator.flush()
     await one.request(own, b"anything", timeout_s=PATIENCE_S)
     question = json.dumps({"last_by_subj": own}).encode()
-    one.publish("$JS.API.DIRECT.GET.KV_GANGLINE_LEDGER", question, reply=others)
+    one.publish("$JS.API.STREAM.MSG.GET.KV_GANGLINE_LEDGER", question, reply=others)
     (message,) = await heard.count(1)
-    assert message.data == b"anything"
+    assert json.loads(message.data)["message"]["subject"] == own
     assert await site.refused() == []
     assert await ledger.get("alive.images.w1") is not None
 

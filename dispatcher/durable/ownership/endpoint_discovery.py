@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from ....bus.port.bus import Stream
 from ....runtime.tasks import TaskSet
-from ....schemas.errors.base import GanglineError, InvalidName
+from ....schemas.errors.base import GanglineError, InvalidName, InvalidSettings
 from ....schemas.names import check_name
 from ..workers.context import DispatcherContext
 
@@ -40,6 +41,7 @@ class EndpointDiscovery:
         self._work = TaskSet("endpoints", context.log)
         self._looks = 0
         self._whole_every = 1
+        self._told = ""
         self.depths: Mapping[str, int] = {}
         """Tasks in the stream by endpoint, as of the last look."""
 
@@ -56,7 +58,11 @@ class EndpointDiscovery:
             try:
                 await self._look()
             except GanglineError as error:
-                self._log.debug("endpoints cannot be looked for: %s", error, extra={"action": "endpoints.look"})
+                # Time mends the others.
+                told = not isinstance(error, InvalidSettings) or error.message == self._told
+                level = logging.DEBUG if told else logging.ERROR
+                self._told = error.message
+                self._log.log(level, "endpoints cannot be looked for: %s", error, extra={"action": "endpoints.look"})
             except Exception:
                 self._log.exception("looking for endpoints failed", extra={"action": "endpoints.bug"})
             await asyncio.sleep(self._context.settings.look_s)

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from gangline.bus.jetstream.wire import (
-    check_stream,
+    check_configuration,
     consumer_configuration,
     consumer_state,
     delivered_message,
@@ -59,13 +59,46 @@ def test_the_window_for_duplicates_is_no_longer_than_messages_live():
     assert stream_configuration("S", settings)["duplicate_window"] == 10_000_000_000
 
 
-def test_an_existing_stream_must_have_subjects_retention_and_switches():
-    good = stream_configuration("S", SETTINGS)
-    check_stream("S", SETTINGS, {**good, "subjects": ["a.>", "b", "c"], "max_age": 5})
-    for wrong in ({"subjects": ["a.>"]}, {"retention": "limits"}, {"allow_msg_schedules": False}):
-        with pytest.raises(InvalidSettings):
-            check_stream("S", SETTINGS, {**good, **wrong})
-    check_stream("S", SETTINGS, {**good, "allow_msg_schedules": False}, needed=())
+HARMFUL = [
+    {"subjects": ["a.>"]},
+    {"subjects": ["a.>", "b", "_INBOX.>"]},
+    {"retention": "limits"},
+    {"allow_msg_schedules": False},
+    {"sources": [{"name": "OTHER"}]},
+    {"mirror": {"name": "OTHER"}},
+    {"republish": {"src": "a.>", "dest": "mine.>"}},
+    {"subject_transform": {"src": "a.>", "dest": "b.>"}},
+    {"max_msgs_per_subject": 1},
+    {"max_msgs": 1},
+    {"max_age": 1},
+    {"sealed": True},
+    {"no_ack": True},
+    {"allow_msg_counter": True},
+    {"of_a_server_to_come": True},
+]
+
+
+@pytest.mark.parametrize("wrong", HARMFUL, ids=str)
+def test_a_stream_that_somebody_made_otherwise_is_refused_and_the_error_says_how_it_differs(wrong):
+    made = stream_configuration("S", SETTINGS)
+    with pytest.raises(InvalidSettings, match=next(iter(wrong))) as caught:
+        check_configuration("the stream S", made, {**made, **wrong})
+    assert "nats stream" in str(caught.value)
+
+
+def test_what_operators_tune_and_what_servers_leave_out_or_add_is_accepted():
+    made = stream_configuration("S", SETTINGS)
+    tuned = {"max_bytes": 100, "num_replicas": 3, "storage": "memory", "description": "ours"}
+    told = {"consumer_limits": {}, "mirror_direct": False, "sealed": False, "metadata": {"_nats.level": "5"}}
+    there = {name: value for name, value in {**made, **tuned, **told}.items() if value is not False}
+    assert check_configuration("the stream S", made, there) == {}
+    aged = stream_configuration("S", StreamSettings(subjects=("a.>",), max_age_s=10.0))
+    assert check_configuration("the stream S", aged, {**aged, "max_age": 5, "max_msgs": 100}) == {}
+
+
+def test_what_an_update_can_mend_is_mended():
+    made = stream_configuration("S", SETTINGS)
+    assert check_configuration("the stream S", made, {**made, "allow_direct": True}) == {"allow_direct": False}
 
 
 def test_a_consumer_is_durable_and_is_removed_only_if_that_was_wanted():

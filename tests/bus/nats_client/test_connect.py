@@ -225,7 +225,7 @@ async def test_a_bucket_made_by_others_without_what_we_need_is_refused(connect_t
     bus = await connect_to(nats_url)
     plain = {"name": f"KV_{namespace}", "subjects": [f"$KV.{namespace}.>"], "max_msgs_per_subject": 1}
     await bus.api.call(f"STREAM.CREATE.KV_{namespace}", {**plain, "storage": "memory"}, what="make it")
-    with pytest.raises(InvalidSettings, match="allow_atomic.*nats kv del"):
+    with pytest.raises(InvalidSettings, match="allow_atomic.*nats stream edit"):
         await bus.bucket(namespace, BucketSettings())
 
 

@@ -6,14 +6,12 @@ import asyncio
 
 import pytest
 
-from gangline.bus.key_value import snapshot
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import (
     BucketSettings,
     ConnectionEvent,
     KvOperation,
     KvWrite,
-    Message,
     Storage,
     StorageUnavailable,
 )
@@ -99,20 +97,6 @@ async def test_a_restarted_server_forgets_memory_and_everything_goes_on(connect_
     assert await bucket.put("a", b"last", revision=0) > highest
     await seen.until(lambda entries: entries[-1].value == b"last")
     await passing.until(lambda entries: entries[-1].value == b"last")
-
-
-async def test_a_bucket_that_is_made_anew_while_it_is_listed_is_listed_again(
-    connect_to, nats_url, namespace, monkeypatch
-):
-    bucket = await (await connect_to(nats_url)).bucket(namespace, BucketSettings(storage=Storage.MEMORY))
-    await bucket.put("a", b"1")
-    read, unserved = snapshot._page, [Message("", b"", None, {"Status": "503"})]
-
-    async def page(*args):
-        return ([], unserved.pop()) if unserved else await read(*args)
-
-    monkeypatch.setattr(snapshot, "_page", page)
-    assert [entry.value for entry in await bucket.entries(">")] == [b"1"]
 
 
 async def test_revisions_go_on_above_those_remembered_though_the_clock_of_the_maker_is_behind(
@@ -270,15 +254,3 @@ async def test_deleted_keys_leave_a_trace_that_expires(connect_to, nats_url, nam
     stored = await bucket.stored("a")
     assert stored.marker
     assert stored.headers["Nats-TTL"] == "10s"
-
-
-async def test_a_snapshot_that_comes_in_pages_is_complete(connect_to, nats_url, namespace, monkeypatch):
-    monkeypatch.setattr("gangline.bus.key_value.snapshot._MOST_DIRECT", 3)
-    bus = await connect_to(nats_url)
-    bucket = await bus.bucket(namespace, BucketSettings())
-    for number in range(10):
-        await bucket.put(f"k.{number}", b"old")
-    await bucket.put("k.4", b"new")
-    await bucket.delete("k.5")
-    found = {entry.key: entry.value for entry in await bucket.entries("k.*")}
-    assert found == {f"k.{number}": b"new" if number == 4 else b"old" for number in range(10) if number != 5}

@@ -1,0 +1,117 @@
+"""What one user did to others with requests that the server allows, tried again: nothing comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+from gangline.bus.key_value.wire import stream_configuration
+from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage
+from gangline.schemas.errors.base import InvalidSettings
+from gangline.schemas.names import Names
+
+from ..bus.conftest import Collected, collect
+from ..waiting import PATIENCE_S, until
+from .conftest import Site, cut
+
+pytestmark = pytest.mark.server
+
+NAMES = Names()
+DIRECT = "$JS.API.DIRECT.GET.KV_GANGLINE_RESULTS.$KV.GANGLINE_RESULTS.result.nosuchkey"
+
+
+async def _hears(site: Site, subject: str) -> Collected[Any]:
+    """What comes there."""
+    watcher, heard = await site.bus("operator"), collect()
+    await watcher.subscribe(subject, heard)
+    await watcher.flush()
+    return heard
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["$JS.API.STREAM.PURGE.GANGLINE_TASKS", "$JS.API.STREAM.DELETE.GANGLINE_TASKS", "gangline.worker.images.w2.drain"],
+)
+async def test_a_producer_cannot_have_storage_answer_to_the_api_or_to_a_worker(site_of, target):
+    site: Site = site_of(cut("operator", "dispatcher", "billing=producer:invoices"))
+    await site.dispatcher()
+    operator, billing = await site.bus("operator"), await site.bus("billing")
+    await operator.request("gangline.task.invoices.x", b"[]", timeout_s=PATIENCE_S)
+    heard = await _hears(site, "gangline.worker.images.w2.drain")
+    billing.publish(DIRECT, b"", reply=target)
+    await billing.flush()
+    await operator.flush()
+    # Nor if it were allowed to ask: the stream does not answer such questions.
+    operator.publish(DIRECT, b"", reply=target)
+    await operator.flush()
+    state = json.loads((await operator.request("$JS.API.STREAM.INFO.GANGLINE_TASKS", timeout_s=PATIENCE_S)).data)
+    assert state["state"]["messages"] == 1
+    assert heard.items == []
+    refused = await site.refused()
+    assert len(refused) == 1
+    assert "DIRECT.GET" in refused[0]
+
+
+async def test_a_worker_cannot_have_its_own_record_sent_to_the_api_or_to_another_worker(site_of):
+    site: Site = site_of(cut("operator", "one=worker:images.w1"))
+    operator, one = await site.bus("operator"), await site.bus("one")
+    await operator.bucket(NAMES.ledger_bucket, BucketSettings(storage=Storage.MEMORY))
+    heard = await _hears(site, "gangline.worker.images.w2.teardown")
+    own = "$KV.GANGLINE_LEDGER.alive.images.w1"
+    evil = json.dumps({"name": "EVIL", "subjects": ["_INBOX.>"]}).encode()
+    await one.request(own, evil, timeout_s=PATIENCE_S)
+    question = json.dumps({"last_by_subj": own}).encode()
+    for kind in ("DIRECT.GET", "STREAM.MSG.GET"):
+        for target in ("$JS.API.STREAM.CREATE.EVIL", "gangline.worker.images.w2.teardown"):
+            one.publish(f"$JS.API.{kind}.KV_GANGLINE_LEDGER", question, reply=target)
+            operator.publish(f"$JS.API.{kind}.KV_GANGLINE_LEDGER", question, reply=target)
+    await one.flush()
+    await operator.flush()
+    answer = json.loads((await operator.request("$JS.API.STREAM.INFO.EVIL", timeout_s=PATIENCE_S)).data)
+    assert answer["error"]["err_code"] == 10059
+    # What comes is the answer of the API, which is no request of a worker.
+    assert all(json.loads(message.data)["type"].startswith("io.nats.jetstream") for message in heard.items)
+
+
+HIJACKED = [
+    {"subjects": ["$KV.GANGLINE_LEDGER.>", "_INBOX.>"]},
+    {"republish": {"src": "$KV.GANGLINE_LEDGER.>", "dest": "gangline.gang-talk.stolen.>"}},
+    {"sources": [{"name": "OTHER"}]},
+    {"max_age": 1_000_000_000, "duplicate_window": 1_000_000_000},
+]
+
+
+@pytest.mark.parametrize("evil", HIJACKED, ids=lambda evil: next(iter(evil)))
+async def test_a_ledger_that_somebody_else_made_is_not_used(site: Site, evil, caplog):
+    operator = await site.bus("operator")
+    stream = f"KV_{NAMES.ledger_bucket}"
+    configuration = {**stream_configuration(NAMES.ledger_bucket, BucketSettings()), **evil}
+    await operator.api.call(f"STREAM.CREATE.{stream}", configuration, what="make the ledger")
+    site._ledger = True
+    field = next(iter(evil))
+    what = f"exists with.*{field}.*nats stream rm {stream}"
+    for part in (site.coordinator, site.worker, lambda: _calls(site)):
+        with pytest.raises(InvalidSettings, match=what):
+            async with asyncio.timeout(PATIENCE_S):
+                await part()
+    await site.dispatcher()
+
+    async def told() -> bool:
+        return any(record.levelname == "ERROR" and re.search(what, record.message) for record in caplog.records)
+
+    await until(told)
+
+
+async def _calls(site: Site) -> None:
+    await (await site.client("router")).call("images.double", 1)
+
+
+async def test_a_worker_does_not_make_the_ledger(site: Site):
+    worker = await site.bus("worker")
+    with pytest.raises(NotPermitted, match="STREAM.CREATE"):
+        await worker.api.call("STREAM.CREATE.KV_GANGLINE_LEDGER", {"name": "KV_GANGLINE_LEDGER"}, what="be first")
+    assert len(await site.refused()) == 1

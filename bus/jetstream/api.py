@@ -17,6 +17,8 @@ STREAM_EXISTS: Final = 10058
 CONSUMER_NOT_FOUND: Final = 10014
 WRONG_LAST_SEQUENCE: Final = 10071
 TRANSIENT_CONFLICT: Final = 10164
+TOO_MANY_BATCHES: Final = 10210
+"""As many atomic batches are open on the stream as the server allows, ours or others'."""
 ID_IN_PROCESS: Final = 10158
 _NOT_ENABLED: Final = (10039, 10076)
 _BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)

@@ -107,6 +107,8 @@ def check_configuration(what: str, wanted: Mapping[str, Any], found: Mapping[str
     wrong: list[str] = []
     kept = _NEVER_OFF if found.get("allow_msg_schedules") and not wanted.get("allow_msg_schedules") else _NONE
     limits = _LIMITS if wanted.get("max_age") else _NONE
+    if wanted.get("max_msgs_per_subject") == 1 and found.get("max_msgs_per_subject", 0) > 0:
+        limits |= {"max_msgs_per_subject"}  # a bucket with a history
     for field in sorted({*wanted, *found} - _FREE - kept - limits):
         ours, theirs = _normal(field, wanted.get(field)), _normal(field, found.get(field))
         if ours == theirs:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import InvalidRequest, Unavailable
-from ..jetstream.api import TRANSIENT_CONFLICT, WRONG_LAST_SEQUENCE, ApiError
+from ..jetstream.api import TOO_MANY_BATCHES, TRANSIENT_CONFLICT, WRONG_LAST_SEQUENCE, ApiError
 from ..port.bus import Conflict, KvWrite, NoResponders, RequestTimeout, StorageUnavailable
 from .wire import StoredEntry, write_headers
 from .writer import NO_LEADER_S, conflict, revision_of
@@ -68,7 +68,7 @@ class AtomicBatch:
                     committed = await self._after_conflict()
                     if committed is not None:
                         return committed
-                elif error.number != TRANSIENT_CONFLICT and not error.temporary:
+                elif error.number not in (TRANSIENT_CONFLICT, TOO_MANY_BATCHES) and not error.temporary:
                     raise
             except NoResponders:
                 last = self._no_leader()

@@ -1,15 +1,23 @@
-"""A watch that resumes: after reconnects, gaps and lost buckets it reads everything again and tells the difference."""
+"""A watch that resumes: after reconnects, gaps and lost buckets it reads everything again and tells the difference.
+
+The server says nothing of a key that expires. So a watch knows from the header of each value how long it lives, and
+asks for the key then.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from ...runtime.tasks import TaskSet
+from ...runtime.timers import TimerQueue
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
 from ..jetstream.api import STREAM_NOT_FOUND, ApiError
 from ..jetstream.ordered_consumer import PushConsumer, Resubscriber
+from ..jetstream.wire import SECOND_NS
 from ..port.bus import KvEntry, KvHandler, KvOperation, Message
 from .wire import StoredEntry
 
@@ -68,13 +76,14 @@ class OrderedFeed:
         return True
 
     def _take(self, message: Message, of: list[int]) -> None:
-        _, sequence, self._delivered, _, pending = of
+        _, sequence, self._delivered, at, pending = of
         self._handler(
             StoredEntry(
                 key=message.subject[len(self._bucket.prefix) :],
                 value=message.data,
                 revision=sequence,
                 headers=message.headers or {},
+                at=at / SECOND_NS,
             )
         )
         if pending == 0 or (self._pending is not None and self._delivered >= self._pending):
@@ -87,6 +96,11 @@ class OrderedFeed:
 
 
 log = logging.getLogger("gangline.bus")
+
+_LOOK_AGAIN_S: Final = 0.1
+"""How long after its time a key is asked for, and asked for again: servers are late by up to a quarter of a second."""
+_MOST_LOOK_AGAIN_S: Final = 1.0
+"""... if storage does not answer."""
 
 
 class BucketWatch(Resubscriber):
@@ -106,6 +120,10 @@ class BucketWatch(Resubscriber):
         self._known: dict[str, int] = {}
         self._seen: set[str] | None = None
         """Living keys of the snapshot under way; None when it is over."""
+        self._expiries: TimerQueue[tuple[str]] = TimerQueue()
+        """When known keys are due to expire, by loop time."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._looks = TaskSet("expired key")
 
     async def start(self) -> None:
         """Return when the first snapshot was handled.
@@ -118,6 +136,9 @@ class BucketWatch(Resubscriber):
     def stop(self) -> None:
         """End delivery. Idempotent."""
         super().stop()
+        self._looks.cancel()
+        self._expiries.clear()
+        self._set_alarm()
         self._on_end(self)
 
     async def _run(self) -> None:
@@ -164,9 +185,55 @@ class BucketWatch(Resubscriber):
                 self._call(stored.entry())
             return
         self._known[stored.key] = stored.revision
+        self._await_expiry(stored)
         if self._seen is not None:
             self._seen.add(stored.key)
         self._call(stored.entry())
+
+    # -- expiry ---------------------------------------------------------------------------------------------------
+
+    def _await_expiry(self, stored: StoredEntry) -> None:
+        ttl_s = stored.ttl_s
+        if ttl_s is None:
+            self._expiries.cancel((stored.key,))
+            return
+        # The server's clock may differ from ours: then this is too early, and we look again.
+        left_s = min(max(stored.at + ttl_s - self._bus.ambient.wall(), 0.0), ttl_s) + _LOOK_AGAIN_S
+        self._expiries.set((stored.key,), asyncio.get_running_loop().time() + left_s)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """For the next key that is due."""
+        at = self._expiries.next_at
+        if self._alarm is not None:
+            if at is not None and self._alarm.when() <= at:
+                return
+            self._alarm.cancel()
+        loop = asyncio.get_running_loop()
+        self._alarm = None if at is None else loop.call_at(at, self._look_at_due)
+
+    def _look_at_due(self) -> None:
+        self._alarm = None
+        for (key,) in self._expiries.due(asyncio.get_running_loop().time()):
+            if key in self._known:
+                self._looks.start(self._look(key))
+        self._set_alarm()
+
+    async def _look(self, key: str) -> None:
+        revision = self._known[key]
+        try:
+            stored = await self._bucket.stored(key)
+            again_s = _LOOK_AGAIN_S
+        except GanglineError:
+            stored, again_s = None, _MOST_LOOK_AGAIN_S
+        if self._known.get(key) != revision or self._seen is not None:
+            return  # the feed was faster, or tells all of it
+        if again_s == _LOOK_AGAIN_S and stored is None:
+            del self._known[key]
+            self._call(KvEntry(key=key, value=b"", revision=revision, operation=KvOperation.DELETE))
+        elif stored is None or stored.revision == revision:
+            self._expiries.set((key,), asyncio.get_running_loop().time() + again_s)
+            self._set_alarm()
 
     def _reconcile(self) -> None:
         """The snapshot is complete: what it does not have went while we were blind."""

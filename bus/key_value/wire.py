@@ -18,7 +18,7 @@ from ..port.bus import BucketSettings, KvEntry, KvOperation, KvWrite
 
 _SECOND_NS: Final = 1_000_000_000
 MARKER_TTL_S: Final = 10
-"""How long the trace of a deleted or expired key stays, for watchers that are a little behind."""
+"""How long the trace of a deleted key stays, for watchers that are a little behind."""
 WRITE_ID: Final = "Gangline-Write"
 """Names one conditional write, so that its writer knows it again after a time-out."""
 MESSAGE_ID: Final = "Nats-Msg-Id"
@@ -70,11 +70,12 @@ def stream_configuration(bucket: str, settings: BucketSettings) -> dict[str, Any
         "num_replicas": settings.replicas,
         "duplicate_window": 120 * _SECOND_NS,
         "allow_direct": False,
-        "allow_rollup_hdrs": True,
+        # Whoever may write one key could remove all with it. It is forced on by markers of expired keys
+        # (`subject_delete_marker_ttl`), so there are none: a watch finds out by itself.
+        "allow_rollup_hdrs": False,
         "deny_delete": True,
         "allow_msg_ttl": True,
         "allow_atomic": True,
-        "subject_delete_marker_ttl": MARKER_TTL_S * _SECOND_NS,
     }
 
 
@@ -116,6 +117,14 @@ class StoredEntry:
     value: bytes
     revision: int
     headers: Mapping[str, str]
+    at: float = 0.0
+    """Unix time of its writing, by the server's clock, where that is known."""
+
+    @property
+    def ttl_s(self) -> float | None:
+        """How long after its writing it expires; None: never."""
+        text = self.headers.get("Nats-TTL", "")
+        return float(text[:-1]) if text.endswith("s") and text[:-1].isdecimal() else None
 
     @property
     def marker(self) -> bool:

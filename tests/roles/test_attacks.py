@@ -21,6 +21,7 @@ from .conftest import Site, cut
 pytestmark = pytest.mark.server
 
 NAMES = Names()
+ROLLUP_NOT_PERMITTED = 10111
 DIRECT = "$JS.API.DIRECT.GET.KV_GANGLINE_RESULTS.$KV.GANGLINE_RESULTS.result.nosuchkey"
 
 
@@ -115,3 +116,32 @@ async def test_a_worker_does_not_make_the_ledger(site: Site):
     with pytest.raises(NotPermitted, match="STREAM.CREATE"):
         await worker.api.call("STREAM.CREATE.KV_GANGLINE_LEDGER", {"name": "KV_GANGLINE_LEDGER"}, what="be first")
     assert len(await site.refused()) == 1
+
+
+async def test_a_worker_cannot_remove_what_others_wrote_to_the_ledger(site_of):
+    site: Site = site_of(cut("operator", "coordinator", "one=worker:images.w1"))
+    operator, one = await site.bus("operator"), await site.bus("one")
+    ledger = await operator.bucket(NAMES.ledger_bucket, BucketSettings())
+    await ledger.put("gangset.s1", b"{}")
+    for own in ("lease.images.w1.token", "alive.images.w1"):
+        for rollup in ("all", "sub"):
+            headers = {"Nats-Rollup": rollup}
+            answer = await one.request(f"$KV.{ledger.name}.{own}", b"{}", headers=headers, timeout_s=PATIENCE_S)
+            assert json.loads(answer.data)["error"]["err_code"] == ROLLUP_NOT_PERMITTED
+    assert [entry.key for entry in await ledger.entries(">")] == ["gangset.s1"]
+
+
+async def test_an_old_bucket_is_brought_up_to_date_by_an_operator_and_others_say_so(site_of, caplog):
+    site: Site = site_of(cut("operator", "coordinator"))
+    operator = await site.bus("operator")
+    name, minute = NAMES.ledger_bucket, 60_000_000_000
+    old = {"allow_direct": True, "allow_rollup_hdrs": True, "subject_delete_marker_ttl": minute}
+    configuration = {**stream_configuration(name, BucketSettings()), **old}
+    await operator.api.call(f"STREAM.CREATE.KV_{name}", configuration, what="make the ledger")
+    await (await site.bus("coordinator")).bucket(name, BucketSettings())
+    (warning,) = [record.message for record in caplog.records if record.__dict__.get("action") == "bus.stream_outdated"]
+    assert "allow_rollup_hdrs" in warning
+    assert "as an operator" in warning
+    await (await site.bus("operator")).bucket(name, BucketSettings())
+    found = (await operator.api.call(f"STREAM.INFO.KV_{name}", what="look"))["config"]
+    assert not any(found.get(switch) for switch in old)

@@ -171,7 +171,7 @@ class Leadership:
         """Serve requests from now on: all of them, or those for our shard."""
         context, request_server = self._context, self._executor.request_server
         if context.shard.pools is None:
-            for subject in context.names.both(context.names.gang_operations):
+            for subject in context.names.gang_subjects:
                 await self._listen(subject, request_server.take)
             return
         self._shard_router = ShardRouter(

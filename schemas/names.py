@@ -8,7 +8,8 @@ subject                                                     sender -> receiver
 `<ns>.call.<endpoint>.<method>`                             anyone -> gateways (queue group)
 `<ns>.worker.<pool>.<worker>.<operation>`                   routers, operators and other languages -> that worker
 `<ns>.event.worker.<pool>.<worker>`                         broadcast: joined, draining, left, epoch
-`<ns>.gang.<operation>`                                     owners, operators and workers -> the leading coordinator
+`<ns>.gang.<operation>`                                     owners and operators -> the leading coordinator
+`<ns>.gang.report.<pool>.<worker>`                          that worker -> the leading coordinator
 `<ns>.gang-shard.<shard>.<operation>`                       between leaders of shards
 `<ns>.event.gang.<gang>`                                    broadcast: formed, torn down, restarting, ended, ...
 `<ns>.gang-talk.<gang>.<generation>.<run>.<rank or all>`    between members (see worker.gangs.collectives_core)
@@ -139,7 +140,9 @@ class GangOperation(StrEnum):
     LIST = "list"
     WHY = "why"
     REPORT = "report"
-    """From workers: a member started or failed. Published, or sent as a request for an acknowledgement."""
+    """From workers: a member started or failed. Published, or sent as a request for an acknowledgement. The worker is
+    in the subject (Names.gang_report), so permissions limit a worker to reports of its own; workers of earlier
+    versions use the subject without it."""
 
 
 _seen: Final[set[str]] = set()
@@ -293,10 +296,25 @@ class Names:
     def gang(self, operation: GangOperation) -> str:
         return f"{self.namespace}.gang.{operation}"
 
+    def gang_report(self, pool: str, worker: str) -> str:
+        """Where a worker reports about its members; `*` for any."""
+        return f"{self.gang(GangOperation.REPORT)}.{pool}.{worker}"
+
     @property
     def gang_operations(self) -> str:
-        """The subscription of the leading coordinator; nobody else subscribes to it."""
         return f"{self.namespace}.gang.*"
+
+    @property
+    def gang_subjects(self) -> tuple[str, ...]:
+        """The subscriptions of the leading coordinator; nobody else has them."""
+        return (*self.both(self.gang_operations), self.gang_report("*", "*"))
+
+    def parse_gang(self, subject: str) -> tuple[str, WorkerId | None]:
+        """The operation of a request for gangs, and of a report its worker; None: the subject names none."""
+        operation, _, sender = (
+            subject.removeprefix(f"{PRIVATE}.").removeprefix(f"{self.namespace}.gang.").partition(".")
+        )
+        return operation, WorkerId.parse(sender) if sender else None
 
     @property
     def gang_queue(self) -> str:

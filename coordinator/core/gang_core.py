@@ -140,6 +140,16 @@ class SchedulerCore:
         known = self._state.gangs.get(gang) or self._state.ended.get(gang)
         return known is not None and known.owner_token == owner_token
 
+    def seated(self, gang: str, generation: int, rank: int, worker: WorkerId) -> bool:
+        """Whether that worker has a part of that rank in the current generation, or in the one that is being formed."""
+        known = self._state.gangs.get(gang)
+        if known is None:
+            return False
+        attempt = known.attempt
+        coming = attempt.wanted if attempt is not None and generation == known.next_generation else {}
+        here = known.seats_by_worker if generation == known.generation else {}
+        return any(seat.rank == rank for seats in (here, coming) for seat in seats.get(worker, ()))
+
     def gangs(self) -> list[GangReply]:
         """All gangs that have not ended, oldest first."""
         return [gang.describe() for gang in sorted(self._state.gangs.values(), key=lambda g: (g.created_at, g.id))]

@@ -117,7 +117,7 @@ class RequestServer:
     def take(self, message: Message) -> None:
         """One request."""
         if self._trusted():
-            self._table.take(message.subject.rpartition(".")[2], message)
+            self._table.take(self._names.parse_gang(message.subject)[0], message)
         elif self._resigned:
             # After a freeze, for example, another leads perhaps, and has the same message. Two answers would be worse
             # than none. Who resigned knows that nobody else has it.
@@ -251,21 +251,23 @@ class RequestServer:
 
     def _report(self, responder: Responder, body: Any) -> None:
         report = parse_request(MemberReport, body)
-        gang = self._core.get(report.gang)
-        known = gang is not None and gang.state is not GangState.ENDED and gang.generation == report.generation
-        moment, rank, generation = self._clock.moment(), report.rank, report.generation
+        _, worker = self._names.parse_gang(responder.subject)
+        gang, generation, rank = report.gang, report.generation, report.rank
+        if worker is not None and not self._core.seated(gang, generation, rank, worker):
+            extra = {"action": "gang.report_ignored", "gang": gang, "worker": str(worker)}
+            self._log.info("%s reports rank %d of gang %s (generation %d), which it does not have: ignored",
+                           worker, rank, gang, generation, extra=extra)  # fmt: skip
+            responder.reply(ReportReply(known=False))
+            return
+        found = self._core.get(gang)
+        known = found is not None and found.state is not GangState.ENDED and found.generation == generation
+        moment = self._clock.moment()
         if report.cause is MemberCause.STARTED:
-            self._feed(on.MemberStarted(**moment, gang=report.gang, generation=generation, rank=rank))
+            self._feed(on.MemberStarted(**moment, gang=gang, generation=generation, rank=rank))
         else:
+            cause, detail = report.cause, report.detail
             self._feed(
-                on.MemberFailed(
-                    **moment,
-                    gang=report.gang,
-                    generation=generation,
-                    rank=rank,
-                    cause=report.cause,
-                    detail=report.detail,
-                )
+                on.MemberFailed(**moment, gang=gang, generation=generation, rank=rank, cause=cause, detail=detail)
             )
         responder.reply(ReportReply(known=known))
 

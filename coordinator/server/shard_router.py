@@ -83,7 +83,7 @@ class ShardRouter:
         names, bus = self._names, self._bus
         for subject in names.both(names.shard(self._shard.name, "*")):
             await self._requests.add(bus, subject, self._peer)
-        for subject in names.both(names.gang_operations):
+        for subject in names.gang_subjects:
             await self._requests.add(bus, subject, self._take)
             await self._fallbacks.add(bus, subject, self._fall_back, names.gang_queue)
 
@@ -104,7 +104,7 @@ class ShardRouter:
     # -- every request -----------------------------------------------------------------------------------------------
 
     def _take(self, message: Message) -> None:
-        operation, body = _read(message)
+        operation, body = self._read(message)
         if operation == GangOperation.ACQUIRE:
             request = _acquire_of(body)
             if request is not None and self._shard.owns(request):
@@ -142,7 +142,7 @@ class ShardRouter:
     def _fall_back(self, message: Message) -> None:
         if not self._trusted():
             return
-        operation, body = _read(message)
+        operation, body = self._read(message)
         if operation == GangOperation.LIST:
             self._tasks.start(self._list(message))
         elif operation == GangOperation.ACQUIRE:
@@ -214,6 +214,14 @@ class ShardRouter:
         bare = tuple(gang.model_copy(update={"seats": ()}) for gang in gangs)
         responder.reply(whole, shorter=GangListReply(gangs=bare, missing=silent))
 
+    def _read(self, message: Message) -> tuple[str, Any]:
+        """The operation and the body; None for one that cannot be read."""
+        operation, _ = self._names.parse_gang(message.subject)
+        try:
+            return operation, codec.decode_request(message.data, Format.of(message.headers))
+        except GanglineError:
+            return operation, None
+
     # -- among leaders ------------------------------------------------------------------------------------------------
 
     async def _ask(self, shard: str, operation: str, request: BaseModel, reply: type[R]) -> R | None:
@@ -247,15 +255,6 @@ class ShardRouter:
                 responder.reply(found, shorter=GangListReply(gangs=bare))
         except GanglineError as error:
             responder.fail(error)
-
-
-def _read(message: Message) -> tuple[str, Any]:
-    """The operation and the body; None for one that cannot be read."""
-    operation = message.subject.rpartition(".")[2]
-    try:
-        return operation, codec.decode_request(message.data, Format.of(message.headers))
-    except GanglineError:
-        return operation, None
 
 
 def _acquire_of(body: Any) -> AcquireRequest | None:

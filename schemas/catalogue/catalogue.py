@@ -189,7 +189,9 @@ def _requests() -> list[Channel]:
         address = _address(_NAMES.worker(_WORKER, operation))
         found.append(_request(f"worker_{operation}", address, body, reply))
     for gang_operation, (body, reply) in _GANG_REQUESTS.items():
-        found.append(_request(f"gang_{gang_operation}", _address(_NAMES.gang(gang_operation)), body, reply))
+        reports = gang_operation is GangOperation.REPORT
+        subject = _NAMES.gang_report(_WORKER.pool, _WORKER.worker) if reports else _NAMES.gang(gang_operation)
+        found.append(_request(f"gang_{gang_operation}", _address(subject), body, reply))
     for queue_operation, (body, reply) in _QUEUE_REQUESTS.items():
         address = _address(_NAMES.queue("ENDPOINT0", queue_operation))
         found.append(_request(f"queue_{queue_operation}", address, body, reply))

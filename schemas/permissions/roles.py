@@ -225,7 +225,7 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
             f"{INBOXES}.>",
             f"{ns}.event.worker.{pool}.{worker}",
             f"{ns}.job.*.progress",
-            names.gang(GangOperation.REPORT),
+            names.gang_report(pool, worker),
             f"{ns}.gang-talk.>",
             *(f"$KV.{ledger}.{kind}.{pool}.{worker}" for kind in ("reg", "alive")),
             f"$KV.{ledger}.lease.{pool}.{worker}.*",
@@ -306,7 +306,8 @@ def _coordinator(names: Names) -> Permissions:
             *_bucket_reading(ledger),
         ),
         subscribe=(
-            *_both(names, names.gang_operations, f"{ns}.gang-shard.*.*"),
+            *names.gang_subjects,
+            *names.both(f"{ns}.gang-shard.*.*"),
             f"$KV.{ledger}.alive.*.*",
             "$SYS.ACCOUNT.*.DISCONNECT",
         ),

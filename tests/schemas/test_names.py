@@ -142,6 +142,16 @@ def test_private_subjects_are_not_heard_by_who_watches_the_namespace(namespace, 
     assert subject == f"_GANGLINE.{namespace}.worker.{pool}.{worker}.{channel}.frames"
     assert built.worker_operations(id, channel) == subject.removesuffix("frames") + "*"
     assert built.worker(id, Operation.FRAMES, "") == built.worker(id, Operation.FRAMES)
-    for each in (subject, built.private(built.calls), *built.both(built.gang_operations)[1:]):
+    for each in (subject, built.private(built.calls), *built.gang_subjects[1:2]):
         assert not each.startswith(f"{namespace}.") and each.startswith(f"_GANGLINE.{namespace}.")
     assert built.parse_call(built.private(built.call(pool, worker))) == (pool, worker)
+
+
+def test_a_report_names_its_worker_in_the_subject():
+    names_ = Names("prod")
+    assert names_.gang_report("p", "w") == "prod.gang.report.p.w"
+    assert names_.parse_gang("prod.gang.report.p.w") == ("report", WorkerId("p", "w"))
+    for subject in ("prod.gang.renew", "_GANGLINE.prod.gang.renew"):
+        assert names_.parse_gang(subject) == ("renew", None)
+    with pytest.raises(InvalidName):
+        names_.parse_gang("prod.gang.report.p")

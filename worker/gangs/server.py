@@ -37,7 +37,7 @@ from ...schemas.messages.gangs import (
     UnholdRequest,
 )
 from ...schemas.messages.operations import LoadReply, Reply, parse_request
-from ...schemas.names import GangOperation, Names, Operation
+from ...schemas.names import Names, Operation, WorkerId
 from ...schemas.wire import headers
 from ...telemetry.logs import Log
 from ...telemetry.metrics.router_and_worker import WorkerGangMetrics
@@ -69,9 +69,9 @@ class FailureReporter:
     """Sends one report per member and generation that it has started, and one that it has ended; the first cause
     counts."""
 
-    def __init__(self, bus: Bus, names: Names, *, log: Log) -> None:
+    def __init__(self, bus: Bus, names: Names, worker: WorkerId, *, log: Log) -> None:
         self._bus = bus
-        self._subject = names.gang(GangOperation.REPORT)
+        self._subject = names.gang_report(worker.pool, worker.worker)
         self._log = log
         self._sending: dict[_Key, asyncio.Task[None]] = {}
         self._sent: dict[_Key, None] = {}
@@ -186,7 +186,7 @@ class GangServer:
         self._spans: dict[str, Span] = {}
         """Of living members, by token."""
         self.metrics = WorkerGangMetrics(driver.worker.pool, driver.worker.worker)
-        self.reports = FailureReporter(bus, names, log=log)
+        self.reports = FailureReporter(bus, names, driver.worker, log=log)
         self.seats = MemberTasks(self._core, bus, names, fail=self._fail)
         self.hooks = GangLifecycleHooks(
             pool,

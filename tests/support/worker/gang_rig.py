@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from gangline.bus.port.bus import BucketSettings, KeyValue, KvWrite, Message
-from gangline.schemas.names import GangOperation, Names
+from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Rendezvous, Seat
 from gangline.schemas.wire import codec
 from gangline.worker.service import Worker
@@ -40,7 +40,7 @@ class Leader:
         self.bus = await bus if inspect.isawaitable(bus) else bus
         self.kv = await self.bus.bucket(self.rig.names.ledger_bucket, BucketSettings())
         self.hand = await Hand(self.bus, self.worker, "leader").listen()
-        await self.bus.subscribe(self.rig.names.gang(GangOperation.REPORT), self._on_report)
+        await self.bus.subscribe(self.rig.names.gang_report("*", "*"), self._on_report)
         return self
 
     def _on_report(self, message: Message) -> None:

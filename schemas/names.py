@@ -36,7 +36,7 @@ key                                                         value
 ==========================================================  ==================================================
 `reg.<pool>.<worker>`                                       Registration; changes rarely (epoch, drain, resize)
 `alive.<pool>.<worker>`                                     Heartbeat; every second, expires after three
-`lease.<pool>.<worker>.<token>`                             LeaseRecord; expires with the lease
+`lease.<pool>.<worker>.<id>`                                LeaseRecord; expires with the lease
 `leader`, `leader_alive`                                    LeaderRecord, LeaderAlive; the latter expires after 2 s
 `leader.<shard>`, `leader_alive.<shard>`                    the same for each shard, if coordinators are sharded
 `shards`                                                    ShardMap: which shard owns which pools
@@ -67,6 +67,7 @@ from typing import Final
 
 from .errors.base import InvalidName
 from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
+from .public_id import MARK, public_id
 
 PRIVATE: Final = "_GANGLINE"
 """First token of private subjects."""
@@ -459,7 +460,8 @@ class Names:
         return f"alive.{worker.pool}.{worker.worker}"
 
     def lease_key(self, worker: WorkerId, token: str) -> str:
-        return f"lease.{worker.pool}.{worker.worker}.{token}"
+        """`token`: or its public id, which the key has without the mark, since keys may not have that."""
+        return f"lease.{worker.pool}.{worker.worker}.{public_id(token).removeprefix(MARK)}"
 
     def registrations_of(self, pool: str = "*") -> str:
         return f"reg.{pool}.*"
@@ -505,7 +507,7 @@ class Names:
 
     @staticmethod
     def parse_worker_key(key: str) -> WorkerId:
-        """`reg.<pool>.<worker>`, `alive.<pool>.<worker>`, `lease.<pool>.<worker>.<token>`, `member...` -> WorkerId."""
+        """`reg.<pool>.<worker>`, `alive.<pool>.<worker>`, `lease.<pool>.<worker>.<id>`, `member...` -> WorkerId."""
         parts = key.split(".")
         if len(parts) != _KEY_PARTS.get(parts[0]):
             raise InvalidName(f"{key!r} is not a key of the ledger")

@@ -23,6 +23,7 @@ from gangline.cli.console.children import tied_to_parent
 from gangline.cli.console.session import run
 from gangline.dispatcher.jobs.job import Job
 from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.public_id import public_id
 from gangline.testing.kit.recording import FOLDER
 from gangline.testing.kit.records import Notebook
 
@@ -140,7 +141,7 @@ class _Client:
         async with self.asking("enter lease", _TIMEOUT_S):
             entered.append(await leasing.__aenter__())
         for held in entered:
-            with self.holding(held.token, asked, held, slots=slots, ttl_s=_TTL_S, sync=ledger == "sync"):
+            with self.holding(public_id(held.token), asked, held, slots=slots, ttl_s=_TTL_S, sync=ledger == "sync"):
                 await asyncio.sleep(idle_s)
                 await asyncio.gather(*(self._on_lease(held) for _ in range(calls)))
                 await leasing.__aexit__(None, None, None)
@@ -160,7 +161,7 @@ class _Client:
                 asked = time.monotonic()
                 with ExitStack() as noting:
                     async with client.choose_worker(POOL) as selection:
-                        noting.enter_context(self.holding(selection.token, asked))
+                        noting.enter_context(self.holding(public_id(selection.token), asked))
                         if not unused:
                             told.value = await client.dispatch(selection, f"{POOL}.work", id, self._seconds())
 

@@ -7,6 +7,7 @@ from typing import assert_never
 
 from ...schemas.messages.gangs import FormRequest, GangEventKind
 from ...schemas.names import Names, WorkerId
+from ...schemas.public_id import MARK
 from ...schemas.records.gangs import GangRecord, GangState, Rendezvous, Seat
 from ..model.commits import (
     CommitKind,
@@ -21,8 +22,8 @@ from ..model.commits import (
     sweep_writes,
 )
 from ..model.effects import AnswerRequest, Commit, LedgerWrite, SendForm, WriteFence
-from ..model.events import CommitRefused, Committed, CommitUnknown, Refenced
-from ..model.gang import FINAL, GangStep, HoldAttempt, ManagedGang, Move, by_worker, move
+from ..model.events import CommitRefused, Committed, CommitUnknown, Refenced, SeatsShown
+from ..model.gang import FINAL, GRANTED, GangStep, HoldAttempt, ManagedGang, Move, by_worker, move
 from .members import MemberFailures, Teardown
 from .standing_sets import StandingSets
 from .state import SchedulerState
@@ -292,6 +293,8 @@ class GrantPipeline:
         gang.ready = False
         gang.spec = spec_of(gang, attempt.seats)
         gang.seats, gang.rendezvous, gang.generation = attempt.seats, attempt.rendezvous, generation
+        known_tokens = {**gang.tokens, **attempt.tokens}
+        gang.tokens = {seat.token: known_tokens[seat.token] for seat in gang.seats if seat.token in known_tokens}
         gang.attempt = None
         gang.lost.clear()
         scheduler_state.agenda.cancel(("deadline", gang.id))
@@ -305,7 +308,7 @@ class GrantPipeline:
             scheduler_state.agenda.set(("owner", gang.id), scheduler_state.now + gang.spec.ttl_s)
         self.announce(gang)
         scheduler_state.tell(GangEventKind.FORMED, gang)
-        scheduler_state.answer_all(gang.waiters, gang)
+        scheduler_state.answer_all(gang.waiters, gang, to_owner=True)
         doom, gang.doom = gang.doom, None
         if doom is not None:
             if doom.cause in FINAL:
@@ -329,10 +332,31 @@ class GrantPipeline:
             owner=gang.spec.owner,
             traceparent=gang.spec.traceparent,
         )
+        opened = request.model_copy(update={"open": True}) if gang.gangset is not None else request
         for worker in gang.seats_by_worker if only is None else (only,):
-            scheduler_state.out.append(SendForm(worker=worker, request=request))
+            here = gang.seats_by_worker.get(worker, ())
+            sealed = all(seat.token.startswith(MARK) for seat in here)
+            scheduler_state.out.append(SendForm(worker=worker, request=opened if sealed else request))
             if ("ping", str(worker)) not in scheduler_state.agenda:
                 scheduler_state.agenda.set(("ping", str(worker)), scheduler_state.now + scheduler_state.settings.ping_s)
+
+    def ask_tokens(self, gang: ManagedGang) -> bool:
+        """Have the workers say the tokens that this leader does not know; their answers to `form` do. True: some are
+        missing."""
+        untold = gang.untold if gang.gangset is None and gang.step in GRANTED else []
+        for worker in untold:
+            self.announce(gang, only=worker)
+        return bool(untold)
+
+    def shown(self, event: SeatsShown) -> None:
+        """A worker has said the tokens of its seats: the owner may be waiting for them."""
+        gang = self._state.gangs.get(event.gang)
+        if gang is None or gang.gangset is not None:
+            return
+        ids = {seat.token for seat in gang.seats_by_worker.get(event.worker, ())}
+        gang.tokens.update((id, token) for id, token in event.tokens.items() if id in ids)
+        if gang.waiters and gang.step in GRANTED and not gang.untold:
+            self._state.answer_all(gang.waiters, gang, to_owner=True)
 
 
 def _place(seat: Seat) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from ...schemas.messages.gangs import GangReply, GangWhyReply, PingRequest
 from ...schemas.names import WorkerId
+from ...schemas.public_id import is_token_of
 from ..model import events as on
 from ..model.effects import Effect, PingWorker, SetGangTimer, StepDown
 from ..model.events import PingAnswered, PingUnanswered
@@ -93,7 +94,7 @@ class SchedulerCore:
         self._members = MemberFailures(scheduler_state, self._teardown)
         self._forming = GangScheduler(scheduler_state, self._members, self._teardown)
         self._granting = GrantPipeline(scheduler_state, self._members, self._teardown)
-        self._owners = OwnerRequests(scheduler_state, self._teardown)
+        self._owners = OwnerRequests(scheduler_state, self._teardown, self._granting)
         self._sets = StandingSets(scheduler_state, self._teardown)
         self._liveness = HeartbeatMonitor(scheduler_state, self._members, self._granting)
         self._recovery = LedgerRecovery(scheduler_state, self._members, self._teardown, self._granting, self._sets)
@@ -128,17 +129,21 @@ class SchedulerCore:
         return self._state.ledger.fence
 
     def get(self, gang: str) -> GangReply | None:
-        """A gang, also one that ended recently; without its owner's token, with the tokens of its seats."""
+        """A gang, also one that ended recently, as anybody may see it."""
         found = self._state.gangs.get(gang)
         if found is not None:
             return found.describe()
         ended = self._state.ended.get(gang)
         return ended.reply if ended is not None else None
 
-    def owned_by(self, gang: str, owner_token: str) -> bool:
-        """Whether that is the owner's token of a known gang."""
-        known = self._state.gangs.get(gang) or self._state.ended.get(gang)
-        return known is not None and known.owner_token == owner_token
+    def get_owned(self, gang: str, owner_token: str) -> GangReply | None:
+        """The same for its owner, with the tokens of its seats. None: that is not the owner's token."""
+        found = self._state.gangs.get(gang)
+        if found is not None:
+            shown = found.describe(to_owner=True).model_copy(update={"owner_token": None})
+            return shown if is_token_of(owner_token, found.owner_id) else None
+        ended = self._state.ended.get(gang)
+        return ended.reply if ended is not None and is_token_of(owner_token, ended.owner_id) else None
 
     def seated(self, gang: str, generation: int, rank: int, worker: WorkerId) -> bool:
         """Whether that worker has a part of that rank in the current generation, or in the one that is being formed."""
@@ -266,6 +271,7 @@ HANDLERS: Final[dict[type[on.AnyEvent], Callable[[SchedulerCore, Any], None]]] =
         event.worker, event.gang, event.generation, None
     ),
     on.Formed: lambda core, event: core._members.started(event.gang, event.generation, None, event.worker),
+    on.SeatsShown: lambda core, event: core._granting.shown(event),
     on.MemberStarted: lambda core, event: core._members.started(event.gang, event.generation, event.rank),
     on.MemberFailed: lambda core, event: core._members.reported(event),
     on.Committed: lambda core, event: core._writing.answered(event),

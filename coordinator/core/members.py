@@ -199,13 +199,13 @@ class Teardown:
         if gang.persisted:
             scheduler_state.ledger.push(CommitKind.END, gang.id, record=record_of(gang, GangState.ENDED))
         scheduler_state.ended[gang.id] = FinishedGang(
-            at=scheduler_state.now, owner_token=gang.owner_token, reply=gang.describe()
+            at=scheduler_state.now, owner_id=gang.owner_id, reply=gang.describe()
         )
         while len(scheduler_state.ended) > scheduler_state.settings.ended_keep:
             del scheduler_state.ended[next(iter(scheduler_state.ended))]
         scheduler_state.agenda.set(("forget", gang.id), scheduler_state.now + scheduler_state.settings.ended_keep_s)
         scheduler_state.tell(GangEventKind.ENDED, gang, unconfirmed=unconfirmed, ends=True)
-        scheduler_state.answer_all(gang.releasers, gang)
+        scheduler_state.answer_all(gang.releasers, gang, to_owner=False)
         for waiter in (*gang.waiters, *gang.queue_waiters):
             scheduler_state.out.append(AnswerRequest(reply_to=waiter, error=error or _error_of(gang)))
 

@@ -16,6 +16,7 @@ from ...schemas.errors.base import (
 )
 from ...schemas.messages.gangs import AcquireRequest, GangEventKind, GangObstacle, GangWhyReply, OwnedRequest
 from ...schemas.names import WorkerId
+from ...schemas.public_id import is_token_of, public_id
 from ...schemas.records.gangs import GangSpec
 from ...schemas.text import count_of
 from ..model.commits import CommitKind
@@ -25,6 +26,7 @@ from ..model.gang import FINAL, GRANTED, Failure, GangStep, ManagedGang
 from ..scheduling.infeasibility import lacks
 from ..scheduling.placement import TrialPlacement, place
 from ..scheduling.queue import target_of
+from .commit_pipeline import GrantPipeline
 from .members import Teardown
 from .state import SchedulerState
 
@@ -32,9 +34,10 @@ from .state import SchedulerState
 class OwnerRequests:
     """Answers requests of owners. A part of the core."""
 
-    def __init__(self, scheduler_state: SchedulerState, teardown: Teardown) -> None:
+    def __init__(self, scheduler_state: SchedulerState, teardown: Teardown, granting: GrantPipeline) -> None:
         self._state = scheduler_state
         self._teardown = teardown
+        self._granting = granting
 
     def acquire(self, event: AcquireAsked) -> None:
         """Queue a gang, or find the one that was requested before."""
@@ -46,7 +49,7 @@ class OwnerRequests:
             return
         ended = scheduler_state.ended.get(gang_id)
         if ended is not None:
-            if request.owner_token != ended.owner_token:
+            if not is_token_of(request.owner_token, ended.owner_id):
                 self._refuse(event.reply_to, _not_owner(gang_id))
             else:
                 self._refuse(event.reply_to, _ended(gang_id, ended.reply.reason))
@@ -67,10 +70,12 @@ class OwnerRequests:
 
     def _queue(self, event: AcquireAsked, gang_id: str, fit: TrialPlacement | None) -> None:
         scheduler_state, request = self._state, event.request
+        owner_token = request.owner_token or event.new_token
         gang = ManagedGang(
             id=gang_id,
             spec=request.relaxed(),
-            owner_token=request.owner_token or event.new_token,
+            owner_id=public_id(owner_token),
+            owner_token=owner_token,
             created_at=scheduler_state.wall,
             queued_at=scheduler_state.now,
             fit=fit,
@@ -92,7 +97,7 @@ class OwnerRequests:
         scheduler_state.tell(GangEventKind.QUEUED, gang)
 
     def _again(self, gang: ManagedGang, request: AcquireRequest, reply_to: int) -> None:
-        if request.owner_token != gang.owner_token:
+        if not self._shown(gang, request.owner_token):
             self._refuse(reply_to, _not_owner(gang.id))
             return
         if ("owner", gang.id) in self._state.agenda:
@@ -101,7 +106,10 @@ class OwnerRequests:
         if gang.step in (GangStep.CLOSING, GangStep.STOPPING) and gang.closing is not None and gang.closing.ends:
             self._refuse(reply_to, _ended(gang.id, gang.reason))
         elif gang.seats and gang.step in GRANTED - {GangStep.CLOSING}:
-            self._state.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+            if self._granting.ask_tokens(gang) and request.wait:
+                gang.waiters.append(reply_to)
+            else:
+                self._state.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
         elif request.wait:
             gang.waiters.append(reply_to)
         elif gang.queue_waiters:
@@ -131,13 +139,14 @@ class OwnerRequests:
             return
         if gang.gangset is None:
             self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
+        self._granting.ask_tokens(gang)
         self._state.out.append(AnswerRequest(reply_to=event.reply_to, reply=gang.describe(to_owner=True)))
 
     def release(self, event: ReleaseAsked) -> None:
         """Answered when every slot has been returned (or after a long enough wait). Idempotent."""
         scheduler_state, request = self._state, event.request
         ended = scheduler_state.ended.get(request.id)
-        if ended is not None and ended.owner_token == request.owner_token:
+        if ended is not None and is_token_of(request.owner_token, ended.owner_id):
             scheduler_state.out.append(AnswerRequest(reply_to=event.reply_to, reply=ended.reply))
             return
         gang = self._owned(request, event.reply_to)
@@ -163,7 +172,7 @@ class OwnerRequests:
         gang = scheduler_state.gangs.get(request.id)
         if gang is None:
             ended = scheduler_state.ended.get(request.id)
-            known = ended is not None and ended.owner_token == request.owner_token
+            known = ended is not None and is_token_of(request.owner_token, ended.owner_id)
             if ended is not None and not known:
                 self._refuse(reply_to, _not_owner(request.id))
             elif ended is not None:
@@ -171,7 +180,7 @@ class OwnerRequests:
             else:
                 self._refuse(reply_to, _unknown(request.id))
             return None
-        if request.owner_token != gang.owner_token:
+        if not self._shown(gang, request.owner_token):
             self._refuse(reply_to, _not_owner(gang.id))
             return None
         if request.generation is not None and request.generation != gang.generation:
@@ -179,6 +188,13 @@ class OwnerRequests:
             self._refuse(reply_to, StaleGeneration(text, details={"generation": gang.generation}))
             return None
         return gang
+
+    @staticmethod
+    def _shown(gang: ManagedGang, owner_token: str | None) -> bool:
+        """Whether that is the token of the gang's owner."""
+        if gang.owner_token is None and is_token_of(owner_token, gang.owner_id):
+            gang.owner_token = owner_token
+        return owner_token is not None and owner_token == gang.owner_token
 
     # -- time --------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from ...schemas.messages.gangs import GangEventKind
 from ...schemas.names import WorkerId
+from ...schemas.public_id import public_id
 from ...schemas.records.gangs import MAX_SEATS, GangRecord, GangState, MemberRecord
 from ..model.commits import CommitKind
 from ..model.events import Cause, LeadershipGained, LedgerVanished
@@ -70,7 +71,7 @@ class LedgerRecovery:
         gang = ManagedGang(
             id=record.id,
             spec=record.spec,
-            owner_token=record.owner_token,
+            owner_id=record.owner_token and public_id(record.owner_token),
             gangset=record.gangset,
             created_at=record.created_at,
             queued_at=scheduler_state.now,
@@ -105,7 +106,7 @@ class LedgerRecovery:
             case GangState.ENDED:
                 gang.step = GangStep.ENDED
                 scheduler_state.ended[gang.id] = FinishedGang(
-                    at=scheduler_state.now, owner_token=gang.owner_token, reply=gang.describe()
+                    at=scheduler_state.now, owner_id=gang.owner_id, reply=gang.describe()
                 )
                 scheduler_state.agenda.set(
                     ("forget", gang.id), scheduler_state.now + scheduler_state.settings.ended_keep_s

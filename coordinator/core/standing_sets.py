@@ -290,7 +290,7 @@ class StandingSets:
             gang = ManagedGang(
                 id=f"{name}-{scheduler_state.term}-{scheduler_state.made}",
                 spec=of_set.template,
-                owner_token="",
+                owner_id="",
                 gangset=name,
                 created_at=of_set.take_place(scheduler_state.wall),
                 queued_at=scheduler_state.now,

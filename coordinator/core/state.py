@@ -25,7 +25,7 @@ class FinishedGang:
 
     at: float
     """Monotonic."""
-    owner_token: str
+    owner_id: str
     reply: GangReply
 
 
@@ -200,6 +200,7 @@ class SchedulerState:
         facts = self.inventory.workers[worker].facts
         self.inventory.held(worker, _slots(wanted))
         attempt.answers[worker] = event
+        attempt.tokens.update(zip(event.tokens, event.secrets, strict=False))
         attempt.fresh[worker] = [
             Seat(
                 rank=item.rank,
@@ -268,9 +269,9 @@ class SchedulerState:
             )
         )
 
-    def answer_all(self, waiters: list[int], gang: ManagedGang) -> None:
+    def answer_all(self, waiters: list[int], gang: ManagedGang, *, to_owner: bool) -> None:
         for reply_to in waiters:
-            self.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+            self.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=to_owner)))
         waiters.clear()
 
 

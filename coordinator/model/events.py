@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -105,6 +106,9 @@ class HoldAnswered(Event):
     epoch: int = 0
     reg_revision: int = 0
     tokens: tuple[str, ...] = ()
+    """As the ledger has them: public ids, or the tokens themselves of a worker of an earlier version."""
+    secrets: tuple[str, ...] = ()
+    """The tokens, if `tokens` are public ids."""
     port: int | None = None
     load: Load | None = None
 
@@ -155,6 +159,15 @@ class Formed(Event):
     worker: WorkerId
     gang: str
     generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatsShown(Event):
+    """A worker's answer to `form` has the tokens of its seats, by public id. A new leader does not know them."""
+
+    worker: WorkerId
+    gang: str
+    tokens: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +321,7 @@ Happening = (
     | TeardownConfirmed
     | TeardownUnanswered
     | Formed
+    | SeatsShown
     | MemberStarted
     | MemberFailed
     | Committed

@@ -20,6 +20,7 @@ from ...runtime.state_machine import IllegalMove, Stepping, diagram
 from ...runtime.timers import exponential_s
 from ...schemas.messages.gangs import GangReply
 from ...schemas.names import WorkerId
+from ...schemas.public_id import MARK
 from ...schemas.records.gangs import GangSpec, GangState, Rendezvous, RestartPolicy, Seat
 from ..scheduling.placement import Assignment, TrialPlacement
 from ..settings.scheduling import CoordinatorSettings
@@ -161,6 +162,8 @@ class HoldAttempt:
 
     fresh: dict[WorkerId, list[Seat]] = field(default_factory=dict[WorkerId, list[Seat]])
     """What was answered, as seats of the coming generation."""
+    tokens: dict[str, str] = field(default_factory=dict[str, str])
+    """Of these seats, by public id."""
     seats: tuple[Seat, ...] = ()
     """All seats of the coming generation; gathered when the batch is made."""
     rendezvous: Rendezvous | None = None
@@ -190,7 +193,12 @@ class ManagedGang:
 
     id: str
     spec: GangSpec
-    owner_token: str
+    owner_id: str
+    """Public id of the owner's token. Empty: a standing gang."""
+    owner_token: str | None = None
+    """Once the owner has shown it to this leader."""
+    tokens: dict[str, str] = field(default_factory=dict[str, str])
+    """Tokens of the seats by public id, for the owner alone. A new leader learns them from the workers."""
     gangset: str | None = None
     made: int = 0
     """Standing gangs that this leader made are numbered; those made before it have 0."""
@@ -294,7 +302,19 @@ class ManagedGang:
             self._placed = (self.seats, by_worker(self.seats))
         return self._placed[1]
 
+    @property
+    def untold(self) -> list[WorkerId]:
+        """Workers with seats whose tokens are not known (yet)."""
+        return [
+            worker
+            for worker, seats in self.seats_by_worker.items()
+            if any(seat.token.startswith(MARK) and seat.token not in self.tokens for seat in seats)
+        ]
+
     def describe(self, *, to_owner: bool = False) -> GangReply:
+        seats = self.seats
+        if to_owner and self.tokens:
+            seats = tuple(seat.model_copy(update={"token": self.tokens.get(seat.token, seat.token)}) for seat in seats)
         return GangReply(
             id=self.id,
             state=self.state,
@@ -302,7 +322,7 @@ class ManagedGang:
             generation=self.generation,
             size=self.spec.size,
             sizes=self.spec.sizes if self.spec.elastic else None,
-            seats=self.seats,
+            seats=seats,
             fence=self.fence,
             rendezvous=self.rendezvous,
             owner_token=self.owner_token if to_owner else None,

@@ -19,6 +19,7 @@ from ...schemas.errors.base import GanglineError, MalformedMessage, ShardConflic
 from ...schemas.messages.gangs import FormReply, GangEvent, HoldReply, KeepReply, MemberCause, PingReply, TeardownReply
 from ...schemas.messages.operations import LoadReply
 from ...schemas.names import Names, Operation, WorkerId
+from ...schemas.public_id import public_id
 from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import Log
 from ...telemetry.metrics.coordinator import CoordinatorMetrics
@@ -122,7 +123,8 @@ class WorkerRpc:
                 reason=reply.reason or "",
                 epoch=reply.epoch,
                 reg_revision=reply.reg_revision,
-                tokens=reply.tokens,
+                tokens=tuple(map(public_id, reply.tokens)) if reply.sealed else reply.tokens,
+                secrets=reply.tokens if reply.sealed else (),
                 port=reply.port,
                 load=_load(reply.load),
             )
@@ -173,6 +175,9 @@ class WorkerRpc:
             reply = FormReply(formed=False, reason=reply.message)
         outcome = "formed" if reply.formed else reply.reason or "refused"
         self._observer.formed(worker, request.gang, request.generation, outcome)
+        if reply.formed and reply.tokens:
+            tokens = {public_id(token): token for token in reply.tokens}
+            self._feed(on.SeatsShown(**self._clock.moment(), worker=worker, gang=request.gang, tokens=tokens))
         if reply.formed and not reply.starting:
             moment = self._clock.moment()
             self._feed(on.Formed(**moment, worker=worker, gang=request.gang, generation=request.generation))

@@ -210,11 +210,13 @@ class RequestServer:
         found = self._core.get(query.id)
         if found is None:
             raise _unknown(query.id)
-        if query.owner_token is None:
-            found = found.public()
-        elif not self._core.owned_by(query.id, query.owner_token):
-            raise NotOwner(f"gang {query.id} belongs to another owner: ask without owner_token")
-        responder.reply(found)
+        if query.owner_token is not None:
+            found = self._core.get_owned(query.id, query.owner_token)
+            if found is None:
+                raise NotOwner(f"gang {query.id} belongs to another owner: ask without owner_token")
+            responder.reply(found)
+        else:
+            responder.reply(found.public())
 
     def list(self, wanted: GangListRequest) -> GangListReply:
         """The gangs of this leader."""
@@ -237,7 +239,7 @@ class RequestServer:
         if reply is None:
             responder.fail(_unknown(gang))
             return
-        members = {seat.token for other in self._core.gangs() for seat in other.seats}
+        members = {public_id(seat.token) for other in self._core.gangs() for seat in other.seats}
         try:
             reply = await name_leases(
                 self._kv, self._names, reply, members=members, wall=self._clock.wall, log=self._log
@@ -290,7 +292,7 @@ async def name_leases(
     """`reply` with leases, each with its end, in place of the lines that only say how many slots are in use.
 
     Args:
-        members: tokens of gangs, which the reply has already.
+        members: public ids of gangs' seats, which the reply has already.
         wall: Unix time now.
 
     Raises:
@@ -303,7 +305,7 @@ async def name_leases(
     leases: dict[WorkerId, list[GangObstacle]] = {worker: [] for worker in asked}
     for entry in await kv.entries(*(names.leases_of(worker.pool, worker.worker) for worker in asked)):
         lease = parse(LeaseRecord, entry, log)
-        if lease is None or lease.token in members:
+        if lease is None or public_id(lease.token) in members:
             continue
         worker = WorkerId(lease.pool, lease.worker)
         leases.setdefault(worker, []).append(

@@ -109,7 +109,7 @@ class SyncLease(SyncProxy[Lease]):
 
     @property
     def token(self) -> str:
-        """The token, as in the ledger."""
+        """The token: a secret. The ledger has its public id."""
         return self._target.token
 
     @property

@@ -55,7 +55,7 @@ class GangMember:
     labels: Mapping[str, str]
     slots: int
     token: str
-    """Token of the member's lease, as in the ledger."""
+    """Token of the member's lease. The ledger has its public id."""
     extras: tuple[Seat, ...] = field(default=(), repr=False)
     """Further parts held with it, for example licences."""
 

@@ -28,6 +28,7 @@ from ...schemas.errors.base import (
     UnknownGang,
 )
 from ...schemas.messages.gangs import GangEvent, GangEventKind, GangReply
+from ...schemas.public_id import MARK
 from ...schemas.records.gangs import GangState
 
 RENEWALS_PER_TTL: Final = 3
@@ -126,6 +127,10 @@ class OwnerCore:
         self.renew_at = max(now, asked_at + self.ttl_s / RENEWALS_PER_TTL)
         self._count(reply)
         alive = reply.state in (GangState.FORMED, GangState.RETIRING) and bool(reply.seats)
+        if alive and reply.generation > self._newest and any(seat.token.startswith(MARK) for seat in reply.seats):
+            # A new leader has public ids from the ledger, and is asking the workers for the tokens.
+            self.renew_at = now + ANSWER_S
+            return []
         if alive:
             if reply.ready is not False:  # for older coordinators, formed means ready
                 self.ready = max(self.ready, reply.generation)

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from ...runtime.failure_detector import TimeoutQueue
 from ...schemas.deadline import margin_s
 from ...schemas.errors.base import GanglineError, LeaseExpired, WorkerLost
+from ...schemas.public_id import public_id
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptLoop, AttemptTarget, PoolTarget, TaskTarget
@@ -232,7 +233,7 @@ class HeldSlots:
         if self._exchange.loop.time() >= self.trusted_until:
             return LeaseExpired(
                 f"the lease on {self.worker.id} may have expired (not renewed in time); nothing was sent: lease again",
-                details={"worker": str(self.worker.id), "token": self.token},
+                details={"worker": str(self.worker.id), "lease": public_id(self.token)},
             )
         return None
 
@@ -554,7 +555,7 @@ class HeldSlotsInfo:
 
     @property
     def token(self) -> str:
-        """The token, as in the ledger."""
+        """The token: a secret. The ledger has its public id."""
         return self.hold.token
 
     @property

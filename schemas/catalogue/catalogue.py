@@ -14,6 +14,7 @@ from ..messages import gangs as gang_messages
 from ..messages import jobs as job_messages
 from ..messages import operations as messages
 from ..names import DispatcherOperation, GangOperation, JobFeed, Names, Operation, QueueOperation, WorkerId
+from ..public_id import MARK
 from ..records import gangs, jobs, routes
 from ..records import workers as records
 from ..wire import headers
@@ -212,7 +213,7 @@ def _records() -> list[Channel]:
     keyed: list[tuple[str, str, type[BaseModel]]] = [
         ("registration", _key(ledger, names.registration_key(_WORKER)), records.Registration),
         ("alive", _key(ledger, names.alive_key(_WORKER)), records.Heartbeat),
-        ("lease", _key(ledger, names.lease_key(_WORKER, "TOKEN0")), records.LeaseRecord),
+        ("lease", _key(ledger, names.lease_key(_WORKER, f"{MARK}ID0")), records.LeaseRecord),
         ("leader", _key(ledger, names.leader_key), gangs.LeaderRecord),
         ("leader_alive", _key(ledger, names.leader_alive_key), gangs.LeaderAlive),
         ("gang", _key(ledger, names.gang_key("GANG0")), gangs.GangRecord),

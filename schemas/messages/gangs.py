@@ -81,7 +81,8 @@ class GetRequest(GangQuery):
     """`get`"""
 
     owner_token: str | None = _OptionalId
-    """With it, the answer has the tokens of the seats; without it, their public ids."""
+    """With it, the answer has the tokens of the seats; without it, their public ids. For a moment after a change of
+    the leader it may have public ids all the same: ask again."""
 
 
 class GangListRequest(Request):
@@ -204,6 +205,9 @@ class HoldReply(Reply):
     """The commit is conditioned on this revision."""
     tokens: tuple[str, ...] = ()
     """One token per seat, in order."""
+    sealed: bool = False
+    """The worker takes public ids for these tokens in records and requests. Workers of earlier versions need the
+    tokens there."""
     port: int | None = None
     """A free port, if rank 0 part 0 is among the seats."""
     load: LoadReply
@@ -251,6 +255,8 @@ class FormRequest(Request):
     """Time limit for the `gang_start` functions of a member. None: the coordinator is older and sets no limit."""
     owner: str = ""
     traceparent: str | None = None
+    open: bool = False
+    """Of a standing gang: its seats are used by their public ids. Only for workers that answered `sealed`."""
 
 
 class FormReply(Reply):
@@ -259,6 +265,9 @@ class FormReply(Reply):
     starting: bool = False
     """Some members here have not started yet: their `gang_start` functions are running, and each member is reported
     as `started` when its functions have succeeded. Older workers always answer False."""
+    tokens: tuple[str, ...] = ()
+    """Of the gang's seats here: a new leader knows their public ids from the ledger, and owners need the tokens. None
+    of a standing gang, and from older workers."""
 
 
 class TeardownRequest(Request):
@@ -271,7 +280,7 @@ class TeardownRequest(Request):
     rank: int | None = None
     grace_s: float = Field(ge=0)
     only: tuple[str, ...] | None = None
-    """Stop only the seats with these tokens (`restart_member`)."""
+    """Stop only these seats, by their tokens as in the ledger (`restart_member`)."""
 
 
 class TeardownReply(Reply):

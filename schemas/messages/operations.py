@@ -21,6 +21,7 @@ _MOST_COMPLAINTS = 8
 """How many invalid fields an error names."""
 
 _Token = Field(min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
+_SeatToken = Field(min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^~?[A-Za-z0-9_-]+$")
 
 
 class Request(BaseModel):
@@ -85,7 +86,8 @@ class ReserveReply(Reply):
 class DispatchRequest(Request):
     """`<ns>.worker.<pool>.<worker>.dispatch`: run one task on a lease. The answer's body is the bare result."""
 
-    token: str = _Token
+    token: str = _SeatToken
+    """Of a standing gang's seat: its public id, as in the ledger."""
     epoch: int | None = Field(default=None, ge=0)
     """If given, it must be the worker's epoch. Without it the token decides: it is invalid in any other epoch."""
     method: str

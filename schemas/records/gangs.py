@@ -277,8 +277,9 @@ class Seat(BaseModel):
     worker: WorkerName
     slots: int = 1
     token: str
-    """Send dispatches to the member with it: a multi-use lease of the worker, for `slots` slots. Others than the
-    owner get its public id instead."""
+    """Send dispatches to the member with it: a multi-use lease of the worker, for `slots` slots. Only the owner gets
+    it; in the ledger and for others it is its public id, which admits nothing. The seats of a standing gang, which has
+    no owner, are used by the public id. Of a worker of an earlier version it is the token everywhere."""
     epoch: int
     node: str = ""
     zone: str = ""
@@ -323,7 +324,8 @@ class GangRecord(Record):
     fence: int = 0
     """Grows over the whole system. 0: the revision of this record; see `fence_at`."""
     owner_token: str = Field(default="", max_length=MAX_TOKEN_CHARS)
-    """Whoever has it may renew and release the gang."""
+    """Its public id: whoever shows the token may renew and release the gang. Empty: a standing gang. Coordinators of
+    earlier versions write the token itself."""
     restarts: int = 0
     """How often it was formed again or repaired, for whatever reason: the number of earlier generations."""
     failures: int | None = None

@@ -110,12 +110,13 @@ class Heartbeat(Record):
 
 
 class LeaseRecord(Record):
-    """`lease.<pool>.<worker>.<token>`: one token."""
+    """`lease.<pool>.<worker>.<id>`: one lease. The key has its public id without the first character."""
 
     pool: str
     worker: str
     epoch: int
     token: str
+    """Its public id. Workers of earlier versions write the token itself, also into the key."""
     slots: int
     fence: int
     single_use: bool

@@ -11,7 +11,7 @@ from gangline.bus.memory.kv_client import MemoryKeyValue
 from gangline.bus.port.bus import KvEntry, NoResponders, RequestTimeout, StorageUnavailable
 from gangline.coordinator.election.leader_record import LeaderKey
 from gangline.coordinator.service import Coordinator, CoordinatorState
-from gangline.schemas.errors.base import ClosedError, GangNotFormed, UnknownGang
+from gangline.schemas.errors.base import ClosedError, GangNotFormed, InvalidRequest, NotOwner, UnknownGang
 from gangline.schemas.public_id import public_id
 from gangline.schemas.records.gangs import MemberRecord
 from gangline.schemas.records.workers import LeaseRecord
@@ -347,6 +347,37 @@ async def test_one_leads_and_when_it_stops_a_standby_takes_over_at_once(system):
     assert (found["state"], found["generation"], [seat["token"] for seat in found["seats"]]) == ("formed", 1, tokens)
     assert (await system.event("recovered"))["gang"] == gang["id"]
     assert "torn_down" not in [e["kind"] for e in system.events]
+    await system.owner.release(gang)
+    assert system.at_rest()
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["", "a worker of an earlier version"])
+async def test_an_owner_whose_answer_was_lost_gets_its_tokens_from_the_next_leader(system, sealed):
+    worker = await system.worker()
+    worker.sealed = sealed
+    first = await leading(system)
+    second = await system.coordinator("second")
+    wanted = {"id": "mine", "owner_token": "s3cret", "pool": "train", "size": 2}
+    gang = await system.owner.ask("acquire", wanted)
+    tokens = [seat["token"] for seat in gang["seats"]]
+    worker.silent.add("form")
+    await first.stop()
+    await second.wait_leading()
+    again = asyncio.create_task(system.owner.ask("acquire", wanted))
+    await asyncio.sleep(1.0)
+    assert again.done() is not sealed, "it waits for the tokens, which only the worker knows"
+    worker.silent.clear()
+    assert [seat["token"] for seat in (await again)["seats"]] == tokens
+    own = await system.owner.ask("get", {"id": "mine", "owner_token": "s3cret"})
+    assert [seat["token"] for seat in own["seats"]] == tokens
+    record = (await system.ledger.get("gang.mine")).value.decode()
+    shown = public_id("s3cret")
+    assert shown in record and "s3cret" not in record and all((token in record) is not sealed for token in tokens)
+    for operation in ("acquire", "renew", "get", "release"):
+        for token in ("S3cret", shown):
+            with pytest.raises((NotOwner, InvalidRequest)):
+                more = wanted if operation == "acquire" else {}
+                await system.owner.ask(operation, {**more, "id": "mine", "owner_token": token})
     await system.owner.release(gang)
     assert system.at_rest()
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from gangline.bus.nats_bus import NatsBus
-from gangline.bus.port.bus import NotPermitted
+from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage
 from gangline.schemas.errors.base import GangFailed
+from gangline.schemas.names import Names
+from gangline.schemas.public_id import public_id
 
-from ..waiting import PATIENCE_S
+from ..waiting import PATIENCE_S, until
 from .conftest import Site, cut
 
 pytestmark = pytest.mark.server
@@ -23,11 +26,10 @@ USERS = (
 
 
 async def ask(bus: NatsBus, subject: str, **body: Any) -> dict[str, Any]:
-    """A bare request in JSON; an error is returned like any answer."""
+    """A bare request in JSON; an error is returned like any answer, a bare result as `result`."""
     answer = await bus.request(subject, json.dumps(body).encode(), timeout_s=PATIENCE_S)
     found = json.loads(answer.data)
-    assert isinstance(found, dict)
-    return found
+    return found if isinstance(found, dict) else {"result": found}
 
 
 async def gang_site(site_of: Any) -> Site:
@@ -36,6 +38,54 @@ async def gang_site(site_of: Any) -> Site:
     for id in ("w1", "w2"):
         await site.worker(id, user=id)
     return site
+
+
+def words(value: Any) -> Iterator[str]:
+    """Every text in a JSON value."""
+    match value:
+        case dict():
+            for key, each in value.items():
+                yield key
+                yield from words(each)
+        case list():
+            for each in value:
+                yield from words(each)
+        case str():
+            yield value
+
+
+async def readable(bus: NatsBus, gang: str) -> set[str]:
+    """Every word of leases and gangs that this user can read, in the ledger and from the coordinator."""
+    ledger = await bus.bucket(Names().ledger_bucket, BucketSettings(storage=Storage.MEMORY))
+    found: set[str] = set()
+    for entry in await ledger.entries("lease.*.*.*", "gang.*", "member.*.*.*"):
+        found |= {*entry.key.split("."), *words(json.loads(entry.value))}
+    for operation, body in (("list", {}), ("get", {"id": gang}), ("why", {"id": gang})):
+        found |= set(words(await ask(bus, f"gangline.gang.{operation}", **body)))
+    return {word for word in found if 0 < len(word) <= 64}
+
+
+async def test_what_others_can_read_gives_no_right_to_leases_and_gangs(site_of):
+    site = await gang_site(site_of)
+    alice, bob = await site.client("alice"), await site.bus("bob")
+    async with alice.lease("images", slots=2, ttl_s=60) as lease, alice.gang(pool="images", size=2) as gang:
+        ledger = await bob.bucket(Names().ledger_bucket, BucketSettings(storage=Storage.MEMORY))
+        await until(lambda: ledger.entries("lease.*.*.*"))
+        learnt = await readable(bob, gang.id)
+        assert {public_id(lease.token), *(public_id(member.token) for member in gang.members)} <= learnt
+        used = []
+        for word in sorted(learnt):
+            for worker in ("w1", "w2"):
+                subject = f"gangline.worker.images.{worker}"
+                ran = await ask(bob, f"{subject}.dispatch", token=word, method="double", arguments=[1])
+                renewed = await ask(bob, f"{subject}.renew", token=word)
+                released = await ask(bob, f"{subject}.release", token=word)
+                used += [(worker, word)] * ("code" not in ran or "code" not in renewed or released.get("released"))
+            for operation in ("renew", "get", "acquire", "release"):
+                shown = {"id": gang.id, "owner_token": word} | ({"pool": "images"} if operation == "acquire" else {})
+                used += [(operation, word)] * ("code" not in await ask(bob, f"gangline.gang.{operation}", **shown))
+        assert used == []
+        assert await gang.run("double", n=2) == [4, 4] and await lease.call("double", n=4) == 8
 
 
 async def test_a_worker_reports_only_for_members_that_it_has(site_of):

@@ -11,6 +11,7 @@ import pytest
 
 from gangline.bus.memory import server as memory_module
 from gangline.coordinator.core import commit_pipeline as granting_module
+from gangline.coordinator.core import owner_requests as owners_module
 from gangline.coordinator.core import scheduler as forming_module
 from gangline.coordinator.core.commit_pipeline import GrantPipeline
 from gangline.coordinator.core.members import Teardown
@@ -22,6 +23,7 @@ from gangline.coordinator.model import effects as do
 from gangline.coordinator.model.commits import CommitQueue
 from gangline.coordinator.model.gang import GangStep, ManagedGang
 from gangline.coordinator.scheduling import placement as placement_module
+from gangline.coordinator.server import effect_executor as effects_module
 from gangline.dispatcher.gangs import owner_core as owner_module
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import LeaderRecord
@@ -197,6 +199,20 @@ def a_new_ledger_counts_from_one(patch: pytest.MonkeyPatch) -> None:
 @gang_mutant("L5", needs=_cuts_owners_off, seeds=150)
 def an_owner_trusts_its_gang_a_second_too_long(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(owner_module, "margin_s", lambda ttl_s: -1.0)
+
+
+# -- what others read ------------------------------------------------------------------------------------------------
+
+
+@gang_mutant("secret")
+def the_ledger_has_the_tokens_of_seats(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(effects_module, "public_id", lambda token: token)
+
+
+@gang_mutant("secret")
+def the_ledger_has_the_tokens_of_owners(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(owners_module, "public_id", lambda token: token)
+    patch.setattr(owners_module, "is_token_of", lambda token, id: token == id)
 
 
 # -- rolls of standing sets -------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from gangline.schemas.wire.frames import RequestOp
 from gangline.testing.sim.calls.slots import WorkerModel
 from gangline.testing.sim.plan.plan import Accident, Plan, draw_plan
 from gangline.testing.sim.run import Report, run
+from gangline.worker.ledger import core_driver as driver_module
 from gangline.worker.ledger.ledger_writer import LedgerWriter
 from gangline.worker.server import WorkerServer
 from gangline.worker.slots.admission_core import AdmissionCore
@@ -490,6 +491,18 @@ def a_deletion_is_believed_that_storage_refuses(patch: pytest.MonkeyPatch) -> No
             self._left(known)
 
     patch.setattr(RoutedPool, "leaving", leaving)
+
+
+@mutant("secret")
+def the_ledger_has_the_tokens_of_leases(patch: pytest.MonkeyPatch) -> None:
+    original, grant, secrets = driver_module.LeaseRecord, LeaseTable.grant, dict[str, str]()
+    patch.setattr(driver_module, "LeaseRecord", lambda token, **fields: original(token=secrets[token], **fields))
+
+    def granted(self: LeaseTable, lease: GrantedLease) -> bool:
+        secrets[lease.id] = lease.token
+        return grant(self, lease)
+
+    patch.setattr(LeaseTable, "grant", granted)
 
 
 @mutant("loss", needs=has(Accident.SILENCE, 3.5))

@@ -15,6 +15,7 @@ from gangline.bus.port.bus import BucketSettings, KeyValue
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.errors.base import Disconnected, WorkerIdTaken
 from gangline.schemas.names import Names
+from gangline.schemas.public_id import public_id
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag
@@ -96,7 +97,7 @@ async def test_calls_leases_and_single_use_tokens_leave_nothing_behind(nats_url:
         once = await rig.hand.grant(3, claim_ms=30_000, flags=ReserveFlag.SINGLE_USE)
         assert await rig.hand.ask(*task(4, "double", [5], token=once)) == [OK, 4, 10]
         assert await rig.hand.ask(*task(5, "double", [6], token=lease)) == [OK, 5, 12]
-        key = f"lease.images.w1.{lease}"
+        key = rig.names.lease_key(rig.worker.id, lease)
 
         async def only_the_lease() -> bool:
             return await rig.keys() == [key]
@@ -117,9 +118,9 @@ async def test_the_ledger_shows_each_grant_and_its_end_in_order(nats_url: str, n
         )
         for number in range(1, 21):
             token = await rig.hand.grant(number, claim_ms=60_000)
-            assert await asyncio.wait_for(seen.get(), PATIENCE_S) == ("put", token)
+            assert await asyncio.wait_for(seen.get(), PATIENCE_S) == ("put", public_id(token)[1:])
             rig.hand.send((int(RequestOp.RELEASE), None, token))
-            assert await asyncio.wait_for(seen.get(), PATIENCE_S) == ("delete", token)
+            assert await asyncio.wait_for(seen.get(), PATIENCE_S) == ("delete", public_id(token)[1:])
         await watch.unsubscribe()
         assert seen.empty()
 
@@ -127,7 +128,7 @@ async def test_the_ledger_shows_each_grant_and_its_end_in_order(nats_url: str, n
 async def test_a_sync_lease_is_fenced_by_a_revision_that_grows_over_all_workers(nats_url: str, namespace: str):
     async with real(nats_url, namespace) as rig:
         first = await rig.hand.ask(*reserve(1, claim_ms=30_000, flags=ReserveFlag.SYNC))
-        entry = await rig.kv.get(f"lease.images.w1.{first[2]}")
+        entry = await rig.kv.get(rig.names.lease_key(rig.worker.id, first[2]))
         assert entry is not None
         assert first[3] == entry.revision
         rig.worker = await rig.new_worker(id="w2")
@@ -189,7 +190,7 @@ async def test_after_a_server_restart_everything_is_recorded_again_and_no_slot_l
         async def all_back() -> bool:
             with contextlib.suppress(Exception):
                 keys = await rig.keys("*.images.>")
-                return sorted(keys) == ["alive.images.w1", f"lease.images.w1.{lease}", "reg.images.w1"]
+                return sorted(keys) == ["alive.images.w1", rig.names.lease_key(rig.worker.id, lease), "reg.images.w1"]
             return False
 
         await until(all_back)

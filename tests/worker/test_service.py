@@ -469,7 +469,7 @@ async def test_everything_is_recorded_again_after_the_server_lost_its_memory(rig
     await asyncio.sleep(2.0)
     rig.hub.start()
     await asyncio.sleep(1.0)
-    assert sorted(rig.keys()) == ["alive.images.w1", f"lease.images.w1.{token}", "reg.images.w1"]
+    assert sorted(rig.keys()) == ["alive.images.w1", rig.names.lease_key(rig.worker.id, token), "reg.images.w1"]
     assert await rig.hand.ask(*task(2, "double", [4], token=token)) == [OK, 2, 8]
     rig.hand.send((int(RequestOp.RELEASE), None, token))
     await rig.hand.quiet(0.1)
@@ -485,7 +485,7 @@ async def test_grants_go_on_while_storage_has_no_leader(rig: Rig):
     await asyncio.sleep(2.0)
     rig.hub.storage_back()
     await asyncio.sleep(6.0)
-    assert rig.keys("lease.") == [f"lease.images.w1.{token}"]
+    assert rig.keys("lease.") == [rig.names.lease_key(rig.worker.id, token)]
     assert rig.keys("alive.")
 
 
@@ -496,7 +496,7 @@ async def test_grants_go_on_while_storage_has_no_leader(rig: Rig):
 async def test_a_sync_lease_stands_in_the_ledger_before_it_is_answered(rig: Rig):
     granted = await rig.hand.ask(*reserve(1, flags=ReserveFlag.SYNC))
     _, _, token, fence, _ = granted
-    entry = next(e for e in rig.hub.peek(rig.names.ledger_bucket) if e.key.endswith(token))
+    entry = next(e for e in rig.hub.peek(rig.names.ledger_bucket) if e.key == rig.names.lease_key(rig.worker.id, token))
     assert fence == entry.revision
     again = await rig.hand.ask(*reserve(2, flags=ReserveFlag.SYNC))
     assert again[3] > fence, "fences of sync leases grow over the whole system"

@@ -34,7 +34,7 @@ class TaskContext:
     Attributes:
         id: the request's id, for logs; unique together with its sender.
         pool, worker, method: what runs, and where.
-        token: the lease's token; None for a call without one.
+        token: the public id of the lease that it runs on; None for a call without one.
         epoch: the worker's epoch when this started.
         fence: a fencing token: a number that only grows, so that resources can refuse outdated processes. 0 without a
             lease. For a durable task it grows with each attempt, also across dispatchers; compare it within one job.

@@ -16,6 +16,7 @@ from ...schemas.errors.base import (
     TaskFailed,
 )
 from ...schemas.names import WorkerId
+from ...schemas.public_id import public_id
 from ...telemetry.logs import LineLimit, logger_for
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..context.progress import Progress
@@ -136,7 +137,8 @@ class RunContext(TaskContext):
         attempt, labels, job = meta.get("attempt"), meta.get("labels"), _text(meta.get("job"))
         self.id = unique(record)
         self.pool, self.worker, self.method = worker.pool, worker.worker, self._method
-        self.epoch, self.fence, self.token, self.trace = self._epoch, record.fence, self._token, self._trace
+        self.epoch, self.fence, self.trace = self._epoch, record.fence, self._trace
+        self.token = None if self._token is None else public_id(self._token)
         self.attempt = attempt if type(attempt) is int and attempt > 0 else 1
         self.job = job
         self.endpoint = None if job is None else _text(meta.get("endpoint")) or worker.pool
@@ -369,7 +371,8 @@ class TaskRunner:
         self.counts["started"] += 1
         driver.metrics.started(task.name)
         if driver.journal.enabled:
-            driver.record("start", id=unique(record), method=task.name, token=token, cost=record.cost, **_facts(caller))
+            shown = None if token is None else public_id(token)
+            driver.record("start", id=unique(record), method=task.name, token=shown, cost=record.cost, **_facts(caller))
         run.context = context
         window = _window(meta, self._stream_window) if stream else None
         ready: asyncio.Future[None] | None = None
@@ -448,7 +451,8 @@ class TaskRunner:
         """Write the begin into the journal."""
         if self._driver.journal.enabled:
             facts = _facts(caller)
-            self._driver.record("start", id=unique(record), method=method, token=token, cost=record.cost, **facts)
+            shown = None if token is None else public_id(token)
+            self._driver.record("start", id=unique(record), method=method, token=shown, cost=record.cost, **facts)
 
     def ended(self, record: TaskRecord, method: str, caller: ResultSink) -> None:
         """Likewise the end of what was not adopted."""

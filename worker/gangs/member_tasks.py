@@ -293,7 +293,7 @@ class MemberTasks:
         return self.hooks.ready(lease) if self.hooks is not None else None
 
     def _seat(self, member: LocalMember, lease: GrantedLease, context: TaskContext, run: int) -> None:
-        here = member.seats[lease.token]
+        here = member.seats[lease.id]
         gang = GangContext(facts_of(member.form, here.rank, run))
         link(gang, self._link(member.form, here, context), context)
         seat(context, gang)
@@ -358,7 +358,8 @@ class MemberTasks:
     def renewed(self, member: LocalMember) -> None:
         """Its seats go on in a new generation: nobody answers collective calls of the one before."""
         text = f"gang {member.gang} has a new generation, {member.generation}: see current_task().gang.latest"
-        for token, here in member.seats.items():
+        for here in member.seats.values():
+            token = here.lease.token
             known = self._talks.get(token)
             if known is not None and known[0] < member.generation:
                 self._hush(here, StaleGeneration(text, details={"generation": member.generation}))

@@ -23,6 +23,7 @@ from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.messages.gangs import FormRequest
 from ...schemas.names import Names, WorkerId
+from ...schemas.public_id import public_id
 from ...schemas.records.gangs import GangRecord, GangState, MemberRecord
 from ...telemetry.logs import Log
 from ..registration.registrar import Registrar
@@ -185,6 +186,7 @@ def form_request_of(record: GangRecord, revision: int) -> FormRequest:
         start_timeout_s=record.spec.start_timeout_s,
         owner=record.spec.owner,
         traceparent=record.spec.traceparent,
+        open=record.gangset is not None,
     )
 
 
@@ -197,7 +199,7 @@ def _gang_of(entry: KvEntry | None) -> tuple[GangRecord, int] | None:
 
 
 def _same(record: MemberRecord, hold: TentativeHold) -> bool:
-    return set(hold.tokens) <= {seat.token for seat in record.seats}
+    return hold.ids <= {public_id(seat.token) for seat in record.seats}
 
 
 def _here(pool: str, worker: str, here: WorkerId) -> bool:

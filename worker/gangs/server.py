@@ -284,6 +284,7 @@ class GangServer:
                 epoch=self._core.epoch,
                 reg_revision=hold.reg_revision,
                 tokens=hold.tokens,
+                sealed=True,
                 port=hold.port,
                 load=self._load(),
             )
@@ -317,7 +318,9 @@ class GangServer:
         request = parse_request(FormRequest, body)
         why = self._form(request)
         starting = why is None and self._starting(request.gang, request.generation)
-        responder.reply(FormReply(formed=why is None, reason=why, starting=starting))
+        member = self._gangs.members.get(request.gang) if why is None and not request.open else None
+        tokens = () if member is None else tuple(seat.lease.token for seat in member.seats.values())
+        responder.reply(FormReply(formed=why is None, reason=why, starting=starting, tokens=tokens))
 
     def _form_from_ledger(self, request: FormRequest) -> str | None:
         why = self._form(request)

@@ -24,6 +24,7 @@ from ...schemas.errors.base import (
     UnknownToken,
 )
 from ...schemas.names import WorkerId
+from ...schemas.public_id import public_id
 from ...schemas.records.workers import LeaseRecord
 from ...schemas.text import count_of
 from ...schemas.wire.frames import Reason
@@ -65,8 +66,8 @@ class AuditJournal:
     Events: start, end (a task; of a durable one with job, endpoint and attempt); attach (one more request hears how a
     job ends); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed); reject; epoch,
     resize, drain, leave (the worker); hold, unhold, keep, form, teardown, stopped (a gang; its seats are leases that
-    name it, granted when it forms; subleases name it and the token of their `seat`, whose slots they have). `t` is Unix
-    time in seconds.
+    name it, granted when it forms; subleases name it and their `seat`, whose slots they have). `token` and `seat` are
+    public ids of leases. `t` is Unix time in seconds.
     """
 
     __slots__ = ("_ambient", "_core", "_sink", "_worker", "enabled")
@@ -102,12 +103,12 @@ class AuditJournal:
         if change is LeaseTransition.GRANT:
             seat: dict[str, object] = {} if lease.gang is None else {"gang": lease.gang}
             if lease.seat is not None:
-                seat = {"gang": lease.seat.gang, "seat": lease.seat.token}
+                seat = {"gang": lease.seat.gang, "seat": lease.seat.id}
             self.write(
-                "grant", token=lease.token, slots=lease.slots, single_use=lease.single_use, ttl_s=lease.ttl_s, **seat
+                "grant", token=lease.id, slots=lease.slots, single_use=lease.single_use, ttl_s=lease.ttl_s, **seat
             )
         elif event is not None:
-            self.write(event, token=lease.token)
+            self.write(event, token=lease.id)
 
 
 _GRANT, _RENEW, _EXPIRE = LeaseTransition.GRANT, LeaseTransition.RENEW, LeaseTransition.EXPIRE
@@ -227,7 +228,7 @@ class CoreDriver:
             pool=self.worker.pool,
             worker=self.worker.worker,
             epoch=self.core.epoch,
-            token=token,
+            token=lease.id,
             slots=lease.slots,
             fence=lease.fence,
             single_use=lease.single_use,
@@ -311,9 +312,9 @@ def error_of(
         worker: who refuses, for people.
         slots: how many were asked for.
         total: how many the worker has.
-        token: the lease's, if one was named; the text shows its start only.
+        token: the lease's, if one was named; the text shows its public id.
     """
-    shown = f"{(token or '')[:8]}..."
+    shown = public_id(token or "")
     match refusal:
         case Refusal.TOO_LARGE:
             return InvalidRequest(f"{slots} slots were asked for and worker {worker} has {total}: ask for fewer")

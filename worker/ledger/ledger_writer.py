@@ -17,6 +17,7 @@ from ...runtime.clock import Environment
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.names import Names, WorkerId
+from ...schemas.public_id import MARK
 from ...telemetry.logs import Log
 
 FLUSH_S = 0.01
@@ -56,7 +57,8 @@ class LedgerStatistics:
 
 
 class LedgerWriter:
-    """One worker's leases in the bucket. Desired state comes from `describe`, by token; None: no such lease.
+    """One worker's leases in the bucket. Desired state comes from `describe`, by token; None: no such lease. Keys have
+    public ids. A key that no known token belongs to goes by its public id here, which is the token of no lease.
 
     A key's time to live is the lease's own, rounded up, plus a second: it outlives the lease by that much at most, and
     a lease in steady use is rewritten about once a second, not at every use.
@@ -75,7 +77,7 @@ class LedgerWriter:
         self._kv = kv
         self._names = names
         self._worker = worker
-        self._prefix = names.lease_key(worker, "")
+        self._prefix = names.leases_of(worker.pool, worker.worker)[:-1]
         self._describe = describe
         self._ambient = ambient
         self._log = log
@@ -124,7 +126,7 @@ class LedgerWriter:
             raise LookupError(token)
         self._dirty.pop(token, None)
         ttl_s = self._expects(token, desired)
-        revision = await self._kv.put(self._prefix + token, desired.value, ttl_s=ttl_s)
+        revision = await self._kv.put(self._key(token), desired.value, ttl_s=ttl_s)
         self._written += 1
         return revision
 
@@ -209,13 +211,16 @@ class LedgerWriter:
 
     def _write_for(self, token: str) -> KvWrite | None:
         desired = self._describe(token)
-        key = self._prefix + token
+        key = self._key(token)
         if desired is not None:
             return KvWrite(key=key, value=desired.value, ttl_s=self._expects(token, desired))
         if token in self._until:
             return KvWrite(key=key, value=None)
         self._cancelled_out += 1
         return None
+
+    def _key(self, token: str) -> str:
+        return self._names.lease_key(self._worker, token)
 
     def _expects(self, token: str, desired: DesiredState) -> float:
         """Note until when the key about to be written will stand; returns its time to live, in whole seconds."""
@@ -259,20 +264,21 @@ class LedgerWriter:
                     self._reconcile_again = True
                     await asyncio.sleep(backoff.next_s() * (0.5 + self._ambient.random.random()))
                     continue
-                self._compare(before, dict.fromkeys(entry.key.removeprefix(self._prefix) for entry in entries))
+                self._compare(before, dict.fromkeys(entry.key for entry in entries))
         finally:
             self._reconciler = None
 
     def _compare(self, before: dict[str, None], found: dict[str, None]) -> None:
-        """`before`: what was thought to stand there when the snapshot was asked for; later changes are not in it."""
-        for token in found:
-            if (
-                token not in before and token not in self._until
-            ):  # of an earlier process with our id, or of a write that was given up
-                self._until[token] = 0.0
-                self.changed(token)
+        """`before`: what was thought to stand there when the snapshot was asked for; later changes are not in it.
+        `found`: the keys that stand there."""
+        known = {self._key(token) for token in (*before, *self._until)}
+        for key in found:
+            if key not in known:  # of an earlier process with our id, or of a write that was given up
+                stranger = MARK + key.removeprefix(self._prefix)
+                self._until[stranger] = 0.0
+                self.changed(stranger)
         for token in before:
-            if token in found:
+            if self._key(token) in found:
                 continue
             if token in self._until and self._describe(token) is not None:
                 self.changed(token)

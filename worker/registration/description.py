@@ -13,7 +13,6 @@ from ...runtime.clock import Environment
 from ...runtime.timers import NEVER
 from ...schemas.messages.operations import GangShare, LeaseInfo, LoadReply, StatsReply
 from ...schemas.names import Names, Operation, WorkerId
-from ...schemas.public_id import public_id
 from ...schemas.records.workers import Heartbeat, Registration
 from ...telemetry.logs import Log
 from ..execution.executor_registry import ExecutorRegistry
@@ -157,14 +156,14 @@ class WorkerDescription:
             load=LoadReply.of(core.load),
             leases=[
                 LeaseInfo(
-                    token=public_id(lease.token),
+                    token=lease.id,
                     slots=lease.slots,
                     running=lease.busy,
                     single_use=lease.single_use,
                     owner=lease.owner,
                     expires_in_s=round(max(0.0, min(lease.due_at - now, _patience_s(core, lease, now))), 3),
                     gang=lease.gang if lease.seat is None else lease.seat.gang,
-                    seat=None if lease.seat is None else public_id(lease.seat.token),
+                    seat=None if lease.seat is None else lease.seat.id,
                 )
                 for lease in core.leases.values()
             ],

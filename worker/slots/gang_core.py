@@ -9,6 +9,8 @@ capacity and balance (L1, L2, L3, L12) holds here by construction. On top of tha
 - **Once (L8).** A generation that was torn down, and an attempt that was given up, leave marks: what comes late for
   them is refused.
 - **All the seats of a gang end together.** Nobody renews or releases a seat by its token.
+- **The owner alone uses them.** Coordinator, ledger and other workers name a seat by its public id, which admits
+  nothing. Only the seats of a standing gang, which has no owner, are used by that id, by every router.
 - **Stopped is stopped.** A teardown is complete when the code of each of its seats has ended and its hooks have; the
   slots of code that cannot be stopped stay counted.
 - **No leak (L4).** A member of whose gang nothing is heard for its time to live is looked up in the ledger, and ends
@@ -25,6 +27,7 @@ from typing import Final, NamedTuple
 
 from ...runtime.timers import NEVER
 from ...schemas.messages.gangs import FormRequest, HoldRequest
+from ...schemas.public_id import public_id
 from ...schemas.records.gangs import Seat
 from .lease_table import GrantedLease, LeaseTable, LeaseTransition, Refusal
 from .limiter import SlotLimiter
@@ -64,6 +67,10 @@ class TentativeHold:
     def tokens(self) -> tuple[str, ...]:
         return tuple(seat.lease.token for seat in self.seats)
 
+    @property
+    def ids(self) -> set[str]:
+        return {seat.lease.id for seat in self.seats}
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalMember:
@@ -72,7 +79,7 @@ class LocalMember:
     gang: str
     form: FormRequest
     seats: dict[str, LocalSeat]
-    """By token, never empty. While not `over`, each has its lease in the table."""
+    """By public id, never empty. While not `over`, each has its lease in the table."""
     hold: TentativeHold | None = None
     """That its newest seats came from."""
     proven_at: float
@@ -348,11 +355,11 @@ class WorkerGangCore:
     def member_of(self, lease: GrantedLease) -> LocalMember | None:
         """Whose seat that is, while the gang stands here."""
         member = self.members.get(lease.gang) if lease.gang is not None else None
-        return member if member is not None and lease.token in member.seats else None
+        return member if member is not None and lease.id in member.seats else None
 
     def holds_token(self, token: str) -> bool:
-        """Whether it is that of a seat that is held, and not yet formed."""
-        return any(token in hold.tokens for hold in self.holds.values())
+        """Whether it is that of a seat that is held, and not yet formed; or its public id."""
+        return any(public_id(token) in hold.ids for hold in self.holds.values())
 
     def next_at(self) -> float | None:
         """When `take_due` must be called next."""
@@ -474,17 +481,20 @@ class WorkerGangCore:
             member.look_at = now + member.form.ttl_s
             return FormedGang(member, [], None, False)
         hold = self.holds.get((request.gang, request.generation))
-        held = {seat.lease.token: seat for seat in hold.seats} if hold is not None else {}
+        held = {seat.lease.id: seat for seat in hold.seats} if hold is not None else {}
         before = dict(member.seats) if member is not None else {}
         seats: dict[str, LocalSeat] = {}
         started: list[LocalSeat] = []
         for seat in ours:
-            here = before.pop(seat.token, None)
+            id = public_id(seat.token)  # earlier versions write the token itself
+            here = before.pop(id, None)
             if here is None:
-                here = held.pop(seat.token)
+                here = held.pop(id)
                 started.append(here)
+                if request.open:
+                    here.lease.token = id
             here.lease.fence, here.lease.ttl_s = request.fence, request.ttl_s
-            seats[seat.token] = here
+            seats[id] = here
         if hold is not None:
             del self.holds[request.gang, request.generation]
             for spare in held.values():
@@ -522,10 +532,10 @@ class WorkerGangCore:
             return "the worker has a new epoch" if member.over else None
         if any(seat.epoch != epoch for seat in ours):
             return f"the worker has a new epoch, {epoch}"
-        known = set(hold.tokens) if hold is not None else set()
+        known = hold.ids if hold is not None else set()
         if member is not None and not member.over:
             known |= member.seats.keys()
-        lacks = [seat.rank for seat in ours if seat.token not in known]
+        lacks = [seat.rank for seat in ours if public_id(seat.token) not in known]
         return f"rank {lacks[0]} is not held here (any more)" if lacks else None
 
     def ping(self, gangs: Mapping[str, int], now: float) -> tuple[dict[str, int], list[LocalMember]]:
@@ -563,12 +573,12 @@ class WorkerGangCore:
         only: Iterable[str] | None,
         now: float,
     ) -> list[LeavingMember]:
-        """End a generation and all before it, or only the seats with these tokens. Of a newer one nothing is touched.
+        """End a generation and all before it, or only these seats (public ids, or tokens). Nothing newer is touched.
 
         Returns all that must have stopped before this is done, also what an earlier teardown began.
         """
         if only is not None:
-            self._end_some(gang, generation, set(only), reason, rank, grace_s, now)
+            self._end_some(gang, generation, set(map(public_id, only)), reason, rank, grace_s, now)
         else:
             self._past.over(gang, generation, now)
             for key in [key for key in self.holds if key[0] == gang and key[1] <= generation]:
@@ -584,20 +594,20 @@ class WorkerGangCore:
         return self._leave(member, list(member.seats.values()), reason, None, grace_s, now, whole=True)
 
     def _end_some(
-        self, gang: str, generation: int, tokens: set[str], reason: str, rank: int | None, grace_s: float, now: float
+        self, gang: str, generation: int, ids: set[str], reason: str, rank: int | None, grace_s: float, now: float
     ) -> None:
         hold = self.holds.get((gang, generation))
-        if hold is not None and tokens & set(hold.tokens):
+        if hold is not None and ids & hold.ids:
             for seat in hold.seats:
-                if seat.lease.token in tokens:
+                if seat.lease.id in ids:
                     self._limiter.release(seat.lease)
-            hold.seats = tuple(seat for seat in hold.seats if seat.lease.token not in tokens)
+            hold.seats = tuple(seat for seat in hold.seats if seat.lease.id not in ids)
             if not hold.seats:
                 del self.holds[gang, generation]
         member = self.members.get(gang)
         if member is None or member.generation > generation:
             return
-        lost = [seat for token, seat in member.seats.items() if token in tokens]
+        lost = [seat for id, seat in member.seats.items() if id in ids]
         if lost:
             self._leave(member, lost, reason, rank, grace_s, now, whole=len(lost) == len(member.seats))
 
@@ -626,7 +636,7 @@ class WorkerGangCore:
             del self.members[member.gang]
         else:
             for seat in seats:
-                member.seats.pop(seat.lease.token, None)
+                member.seats.pop(seat.lease.id, None)
         # Known before its leases end, since what they leave may be asked for at once.
         self.leaving.append(leaving)
         for seat in seats:
@@ -718,8 +728,10 @@ class WorkerGangCore:
                 assert self._limiter.held(seat.lease) == (seat.lease.slots, 0), seat
         for gang, member in self.members.items():
             assert gang == member.gang and member.seats, member
-            for token, seat in member.seats.items():
-                assert token == seat.lease.token and seat.lease.gang == gang, seat
+            for id, seat in member.seats.items():
+                token = seat.lease.token
+                assert id == seat.lease.id and seat.lease.gang == gang, seat
+                assert token != id or member.form.open, "a seat of an owner's gang can be used by its public id"
                 seated.add(token)
                 if not member.over and seat.lease.ended is None:
                     assert living[token] is seat.lease, "a seat cannot be used"

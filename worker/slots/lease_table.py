@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from ...runtime.timers import NEVER, DeadlineHeap
+from ...schemas.public_id import public_id
 from .limiter import SlotLimiter
 
 
@@ -105,6 +106,11 @@ class GrantedLease:
         self.granted_at = now
 
     @property
+    def id(self) -> str:
+        """Its public id, for all that others can read. A hash: not for the way of a task."""
+        return public_id(self.token)
+
+    @property
     def in_gang(self) -> GrantedLease | None:
         """The seat that a task on it runs on: itself, or the one that its slots are of. None: it is of no gang."""
         return self if self.gang is not None else self.seat
@@ -112,7 +118,7 @@ class GrantedLease:
     def __repr__(self) -> str:
         state = self.ended or ("claimed" if self.claimed else "unclaimed")
         kind = "single use" if self.single_use else f"{self.busy}/{self.slots} slots busy"
-        return f"<GrantedLease {self.token} {kind}, {state}, due_at={self.due_at:.3f}>"
+        return f"<GrantedLease {self.id} {kind}, {state}, due_at={self.due_at:.3f}>"
 
 
 LeaseChange = tuple[LeaseTransition, GrantedLease]
@@ -183,7 +189,7 @@ class LeaseTable:
     def grant(self, lease: GrantedLease) -> bool:
         """Take its slots and make it live. False when they are not free."""
         if lease.token in self.living or lease.token in self._ended:
-            raise ValueError(f"token {lease.token!r} was granted before: tokens are never used again")
+            raise ValueError(f"the token of {lease!r} was granted before: tokens are never used again")
         if not self._limiter.reserve_nowait(lease, lease.slots):
             return False
         self.living[lease.token] = lease
@@ -202,7 +208,7 @@ class LeaseTable:
     def sublease(self, lease: GrantedLease, seat: GrantedLease) -> bool:
         """Take its slots from the idle ones of a seat, and make it live. False when the seat has not so many."""
         if lease.token in self.living or lease.token in self._ended:
-            raise ValueError(f"token {lease.token!r} was granted before: tokens are never used again")
+            raise ValueError(f"the token of {lease!r} was granted before: tokens are never used again")
         if lease.slots > seat.slots - seat.busy:
             return False
         self._limiter.move(seat, lease, lease.slots)

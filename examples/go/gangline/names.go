@@ -6,6 +6,8 @@
 package gangline
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"regexp"
 	"strings"
@@ -41,7 +43,13 @@ func (n Names) key(kind, pool, worker string) string {
 func (n Names) Registration(pool, worker string) string { return n.key("reg", pool, worker) }
 func (n Names) Alive(pool, worker string) string        { return n.key("alive", pool, worker) }
 func (n Names) Lease(pool, worker, token string) string {
-	return n.key("lease", pool, worker) + "." + token
+	return n.key("lease", pool, worker) + "." + PublicID(token)[1:]
+}
+
+// PublicID names a lease where others can read it. It does not give the token away.
+func PublicID(token string) string {
+	digest := sha256.Sum256([]byte(token))
+	return "~" + base64.RawURLEncoding.EncodeToString(digest[:16])
 }
 
 func (n Names) Call(target string) string { return n.Namespace + ".call." + target }

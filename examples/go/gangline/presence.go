@@ -166,7 +166,7 @@ func (p *presence) record(lease *Lease, wait bool) (uint64, error) {
 	w := p.w
 	now := time.Now()
 	left := lease.Due.Sub(now)
-	body, _ := json.Marshal(map[string]any{"v": 1, "pool": w.Pool, "worker": w.ID, "epoch": w.epoch, "token": lease.Token,
+	body, _ := json.Marshal(map[string]any{"v": 1, "pool": w.Pool, "worker": w.ID, "epoch": w.epoch, "token": PublicID(lease.Token),
 		"slots": lease.Slots, "fence": lease.Fence, "single_use": lease.SingleUse, "owner": lease.Owner,
 		"granted_at": unix(lease.GrantedAt), "expires_at": unix(now.Add(left))})
 	p.written++

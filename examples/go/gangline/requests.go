@@ -363,7 +363,7 @@ func (w *Worker) loadReply() map[string]any {
 func (w *Worker) statistics(now time.Time) map[string]any {
 	leases := []any{}
 	for _, lease := range w.slots.Leases {
-		leases = append(leases, map[string]any{"token": lease.Token, "slots": lease.Slots, "running": lease.Busy,
+		leases = append(leases, map[string]any{"token": PublicID(lease.Token), "slots": lease.Slots, "running": lease.Busy,
 			"single_use": lease.SingleUse, "owner": lease.Owner, "expires_in_s": lease.Due.Sub(now).Seconds()})
 	}
 	tasks := map[string]any{}

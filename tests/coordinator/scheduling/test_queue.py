@@ -29,7 +29,7 @@ def spec(size: int, **more: object) -> GangSpec:
 
 
 def gang_on(name: str, worker: int, slots: int, **more: object) -> ManagedGang:
-    gang = ManagedGang(id=name, spec=spec(1, slots=slots, **more), owner_token="t", created_at=0.0, queued_at=0.0)
+    gang = ManagedGang(id=name, spec=spec(1, slots=slots, **more), owner_id="~t", created_at=0.0, queued_at=0.0)
     gang.seats = (Seat(rank=0, pool="p", worker=f"w{worker}", slots=slots, token=name, epoch=1),)
     return gang
 
@@ -84,7 +84,7 @@ def test_victims_are_the_lowest_and_youngest_and_no_more_than_needed():
     for worker, slots in [(W0, 1), (W1, 2)]:
         inventory.grant(worker, slots)
     low, lower = gang_on("low", 1, 2, priority=1), gang_on("lower", 0, 1, priority=0)
-    asking = ManagedGang(id="x", spec=spec(2, priority=5), owner_token="t", created_at=0.0, queued_at=0.0)
+    asking = ManagedGang(id="x", spec=spec(2, priority=5), owner_id="~t", created_at=0.0, queued_at=0.0)
     found = victims(asking, [low, lower], inventory)
     assert found is not None
     assert ([gang.id for gang in found[0]], dict(found[1].slots)) == (["low"], {W1: 2})
@@ -93,7 +93,7 @@ def test_victims_are_the_lowest_and_youngest_and_no_more_than_needed():
 def test_nobody_is_preempted_in_vain_or_by_an_equal():
     inventory = inventory_of((1, 1))
     equal = gang_on("equal", 0, 1, priority=5)
-    asking = ManagedGang(id="x", spec=spec(1, priority=5), owner_token="t", created_at=0.0, queued_at=0.0)
+    asking = ManagedGang(id="x", spec=spec(1, priority=5), owner_id="~t", created_at=0.0, queued_at=0.0)
     assert victims(asking, [equal], inventory) is None
-    big = ManagedGang(id="y", spec=spec(2, priority=9), owner_token="t", created_at=0.0, queued_at=0.0)
+    big = ManagedGang(id="y", spec=spec(2, priority=9), owner_id="~t", created_at=0.0, queued_at=0.0)
     assert victims(big, [equal], inventory) is None

@@ -491,7 +491,7 @@ async def granted(system: RealSystem, number: int) -> None:
     for _ in range(2):
         record = GangRecord.model_validate_json((await read(system, f"gang.g{number}")).value)
         assert (record.state, record.generation) == ("formed", gang["generation"])
-        assert [seat.token for seat in record.seats] == [seat["token"] for seat in gang["seats"]]
+        assert [seat.token for seat in record.seats] == [public_id(seat["token"]) for seat in gang["seats"]]
         await asyncio.sleep(0.2)
     found = await persist(system, "get", {"id": gang["id"]})
     assert (found["state"], found["generation"]) == ("formed", gang["generation"])

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.dispatcher.gangs.owner_core import (
+    ANSWER_S,
     GenerationFormed,
     GenerationLost,
     OwnerCore,
@@ -27,6 +28,7 @@ from gangline.schemas.errors.base import (
     UnknownGang,
 )
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind, GangReply
+from gangline.schemas.public_id import public_id
 from gangline.schemas.records.gangs import GangState, Seat
 
 SEAT = Seat(rank=0, pool="train", worker="w1", token="t", epoch=1)
@@ -46,6 +48,15 @@ def formed(ttl_s: float = 15.0) -> OwnerCore:
     core = OwnerCore("g", ttl_s)
     assert core.answered(reply(1), 10.0, 10.5) == [GenerationFormed(reply=reply(1))]
     return core
+
+
+def test_a_generation_whose_tokens_are_not_known_yet_is_asked_for_again():
+    core = OwnerCore("g", 15.0)
+    sealed = SEAT.model_copy(update={"token": public_id("t")})
+    assert core.answered(reply(1, seats=(sealed,)), 10.0, 10.5) == []
+    assert core.formed is None and core.renew_at == 10.5 + ANSWER_S
+    assert core.answered(reply(1), 10.6, 10.7) == [GenerationFormed(reply=reply(1))]
+    assert core.answered(reply(1, seats=(sealed,)), 11.0, 11.1) == [] and core.formed == reply(1)
 
 
 # -- trust --------------------------------------------------------------------------------------------------------

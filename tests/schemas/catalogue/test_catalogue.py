@@ -19,7 +19,7 @@ def test_an_address_with_its_placeholders_filled_is_what_names_builds():
     assert by_name["call"] == names.call("endpoint", "method")
     assert by_name["task"] == names.task("endpoint", "method")
     assert by_name["worker_reserve"] == names.worker(worker, Operation.RESERVE)
-    assert by_name["key_lease"] == f"$KV.{names.ledger_bucket}.{names.lease_key(worker, 'token')}"
+    assert by_name["key_lease"] == f"$KV.{names.ledger_bucket}.{names.lease_key(worker, '~id')}"
     assert by_name["key_result"] == f"$KV.{names.results_bucket}.{names.result_key('job')}"
 
 

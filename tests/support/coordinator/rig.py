@@ -17,6 +17,7 @@ from gangline.schemas.errors.base import GanglineError, error_from_wire
 from gangline.schemas.messages import gangs as gang_messages
 from gangline.schemas.messages.operations import LoadReply
 from gangline.schemas.names import GangOperation, Names, Operation, WorkerId
+from gangline.schemas.public_id import public_id
 from gangline.schemas.records.gangs import GangRecord, GangState, MemberRecord
 from gangline.schemas.records.workers import Heartbeat, Registration
 from gangline.schemas.wire import codec, headers
@@ -48,7 +49,11 @@ class ScriptedWorker:
         self.revision = 0
         self.holds: dict[tuple[str, int, int], dict[str, int]] = {}
         self.members: dict[str, tuple[int, dict[str, int]]] = {}
-        """By gang: generation, and slots by token."""
+        """By gang: generation, and slots by public id."""
+        self.secrets: dict[str, str] = {}
+        """Tokens by public id."""
+        self.sealed = True
+        """False: of an earlier version, which has tokens everywhere."""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.silent: set[str] = set()
         """Operations that get no answer."""
@@ -179,14 +184,17 @@ class ScriptedWorker:
         accepted = Operation.HOLD not in self.refuse and self.load().free >= wanted
         tokens: dict[str, int] = {}
         if accepted:
-            tokens = {f"t{next(self._numbers)}": seat.slots for seat in request.seats}
+            made = [f"t{next(self._numbers)}" for _ in request.seats]
+            self.secrets |= {public_id(token) if self.sealed else token: token for token in made}
+            tokens = dict(zip(list(self.secrets)[-len(made) :], (seat.slots for seat in request.seats), strict=True))
             self.holds[key] = tokens
         return gang_messages.HoldReply(
             accepted=accepted,
             reason=None if accepted else "full",
             epoch=self.epoch,
             reg_revision=self.revision,
-            tokens=tuple(tokens),
+            tokens=tuple(map(self.secrets.get, tokens)),
+            sealed=self.sealed,
             port=4711 if any(seat.rank == 0 for seat in request.seats) else None,
             load=self.load(),
         )
@@ -207,7 +215,9 @@ class ScriptedWorker:
         for key in [key for key in self.holds if key[0] == request.gang]:
             del self.holds[key]
         self.members[request.gang] = (request.generation, here)
-        return gang_messages.FormReply(formed=True)
+        assert self.sealed or not request.open, "a worker of an earlier version does not know the field"
+        told = here if self.sealed and not request.open else ()
+        return gang_messages.FormReply(formed=True, tokens=tuple(map(self.secrets.__getitem__, told)))
 
     def on_teardown(self, body: Any) -> Any:
         request = gang_messages.TeardownRequest.model_validate(body)

@@ -240,7 +240,7 @@ def test_tokens_are_noted_from_their_grant_to_their_end(lossy: Book) -> None:
     lossy.lease("T", 90.0)
     lossy.lease("U", 50.0)
     lossy.write("lease.train.w1.T", "", KvOperation.DELETE)
-    shown, other = lossy.audit.shown["T"], lossy.audit.shown["U"]
+    shown, other = lossy.audit.shown["~T"], lossy.audit.shown["~U"]
     assert (shown.worker, shown.epoch, other.gone) == ("w1", 3, NEVER)
     assert (shown.due, other.due) == (90.0, 50.0)
     assert shown.seen < other.seen < shown.gone < NEVER

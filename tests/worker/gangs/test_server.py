@@ -31,7 +31,8 @@ async def test_a_gang_from_hold_to_teardown(rig: Rig):
     seats = leader.seats(held)
     await leader.commit(seats, held)
     assert (await rig.hand.ask(*task(1, token=seats[0].token)))[:1] == [REJECTED], "nothing starts before the commit"
-    assert await leader.form(seats) == {"formed": True, "reason": None, "starting": False}
+    told = {"formed": True, "reason": None, "starting": False, "tokens": held["tokens"]}
+    assert await leader.form(seats) == told
     assert (await rig.hand.ask(*task(2, args=["hello"], token=seats[0].token)))[::2] == [OK, "hello"]
     assert load_of(rig) == (0, 2), "a seat is not used up"
     assert not rig.keys("lease."), "the member record is the seats' own"
@@ -660,7 +661,7 @@ async def test_slots_of_a_seat_are_held_by_a_token_on_which_tasks_are_the_gangs(
     rig.hand.send(task(4, "wait", token=granted[2]))
     await rig.hand.quiet()
     assert load_of(rig) == (1, 0) and rig.events("grant", "use") == ["grant", "grant", "use"]
-    assert [line["seat"] for line in rig.journal if "seat" in line] == [seat]
+    assert [line["seat"] for line in rig.journal if "seat" in line] == [public_id(seat)]
     assert not rig.keys("lease."), "the member record says all of it"
     assert (await rig.hand.ask(*reserve(5, flags=sync, meta={"seat": seat})))[2] == "invalid_request"
     assert (await rig.hand.ask(*reserve(6, meta={"seat": 7})))[2] == "invalid_request"

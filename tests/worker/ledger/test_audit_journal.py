@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gangline.schemas.public_id import public_id
 from gangline.schemas.wire.frames import RequestOp, ReserveFlag
 
 from ...support.worker.rig import Rig, on_rig, reserve, task
@@ -42,12 +43,17 @@ async def test_each_record_names_worker_epoch_time_and_what_it_is_about(rig: Rig
     granted = await rig.hand.ask(*reserve(1, slots=2, ttl_ms=9000))
     grant = rig.journal[0]
     assert (grant["worker"], grant["epoch"]) == ("images.w1", rig.worker.core.epoch)
-    assert (grant["token"], grant["slots"], grant["single_use"], grant["ttl_s"]) == (granted[2], 2, False, 9.0)
+    assert (grant["token"], grant["slots"], grant["single_use"], grant["ttl_s"]) == (
+        public_id(granted[2]),
+        2,
+        False,
+        9.0,
+    )
     assert isinstance(grant["t"], float)
     await rig.hand.ask(*task(2, "double", [1], token=granted[2]))
     start, end = (record for record in rig.journal if record["event"] in ("start", "end"))
     assert start["id"] == end["id"] == "hand.2"
-    assert (start["method"], start["token"], start["cost"]) == ("double", granted[2], 1)
+    assert (start["method"], start["token"], start["cost"]) == ("double", public_id(granted[2]), 1)
 
 
 @on_rig()

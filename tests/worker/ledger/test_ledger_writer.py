@@ -23,6 +23,7 @@ class Bench:
         self.bus = self.hub.connect("worker")
         self.names = Names("rig")
         self.leases: dict[str, tuple[str, float]] = {}
+        self.granted: set[str] = set()
         self.writes = 0
         self.hub.tap(on_change=self._count)
 
@@ -53,6 +54,7 @@ class Bench:
 
     def grant(self, token: str, ttl_s: float = 10.0, text: str = "lease") -> None:
         self.leases[token] = (text, self.now + ttl_s)
+        self.granted.add(token)
         self.writer.changed(token)
 
     def end(self, token: str) -> None:
@@ -64,7 +66,13 @@ class Bench:
         self.writer.renewed(token, self.now + ttl_s)
 
     def tokens(self) -> list[str]:
-        return [e.key.rpartition(".")[2] for e in self.hub.peek(self.names.ledger_bucket)]
+        """Whose keys stand there; the last part of a key that is of none that was ever granted."""
+        known = {self.key(token): token for token in self.granted}
+        found = [entry.key for entry in self.hub.peek(self.names.ledger_bucket)]
+        return [known.get(key, key.rpartition(".")[2]) for key in found]
+
+    def key(self, token: str) -> str:
+        return self.names.lease_key(WorkerId("images", "w1"), token)
 
 
 async def test_a_grant_is_visible_within_fifty_milliseconds_and_so_is_its_end():
@@ -213,7 +221,7 @@ async def test_comparing_rewrites_what_the_server_lost_and_deletes_what_it_kept_
         bench.grant("a", ttl_s=600.0)
         bench.grant("b", ttl_s=600.0)
         await asyncio.sleep(0.05)
-        await bench.kv.delete("lease.images.w1.a")
+        await bench.kv.delete(bench.key("a"))
         bench.writer.reconcile()
         assert await bench.writer.settle(5.0)
         assert sorted(bench.tokens()) == ["a", "b", "theirs"]
@@ -238,7 +246,7 @@ async def test_comparing_goes_on_until_storage_answers():
     async with Bench() as bench:
         bench.grant("a", ttl_s=600.0)
         await asyncio.sleep(0.05)
-        await bench.kv.delete("lease.images.w1.a")
+        await bench.kv.delete(bench.key("a"))
         bench.hub.storage_down()
         bench.writer.reconcile()
         assert not await bench.writer.settle(2.0)
@@ -251,7 +259,7 @@ async def test_write_now_returns_the_revision_and_leaves_nothing_to_flush():
     async with Bench() as bench:
         bench.grant("a")
         revision = await bench.writer.write_now("a")
-        entry = await bench.kv.get("lease.images.w1.a")
+        entry = await bench.kv.get(bench.key("a"))
         assert entry is not None
         assert entry.revision == revision
         await asyncio.sleep(0.1)

@@ -387,7 +387,7 @@ async def test_a_reserve_that_is_too_late_holds_nothing(rig: Rig):
 async def test_who_holds_a_lease_can_be_read(rig: Rig):
     token = await rig.hand.grant(1, meta={"owner": "batch job 7"})
     await rig.hand.quiet(0.05)
-    assert rig.value(f"lease.images.w1.{token}")["owner"] == "batch job 7"
+    assert rig.value(rig.names.lease_key(rig.worker.id, token))["owner"] == "batch job 7"
 
 
 # -- epochs -----------------------------------------------------------------------------------------------------------

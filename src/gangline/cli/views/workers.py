@@ -103,7 +103,7 @@ def leases_table(leases: Sequence[LeaseRecord]) -> Table:
 
 
 def lease_json(lease: LeaseRecord) -> dict[str, object]:
-    """For people and scripts: without the token, which would let them release it."""
+    """For people and scripts: with the lease's public id."""
     told = lease.model_dump(mode="json", exclude={"v"})
     return {**told, "token": public_id(lease.token), "expires_in_s": round(lease.expires_at - time.time(), 3)}
 

@@ -21,6 +21,7 @@ from ...bus.port.bus import BucketSettings, KeyValue, KvEntry, KvOperation, Stor
 from ...bus.port.types import Subscription
 from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import GangEvent
+from ...schemas.public_id import MARK
 from ...schemas.records.gangs import GangRecord, GangState, LeaderRecord, MemberRecord
 from ...schemas.records.workers import LeaseRecord, Registration
 from .processes import PATIENCE_S
@@ -114,7 +115,7 @@ class LedgerAudit:
         """Existing member records, by gang and worker."""
         self.states: dict[str, GangState] = {}
         self.shown: dict[str, ShownToken] = {}
-        """Leases, by token."""
+        """Leases, by public id."""
         self.blind: list[tuple[float, float]] = []
         """Times in which revisions may not have been delivered."""
         self.revisions = 0
@@ -332,7 +333,7 @@ class LedgerAudit:
                 self._over[record.id] = max(over, record.generation)
 
     def _note(self, entry: KvEntry, now: float) -> None:
-        token = entry.key.rpartition(".")[2]
+        token = MARK + entry.key.rpartition(".")[2]
         if entry.operation is KvOperation.DELETE:
             if token in self.shown:
                 self.shown[token].gone = min(self.shown[token].gone, now)

@@ -47,7 +47,7 @@ class Run:
     slots: int = 1
     epoch: int = 0
     token: str | None = None
-    """Token of the lease, selection or seat that it ran on; None: a call without one."""
+    """Public id of the lease, selection or seat that it ran on; None: a call without one."""
     job: str | None = None
     attempt: int = 1
     fence: int = 0
@@ -108,7 +108,7 @@ class HeldGrant:
     """A lease, selection or gang held by a client, as the client recorded it."""
 
     name: str
-    """The token, or the gang's id."""
+    """The public id of the lease, or the gang's id."""
     pid: int
     """The client's."""
     asked: float
@@ -127,7 +127,7 @@ class HeldGrant:
 
 @dataclass(slots=True, kw_only=True)
 class ShownToken:
-    """A token in the ledger, as a reader of all revisions saw it."""
+    """A lease in the ledger, by its public id, as a reader of all revisions saw it."""
 
     token: str
     worker: str

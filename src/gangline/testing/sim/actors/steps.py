@@ -11,6 +11,7 @@ from ....dispatcher.client.client import Client
 from ....dispatcher.leases.lease import Lease
 from ....dispatcher.leases.selection import Selection
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, LeaseExpired, SelectionUsed
+from ....schemas.public_id import public_id
 from ..calls.outcomes import SimulatedRequest, lost_worker
 from ..plan.plan import Step, StepKind
 from ..stage.stage import Stage
@@ -66,7 +67,7 @@ class StepRunner:
         client = self._client.options(timeout_s=ACQUIRE_S, key=step.key)
         try:
             async with client.choose_worker(f"{step.pool}.{step.method}") as selection:
-                self._world.holders[selection.token] = (self._node, selection)
+                self._world.holders[public_id(selection.token)] = (self._node, selection)
                 self._world.outcomes.extend(request, step.hold_s)
                 if step.hold_s:
                     await asyncio.sleep(step.hold_s)
@@ -106,7 +107,7 @@ class StepRunner:
         acquiring = self._begin()
         try:
             async with client.lease(step.pool, slots=step.slots, ttl_s=step.ttl_s) as lease:
-                self._world.holders[lease.token] = (self._node, lease)
+                self._world.holders[public_id(lease.token)] = (self._node, lease)
                 self._world.outcomes.failed(acquiring, "leased", may_have_started=False)
                 if step.hold_s:
                     await asyncio.sleep(step.hold_s)

@@ -85,7 +85,7 @@ class LedgerWatch:
             self._checker.fail("L6", f"{worker.node}: token {lease.token} is still in the ledger {when}")
 
     def _stands(self, lease: LeaseModel) -> bool:
-        return any(key.startswith("lease.") and key.endswith(f".{lease.token}") for key in self._keys())
+        return any(key.startswith("lease.") and key.endswith(f".{lease.token[1:]}") for key in self._keys())
 
     def _later(self, delay: float, check: Callable[..., None], *args: object) -> None:
         asyncio.get_running_loop().call_later(delay, check, *args)

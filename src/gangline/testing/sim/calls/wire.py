@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ....bus.port.bus import Message
 from ....schemas.errors.base import MalformedMessage
+from ....schemas.public_id import public_id
 from ....schemas.wire import frames
 from ....schemas.wire.frames import AnswerOp, RequestOp, ReserveFlag
 from ..history.checker import Checker, Trace
@@ -30,6 +31,7 @@ class WireWatch:
         reached: told of each plain task in a message that has reached the server, and of the message's subject.
         durable: told of each durable task that is delivered: by which sender, to which worker process, of which job.
         durable_reached: told of each durable task that has reached the server: from which sender, of which job.
+        granted: told of the token of each lease that is answered.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class WireWatch:
         reached: Callable[[str, str], None],
         durable: Callable[[str, str, str], None],
         durable_reached: Callable[[str, str], None],
+        granted: Callable[[str], None],
     ) -> None:
+        self._granted = granted
         self._checker = checker
         self._trace = trace
         self._models = models
@@ -56,7 +60,7 @@ class WireWatch:
         self._reserves: dict[Asked, Terms] = {}
         self._timely_renewals: set[Asked] = set()
         self._late_renewals: dict[Asked, str] = {}
-        """Tokens of the leases there."""
+        """Public ids of the leases there."""
         self._sent_at: dict[tuple[str, str, object], deque[float]] = {}
         """When a request was last sent, by worker process, sender, and what it is about."""
 
@@ -101,7 +105,7 @@ class WireWatch:
         match frame[0]:
             case RequestOp.TASK:
                 task_id = f"{envelope.sender}.{frame[1]}"
-                model.task_delivered(task_id, envelope.epoch, frame[6])
+                model.task_delivered(task_id, envelope.epoch, frame[6] and public_id(frame[6]))
                 self._tasks[model.node, reply, frame[1]] = task_id
                 job = (frame[9] or {}).get("job") if len(frame) > 9 else None
                 self._busy(model, envelope, "task", job or frame[1])
@@ -118,10 +122,10 @@ class WireWatch:
                     self._busy(model, envelope, "check", task_id)
             case RequestOp.RENEW:
                 key = (model.node, reply, frame[1])
-                if model.renewal_delivered(frame[2], frame[3] / 1000):
+                if model.renewal_delivered(public_id(frame[2]), frame[3] / 1000):
                     self._timely_renewals.add(key)
                 elif key not in self._timely_renewals:  # else a duplicate: the answer may be the first one's
-                    self._late_renewals[key] = frame[2]
+                    self._late_renewals[key] = public_id(frame[2])
             case _:
                 pass
 
@@ -148,8 +152,10 @@ class WireWatch:
                 model.refused(self._tasks[asked], frame[2])
             elif frame[0] == AnswerOp.RENEWED and asked in self._late_renewals:
                 model.renewed(self._late_renewals[asked])
-            elif frame[0] == AnswerOp.GRANTED and asked in self._reserves:
-                model.granted(frame[2], self._reserves[asked])
+            elif frame[0] == AnswerOp.GRANTED:
+                self._granted(frame[2])
+                if asked in self._reserves:
+                    model.granted(public_id(frame[2]), self._reserves[asked])
 
 
 def _brief(frame: frames.Frame) -> str:

@@ -96,7 +96,7 @@ class GangLedger:
         self._unsettled_until = 0.0
         """The bucket vanished, and not everything has been rewritten yet."""
         self.held: dict[str, Held] = {}
-        """By token; reported by the wire."""
+        """By public id, as are those granted; reported by the wire."""
         self.granted: dict[str, Granted] = {}
         """By token; all that ever were."""
         self.history: dict[str, History] = {}

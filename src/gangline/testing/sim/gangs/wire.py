@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ....bus.port.bus import Message
 from ....schemas.messages.gangs import FormRequest, HoldReply, HoldRequest, TeardownRequest
 from ....schemas.names import PRIVATE, Names, Operation, WorkerId
+from ....schemas.public_id import public_id
 from ....schemas.wire import headers
 from ..history.checker import Checker, Trace
 from .ledger import GangLedger, Held
@@ -83,7 +84,7 @@ class GangWire:
         if not reply.accepted:
             return
         held = Held(worker=worker, gang=hold.gang, generation=hold.generation, reg_revision=reply.reg_revision)
-        for token in reply.tokens:
+        for token in map(public_id, reply.tokens):
             known = self._ledger.held.setdefault(token, held)
             if known != held:
                 self._checker.fail("L7", f"token {token} was held as {known}, and again as {held}")

@@ -21,6 +21,7 @@ from ...loop import NodeClock, VirtualLoop, current_node, node_context
 from ..calls.ledger import LedgerWatch
 from ..calls.losses import LossWatch
 from ..calls.outcomes import Outcomes, SimulatedRequest
+from ..calls.secrets import SecretWatch
 from ..calls.slots import WorkerModel
 from ..calls.wire import WireWatch
 from ..durable.idle import Room
@@ -73,7 +74,7 @@ class Stage(ABC):
         self.models: dict[str, WorkerModel] = {}
         """Every worker process that ever was, by node."""
         self.holders: dict[str, tuple[str, Lease | Selection]] = {}
-        """Which process holds a token, and how it sees the lease."""
+        """Which process holds a lease, by public id, and how it sees it."""
         self.instances: dict[str, str] = {}
         """Every coordinator process that ever was, by node."""
         self.gangs = GangWatch(
@@ -86,6 +87,7 @@ class Stage(ABC):
             quiet_for=self.ledger.quiet_for,
             rate=self._rate,
         )
+        secrets = SecretWatch(self.checker, self.names)
         wire = WireWatch(
             self.checker,
             self.trace,
@@ -95,7 +97,9 @@ class Stage(ABC):
             reached=self._reached,
             durable=self._durable_sent,
             durable_reached=lambda sender, job: self.jobs.reached(sender, job),
+            granted=lambda token: secrets.made(token, "the token of a lease"),
         )
+        self.hub.tap(on_message=secrets.on_message, on_change=secrets.on_change)
         self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
         self._tap_gangs()
         self.troubles = Troubles(self.now)

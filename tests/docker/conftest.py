@@ -1,4 +1,4 @@
-"""The system of compose.yaml, up for the tests of this folder.
+"""The system of compose.yaml, up for the tests of this folder, with secrets of its own.
 
 Skipped only where no Docker engine runs; and with NATS=container, which claims that one does, not even there.
 """
@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from .plain import Identity
+
 ROOT = Path(__file__).resolve().parents[2]
 UP_TIMEOUT_S = 600
 
@@ -21,14 +23,23 @@ UP_TIMEOUT_S = 600
 class System:
     """One project of Docker Compose."""
 
-    def __init__(self, project: str, ports: dict[str, int]) -> None:
+    def __init__(self, project: str, ports: dict[str, int], secrets: Path) -> None:
         self.project = project
         self.ports = ports
         """Of each NATS server, on this machine."""
+        self.secrets = secrets
         self.environment = os.environ | {
             "GANGLINE_IMAGE": "gangline-test",
+            "GANGLINE_SECRETS": str(secrets),
             **{f"NATS_PORT_{name.removeprefix('nats-')}": str(port) for name, port in ports.items()},
         }
+
+    def identity(self, user: str) -> Identity:
+        return Identity.of(self.secrets, user)
+
+    def command(self, *arguments: str) -> str:
+        """What `gangline` prints, as operator."""
+        return self.compose("run", "--rm", "-T", "cli", *arguments)
 
     def compose(self, *arguments: str, timeout_s: float = 120) -> str:
         done = subprocess.run(
@@ -48,6 +59,15 @@ class System:
         names = self.compose("ps", "--all", "--quiet", service).split()
         told: list[dict[str, object]] = json.loads(subprocess.check_output(["docker", "inspect", *names]))
         return told
+
+
+def make_secrets(folder: Path, ports: dict[str, int]) -> Path:
+    """Run `deploy/secrets.sh`."""
+    environment = os.environ | {f"NATS_PORT_{name.removeprefix('nats-')}": str(port) for name, port in ports.items()}
+    script = ["sh", str(ROOT / "deploy" / "secrets.sh"), str(folder)]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 def free_port() -> int:
@@ -72,8 +92,10 @@ def engine() -> None:
 
 
 @pytest.fixture(scope="session")
-def system(engine: None) -> Iterator[System]:
-    made = System(f"gangline-test-{os.getpid()}", {f"nats-{number}": free_port() for number in (1, 2, 3)})
+def system(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    ports = {f"nats-{number}": free_port() for number in (1, 2, 3)}
+    secrets = make_secrets(tmp_path_factory.mktemp("compose") / "secrets", ports)
+    made = System(f"gangline-test-{os.getpid()}", ports, secrets)
     try:
         made.compose("up", "--build", "--detach", "--wait", timeout_s=UP_TIMEOUT_S)
         yield made

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 
 class NoAnswer(Exception):
-    """Nobody listens, or nobody answered in time, or the server went away."""
+    """Nobody listens, or nobody answered in time, or the server refused it or went away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who asks, and whom it trusts. Without `trusted` the connection is not encrypted."""
+
+    user: str = ""
+    password: str = ""
+    inbox: str = "_INBOX"
+    trusted: ssl.SSLContext | None = None
+
+    @classmethod
+    def of(cls, secrets: Path, user: str) -> Self:
+        """A user for whom `deploy/secrets.sh` wrote a context."""
+        context = json.loads((secrets / "nats" / "context" / f"{user}.json").read_text())
+        return cls(
+            user=context["user"],
+            password=context["password"],
+            inbox=context["inbox_prefix"],
+            trusted=ssl.create_default_context(cafile=context["ca"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -20,7 +44,7 @@ class Answer:
         return json.loads(self.body)
 
 
-async def request(port: int, subject: str, body: bytes = b"", *, timeout_s: float = 5.0) -> Answer:
+async def request(port: int, identity: Identity, subject: str, body: bytes = b"", *, timeout_s: float = 5.0) -> Answer:
     """One request over a new connection.
 
     Raises:
@@ -30,18 +54,25 @@ async def request(port: int, subject: str, body: bytes = b"", *, timeout_s: floa
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
-                return await _ask(reader, writer, subject, body)
+                await reader.readline()  # INFO
+                if identity.trusted is not None:
+                    await writer.start_tls(identity.trusted, server_hostname="127.0.0.1")
+                return await _ask(reader, writer, identity, subject, body)
             finally:
                 writer.close()
     except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
         raise NoAnswer(f"{subject} by port {port}: {type(error).__name__} {error}") from error
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, subject: str, body: bytes) -> Answer:
-    await reader.readline()  # INFO
-    inbox = f"_INBOX.{id(reader):x}"
-    options = json.dumps({"verbose": False, "pedantic": False, "headers": True, "no_responders": True})
-    writer.write(f"CONNECT {options}\r\nSUB {inbox} 1\r\nPUB {subject} {inbox} {len(body)}\r\n".encode())
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, identity: Identity, subject: str, body: bytes
+) -> Answer:
+    inbox = f"{identity.inbox}.{id(reader):x}"
+    options: dict[str, object] = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
+    if identity.user:
+        options |= {"user": identity.user, "pass": identity.password}
+    connect = f"CONNECT {json.dumps(options)}\r\n"
+    writer.write(f"{connect}SUB {inbox} 1\r\nPUB {subject} {inbox} {len(body)}\r\n".encode())
     writer.write(body + b"\r\n")
     while True:
         line = (await reader.readuntil(b"\r\n")).decode().split()

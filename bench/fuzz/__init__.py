@@ -1,0 +1,1 @@
+"""Hostile input on all doors of a running system: `make fuzz`."""

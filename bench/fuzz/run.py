@@ -1,0 +1,358 @@
+"""One run: a system in real processes, hostile messages on all its doors, good requests between them, a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from bench.fuzz.doors import Doors
+from bench.fuzz.wire import BareClient
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_bus import connect
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client
+from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.names import Names
+from gangline.testing.kit.processes import Crew, holds_within, remaining
+
+NAMESPACE: Final = "fuzz"
+PROCESSES: Final = {
+    "coordinator": ("coordinator",),
+    "dispatcher": ("dispatcher", "--unknown-after", "5s", "--max-attempts", "2", "--backoff", "100ms"),
+    "gateway": ("gateway",),
+    "v1": ("worker", "bench.fuzz.tasks:fuzz", "--id", "v1"),
+    "g1": ("worker", "bench.fuzz.tasks:good", "--id", "g1"),
+}
+_MOST_BYTES: Final = 900_000
+"""The server closes the connection of a client that sends more than a megabyte."""
+_WINDOW: Final = 256
+"""Messages without an answer that was due."""
+_ANSWERED_S: Final = 30.0
+"""A request without an answer for so long counts as unanswered."""
+_PROBE_S: Final = 0.2
+_GOOD_S: Final = 10.0
+"""A good request that takes longer has failed."""
+_GROWTH_KB: Final = 100_000
+_LINES: Final = 5000
+_RESTS_S: Final = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """What came of it."""
+
+    sent: Counter[str] = field(default_factory=Counter[str])
+    """By door."""
+    seconds: float = 0.0
+    findings: list[str] = field(default_factory=list[str])
+    """Criteria that did not hold."""
+    figures: dict[str, str] = field(default_factory=dict[str, str])
+
+    def text(self) -> str:
+        total = sum(self.sent.values())
+        rate = total / self.seconds if self.seconds else 0.0
+        doors = ", ".join(f"{door} {count}" for door, count in sorted(self.sent.items()))
+        lines = [f"{total} messages in {self.seconds:.0f} s ({rate:.0f}/s): {doors}"]
+        lines += [f"{name}: {text}" for name, text in self.figures.items()]
+        return "\n".join([*lines, *(f"BROKEN: {finding}" for finding in self.findings)] or ["-"])
+
+
+class _Fire:
+    """Sends messages and keeps account of answers."""
+
+    def __init__(self, wire: BareClient, doors: Doors, seed: int) -> None:
+        self._wire = wire
+        self._doors = doors
+        self._choice = Random(f"doors {seed}")
+        self._pending: dict[int, tuple[float, str]] = {}
+        self._number = 0
+        self._room = asyncio.Event()
+        self.answered = 0
+        self.unanswered: Counter[str] = Counter()
+        self.examples: list[str] = []
+        self.slowest_s = 0.0
+
+    def on_answer(self, subject: str, _reply: str, _body: bytes) -> None:
+        found = self._pending.pop(int(subject.rpartition(".")[2]), None)
+        if found is not None:
+            self.answered += 1
+            self.slowest_s = max(self.slowest_s, time.monotonic() - found[0])
+            self._room.set()
+
+    async def one(self, door: str) -> None:
+        shot = self._doors.draw[door]()
+        self._number += 1
+        reply = f"_INBOX.fuzz.{self._number}" if shot.due or self._choice.random() < 0.5 else ""
+        if shot.due:
+            self._pending[self._number] = (
+                time.monotonic(),
+                f"{shot.subject} {shot.data[:100]!r} {dict(shot.headers)}"[:300],
+            )
+        self._wire.publish(shot.subject, shot.data[:_MOST_BYTES], reply=reply, headers=shot.headers)
+        if self._number % 64 == 0:
+            await self._wire.flush()
+        while len(self._pending) >= _WINDOW:
+            self._expire()
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._room.wait()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for number, (at, what) in list(self._pending.items()):
+            if now - at > _ANSWERED_S:
+                del self._pending[number]
+                self.unanswered[what.split()[0]] += 1
+                self.examples.append(what)
+
+    async def rest(self) -> None:
+        """Wait for what is due."""
+        await self._wire.flush()
+        await holds_within(_ANSWERED_S + 1, lambda: not self._pending, pause_s=0.1)
+        self._expire()
+
+
+async def fuzz(
+    seed: int,
+    *,
+    seconds: float,
+    most: int | None = None,
+    only: tuple[str, ...] = (),
+    say: Callable[[str], None] = print,
+    keep: Path | None = None,
+) -> Verdict:
+    """Run one seed.
+
+    Args:
+        seconds: how long messages are sent, at most.
+        most: how many messages, at most.
+        only: doors; all if empty.
+        keep: where logs are kept.
+    """
+    verdict = Verdict()
+    with contextlib.ExitStack() as folders:
+        folder = keep or Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="gangline-fuzz-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        with EmbeddedServer() as server:
+            crew = Crew(folder, {"GANGLINE_NAMESPACE": NAMESPACE, "NATS_URL": server.url, "GANGLINE_STORAGE": "memory"})
+            try:
+                await _play(crew, server, seed, seconds, most, only, say, verdict)
+            finally:
+                await crew.close(10.0)
+    return verdict
+
+
+async def _play(
+    crew: Crew,
+    server: EmbeddedServer,
+    seed: int,
+    seconds: float,
+    most: int | None,
+    only: tuple[str, ...],
+    say: Callable[[str], None],
+    verdict: Verdict,
+) -> None:
+    for name, command in PROCESSES.items():
+        crew.start(name, "gangline.cli", *command, "--log-format", "json", "--node", name)
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await connect(ConnectionSettings(urls=(server.url,)))
+        client = Client(bus, names=Names(NAMESPACE), owns_bus=True, name="good")
+        await client.start()
+        stack.push_async_callback(client.close)
+        wire = await BareClient.connect(server.port)
+        stack.push_async_callback(wire.close)
+        probes = _Probes(client, wire)
+        await crew.until(probes.ready, "the system serves", pause_s=0.2, alive=list(PROCESSES))
+        doors = Doors(Random(f"fuzz {seed}"), NAMESPACE, await probes.epoch())
+        fire = _Fire(wire, doors, seed)
+        wire.subscribe("_INBOX.fuzz.*", fire.on_answer)
+        wire.subscribe(
+            f"_GANGLINE.{NAMESPACE}.worker.*.*.*.frames", lambda _s, reply, _b: _noted(doors.channels, reply)
+        )
+        probing = asyncio.ensure_future(probes.run())
+        stack.push_async_callback(_cancelled, probing)
+        memory: dict[str, list[int]] = {name: [] for name in PROCESSES}
+        choice, names = Random(f"order {seed}"), list(only or doors.draw)
+        began = last = time.monotonic()
+        while (now := time.monotonic()) - began < seconds and (most is None or verdict.sent.total() < most):
+            door = choice.choice(names)
+            await fire.one(door)
+            verdict.sent[door] += 1
+            if now - last > 2.0:
+                last = now
+                _measure(crew, memory)
+                if gone := [name for name in PROCESSES if crew.started[name].exit_code is not None]:
+                    say(f"{', '.join(gone)} ended")
+                    break
+        verdict.seconds = time.monotonic() - began
+        await fire.rest()
+        _measure(crew, memory)
+        probing.cancel()
+        left = await remaining(_RESTS_S, probes.held, pause_s=0.5)
+        _judge(crew, verdict, fire, probes, memory, [*left, *wire.errors[:3]])
+
+
+def _noted(channels: list[str], reply: str) -> None:
+    if reply and reply not in channels:
+        channels.append(reply)
+        del channels[:-8]
+
+
+async def _cancelled(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+class _Probes:
+    """Good requests of each kind, and what is left at the end."""
+
+    def __init__(self, client: Client, wire: BareClient) -> None:
+        self._client = client
+        self._wire = wire
+        self._number = 0
+        self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        wire.subscribe("_INBOX.probe.*", self._on_answer)
+        self.times: dict[str, list[float]] = {}
+        self.failed: list[str] = []
+        self.kinds: dict[str, Callable[[], Awaitable[bool]]] = {
+            "call": self._call,
+            "gateway": self._gateway,
+            "submit": self._submit,
+            "stats": self._stats,
+            "gangs": self._gangs,
+        }
+
+    def _on_answer(self, subject: str, _reply: str, body: bytes) -> None:
+        waiting = self._waiting.pop(subject, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(body)
+
+    async def ask(self, subject: str, body: object) -> Any:
+        self._number += 1
+        reply = f"_INBOX.probe.{self._number}"
+        self._waiting[reply] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[reply]
+        self._wire.publish(f"{NAMESPACE}.{subject}", json.dumps(body).encode(), reply=reply)
+        return json.loads((await waiting).rpartition(b"\r\n\r\n")[2])
+
+    async def _call(self) -> bool:
+        return bool(await self._client.call("good.double", 21) == 42)
+
+    async def _gateway(self) -> bool:
+        return bool(await self.ask("call.good.double", [21]) == 42)
+
+    async def _submit(self) -> bool:
+        job = await self._client.submit("good.double", 21)
+        return bool(await job.result(_GOOD_S) == 42)
+
+    async def _stats(self) -> bool:
+        return bool((await self.ask("worker.fuzz.v1.stats", {}))["worker"] == "v1")
+
+    async def _gangs(self) -> bool:
+        """A gang of two slots on the good worker forms, and is released."""
+        gang = await self.ask("gang.acquire", {"pool": "good", "size": 2, "ttl_s": 5.0, "deadline_s": _GOOD_S})
+        ended = await self.ask("gang.release", {"id": gang["id"], "owner_token": gang["owner_token"]})
+        return bool(gang["state"] == "formed" and ended["state"] == "ended")
+
+    async def ready(self) -> bool:
+        with contextlib.suppress(GanglineError, TimeoutError, ValueError, KeyError):
+            async with asyncio.timeout(_GOOD_S):
+                return all([await probe() for probe in self.kinds.values()])
+        return False
+
+    async def epoch(self) -> int:
+        return int((await self.ask("worker.fuzz.v1.stats", {}))["epoch"])
+
+    async def run(self) -> None:
+        while True:
+            for kind, probe in self.kinds.items():
+                began, fault = time.monotonic(), ""
+                try:
+                    async with asyncio.timeout(_GOOD_S):
+                        fault = "" if await probe() else "a wrong answer"
+                except (GanglineError, TimeoutError, ValueError, KeyError, TypeError) as error:
+                    fault = f"{type(error).__name__}: {error}"
+                if fault:
+                    self.failed.append(f"{kind}: {fault[:200]}")
+                self.times.setdefault(kind, []).append(time.monotonic() - began)
+                await asyncio.sleep(_PROBE_S / len(self.kinds))
+
+    async def held(self) -> list[str]:
+        """What runs, or is held by gangs, when nothing is asked any more."""
+        found = []
+        with contextlib.suppress(KeyError):
+            for gang in (await self.ask("gang.list", {}))["gangs"]:
+                await self.ask("gang.end", {"id": gang["id"]})
+                found.append(f"gang {gang['id']} is {gang['state']}")
+        for worker in ("fuzz.v1", "good.g1"):
+            stats = await self.ask(f"worker.{worker}.stats", {})
+            if stats["load"]["running"]:
+                found.append(f"{worker} runs {stats['load']['running']}")
+            found += [f"{worker} has {share['slots']} slots of gang {share['gang']}" for share in stats["gangs"]]
+        return found
+
+
+def _measure(crew: Crew, memory: dict[str, list[int]]) -> None:
+    for name, sizes in memory.items():
+        with contextlib.suppress(OSError, IndexError):
+            pages = int(Path(f"/proc/{crew.started[name].pid}/statm").read_text().split()[1])
+            sizes.append(pages * os.sysconf("SC_PAGE_SIZE") // 1024)
+
+
+def _judge(
+    crew: Crew, verdict: Verdict, fire: _Fire, probes: _Probes, memory: dict[str, list[int]], left: list[str]
+) -> None:
+    found = verdict.findings
+    for name in PROCESSES:
+        code = crew.started[name].exit_code
+        if code is not None:
+            found.append(f"{name} ended with exit code {code}: {crew.started[name].log_tail(2)[:400]}")
+        found += _of_log(name, crew.started[name].log_text())
+    for subject, count in fire.unanswered.items():
+        found.append(f"{count} requests to {subject} were not answered in {_ANSWERED_S:g} s")
+    found += [f"unanswered: {example}" for example in fire.examples[:5]]
+    found += [f"a good request failed: {text}" for text in probes.failed[:10]]
+    found += [f"left behind: {text}" for text in left]
+    for name, sizes in memory.items():
+        early = sizes[len(sizes) // 4] if sizes else 0
+        if sizes and sizes[-1] - early > _GROWTH_KB:
+            found.append(f"{name} grew from {early // 1024} to {sizes[-1] // 1024} MB")
+    figures = verdict.figures
+    figures["answers"] = f"{fire.answered}, slowest {fire.slowest_s:.2f} s"
+    figures["good requests"] = ", ".join(
+        f"{kind} {len(times)} (p50 {sorted(times)[len(times) // 2] * 1e3:.0f}, max {max(times) * 1e3:.0f} ms)"
+        for kind, times in probes.times.items()
+    )
+    figures["memory in MB"] = ", ".join(f"{name} {s[0] // 1024}->{s[-1] // 1024}" for name, s in memory.items() if s)
+    figures["log lines"] = ", ".join(f"{name} {crew.started[name].log_text().count(chr(10))}" for name in PROCESSES)
+
+
+def _of_log(name: str, text: str) -> list[str]:
+    """Exceptions that nobody handled, and a flood."""
+    lines = text.splitlines()
+    found = [f"{name} logged {len(lines)} lines"] if len(lines) > _LINES else []
+    seen: Counter[str] = Counter()
+    last: dict[str, str] = {}
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if trace := record.get("exception"):
+                key = f"{record['action']}: {trace.strip().splitlines()[-1][:200]}"
+                seen[key] += 1
+                last[key] = trace
+            continue
+        if not line.startswith("{"):
+            found.append(f"{name} printed {line[:200]}")
+    return found[:5] + [f"{name}: {count} x {key}\n{last[key][-1500:]}" for key, count in seen.items()]

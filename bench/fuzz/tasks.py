@@ -1,0 +1,25 @@
+"""What the workers under fire serve: `gangline worker bench.fuzz.tasks:fuzz`. Each task ends at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gangline import Pool
+
+fuzz = Pool("fuzz", slots=1000)
+good = Pool("good", slots=100)
+
+
+@fuzz.task(idempotent=True)
+async def echo(*args: Any, **kwargs: Any) -> Any:
+    return len(args), sorted(kwargs)[:5]
+
+
+@fuzz.task
+async def typed(number: int, text: str, raw: bytes = b"", more: dict[str, list[float]] | None = None) -> int:
+    return number + len(text) + len(raw) + len(more or {})
+
+
+@good.task(idempotent=True)
+async def double(x: int) -> int:
+    return 2 * x

@@ -1,0 +1,27 @@
+"""A short run of `make fuzz`, and that it finds what it looks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.fuzz.run import _of_log, fuzz
+
+
+@pytest.mark.long
+@pytest.mark.server
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+async def test_hostile_messages_on_all_doors_do_no_harm() -> None:
+    verdict = await fuzz(1, seconds=120.0, most=8000)
+    assert not verdict.findings, verdict.text()
+    assert verdict.sent.total() == 8000 and min(verdict.sent.values()) > 500
+
+
+def test_exceptions_and_floods_are_found_in_a_log() -> None:
+    line = '{"action": "x.failed", "message": "m"}\n'
+    assert _of_log("w", line * 100) == []
+    assert _of_log("w", line * 5001) == ["w logged 5001 lines"]
+    bug = '{"action": "x.bug", "exception": "Traceback\\nValueError: 5"}\n'
+    [found] = _of_log("w", line + bug * 3)
+    assert found.startswith("w: 3 x x.bug: ValueError: 5")
+    assert _of_log("w", "Traceback (most recent call last):\n") == ["w printed Traceback (most recent call last):"]

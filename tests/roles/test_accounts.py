@@ -13,9 +13,12 @@ import pytest
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import BucketSettings, NoResponders, NotPermitted, RequestTimeout
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import Names
+from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
 from gangline.schemas.permissions.roles import Permissions, Role, permissions
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.service import Worker
@@ -134,6 +137,35 @@ async def test_what_a_tenant_does_not_import_does_not_exist_for_it(tenants: Tena
 def test_a_tenant_that_cannot_be_is_refused(text: str, why: str):
     with pytest.raises(GanglineError, match=why):
         cut("operator", text)
+
+
+async def test_users_may_have_nkeys_in_place_of_passwords(serve, tmp_path, monkeypatch):
+    users = (*SERVERS, "web@shop=producer:images")
+    config = configuration(Names(), tuple(map(parse_user, users)), nkeys=True)
+    assert "password:" not in config
+    files = {}
+    for name in (*SERVERS, "web"):
+        seed, public = make_key(nkeys.PREFIX_BYTE_USER)
+        monkeypatch.setenv(variable(name, nkey=True), public)
+        files[name] = tmp_path / f"{name}.nk"
+        files[name].write_bytes(seed)
+    server = serve(config)
+
+    async def bus(name: str):
+        settings = ConnectionSettings(urls=(server.url,), nkey_file=files[name], inbox_prefix=f"_INBOX.{name}")
+        return await connect_jetstream(settings, name=name)
+
+    leader, gateway, worker, web = [await bus(name) for name in ("coordinator", "gateway", "worker", "web")]
+    try:
+        async with (
+            Coordinator(bus=leader),
+            Gateway(gateway),
+            Worker(images, bus=worker, settings=WorkerSettings(id="w1")),
+        ):
+            assert (await web.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    finally:
+        for each in (leader, gateway, worker, web):
+            await each.close()
 
 
 class Jwts:

@@ -18,8 +18,9 @@ from ...console.options import reporting
     metavar="NAME",
     help="First token of all subjects (GANGLINE_NAMESPACE).",
 )
+@click.option("--nkeys", is_flag=True, help="Users have nkeys instead of passwords.")
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
-def command(users: tuple[str, ...], account: str, namespace: str, debug: bool) -> None:
+def command(users: tuple[str, ...], account: str, namespace: str, nkeys: bool, debug: bool) -> None:
     """Print nats-server configuration for the given users, each limited to what its roles need. Write it to a file and
     include the file in the server's configuration; no server is contacted.
 
@@ -36,10 +37,10 @@ def command(users: tuple[str, ...], account: str, namespace: str, debug: bool) -
     gangline roles dispatcher operator images=worker:images billing=producer:invoices
     gangline roles gateway dispatcher operator worker web@shop=producer:images batch@lab=producer:video
     """
-    reporting(_print, debug)(users, account, namespace)
+    reporting(_print, debug)(users, account, namespace, nkeys)
 
 
-def _print(users: tuple[str, ...], account: str, namespace: str) -> None:
+def _print(users: tuple[str, ...], account: str, namespace: str, nkeys: bool) -> None:
     import shlex
 
     from ....schemas.names import Names, check_name
@@ -50,5 +51,6 @@ def _print(users: tuple[str, ...], account: str, namespace: str) -> None:
     options = [f"--account={account}"] * (account != "GANGLINE") + [f"--namespace={namespace}"] * (
         namespace != "gangline"
     )
+    options += ["--nkeys"] * nkeys
     line = shlex.join(["gangline", "roles", *options, *users])
-    click.echo(configuration(Names(namespace), chosen, command=line, account=account), nl=False)
+    click.echo(configuration(Names(namespace), chosen, command=line, account=account, nkeys=nkeys), nl=False)

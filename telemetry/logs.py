@@ -141,9 +141,11 @@ class JsonFormatter(_Formatter):
             line.setdefault(name, value)
         if trace := self._traceback(record):
             line["exception"] = trace
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, ensure_ascii=False, default=str).translate(_ESCAPES_IN_JSON)
 
 
+_ESCAPES_IN_JSON = {code: f"\\u{code:04x}" for code in (*range(127, 160), 0x2028, 0x2029)}
+"""JSON allows them as they are, but some readers take them for line ends."""
 _ESCAPES = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 _ESCAPES_IN_TRACEBACK = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"} | {10: "\n  "}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from bench.fuzz.doors import Doors
+from bench.fuzz.doors import LEDGER, Doors
 from bench.fuzz.wire import BareClient
 from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.nats_bus import connect
@@ -39,6 +39,8 @@ _WINDOW: Final = 256
 """Messages without an answer that was due."""
 _ANSWERED_S: Final = 30.0
 """A request without an answer for so long counts as unanswered."""
+_TASKS_PER_S: Final = 50
+"""A task is accepted before it is worked off: more would measure the queue."""
 _PROBE_S: Final = 0.2
 _GOOD_S: Final = 10.0
 """A good request that takes longer has failed."""
@@ -187,6 +189,8 @@ async def _play(
         began = last = time.monotonic()
         while (now := time.monotonic()) - began < seconds and (most is None or verdict.sent.total() < most):
             door = choice.choice(names)
+            if door == "streams" and verdict.sent[door] > _TASKS_PER_S * (now - began + 1):
+                continue
             await fire.one(door)
             verdict.sent[door] += 1
             if now - last > 2.0:
@@ -199,6 +203,8 @@ async def _play(
         await fire.rest()
         _measure(crew, memory)
         probing.cancel()
+        for key in LEDGER:
+            wire.publish(f"$KV.{NAMESPACE.upper()}_LEDGER.{key}", b"", headers={"KV-Operation": "DEL"})
         left = await remaining(_RESTS_S, probes.held, pause_s=0.5)
         _judge(crew, verdict, fire, probes, memory, [*left, *wire.errors[:3]])
 

@@ -46,6 +46,8 @@ _DROPPED: Final = frozenset(
 
 
 BURIED: Final = "dead"
+_MOST_DIGITS: Final = 20
+"""Of a sequence in the server's 64 bits; Python refuses to read a number of thousands."""
 """Prefix of a dead letter's message id, before the sequence of the task's message."""
 
 
@@ -53,7 +55,7 @@ def buried_sequence(given: Mapping[str, str]) -> int | None:
     """The sequence of the task's message, from the headers of its dead letter; None: unknown."""
     what, _, rest = given.get(headers.MESSAGE_ID, "").partition("-")
     sequence = rest.partition("-")[0]
-    return int(sequence) if what == BURIED and sequence.isdecimal() else None
+    return int(sequence) if what == BURIED and sequence.isdecimal() and len(sequence) <= _MOST_DIGITS else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +334,7 @@ class DeadLetters:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
+    return int(text) if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def _moment(text: str | None) -> float | None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..limits import MAX_NAME_CHARS
+from ..limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
 from ..records.jobs import FailedTry, JobFailure, JobState
 from .operations import Reply, Request
 
@@ -95,8 +95,8 @@ class QueueStats(Reply):
 class JobsRequest(Request):
     """`<ns>.worker.<pool>.<worker>.jobs`: which durable tasks of an endpoint (None: of all) are on the worker."""
 
-    endpoint: str | None = None
-    after: str | None = None
+    endpoint: str | None = Field(default=None, max_length=MAX_NAME_CHARS)
+    after: str | None = Field(default=None, max_length=MAX_TOKEN_CHARS)
     """`next` of the previous answer, to get those that did not fit into it."""
 
 

@@ -54,6 +54,14 @@ def test_json_lines_carry_action_ids_and_exception(lines):
     assert line["token"] == "<class 'object'>"
 
 
+def test_a_json_line_is_one_line_for_every_reader(lines):
+    text = "a\nb\r\x1b[2J\x85\u2028\u2029\x9b"
+    logger_for("test").error("%s", text, extra={"action": "a", "id": text})
+    written = JsonFormatter().format(lines[0])
+    assert len(written.splitlines()) == 1 and written.isprintable()
+    assert json.loads(written)["message"] == json.loads(written)["id"] == text
+
+
 def test_a_line_of_another_library_has_its_loggers_name_as_action():
     record = logging.LogRecord("nats.aio", logging.ERROR, __file__, 1, "boom %s", ("x",), None)
     assert json.loads(JsonFormatter().format(record))["action"] == "log.nats.aio"

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+from ...schemas.limits import MAX_TOKEN_CHARS
 from .lease_table import WITHDRAWN, RouterHistory, TaskRecord
 
 FIRST: Final = ""
@@ -338,7 +339,7 @@ class JobTable:
         listing, or is stored then, may be named in both."""
         found: list[RunningJob] = []
         part, ended = after[:1], after[:1] == "e"
-        number = int(after[1:]) if after[1:].isdigit() else 0
+        number = int(after[1:]) if after[1:].isdecimal() and len(after) < MAX_TOKEN_CHARS else 0
         for place, jobs in (("r", self._running), ("u", self._unstored)):
             if ended or (part == "u" and place == "r"):
                 continue  # they were named before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gangline.runtime.timers import NEVER
 from gangline.worker.slots.job_table import FIRST, JobKey, JobListener, JobTable, RunningJob
 from gangline.worker.slots.lease_table import RouterHistory, TaskRecord
@@ -226,6 +228,11 @@ def test_a_later_try_takes_the_place_of_an_unstored_end():
     bench.begin("j", 2)
     assert bench.table.unstored == 0
     bench.table.check()
+
+
+@pytest.mark.parametrize("after", ["r" + "9" * 5000, "r²", "r", "x1", "e-1", "u1.5"])
+def test_a_place_that_is_none_is_the_beginning(after):
+    assert Bench().names(after=after) == ([], None)
 
 
 def test_a_listing_names_unstored_ends_before_the_others_in_parts():

@@ -178,6 +178,31 @@ def is_name(value: str) -> bool:
     return 0 < len(value) <= MAX_NAME_CHARS and _NAME.fullmatch(value) is not None
 
 
+def check_job(value: str) -> str:
+    """Return `value` if it is valid as a job's id: a name, or `<endpoint>.<name>`, which only a task of that endpoint
+    can have.
+
+    Raises:
+        InvalidName: it is not.
+    """
+    endpoint, dot, name = value.partition(".") if isinstance(value, str) else (value, "", value)
+    if dot:
+        check_name(endpoint, "endpoint of the job")
+    check_name(name if dot else value, "job")
+    return value
+
+
+def is_job_of(value: str, endpoint: str) -> bool:
+    """Whether a task of that endpoint can have this id."""
+    owner, dot, name = value.rpartition(".")
+    return is_name(name) and (not dot or owner == endpoint)
+
+
+def job_endpoint(job: str) -> str | None:
+    """The endpoint that a job's id names; None: it names none, and any task can have it."""
+    return job.partition(".")[0] if "." in job else None
+
+
 @functools.lru_cache(maxsize=4096)  # every request has one, and they repeat
 def split_target(target: str) -> tuple[str, str]:
     """`"images.thumbnail"` -> `("images", "thumbnail")`.
@@ -361,7 +386,7 @@ class Names:
         return split_target(subject[len(prefix) :])
 
     def schedule(self, id: str) -> str:
-        return f"{self.namespace}.sched.{check_name(id, 'schedule')}"
+        return f"{self.namespace}.sched.{check_job(id)}"
 
     @property
     def schedules(self) -> str:
@@ -384,7 +409,7 @@ class Names:
         return f"{self.namespace.upper()}_DEAD"
 
     def job(self, job: str, feed: JobFeed | str = "*") -> str:
-        return f"{self.namespace}.job.{check_name(job, 'job')}.{feed}"
+        return f"{self.namespace}.job.{check_job(job)}.{feed}"
 
     @property
     def jobs(self) -> str:
@@ -433,11 +458,11 @@ class Names:
 
     @staticmethod
     def result_key(job: str) -> str:
-        return f"result.{check_name(job, 'job')}"
+        return f"result.{check_job(job)}"
 
     @staticmethod
     def try_key(endpoint: str, job: str) -> str:
-        return f"try.{check_name(endpoint, 'endpoint')}.{check_name(job, 'job')}"
+        return f"try.{check_name(endpoint, 'endpoint')}.{check_job(job)}"
 
     @staticmethod
     def turn_key(endpoint: str) -> str:
@@ -445,7 +470,7 @@ class Names:
 
     @staticmethod
     def tries_of(endpoint: str = "*") -> str:
-        return f"try.{endpoint}.*"
+        return f"try.{endpoint}.>"
 
     # -- the ledger -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from ...bus.port.bus import BucketSettings, Bus
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidRequest
 from ...schemas.messages.jobs import QueueStats
-from ...schemas.names import Names, check_name
+from ...schemas.names import Names, check_job, check_name, job_endpoint
 from ..calls.call import CallOptions, ClientOptions, check_names
 from ..gangs.gang import GangAcquisition, GangOptions
 from ..jobs.dead_letters import DeadLetter, DeadLetters
@@ -321,15 +321,17 @@ class Client(Operations):
         """A handle to the job with this id. Sends nothing.
 
         Args:
-            id: `Job.id`; for a task published without the client, its sequence in the stream.
-            endpoint: endpoint of its task; finds it faster, and is required to find one far down a long queue.
+            id: `Job.id`; for a task published without the client, its `Gangline-Job`, else its sequence in the stream.
+            endpoint: endpoint of its task, if the id does not begin with it: finds it faster, and is required to find
+                one far down a long queue.
 
         Raises:
             InvalidName: the id or the endpoint is invalid.
         """
-        check_name(id, "job")
+        check_job(id)
         if endpoint is not None:
             check_name(endpoint, "endpoint")
+        endpoint = job_endpoint(id) or endpoint
         return Job(self._queries, JobRef(id=id, endpoint=endpoint))
 
     async def queues(self) -> list[QueueStats]:

@@ -14,7 +14,7 @@ from ...bus.port.bus import Conflict, StreamMessage
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
 from ...schemas.errors.base import GanglineError, InvalidRequest, JobError, UnknownJob
-from ...schemas.names import check_name
+from ...schemas.names import check_job, check_name
 from ...schemas.records.jobs import FailedTry, JobFailure, JobState
 from ...schemas.text import parse_duration
 from ...schemas.wire import codec, headers
@@ -152,7 +152,7 @@ class DeadLetters:
         Raises:
             UnknownJob: there is none.
         """
-        check_name(job, "job")
+        check_job(job)
         found: deque[DeadLetter] = deque(maxlen=1)
         await self._read(None, lambda letter: found.append(letter) if letter.job == job else None)
         if not found:

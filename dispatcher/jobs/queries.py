@@ -38,7 +38,7 @@ from ...schemas.errors.base import (
     error_from_wire,
 )
 from ...schemas.messages.jobs import CancelReply, JobInfo, JobObstacle, JobRequest, JobWhyReply, QueueStats
-from ...schemas.names import QueueOperation, check_name
+from ...schemas.names import QueueOperation, check_name, job_endpoint
 from ...schemas.records.jobs import JobFailure, JobState, ResultRecord
 from ...schemas.wire import codec
 from ...schemas.wire.codec import Format
@@ -72,8 +72,15 @@ class JobQueries:
 
     # -- one job --------------------------------------------------------------------------------------------------
 
-    async def record(self, job: str) -> ResultRecord | None:
+    async def record(self, ref: JobRef) -> ResultRecord | None:
         """How the job ended; None: it has not, or its record has expired."""
+        found = await self._record(ref.id)
+        if found is None or ref.endpoint in (None, found.endpoint) or job_endpoint(ref.id) is not None:
+            return found
+        # Another endpoint's job has taken the id: see OutcomeStore.
+        return await self._record(f"{ref.endpoint}.{ref.id}")
+
+    async def _record(self, job: str) -> ResultRecord | None:
         entry = await (await self.streams.results()).get(self._names.result_key(job))
         return None if entry is None else parse_result(job, entry.value)
 
@@ -83,7 +90,7 @@ class JobQueries:
         Raises:
             UnknownJob: it is not known; `details["certain"]` is False if it may be further down a very long queue.
         """
-        if (record := await self.record(ref.id)) is not None:
+        if (record := await self.record(ref)) is not None:
             return _info_of(record)
         told, held = await self._asked(ref, QueueOperation.GET, JobInfo, timeout_s)
         if told is not None:
@@ -95,7 +102,7 @@ class JobQueries:
             info = info_of_task(ref, found.message, self._names)
             reason = None if held else await self._absence(info.endpoint, found.message.at)
             return info.model_copy(update={"reason": reason}) if reason is not None else info
-        if (record := await self.record(ref.id)) is not None:  # it ended just now
+        if (record := await self.record(ref)) is not None:  # it ended just now
             return _info_of(record)
         raise self._unknown(ref, absent=not held, certain=found.certain)
 
@@ -105,7 +112,7 @@ class JobQueries:
         Raises:
             UnknownJob: it is not known.
         """
-        record = await self.record(ref.id)
+        record = await self.record(ref)
         if record is not None and record.state is not JobState.CANCELLED:
             return False
         if (schedule := await self._schedule(ref)) is not None:
@@ -281,7 +288,7 @@ class JobQueries:
             try:
                 await self._write_cancelled(ref, target, schedule.at, left_s + RESULT_TTL_S)
             except Conflict:
-                record = await self.record(ref.id)
+                record = await self.record(ref)
                 if record is not None and record.state is not JobState.CANCELLED:
                     return False  # its time came, and it ended
             except NotPermitted:
@@ -410,7 +417,7 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
         while True:
             for pause_s in looks:
                 await asyncio.sleep(pause_s)
-                if (record := await _look(queries, ref.id)) is not None:
+                if (record := await _look(queries, ref)) is not None:
                     return record
             doubts = await _still_there(queries, ref, doubts)
             heard = await heard_within(news, LOOK_S)
@@ -431,9 +438,9 @@ async def heard_within(news: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-async def _look(queries: JobQueries, job: str) -> ResultRecord | None:
+async def _look(queries: JobQueries, ref: JobRef) -> ResultRecord | None:
     try:
-        return await queries.record(job)
+        return await queries.record(ref)
     except (Disconnected, StorageUnavailable):
         return None  # the reconnection, or the next look
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from ...bus.port.bus import PublishRefused, StorageUnavailable, Stream
+from ...bus.port.bus import NotPermitted, PublishRefused, StorageUnavailable, Stream
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
 from ...schemas.deadline import current_deadline
@@ -87,6 +87,8 @@ class TaskMessage(NamedTuple):
     repeats: bool = False
     """It is a recurring schedule; each run is a job of its own."""
     result_kept: bool = True
+    keyed: bool = False
+    """It has an idempotency key, from which others may know its id."""
 
     @property
     def target(self) -> str:
@@ -95,7 +97,7 @@ class TaskMessage(NamedTuple):
 
 def job_of_key(target: str, key: str) -> str:
     """The job id of an idempotency key."""
-    return "i" + sha256(f"{target}\n{key}".encode()).hexdigest()[:26]
+    return f"{split_target(target)[0]}.i" + sha256(f"{target}\n{key}".encode()).hexdigest()[:26]
 
 
 def task_message(
@@ -127,8 +129,9 @@ def task_message(
     key = submit.idempotency_key
     if key is not None and part is not None:
         key = f"{key}/{part}"
-    # Ids start with a letter, so they look neither like command-line options nor like sequences.
-    job = f"j{token}" if key is None else job_of_key(target, key)
+    # Names start with a letter, so they look neither like command-line options nor like sequences. With the endpoint
+    # before them, no task of another endpoint can have them.
+    job = f"{endpoint}.j{token}" if key is None else job_of_key(target, key)
     fields = _fields(options, submit)
     if fmt is Format.MSGPACK:
         fields[CONTENT_TYPE] = fmt.value
@@ -156,6 +159,7 @@ def task_message(
         scheduled=when is not None,
         repeats=submit.cron is not None,
         result_kept=submit.result_ttl_s != 0,
+        keyed=key is not None,
     )
 
 
@@ -240,6 +244,8 @@ TRY_S: Final = 5.0
 """How long each attempt waits for the acknowledgement."""
 AT_ONCE: Final = 512
 """Concurrent submissions of `many`."""
+_MOST_TAKEN: Final = 8
+"""How often a submission whose `Nats-Msg-Id` others have used is sent with another one, before it is sent without."""
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
 T = TypeVar("T")
@@ -308,8 +314,7 @@ class Submitter:
         )
         if span is not NO_SPAN:
             span.set(gangline__job=message.job)
-        keyed = options.submit is not None and options.submit.idempotency_key is not None
-        return Submitted(message, await self._stored(message, look=keyed and not message.repeats))
+        return Submitted(message, await self._stored(message, look=message.keyed and not message.repeats))
 
     async def many(
         self, target: str, arguments: Sequence[Mapping[str, Any]], options: CallOptions
@@ -331,7 +336,7 @@ class Submitter:
         inherited = current_deadline()
         if inherited is not None:
             give_up_at = min(give_up_at, inherited)
-        failures, sent = 0, False
+        failures, sent, taken, fields = 0, False, 0, message.headers
         while True:
             try:
                 if look and await self._ended(message):
@@ -340,8 +345,15 @@ class Submitter:
                 if stream is None:
                     stream = self._tasks = await self._streams.tasks()
                 wait_s = min(TRY_S, max(0.001, give_up_at - loop.time()))
-                stored = await stream.publish(message.subject, message.data, headers=message.headers, timeout_s=wait_s)
-                return stored.sequence
+                stored = await stream.publish(message.subject, message.data, headers=fields, timeout_s=wait_s)
+                if not stored.duplicate or await self._is_ours(stream, message, stored.sequence):
+                    return stored.sequence
+                taken += 1
+                fields = dict(message.headers)
+                id = fields.pop(headers.MESSAGE_ID)
+                if taken < _MOST_TAKEN:
+                    fields[headers.MESSAGE_ID] = f"{id}-{taken}"
+                continue
             except PublishRefused as error:
                 if message.scheduled:
                     raise InvalidSchedule(f"the server refused the schedule: {error.message}") from error
@@ -353,6 +365,18 @@ class Submitter:
                     raise _not_stored(message, error, sent) from error
             failures += 1
             await asyncio.sleep(pause_s * (0.5 + self._ambient.random.random() / 2))
+
+    async def _is_ours(self, stream: Stream, message: TaskMessage, sequence: int) -> bool:
+        """Whether the message that the server has under our `Nats-Msg-Id` is the same task. Those ids are one namespace
+        for all producers, and that of an idempotency key can be known to others."""
+        try:
+            found = await stream.get(sequence)
+            if found is not None:
+                job = (found.headers or {}).get(headers.JOB)
+                return found.subject == message.subject and job == message.headers.get(headers.JOB)
+            return not (message.keyed and message.result_kept) or await self._ended(message)
+        except NotPermitted:
+            return True
 
     async def _ended(self, message: TaskMessage) -> bool:
         """Whether a job of this idempotency key has a result; perhaps the stream has forgotten the key."""

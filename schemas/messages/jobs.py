@@ -14,7 +14,7 @@ from .operations import Reply, Request
 class JobRequest(Request):
     """`<ns>.queue.<endpoint>.{get,cancel,why}`"""
 
-    job: str = Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
+    job: str = Field(min_length=1, max_length=2 * MAX_NAME_CHARS + 1, pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)?$")
 
 
 class JobInfo(Reply):

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from ..errors.base import GanglineError, InvalidRequest
 from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S
-from ..names import Names, check_name, is_name
+from ..names import Names, check_job, check_name, is_job_of
 from ..schedules import check_schedule
 from ..text import parse_duration, parse_yes_no, plain
 from ..wire import headers
@@ -112,7 +112,7 @@ class Submission(NamedTuple):
             elif name != headers.MESSAGE_ID:
                 return cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
         known = _shapes.get(key := tuple(shape))
-        if known is None or (job is not None and not is_name(job)):
+        if known is None or (job is not None and not is_job_of(job, known[0])):
             known = cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
             if sum(map(len, key)) <= _SHAPE_CHARS:
                 if len(_shapes) >= _MOST_SHAPES:
@@ -136,6 +136,8 @@ class Submission(NamedTuple):
                     raise InvalidRequest(f"{right}: {error}") from None
                 except GanglineError as error:
                     raise type(error)(f"{right}: {error.message}") from None
+        if not is_job_of(fields["job"], endpoint):
+            raise InvalidRequest(f"{headers.JOB}: {fields['job']} is a job of another endpoint than {endpoint}")
         if fields.get("ordered") and fields.get("key") is None:
             raise InvalidRequest(f"{headers.ORDERED} needs a {headers.KEY}: order is kept among tasks of one key")
         return cls(endpoint=endpoint, method=method, fmt=Format.of(given), published_at=published_at, **fields)
@@ -150,6 +152,10 @@ def _text(text: str, _: float) -> str:
 
 def _name(kind: str) -> Callable[[str, float], str]:
     return lambda text, _: check_name(text, kind)
+
+
+def _job(text: str, _: float) -> str:
+    return check_job(text)
 
 
 def _key(text: str, _: float) -> str:
@@ -211,7 +217,7 @@ def _until(text: str, start: float) -> float:
 _HEADERS: Final[dict[str, tuple[str, str, Callable[[str, float], Any]]]] = {
     name.lower(): (field, name, read)
     for name, field, read in (
-        (headers.JOB, "job", _name("job")),
+        (headers.JOB, "job", _job),
         (headers.KEY, "key", _key),
         (headers.MODEL, "model", _text),
         (headers.POOL, "pool", _name("pool")),

@@ -151,12 +151,14 @@ def permissions(role: Role, names: Names, *, pool: str = "*", worker: str = "*")
 def _producer(names: Names, endpoint: str) -> Permissions:
     ns, tasks, jobs = names.namespace, names.tasks_stream, names.jobs_stream
     results, objects = names.results_bucket, f"OBJ_{names.objects_store}"
+    # Ids of jobs name their endpoint, or none.
+    jobs_read = ("*", f"{endpoint}.*")
     return Permissions(
         publish=(
             *names.both(f"{ns}.call.{endpoint}.*"),
             f"{ns}.task.{endpoint}.*",
             # A schedule may have any endpoint as its target, so not for producers limited to one.
-            *((f"{ns}.sched.*",) if endpoint == "*" else ()),
+            *((f"{ns}.sched.*", f"{ns}.sched.*.*") if endpoint == "*" else ()),
             *_both(names, *(f"{ns}.queue.{endpoint}.{operation}" for operation in QueueOperation)),
             *_api("INFO"),
             # Results and the states of jobs. No purging, no deleting, no consumers of tasks.
@@ -167,7 +169,10 @@ def _producer(names: Names, endpoint: str) -> Permissions:
             *_stream_api(jobs, "STREAM.INFO", "STREAM.MSG.GET"),
         ),
         # Also as they are published.
-        subscribe=(f"$KV.{results}.result.*", f"{ns}.job.*.>"),
+        subscribe=(
+            *(f"$KV.{results}.result.{job}" for job in jobs_read),
+            *((f"{ns}.job.*.>",) if endpoint == "*" else (f"{ns}.job.{job}.*" for job in jobs_read)),
+        ),
     )
 
 
@@ -225,6 +230,7 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
             f"{INBOXES}.>",
             f"{ns}.event.worker.{pool}.{worker}",
             f"{ns}.job.*.progress",
+            f"{ns}.job.*.*.progress",
             names.gang_report(pool, worker),
             f"{ns}.gang-talk.>",
             *(f"$KV.{ledger}.{kind}.{pool}.{worker}" for kind in ("reg", "alive")),
@@ -252,10 +258,12 @@ def _dispatcher(names: Names) -> Permissions:
             *_workers(names, (Operation.FRAMES, Operation.JOBS), "*"),
             f"{ns}.dead.*.*",
             f"{ns}.sched.*",
+            f"{ns}.sched.*.*",
             f"{ns}.job.*.*",
+            f"{ns}.job.*.*.*",
             *names.both(f"{ns}.dispatcher.*.ping"),
             *(f"{ns}.event.{kind}.*" for kind in ("dispatcher", "task", "route")),
-            *(f"$KV.{results}.{key}" for key in ("result.*", "try.*.*", "turn.*")),
+            *(f"$KV.{results}.{key}" for key in ("result.*", "result.*.*", "try.*.*", "try.*.*.*", "turn.*")),
             f"$O.{names.objects_store}.>",
             *_api("INFO"),
             *(subject for bucket in buckets for subject in _bucket_reading(bucket)),

@@ -88,7 +88,7 @@ def test_schedules_are_shown_and_cancelled(commands):
         (("submit", "words.count", "--delay", "1s", "--cron", "@daily"), 2, "exclude each other"),
         (("submit", "words.count", "--ordered"), 2, "ordered needs a key"),
         (("submit", "words.count", "--priority", "9999999"), 2, "priority is 9999999"),
-        (("result", "no.id"), 2, "may only have letters"),
+        (("result", "no.such.id"), 2, "may only have letters"),
         (("result", "nothing"), 1, "is not known"),
         (("status", "7", "--endpoint", "words"), 1, "job '7' is not known"),
         (("cancel", "nothing"), 1, "is not known"),

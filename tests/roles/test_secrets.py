@@ -10,9 +10,11 @@ import pytest
 
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage
+from gangline.dispatcher.jobs.submitter import job_of_key
 from gangline.schemas.errors.base import GangFailed
 from gangline.schemas.names import Names
 from gangline.schemas.public_id import public_id
+from gangline.worker.pool.pool import Pool
 
 from ..waiting import PATIENCE_S, until
 from .conftest import Site, cut
@@ -105,3 +107,63 @@ async def test_a_worker_reports_only_for_members_that_it_has(site_of):
         with pytest.raises(GangFailed, match="its own"):
             await gang.ready()
             await gang.run("wait")
+
+
+BILLING = Pool("billing", slots=2)
+
+
+@BILLING.task
+async def whose() -> str:
+    return "bob was here"
+
+
+async def tenants(site_of: Any) -> tuple[Site, NatsBus, NatsBus]:
+    """Alice, who submits to images, and bob, who submits to billing."""
+    users = ("dispatcher", "operator", "worker", "alice=producer:images", "bob=producer:billing")
+    site: Site = site_of(cut(*users))
+    await site.dispatcher()
+    await site.worker()
+    await site.worker("b1", pool=BILLING)
+    return site, await site.bus("alice"), await site.bus("bob")
+
+
+async def publish(bus: NatsBus, target: str, **fields: str) -> dict[str, Any]:
+    """Submit by hand; the answer is the publish ack."""
+    given = {name.replace("_", "-"): text for name, text in fields.items()}
+    answer = await bus.request(f"gangline.task.{target}", b"", headers=given, timeout_s=PATIENCE_S)
+    found = json.loads(answer.data)
+    assert isinstance(found, dict)
+    return found
+
+
+async def test_nobody_elses_job_takes_the_place_of_mine(site_of):
+    site, _, bob = await tenants(site_of)
+    alice = await site.client("alice")
+    key = alice.options(idempotency_key="invoice-4711")
+    id = job_of_key("images.double", "invoice-4711")
+    assert id.startswith("images.")
+    # The ids that alice's submission is going to have are no secret.
+    for msg_id in (id, f"{id}-1"):
+        ack = await publish(bob, "billing.whose", Nats_Msg_Id=msg_id, Gangline_Job=id)
+        assert "duplicate" not in ack
+    job = await key.submit("images.double", n=4)
+    assert (job.id, await job.result(timeout_s=PATIENCE_S)) == (id, 8)
+    again = await key.submit("images.double", n=4)
+    assert await again.result(timeout_s=PATIENCE_S) == 8
+    assert (await (await site.client("operator")).job(id).status()).endpoint == "images"
+    letters = await (await site.client("operator")).dead_letters("billing")
+    assert {letter.reason for letter in letters} == {"malformed"} and len(letters) == 2
+    assert await site.refused() == []
+
+
+async def test_an_id_that_names_no_endpoint_is_shared_and_yet_each_task_runs_and_has_its_result(site_of):
+    site, alice, bob = await tenants(site_of)
+    await publish(bob, "billing.whose", Gangline_Job="order-7")
+    operator = await site.client("operator")
+    assert await operator.job("order-7", "billing").result(timeout_s=PATIENCE_S) == "bob was here"
+    await publish(alice, "images.report", Gangline_Job="order-7")
+    assert await operator.job("order-7", "images").result(timeout_s=PATIENCE_S) == "done"
+    await publish(alice, "images.report", Gangline_Job="images.4712")
+    assert await operator.job("images.4712").result(timeout_s=PATIENCE_S) == "done"
+    results = await alice.bucket(Names().results_bucket, BucketSettings(storage=Storage.FILE))
+    assert json.loads((await results.get("result.images.4712")).value)["result"] == "done"

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from gangline.schemas.errors.base import InvalidName
 from gangline.schemas.limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
-from gangline.schemas.names import Names, Operation, WorkerId, check_name, split_target
+from gangline.schemas.names import (
+    Names,
+    Operation,
+    WorkerId,
+    check_job,
+    check_name,
+    is_job_of,
+    job_endpoint,
+    split_target,
+)
 
 from ..scale import repetitions
 
@@ -156,3 +165,15 @@ def test_a_report_names_its_worker_in_the_subject():
         assert names_.parse_gang(subject) == ("renew", None)
     with pytest.raises(InvalidName):
         names_.parse_gang("prod.gang.report.p")
+
+
+def test_an_id_of_a_job_names_its_endpoint_or_none():
+    for job in ("7", "order-7", "images.order-7"):
+        assert check_job(job) == job and is_job_of(job, "images")
+        assert Names().result_key(job) == f"result.{job}" and Names().job(job) == f"gangline.job.{job}.*"
+    assert [job_endpoint(job) for job in ("order-7", "images.order-7")] == [None, "images"]
+    assert not is_job_of("words.order-7", "images")
+    for bad in ("", ".", "images.", ".order", "images.order.7", "images.*", "order 7"):
+        assert not is_job_of(bad, "images")
+        with pytest.raises(InvalidName):
+            check_job(bad)

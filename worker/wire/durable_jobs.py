@@ -20,7 +20,7 @@ from ...bus.rpc.responder import Responder
 from ...schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, StreamBroken, TaskCancelled
 from ...schemas.messages import jobs
 from ...schemas.messages import operations as messages
-from ...schemas.names import Names, check_name, is_name
+from ...schemas.names import Names, check_name, is_job_of
 from ...schemas.wire import codec
 from ...schemas.wire.frames import Frame, Reason, TaskFlag, encode_frame
 from ...telemetry.logs import Log
@@ -72,8 +72,8 @@ class JobName(NamedTuple):
                 raise InvalidRequest("nothing to attach to: name the job in meta")
             return None
         endpoint = check_name(meta.get("endpoint") or pool, "endpoint")
-        if type(job) is not str or not is_name(job):
-            check_name(job, "job")
+        if type(job) is not str or not is_job_of(job, endpoint):
+            raise InvalidRequest(f"job {str(job)[:80]!r} is no id of a job of {endpoint}")
         sent_to = meta.get("pool")
         return cls(
             JobKey(endpoint, job, _number(meta.get("sequence"), 0), _number(meta.get("rank"), 0)),

@@ -10,7 +10,7 @@ from ....bus.port.bus import StreamMessage
 from ....runtime.timers import exponential_s
 from ....schemas.errors.base import GanglineError, MalformedMessage, ResultLost, TaskCancelled, WorkerLost
 from ....schemas.messages.submission import Submission
-from ....schemas.names import Names
+from ....schemas.names import Names, is_job_of
 from ....schemas.records.jobs import MOST_TRIES, FailedTry, JobFailure
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
@@ -289,13 +289,16 @@ def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
     given = message.headers
     if message.delivered > 1:
         return True
-    return given is not None and (headers.SCHEDULER in given or (recorded and given.get(headers.MESSAGE_ID) == job))
+    if given is None:
+        return False
+    return headers.SCHEDULER in given or (recorded and given.get(headers.MESSAGE_ID, "").startswith(job))
 
 
-def job_of(message: StreamMessage) -> str:
-    """The job id in the headers of a message that is no task; empty: there is no valid one."""
+def job_of(message: StreamMessage, endpoint: str) -> str:
+    """The job id in the headers of a message that is no task; empty: there is none that a task of this endpoint can
+    have."""
     job = (message.headers or {}).get(headers.JOB, "")
-    return job if job and job.isascii() and job.replace("-", "").replace("_", "").isalnum() and len(job) <= 128 else ""
+    return job if is_job_of(job, endpoint) else ""
 
 
 Arguments = tuple[list[Any] | None, dict[str, Any] | None]

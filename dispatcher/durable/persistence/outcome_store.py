@@ -17,7 +17,7 @@ from ....bus.port.bus import Bus, KvEntry, Published, PublishRefused
 from ....runtime.clock import Environment
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidSchedule, PayloadTooLarge
-from ....schemas.names import Names
+from ....schemas.names import Names, job_endpoint
 from ....schemas.records.jobs import JobState, ResultRecord
 from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
@@ -45,6 +45,7 @@ class OutcomeStore:
 
     def __init__(
         self,
+        endpoint: str,
         bus: Bus,
         names: Names,
         streams: TaskStreams,
@@ -54,7 +55,8 @@ class OutcomeStore:
         sure: Callable[[], Awaitable[None]],
         log: Log,
     ) -> None:
-        """`sure` waits until ownership of the queue is certain."""
+        """`endpoint`: whose queue; empty: none's. `sure` waits until ownership of the queue is certain."""
+        self._endpoint = endpoint
         self._bus = bus
         self._names = names
         self._streams = streams
@@ -84,12 +86,9 @@ class OutcomeStore:
     def look(self, endpoint: str, effect: LookUpResult, answer: Callable[[bool], None]) -> None:
         """Whether the job has ended before. If so, its leftover TryRecord is deleted."""
 
-        async def read() -> KvEntry | None:
-            return await (await self._streams.results()).get(self._names.result_key(effect.job))
-
         async def work() -> None:
             async with self._looks:
-                found = await until_taken("looking a result up", read, self._log)
+                found = await until_taken("looking a result up", lambda: self._entry(effect.job), self._log)
             if found is not None:
                 self.forget_try(endpoint, effect.job)
             answer(found is not None)
@@ -98,13 +97,10 @@ class OutcomeStore:
 
     async def cancelled(self, jobs: Iterable[str]) -> list[str]:
         """Those with a record of their cancellation: their clients found no dispatcher to ask."""
-        results = await until_answered("opening the bucket of results", self._streams.results, self._log)
 
         async def look(job: str) -> bool:
             async with self._looks:
-                key = self._names.result_key(job)
-                found = await until_taken("looking a result up", lambda: results.get(key), self._log)
-            record = records.parse_result(found)
+                record = await until_taken("looking a result up", lambda: self._record(job), self._log)
             return record is not None and record.state is JobState.CANCELLED
 
         asked = list(jobs)
@@ -167,10 +163,43 @@ class OutcomeStore:
                 await (await self._streams.objects()).delete(name)
 
     async def _record(self, job: str) -> ResultRecord | None:
-        return records.parse_result(await (await self._streams.results()).get(self._names.result_key(job)))
+        return records.parse_result(await self._entry(job))
+
+    async def _entry(self, job: str) -> KvEntry | None:
+        """The job's result, as it is stored."""
+        results = await self._streams.results()
+        found = await results.get(self._names.result_key(job))
+        if not self._has_other(job, found):
+            return found
+        return await results.get(self._names.result_key(f"{self._endpoint}.{job}"))
+
+    def _has_other(self, job: str, found: KvEntry | None) -> bool:
+        """Whether that is the result of another endpoint's job, which has taken an id that names no endpoint. That of
+        our job is then stored under its id with the endpoint."""
+        alone = bool(self._endpoint) and job_endpoint(job) is None
+        record = records.parse_result(found) if alone else None
+        return record is not None and record.endpoint != self._endpoint
 
     def _create(self, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
-        self.writer.create(self._names.result_key(effect.job), record, ttl_s=effect.result_ttl_s, done=done)
+        def created(first: bool) -> None:
+            if first or job_endpoint(effect.job) is not None:
+                done(first)
+            else:
+                self._background.start(self._create_beside(effect, record, done))
+
+        self.writer.create(self._names.result_key(effect.job), record, ttl_s=effect.result_ttl_s, done=created)
+
+    async def _create_beside(self, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
+        """The key existed."""
+
+        async def read() -> KvEntry | None:
+            return await (await self._streams.results()).get(self._names.result_key(effect.job))
+
+        if self._has_other(effect.job, await until_taken("looking a result up", read, self._log)):
+            key = self._names.result_key(f"{self._endpoint}.{effect.job}")
+            self.writer.create(key, record, ttl_s=effect.result_ttl_s, done=done)
+        else:
+            done(False)
 
     async def _created(self, effect: Persist, record: bytes) -> bool:
         """Whether the record is ours."""

@@ -60,6 +60,7 @@ class QueueEffectExecutor:
         self._loop = asyncio.get_running_loop()
         self._log = context.log.bind(endpoint=endpoint)
         self.outcomes = OutcomeStore(
+            endpoint,
             context.bus,
             context.names,
             context.streams,

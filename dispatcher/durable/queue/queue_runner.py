@@ -429,7 +429,7 @@ class QueueRunner:
                 seq=seq,
                 size=size_of(message),
                 error=read,
-                job=job_of(message),
+                job=job_of(message, self.endpoint),
                 published_at=message.at,
             )
             return

@@ -26,6 +26,7 @@ class StraySweeper:
         self._names = context.names
         # It needs no queue, so its writes wait for no proof of ownership.
         self._outcomes = OutcomeStore(
+            "",
             context.bus,
             context.names,
             context.streams,
@@ -79,7 +80,7 @@ class StraySweeper:
     async def _bury(self, stream: Stream, message: StreamMessage) -> None:
         effect = Persist(
             seq=message.sequence,
-            job=job_of(message) or str(message.sequence),
+            job=job_of(message, "") or str(message.sequence),
             kind=RecordKind.DEAD_LETTER,
             reason=DeadReason.MALFORMED,
             error=self._error(message),

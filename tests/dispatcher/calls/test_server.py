@@ -31,6 +31,7 @@ from gangline.schemas.errors.base import (
     WorkerLost,
 )
 from gangline.schemas.names import Names
+from gangline.schemas.public_id import public_id
 from gangline.schemas.wire import codec, headers
 from gangline.worker.context.task_context import current_task
 from gangline.worker.ledger.settings import WorkerSettings
@@ -103,7 +104,7 @@ async def test_every_way_of_running_a_task(nats_url: str, namespace: str) -> Non
         async with client.lease("images", slots=3, ledger="sync") as lease:
 
             async def recorded() -> bool:  # the ledger follows the selection's end a moment later
-                return [(each.token, each.slots) for each in await client.leases()] == [(lease.token, 3)]
+                return [(each.token, each.slots) for each in await client.leases()] == [(public_id(lease.token), 3)]
 
             await until(recorded)
             assert set(await asyncio.gather(*(lease.call("who", n) for n in range(20)))) == {
@@ -271,7 +272,7 @@ async def test_the_client_without_a_loop_does_it_all(nats_url: str, namespace: s
             with client.lease("images", slots=2) as lease:
                 assert lease.call("who") == "w1" and lease.lost is None and lease.used == 0
                 assert list(lease.stream("count", 3)) == [0, 1, 2]
-                while [record.token for record in client.leases()] != [lease.token]:
+                while [record.token for record in client.leases()] != [public_id(lease.token)]:
                     time.sleep(0.01)  # the ledger is written after the answers
             assert [info.name for info in client.workers()] == ["images.w1"]
             assert client.resize("images.w1", 6).slots == 6

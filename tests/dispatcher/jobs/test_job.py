@@ -155,7 +155,7 @@ async def test_a_job_that_nobody_knows_is_told_at_once(rig: JobsRig) -> None:
     with pytest.raises(UnknownJob):
         await rig.client.job("nothing", "images").cancel()
     with pytest.raises(InvalidName):
-        rig.client.job("no.thing")
+        rig.client.job("no.such.thing")
 
 
 @on_both_buses

@@ -46,8 +46,8 @@ def read(made: TaskMessage) -> Submission:
 def test_a_plain_submission_says_its_id_and_nothing_that_is_usual() -> None:
     made = message()
     assert (made.subject, made.data) == ("gangline.task.images.thumbnail", b"")
-    assert made.headers == {headers.JOB: "jtok", headers.MESSAGE_ID: "jtok"}
-    assert (made.job, made.scheduled, made.repeats, made.result_kept) == ("jtok", False, False, True)
+    assert made.headers == {headers.JOB: "images.jtok", headers.MESSAGE_ID: "images.jtok"}
+    assert (made.job, made.scheduled, made.repeats, made.result_kept) == ("images.jtok", False, False, True)
 
 
 def test_every_option_arrives_as_it_was_given() -> None:
@@ -67,7 +67,7 @@ def test_every_option_arrives_as_it_was_given() -> None:
     task = read(made)
     assert (task.key, task.model, task.pool, task.priority, task.ordered) == ("user-7 ä", "m1", "big", -3, True)
     assert (task.deadline_at, task.timeout_s, task.max_attempts) == (190.5, 0.001, 3)
-    assert (task.backoff_s, task.result_ttl_s, task.events, task.job) == (0.25, 86_400.0 * 365, True, "jtok")
+    assert (task.backoff_s, task.result_ttl_s, task.events, task.job) == (0.25, 86_400.0 * 365, True, "images.jtok")
 
 
 @given(st.floats(0.001, 1e6))
@@ -81,7 +81,7 @@ def test_numbers_are_written_so_that_they_are_read_again(value: float) -> None:
 def test_an_idempotency_key_is_one_job_for_one_target() -> None:
     first, second = message(idempotency_key="order-7"), message(idempotency_key="order-7")
     assert first.job == second.job == job_of_key("images.thumbnail", "order-7") == first.headers[headers.MESSAGE_ID]
-    assert len(first.job) == 27 and first.job[0] == "i"
+    assert len(first.job) == len("images.") + 27 and first.job.startswith("images.i")
     assert message("images.other", idempotency_key="order-7").job != first.job
     assert message(idempotency_key="order-7", part=0).job != message(idempotency_key="order-7", part=1).job
 
@@ -89,11 +89,11 @@ def test_an_idempotency_key_is_one_job_for_one_target() -> None:
 def test_a_delayed_task_is_a_schedule_of_the_server() -> None:
     made = message(delay_s=1.5)
     assert made.scheduled and not made.repeats
-    assert made.subject == "gangline.sched.jtok"
+    assert made.subject == "gangline.sched.images.jtok"
     assert made.headers[headers.SCHEDULE_TARGET] == "gangline.task.images.thumbnail"
     assert made.headers[headers.SCHEDULE] == "@at 2023-11-14T22:13:21.750000Z"
     assert moment_of(made.headers[headers.SCHEDULE]) == WALL + 1.5
-    assert made.headers[headers.JOB] == "jtok"
+    assert made.headers[headers.JOB] == "images.jtok"
     assert not message(delay_s=0).scheduled
 
 

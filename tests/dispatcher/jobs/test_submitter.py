@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.port.bus import Published, StorageUnavailable
+from gangline.dispatcher.jobs.submitter import job_of_key
 from gangline.schemas.errors.base import (
     ClosedError,
     Disconnected,
@@ -67,6 +68,21 @@ async def test_a_key_whose_job_ended_is_not_submitted_again(rig: JobsRig) -> Non
     again = await client.submit("images.echo")
     assert again.id == job.id and await rig.stored() == []
     assert await again.result() == "done before"
+
+
+@on_both_buses
+async def test_a_message_id_that_others_have_used_keeps_no_task_from_the_stream(rig: JobsRig) -> None:
+    tasks = await rig.tasks()
+    for taken, expected in ((1, 1), (3, 1), (9, 2)):
+        key = f"order-{taken}"
+        id = job_of_key("images.echo", key)
+        for number in range(taken):
+            fields = {headers.MESSAGE_ID: f"{id}-{number}" if number else id, headers.JOB: f"words.{number}"}
+            assert not (await tasks.publish(rig.names.task("words", "count"), b"", headers=fields)).duplicate
+        client = rig.client.options(idempotency_key=key)
+        assert [(await client.submit("images.echo", value=1)).id for _ in range(2)] == [id, id]
+        stored = [task for task in await rig.stored() if (task.headers or {}).get(headers.JOB) == id]
+        assert len(stored) == expected, "if others use all of them, nothing but the job's id tells them apart"
 
 
 @on_both_buses

@@ -126,10 +126,10 @@ def moment(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 def _job(ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
     from ...schemas.errors.base import InvalidName
-    from ...schemas.names import check_name
+    from ...schemas.names import check_job
 
     try:
-        return check_name(value, "job")
+        return check_job(value)
     except InvalidName as error:
         raise click.UsageError(str(error), ctx) from None
 

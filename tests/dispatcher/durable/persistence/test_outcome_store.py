@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,7 @@ class Desk:
         self.streams = TaskStreams(self.bus, NAMES)
         log = logger_for("test")
         self.outcomes = OutcomeStore(
+            "images",
             self.bus,
             NAMES,
             self.streams,
@@ -166,3 +168,24 @@ async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_i
     entry = operations.entry(Gangline_Priority="high")
     assert entry.submission is None
     assert await operations.buries(entry) == (1, JobState.DONE)
+
+
+async def test_a_job_whose_id_another_endpoints_job_has_taken_has_its_result_beside_it(operations: Desk) -> None:
+    key = NAMES.result_key("order")
+    other = ResultRecord(job="order", endpoint="words", method="count", state=JobState.DONE)
+    results = await operations.streams.results()
+    await results.put(key, other.model_dump_json().encode(), revision=0)
+    looked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    operations.outcomes.look("images", LookUpResult(seq=7, job="order"), looked.set_result)
+    assert await looked is False, "that result is none of ours"
+    assert (
+        await operations.persists(operations.entry(Gangline_Job="order"), replace(dead(TaskFailed("no")), job="order"))
+        is None
+    )
+    ours = await results.get(NAMES.result_key("images.order"))
+    assert ours is not None and ResultRecord.model_validate_json(ours.value).endpoint == "images"
+    found = await results.get(key)
+    assert found is not None and found.value == other.model_dump_json().encode()
+    again: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    operations.outcomes.look("images", LookUpResult(seq=7, job="order"), again.set_result)
+    assert await again is True

@@ -170,9 +170,10 @@ def test_what_may_have_ended_before_is_looked_up() -> None:
 
 
 def test_an_id_is_read_from_a_message_that_is_no_task_if_it_is_one() -> None:
-    assert job_of(message(Gangline_Job="order-7_b")) == "order-7_b"
-    for bad in ("", "a b", "a.b", "é", "x" * 129):
-        assert job_of(message(Gangline_Job=bad)) == ""
+    for good in ("order-7_b", "images.order-7_b"):
+        assert job_of(message(Gangline_Job=good), "images") == good
+    for bad in ("", "a b", "a.b", "images.a.b", "images.", ".a", "é", "x" * 129):
+        assert job_of(message(Gangline_Job=bad), "images") == ""
 
 
 def test_the_size_of_a_message_counts_all_that_is_kept_of_it() -> None:

@@ -28,11 +28,11 @@ def command(connection: ConnectionOptions, id: str, as_json: bool) -> None:
     For a submitted task: how many tasks of its queue are ahead, and what it is waiting for: slots, a limit, the order
     of its key, its next attempt, or its start time.
     """
-    from ....schemas.names import check_name
+    from ....schemas.names import check_job
     from ...console.output import print_lines
     from ...console.session import with_client
 
-    check_name(id, "id")
+    check_job(id)
     why = with_client(connection, "gangline why", lambda client: _ask(client, id))
     print_lines(why.model_dump(mode="json"), _lines(why), as_json)
 
@@ -46,13 +46,15 @@ def _lines(why: gang_messages.GangWhyReply | jobs.JobWhyReply) -> Iterable[str]:
 
 
 async def _ask(client: Client, id: str) -> gang_messages.GangWhyReply | jobs.JobWhyReply:
-    """Ask the coordinator for a gang, then dispatchers for a task: an id alone does not say which it is."""
+    """Ask the coordinator for a gang, then dispatchers for a task, unless the id names an endpoint."""
     from ....schemas.errors.base import Unavailable, UnknownGang, UnknownJob
     from ....schemas.messages.gangs import GangQuery, GangWhyReply
     from ....schemas.messages.operations import parse_request
-    from ....schemas.names import GangOperation
+    from ....schemas.names import GangOperation, job_endpoint
     from ...views.gang_follow import ask_of
 
+    if job_endpoint(id) is not None:
+        return await client.job(id).why()
     try:
         return await ask_of(client, GangWhyReply, GangOperation.WHY, parse_request(GangQuery, {"id": id}))
     except (UnknownGang, Unavailable) as error:

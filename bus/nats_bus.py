@@ -327,7 +327,10 @@ class NatsBus:
                 f"the stream {name}", stream_configuration(name, settings), stream_configuration(name, found.settings)
             )
             return found
-        return await self._keep(NatsStream(self, name, settings))
+        for source in settings.sources:
+            await self.stream(source.name, source.settings)
+        sources = [self._streams[source.name].upkeep for source in settings.sources]
+        return await self._keep(NatsStream(self, name, settings, sources=sources))
 
     async def _keep(self, opened: NatsStream) -> NatsStream:
         try:
@@ -349,7 +352,7 @@ class NatsBus:
                 self,
                 stream_name,
                 stream_settings,
-                more={"allow_rollup_hdrs": True, "discard": "new", "allow_msg_schedules": False},
+                more={"allow_rollup_hdrs": True, "discard": "new"},
             )
             found = await self._keep(opened)
         return StreamObjectStore(name, found, ambient=self.ambient, max_payload=self.max_payload)

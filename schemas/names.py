@@ -14,7 +14,8 @@ subject                                                     sender -> receiver
 `<ns>.event.gang.<gang>`                                    broadcast: formed, torn down, restarting, ended, ...
 `<ns>.gang-talk.<gang>.<generation>.<run>.<rank or all>`    between members (see worker.gangs.collectives_core)
 `<ns>.task.<endpoint>.<method>`                             anyone; the stream `<NS>_TASKS` keeps it (see submission)
-`<ns>.sched.<id>`                                           anyone; the same stream, which delays and repeats it
+`<ns>.sched.<id>`                                           dispatchers; the stream `<NS>_SCHED` delays and repeats it
+`<ns>.due.<endpoint>.<method>`                              that stream; `<NS>_TASKS` takes it over as a task
 `<ns>.dead.<endpoint>.<method>`                             dispatchers; the stream `<NS>_DEAD` keeps it
 `<ns>.job.<job>.<kind>`                                     dispatchers and workers; the stream `<NS>_JOBS` keeps it
 `<ns>.queue.<endpoint>.<operation>`                         clients and operators -> the dispatcher that owns it
@@ -391,6 +392,19 @@ class Names:
     @property
     def schedules(self) -> str:
         return f"{self.namespace}.sched.>"
+
+    @property
+    def due(self) -> str:
+        """Where schedules publish: these become tasks."""
+        return f"{self.namespace}.due.>"
+
+    def due_of(self, task: str) -> str:
+        """The target of a schedule for a task of this subject."""
+        return f"{self.due[:-1]}{task.removeprefix(self.tasks[:-1])}"
+
+    @property
+    def schedules_stream(self) -> str:
+        return f"{self.namespace.upper()}_SCHED"
 
     @property
     def tasks_stream(self) -> str:

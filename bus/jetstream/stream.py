@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import InvalidRequest
@@ -40,6 +40,7 @@ class NatsStream:
 
     Args:
         more: configuration beside what the settings say.
+        sources: see StreamAdmin.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class NatsStream:
         settings: StreamSettings,
         *,
         more: Mapping[str, Any] | None = None,
+        sources: Sequence[StreamAdmin] = (),
     ) -> None:
         self.name = check_name(name, "stream")
         self.bus = bus
@@ -58,6 +60,7 @@ class NatsStream:
             name,
             label=f"the stream {name}",
             configuration={**stream_configuration(name, settings), **(more or {})},
+            sources=sources,
         )
         self._publisher = Publisher(bus, name, self.upkeep, settings.subjects)
         self._consumers: set[PullConsumer] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...schemas.errors.base import Disconnected
@@ -33,6 +33,7 @@ class StreamAdmin:
         stream: its name at the server.
         label: its name for people.
         configuration: with which it is created, and with which one that exists is compared.
+        sources: made before this one: a server that finds a source missing looks for it less and less often.
         first: the sequence that one which is made now begins with; None: 1.
         seen: the highest sequence that we know to be used. A cluster makes a stream that it lost by itself, and counts
             from the same number on: what was used is skipped then.
@@ -45,6 +46,7 @@ class StreamAdmin:
         *,
         label: str,
         configuration: Mapping[str, Any],
+        sources: Sequence[StreamAdmin] = (),
         first: Callable[[], int] | None = None,
         seen: Callable[[], int] | None = None,
     ) -> None:
@@ -52,6 +54,7 @@ class StreamAdmin:
         self._stream = stream
         self._label = label
         self._configuration = configuration
+        self._sources = sources
         self._first = first
         self._seen = seen
         self.exists = False
@@ -183,6 +186,8 @@ class StreamAdmin:
             await self._skip_used(found.get("state") or {}, timeout_s)
             self.created = str(found.get("created", ""))
             return False
+        for source in self._sources:
+            await source.ensure(look=True)
         configuration = dict(self._configuration)
         if self._first is not None:
             configuration["first_seq"] = self._first()

@@ -35,7 +35,7 @@ def check_name(name: str, what: str) -> str:
 
 def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
     """How a stream is made. (The server refuses schedules in a stream that discards new messages.)"""
-    return {
+    configuration: dict[str, Any] = {
         "name": name,
         "subjects": list(settings.subjects),
         "retention": str(settings.retention),
@@ -50,11 +50,17 @@ def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
         "duplicate_window": int(_window_s(settings) * SECOND_NS),
         # An answer to DIRECT.GET is the stored message as it is, and goes to whatever subject the request names.
         "allow_direct": False,
-        "allow_msg_ttl": True,
+        "allow_msg_ttl": settings.expiring,
         "allow_atomic": True,
-        "allow_msg_schedules": True,
-        "allow_rollup_hdrs": True,
+        "allow_msg_schedules": settings.schedules,
+        "allow_rollup_hdrs": settings.schedules,
     }
+    if settings.sources:
+        configuration["sources"] = [
+            {"name": source.name, "subject_transforms": [{"src": source.subjects, "dest": source.to}]}
+            for source in settings.sources
+        ]
+    return configuration
 
 
 def _window_s(settings: StreamSettings) -> float:

@@ -422,6 +422,8 @@ class StreamRegistry:
             wanted, there = stream_configuration(name, settings), stream_configuration(name, found.settings)
             check_configuration(f"the stream {name}", wanted, there)
             return found
+        for source in settings.sources:
+            self.make(source.name, source.settings)
         made = StreamStore(
             name,
             settings,
@@ -510,6 +512,8 @@ class StreamRegistry:
             del self._readings[reading]
 
     def _stored(self, store: StreamStore, message: StreamMessage) -> None:
+        for other in list(self._stores.values()):
+            other.take_from(store.name, message)
         for tap in self._hub.stored_taps:
             tap(store.name, message)
         for reading in list(self._readings):

@@ -27,6 +27,7 @@ from .schedules import CronSchedule, parse_go_duration, parse_schedule
 _SCHEDULE: Final = "Nats-Schedule"
 _TARGET: Final = "Nats-Schedule-Target"
 _TTL: Final = "Nats-TTL"
+_ROLLUP: Final = "Nats-Rollup"
 _HOLD_OFF_S: Final = 0.25
 
 
@@ -104,14 +105,18 @@ class StreamStore:
             Refused: headers that the server does not take.
         """
         headers = dict(headers) if headers else {}
+        if headers.get(_ROLLUP) and not self.settings.schedules:
+            raise _refused("rollup not permitted", 10111)
         schedule = self._schedule_of(headers)
         ttl_s = _ttl_of(headers)
+        if ttl_s is not None and not self.settings.expiring:
+            raise _refused("per-message TTL is disabled", 10166)
         known = self._known(headers.get("Nats-Msg-Id", ""))
         if known:
             return Published(sequence=known, duplicate=True)
         if schedule is not None:
             self.purge(SubjectPattern(subject))  # one schedule for each subject
-            headers["Nats-Rollup"] = "sub"
+            headers[_ROLLUP] = "sub"
         message = self._store(subject, data, headers, ttl_s)
         if schedule is not None:
             self._arm(message.sequence, schedule, self._wall(), server_time())
@@ -139,6 +144,14 @@ class StreamStore:
         for consumer in list(self.consumers.values()):
             consumer.signal()
         return message
+
+    def take_from(self, name: str, message: StreamMessage) -> None:
+        """Another stream has stored a message: so do we, if that is our source."""
+        for source in self.settings.sources:
+            if source.name == name and SubjectPattern(source.subjects).matches(message.subject):
+                headers = {**(message.headers or {}), "Nats-Stream-Source": f"{name} {message.sequence}"}
+                subject = source.to[:-1] + message.subject[len(source.subjects) - 1 :]
+                self._store(subject, message.data, headers, None)
 
     def _known(self, name: str) -> int:
         """The sequence of the message that had this id, within the window; 0: none."""
@@ -205,6 +218,8 @@ class StreamStore:
         text = headers.get(_SCHEDULE)
         if not text:
             return None
+        if not self.settings.schedules:
+            raise _refused("message schedules is disabled", 10188)
         try:
             schedule = parse_schedule(text, headers.get("Nats-Schedule-Time-Zone", ""))
         except ValueError as error:
@@ -236,7 +251,7 @@ class StreamStore:
         headers = {
             name: value
             for name, value in stored.items()
-            if not name.startswith(_SCHEDULE) and name not in ("Nats-Rollup", "Nats-Msg-Id", _TTL)
+            if not name.startswith(_SCHEDULE) and name not in (_ROLLUP, "Nats-Msg-Id", _TTL)
         }
         following = schedule.next(wall)
         headers["Nats-Scheduler"] = message.subject

@@ -33,6 +33,7 @@ from .stream import (
     StreamHandler,
     StreamMessage,
     StreamSettings,
+    StreamSource,
     StreamState,
 )
 from .types import SubjectSubscription
@@ -68,6 +69,7 @@ __all__ = [
     "StreamHandler",
     "StreamMessage",
     "StreamSettings",
+    "StreamSource",
     "StreamState",
 ]
 

@@ -23,11 +23,20 @@ class Retention(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """How a stream is made when it does not exist yet; one that exists is used as it is, if it has the subjects.
+class StreamSource:
+    """Another stream, whose messages on `subjects` are stored in this one as well, on `to`. Both end in `>`. It is made
+    with this one."""
 
-    Atomic batches, expiring messages and schedules (with `Nats-Schedule` headers) are always allowed.
-    """
+    name: str
+    settings: StreamSettings
+    subjects: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """How a stream is made when it does not exist yet; one that exists is used if what matters is the same. Atomic
+    batches are always allowed."""
 
     subjects: tuple[str, ...]
     retention: Retention = Retention.LIMITS
@@ -36,6 +45,12 @@ class StreamSettings:
     max_age_s: float = 0.0
     """0: for ever."""
     max_bytes: int = -1
+    schedules: bool = False
+    """Takes `Nats-Schedule`. The server then takes `Nats-Rollup`, too, by which whoever may write there removes what
+    others wrote; and one with sources takes no schedules."""
+    expiring: bool = True
+    """Takes `Nats-TTL`. If not, it means nothing on messages that come from a source."""
+    sources: tuple[StreamSource, ...] = ()
     duplicates_s: float = 120.0
     """A message with a `Nats-Msg-Id` that was used within so long is acknowledged and dropped. A server that restarts
     knows only those of messages that are still stored: what was done and removed from a work queue is taken again."""

@@ -104,6 +104,8 @@ class JobQueries:
             return info.model_copy(update={"reason": reason}) if reason is not None else info
         if (record := await self.record(ref)) is not None:  # it ended just now
             return _info_of(record)
+        if (schedule := await self._schedule(ref)) is not None:  # or was scheduled
+            return info_of_schedule(ref, schedule, self._names)
         raise self._unknown(ref, absent=not held, certain=found.certain)
 
     async def cancel(self, ref: JobRef, timeout_s: float) -> bool:
@@ -121,14 +123,19 @@ class JobQueries:
             return False
         reply, held = await self._asked(ref, QueueOperation.CANCEL, CancelReply, timeout_s)
         if reply is not None:
+            unsure = ref.scheduled or ref.sequence is None
+            if unsure and (schedule := await self._schedule(ref)) is not None:  # stored meanwhile
+                return await self._unschedule(ref, schedule, timeout_s)
             return reply.cancelled
         found = (await self._find(ref)).message
         if found is None:
+            if (schedule := await self._schedule(ref)) is not None:
+                return await self._unschedule(ref, schedule, timeout_s)
             return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
         if not await self._cancel_stored(ref, found, held=held):
             return False
         if await self._schedule(ref) is not None:  # its dispatcher gave it back to the server just before
-            await (await self.streams.tasks()).purge(self._names.schedule(ref.id))
+            await (await self.streams.schedules()).purge(self._names.schedule(ref.id))
         await self._stop_started(ref, timeout_s)
         return True
 
@@ -275,7 +282,7 @@ class JobQueries:
         return None, held
 
     async def _schedule(self, ref: JobRef) -> StreamMessage | None:
-        return await (await self.streams.tasks()).last(self._names.schedule(ref.id))
+        return await (await self.streams.schedules()).last(self._names.schedule(ref.id))
 
     async def _unschedule(self, ref: JobRef, schedule: StreamMessage, timeout_s: float) -> bool:
         """Remove a schedule from the server. The record is written first, and kept beyond the scheduled time: so the
@@ -293,7 +300,7 @@ class JobQueries:
                     return False  # its time came, and it ended
             except NotPermitted:
                 pass  # the purge says what is lacking
-        if not await (await self.streams.tasks()).purge(self._names.schedule(ref.id)):
+        if not await (await self.streams.schedules()).purge(self._names.schedule(ref.id)):
             await self._stop_started(ref, timeout_s)
         return True
 

@@ -26,6 +26,7 @@ from ...bus.port.bus import (
     Storage,
     Stream,
     StreamSettings,
+    StreamSource,
 )
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import InvalidSettings, ServerUnsupported, Unavailable
@@ -79,10 +80,27 @@ class TaskStorage:
         return BucketSettings(storage=self.storage, replicas=self.replicas)
 
     def tasks(self, names: Names) -> StreamSettings:
-        """A work queue: a message stays until its task has ended, however long that takes."""
+        """A work queue: a message stays until its task has ended, however long that takes. What schedules publish comes
+        from their own stream."""
+        schedules = StreamSource(
+            name=names.schedules_stream, settings=self.schedules(names), subjects=names.due, to=names.tasks
+        )
         return StreamSettings(
-            subjects=(names.tasks, names.schedules),
+            subjects=(names.tasks,),
+            sources=(schedules,),
+            expiring=False,
             retention=Retention.WORK_QUEUE,
+            storage=self.storage,
+            replicas=self.replicas,
+            duplicates_s=DUPLICATES_S,
+        )
+
+    def schedules(self, names: Names) -> StreamSettings:
+        """Of tasks that wait for their time, or repeat. Only dispatchers write there, so that nobody schedules a task
+        for an endpoint that is not his."""
+        return StreamSettings(
+            subjects=(names.schedules, names.due),
+            schedules=True,
             storage=self.storage,
             replicas=self.replicas,
             duplicates_s=DUPLICATES_S,
@@ -126,6 +144,12 @@ class TaskStreams:
         """Tasks that wait or run."""
         names = self.names
         return await self._once("tasks", lambda: self._bus.stream(names.tasks_stream, self._storage.tasks(names)))
+
+    async def schedules(self) -> Stream:
+        """Tasks that wait for their time."""
+        names = self.names
+        settings = self._storage.schedules(names)
+        return await self._once("schedules", lambda: self._bus.stream(names.schedules_stream, settings))
 
     async def dead(self) -> Stream:
         names = self.names

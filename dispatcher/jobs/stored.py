@@ -1,4 +1,4 @@
-"""Jobs in the task stream that no dispatcher knows: schedules, and tasks far down a queue."""
+"""Jobs that no dispatcher knows: schedules, and tasks far down a queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JobRef(NamedTuple):
     endpoint: str | None = None
     method: str | None = None
     sequence: int | None = None
-    """Of its task in the stream; of the schedule's if it is `scheduled`."""
+    """Of its task in the stream; if it is `scheduled`, of the message that asked for that."""
     scheduled: bool = False
     repeats: bool = False
     result_kept: bool = True
@@ -90,13 +90,16 @@ async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
 def info_of_task(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
     """The state of a task that no dispatcher has fetched."""
     endpoint, method = target_of(message, names)
+    fields = message.headers or {}
+    later = header_of(fields, headers.DELAY) or header_of(fields, headers.CRON)
     return JobInfo(
         job=ref.id,
         endpoint=endpoint,
         method=method,
-        state=JobState.QUEUED,
+        state=JobState.QUEUED if later is None else JobState.SCHEDULED,
         sequence=message.sequence,
         submitted_at=message.at,
+        reason=None if later is None else f"a dispatcher has yet to schedule it: {later}",
     )
 
 
@@ -104,7 +107,7 @@ def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names) -> JobIn
     """The state of a scheduled task."""
     fields = message.headers or {}
     when = fields.get(headers.SCHEDULE, "")
-    target = fields.get(headers.SCHEDULE_TARGET, "").removeprefix(names.tasks[:-1])
+    target = fields.get(headers.SCHEDULE_TARGET, "").removeprefix(names.due[:-1])
     endpoint, _, method = target.partition(".")
     moment = moment_of(when)
     return JobInfo(

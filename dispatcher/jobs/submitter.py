@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from ...bus.port.bus import NotPermitted, PublishRefused, StorageUnavailable, Stream
+from ...bus.port.bus import NotPermitted, StorageUnavailable, Stream
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
 from ...schemas.deadline import current_deadline
-from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSchedule, InvalidSettings
+from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
 from ...schemas.limits import MAX_ATTEMPTS
 from ...schemas.names import Names, split_target
 from ...schemas.wire import codec, headers
@@ -83,7 +83,7 @@ class TaskMessage(NamedTuple):
     data: bytes
     headers: dict[str, str]
     scheduled: bool = False
-    """The server holds it until its time."""
+    """It is held until its time."""
     repeats: bool = False
     """It is a recurring schedule; each run is a job of its own."""
     result_kept: bool = True
@@ -138,35 +138,34 @@ def task_message(
     if trace is not None:
         fields[headers.TRACEPARENT] = trace
     fields[headers.MESSAGE_ID] = job
-    subject = names.task(endpoint, method)
-    when = _when(submit, wall)
-    if when is not None:
-        fields[headers.SCHEDULE] = when
-        fields[headers.SCHEDULE_TARGET] = subject
-        subject = names.schedule(job)
-    if submit.cron is None:
-        fields[headers.JOB] = job
-    else:
+    fields[headers.JOB] = job
+    moment = _moment(submit, wall)
+    if moment is not None:
+        fields[headers.DELAY] = rfc3339(moment)
+        if submit.deadline_s is not None:
+            fields[headers.DEADLINE] = rfc3339(moment + timedelta(seconds=submit.deadline_s))
+    if submit.cron is not None:
+        fields[headers.CRON] = submit.cron
         # Declared again with another pattern or other arguments, it is no duplicate, but replaces the first.
-        fields[headers.MESSAGE_ID] = f"{job}-{sha256(_what(when, fields, data)).hexdigest()[:16]}"
+        fields[headers.MESSAGE_ID] = f"{job}-{sha256(_what(fields, data)).hexdigest()[:16]}"
     return TaskMessage(
         endpoint=endpoint,
         method=method,
         job=job,
-        subject=subject,
+        subject=names.task(endpoint, method),
         data=data,
         headers=fields,
-        scheduled=when is not None,
+        scheduled=moment is not None or submit.cron is not None,
         repeats=submit.cron is not None,
         result_kept=submit.result_ttl_s != 0,
         keyed=key is not None,
     )
 
 
-def _what(when: str | None, fields: Mapping[str, str], data: bytes) -> bytes:
+def _what(fields: Mapping[str, str], data: bytes) -> bytes:
     """Everything that identifies a recurring task."""
     told = {name: value for name, value in fields.items() if name not in (headers.MESSAGE_ID, headers.TRACEPARENT)}
-    return repr((when, sorted(told.items()), data)).encode()
+    return repr((sorted(told.items()), data)).encode()
 
 
 def _fields(options: CallOptions, submit: SubmitOptions) -> dict[str, str]:
@@ -211,20 +210,17 @@ def number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
-def _when(submit: SubmitOptions, wall: float) -> str | None:
-    """The schedule for the server; None: at once."""
-    if submit.cron is not None:
-        return submit.cron
+def _moment(submit: SubmitOptions, wall: float) -> datetime | None:
+    """When it may start; None: at once, or again and again."""
     if submit.at is not None:
-        return schedule_at(submit.at)
+        return submit.at
     if submit.delay_s:
-        return schedule_at(datetime.fromtimestamp(wall, UTC) + timedelta(seconds=submit.delay_s))
+        return datetime.fromtimestamp(wall, UTC) + timedelta(seconds=submit.delay_s)
     return None
 
 
-def schedule_at(moment: datetime) -> str:
-    """In the server's syntax."""
-    return f"@at {moment.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
+def rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def moment_of(schedule: str) -> float | None:
@@ -354,10 +350,6 @@ class Submitter:
                 if taken < _MOST_TAKEN:
                     fields[headers.MESSAGE_ID] = f"{id}-{taken}"
                 continue
-            except PublishRefused as error:
-                if message.scheduled:
-                    raise InvalidSchedule(f"the server refused the schedule: {error.message}") from error
-                raise
             except (StorageUnavailable, Disconnected) as error:
                 sent = sent or error.may_have_started
                 pause_s = exponential_s(_PAUSE_FIRST_S, _PAUSE_MAX_S, failures)

@@ -155,14 +155,6 @@ def _tasks() -> list[Channel]:
             headers=_TASK_HEADERS,
         ),
         Channel(
-            name="schedule",
-            address=_address(names.schedule("ID0")),
-            about="Submit a durable task with a delay or a schedule. The server publishes it when it is due.",
-            body=ARGUMENTS,
-            reply=PUBLISHED,
-            headers=(headers.SCHEDULE, headers.SCHEDULE_TARGET, *_TASK_HEADERS),
-        ),
-        Channel(
             name="dead",
             address=_address(names.dead("ENDPOINT0", "METHOD0")),
             about="A dead letter: the task's body and headers, and why it failed.",

@@ -157,12 +157,11 @@ def _producer(names: Names, endpoint: str) -> Permissions:
         publish=(
             *names.both(f"{ns}.call.{endpoint}.*"),
             f"{ns}.task.{endpoint}.*",
-            # A schedule may have any endpoint as its target, so not for producers limited to one.
-            *((f"{ns}.sched.*", f"{ns}.sched.*.*") if endpoint == "*" else ()),
             *_both(names, *(f"{ns}.queue.{endpoint}.{operation}" for operation in QueueOperation)),
             *_api("INFO"),
             # Results and the states of jobs. No purging, no deleting, no consumers of tasks.
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.LIST"),
+            *_stream_api(names.schedules_stream, *_READ),
             *_stream_api(f"KV_{results}", "STREAM.INFO", "STREAM.MSG.GET"),
             *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET"),
             # Events and items of jobs. No consumers: whoever makes one chooses where the server delivers.
@@ -272,6 +271,7 @@ def _dispatcher(names: Names) -> Permissions:
             f"$JS.ACK.{tasks}.>",
             # The same with a domain and an account, as servers may be configured to write it.
             f"$JS.ACK.*.*.{tasks}.>",
+            *_stream_api(names.schedules_stream, *_READ, "STREAM.PURGE"),
             *_stream_api(names.jobs_stream, "STREAM.INFO"),
             *_stream_api(names.dead_stream, "STREAM.INFO"),
             *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.PURGE"),
@@ -287,7 +287,14 @@ def _dispatcher(names: Names) -> Permissions:
         ),
         answers_s=_ANSWERS_S,
     )
-    streams = (tasks, names.jobs_stream, names.dead_stream, objects, *(f"KV_{bucket}" for bucket in buckets))
+    streams = (
+        tasks,
+        names.schedules_stream,
+        names.jobs_stream,
+        names.dead_stream,
+        objects,
+        *(f"KV_{bucket}" for bucket in buckets),
+    )
     return serving | _service("gangline-dispatcher") | _making(*streams)
 
 

@@ -66,6 +66,8 @@ dropped."""
 SCHEDULE: Final = "Nats-Schedule"
 """Defined by the server: `@at <RFC 3339>`, `@every 5m`, or a six-field cron expression."""
 SCHEDULE_TARGET: Final = "Nats-Schedule-Target"
+SCHEDULE_TTL: Final = "Nats-Schedule-TTL"
+"""How long the message that a schedule publishes is kept."""
 SCHEDULER: Final = "Nats-Scheduler"
 """Set by the server on messages that a schedule published: the schedule's subject."""
 

@@ -156,7 +156,7 @@ def stream_settings(namespace: str, **others: Any) -> StreamSettings:
     """A work queue in memory, with room for schedules."""
     return StreamSettings(
         subjects=(f"{namespace}.task.>", f"{namespace}.sched.>"),
-        **{"storage": Storage.MEMORY, "retention": Retention.WORK_QUEUE, **others},
+        **{"storage": Storage.MEMORY, "retention": Retention.WORK_QUEUE, "schedules": True, **others},
     )
 
 

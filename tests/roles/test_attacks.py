@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gangline.bus.key_value.wire import stream_configuration
-from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage
+from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage, StorageUnavailable
+from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.schemas.errors.base import InvalidSettings
 from gangline.schemas.names import Names
 
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.server
 
 NAMES = Names()
 ROLLUP_NOT_PERMITTED = 10111
+SCHEDULES_DISABLED = 10188
 DIRECT = "$JS.API.DIRECT.GET.KV_GANGLINE_RESULTS.$KV.GANGLINE_RESULTS.result.nosuchkey"
 
 
@@ -145,3 +147,60 @@ async def test_an_old_bucket_is_brought_up_to_date_by_an_operator_and_others_say
     await (await site.bus("operator")).bucket(name, BucketSettings())
     found = (await operator.api.call(f"STREAM.INFO.KV_{name}", what="look"))["config"]
     assert not any(found.get(switch) for switch in old)
+
+
+ROLLUPS = [{"Nats-Rollup": "all"}, {"Nats-Rollup": "sub"}]
+SCHEDULES = [
+    {"Nats-Schedule": text, "Nats-Schedule-Target": target}
+    for text in ("@at 2020-01-01T00:00:00Z", "@every 1s")
+    for target in ("gangline.task.images.double", "gangline.due.images.double")
+]
+
+
+async def test_a_producer_of_one_endpoint_can_neither_clear_the_queue_nor_schedule_for_another_endpoint(site_of):
+    site: Site = site_of(cut("operator", "dispatcher", "billing=producer:invoices"))
+    await site.dispatcher()
+    operator, billing = await site.bus("operator"), await site.bus("billing")
+    await operator.request("gangline.task.images.double", b"[1]", timeout_s=PATIENCE_S)
+    for headers in (*ROLLUPS, *SCHEDULES):
+        answer = await billing.request("gangline.task.invoices.x", b"[2]", headers=headers, timeout_s=PATIENCE_S)
+        number = ROLLUP_NOT_PERMITTED if headers in ROLLUPS else SCHEDULES_DISABLED
+        assert json.loads(answer.data)["error"]["err_code"] == number
+    for subject in ("gangline.sched.mine", "gangline.due.images.double"):
+        with pytest.raises(NotPermitted):
+            await billing.request(subject, b"[2]", headers=SCHEDULES[0], timeout_s=PATIENCE_S)
+    state = json.loads((await operator.request("$JS.API.STREAM.INFO.GANGLINE_TASKS", timeout_s=PATIENCE_S)).data)
+    assert state["state"]["messages"] == 1
+    assert len(await site.refused()) == 2
+
+
+async def test_a_worker_cannot_remove_what_is_told_of_jobs(site_of):
+    site: Site = site_of(cut("operator", "dispatcher", "one=worker:images.w1"))
+    await site.dispatcher()
+    operator, one = await site.bus("operator"), await site.bus("one")
+    streams = TaskStreams(operator, NAMES)
+    await (await streams.jobs()).publish("gangline.job.j.state", b"{}")
+    await (await streams.dead()).publish("gangline.dead.a.b", b"{}")
+    for headers in (*ROLLUPS, *SCHEDULES):
+        answer = await one.request("gangline.job.j.progress", b"{}", headers=headers, timeout_s=PATIENCE_S)
+        assert "error" in json.loads(answer.data)
+    for stream, subject in (
+        (await streams.jobs(), "gangline.job.j.state"),
+        (await streams.dead(), "gangline.dead.a.b"),
+    ):
+        with pytest.raises(StorageUnavailable, match=str(ROLLUP_NOT_PERMITTED)):
+            await stream.publish(subject, b"", headers=ROLLUPS[0])
+        assert (await stream.state()).messages == 1
+
+
+async def test_a_producer_of_one_endpoint_delays_and_repeats_its_tasks(site_of):
+    site: Site = site_of(cut("operator", "coordinator", "worker", "dispatcher", "shop=producer:images"))
+    await site.worker()
+    await site.dispatcher()
+    shop = await site.client("shop")
+    assert await (await shop.options(delay_s=0.5).submit("images.double", 2)).result(PATIENCE_S) == 4
+    cron = await shop.options(cron="@every 1s").submit("images.double", 3)
+    due = await (await TaskStreams(await site.bus("operator"), NAMES).schedules()).last("gangline.due.images.double")
+    assert due is not None
+    assert await (await site.client("operator")).job(cron.id).cancel()
+    assert await site.refused() == []

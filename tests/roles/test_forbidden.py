@@ -30,8 +30,9 @@ API = "$JS.API"
 PUBLISH: dict[str, set[Role]] = {
     "gangline.call.images.double": {P},
     "gangline.task.images.double": {P},
-    "gangline.sched.later": {P, D},
-    "gangline.sched.images.later": {P, D},
+    "gangline.sched.later": {D},
+    "gangline.sched.images.later": {D},
+    "gangline.due.images.double": set(),
     "gangline.queue.images.cancel": {P},
     "gangline.worker.images.w1.frames": {R, G, D},
     "gangline.worker.images.w1.jobs": {D},

@@ -492,6 +492,8 @@ class QueueCore:
             if self._state.open and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                 self._overdue(task)
                 return
+        if task.step is TaskStep.SCHEDULING:
+            return  # it ends as soon as that is stored
         if why is StopReason.CANCELLED and not task.marked:
             task.tried = True
             failed = task.attempts - 1 if task.step in STARTED else task.attempts
@@ -598,6 +600,8 @@ class QueueCore:
         elif event.error is not None:
             malformed = isinstance(event.error, InvalidSchedule)
             self._bury(task, DeadReason.MALFORMED if malformed else DeadReason.IMPOSSIBLE, event.error)
+        elif kind is RecordKind.SCHEDULE and task.doom is StopReason.CANCELLED:
+            self._store(task, JobState.CANCELLED)  # whoever asked removes the schedule, if it repeats
         else:
             task.end = task.end or JobState.SCHEDULED
             self._state.totals[task.end.value] += 1

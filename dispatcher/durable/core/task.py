@@ -72,7 +72,7 @@ NEXT: Final[dict[TaskStep, frozenset[TaskStep]]] = {
     | ENDING
     | {TaskStep.LOOKING, TaskStep.SCHEDULING, TaskStep.WAITING, TaskStep.RUNNING, TaskStep.ACKING},
     TaskStep.LOOKING: ADMITTED | ENDING | {TaskStep.SCHEDULING, TaskStep.WAITING, TaskStep.RUNNING, TaskStep.ACKING},
-    TaskStep.SCHEDULING: frozenset({TaskStep.BURYING, TaskStep.ACKING}),
+    TaskStep.SCHEDULING: frozenset({TaskStep.BURYING, TaskStep.STORING, TaskStep.ACKING}),
     **dict.fromkeys(
         (TaskStep.BEHIND, TaskStep.CAPPED, TaskStep.LINED, TaskStep.PARKED), ADMITTED | ENDING | {TaskStep.RUNNING}
     ),

@@ -6,17 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from ....bus.port.bus import Stream
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName, InvalidSettings
 from ....schemas.names import check_name
 from ..workers.context import DispatcherContext
-
-_MANY: Final = 1000
-_RARELY: Final = 10
-"""With many schedules in the stream only every tenth look lists them, since each has its own subject."""
 
 
 class EndpointDiscovery:
@@ -39,8 +34,6 @@ class EndpointDiscovery:
         self._found = found
         self._strays = strays
         self._work = TaskSet("endpoints", context.log)
-        self._looks = 0
-        self._whole_every = 1
         self._told = ""
         self.depths: Mapping[str, int] = {}
         """Tasks in the stream by endpoint, as of the last look."""
@@ -69,9 +62,7 @@ class EndpointDiscovery:
 
     async def _look(self) -> None:
         stream = await self._context.streams.tasks()
-        whole = self._looks % self._whole_every == 0
-        self._looks += 1
-        state = await stream.state(">" if whole else self._names.tasks)
+        state = await stream.state(">")
         depths: dict[str, int] = {}
         strays: list[str] = []
         for subject, count in state.subjects.items():
@@ -90,11 +81,8 @@ class EndpointDiscovery:
                 self._known.add(check_name(entry.key.partition(".")[2], "standing set"))
         await router.routes.ready()
         self._found(frozenset((*depths, *self._known, *router.routes.known)))
-        if whole:
-            self._whole_every = _RARELY if len(strays) > _MANY else 1
-            self._looks = 1
-            if strays:
-                self._strays(stream, strays)
+        if strays:
+            self._strays(stream, strays)
 
     def _endpoint_of(self, subject: str) -> str | None:
         """The endpoint whose queue has this subject; None if none has."""

@@ -308,7 +308,7 @@ class OutcomeStore:
 
         async def publish() -> None:
             await self._sure()
-            await (await self._streams.tasks()).publish(subject, entry.message.data, headers=given)
+            await (await self._streams.schedules()).publish(subject, entry.message.data, headers=given)
 
         try:
             await until_answered("scheduling a task", publish, self._log)
@@ -329,7 +329,7 @@ class OutcomeStore:
         if record is None or record.state is not JobState.CANCELLED:
             return
         if abs(record.submitted_at - entry.message.at) < _SAME_S:
-            await (await self._streams.tasks()).purge(subject)
+            await (await self._streams.schedules()).purge(subject)
 
     def __repr__(self) -> str:
         return f"OutcomeStore({self.writer!r}, under way={len(self._background)})"

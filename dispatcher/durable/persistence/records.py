@@ -29,6 +29,9 @@ _LEAST_CHARS: Final = 200
 _TRY_CHARS: Final = 500
 _TRIES_FROM: Final = 8192
 """If the error may take fewer bytes, there is no room for earlier attempts."""
+DUE_KEPT: Final = "24h"
+"""How long what a schedule has published is kept where it was: the stream of tasks copies it at once, or when it has a
+leader again."""
 MAX_HEADER_BYTES: Final = 65_535
 """JetStream's limit."""
 
@@ -215,7 +218,8 @@ def schedule_of(names: Names, message: StreamMessage, submission: Submission) ->
         for name, value in sendable(message.headers).items()
         if name.lower() not in dropped and (submission.cron is not None or name.lower() != headers.DEADLINE.lower())
     }
-    given[headers.SCHEDULE_TARGET] = message.subject
+    given[headers.SCHEDULE_TARGET] = names.due_of(message.subject)
+    given[headers.SCHEDULE_TTL] = DUE_KEPT
     given[headers.MESSAGE_ID] = f"sched-{message.sequence}-{round(message.at * 1000)}"
     if submission.cron is not None:
         given[headers.SCHEDULE] = submission.cron

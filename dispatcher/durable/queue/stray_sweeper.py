@@ -1,4 +1,4 @@
-"""Messages in the stream of tasks that no queue takes: subjects that are no endpoint's, and schedules that are none.
+"""Messages in the stream of tasks that no queue takes: their subjects are no endpoint's.
 
 Any number of dispatchers may see one at the same time: the dead letter has an id, so that it is stored once, the record
 is created once, and removing a message twice does no harm. No lock is needed.
@@ -12,7 +12,6 @@ from ....bus.port.bus import Stream, StreamMessage
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName, MalformedMessage
 from ....schemas.records.jobs import DeadReason
-from ....schemas.wire import headers
 from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage, job_of
 from ..persistence.outcome_store import OutcomeStore
@@ -37,10 +36,7 @@ class StraySweeper:
         )
         self._result_ttl_s = context.settings.result_ttl_s
         self._log = context.log
-        self._in_order: set[str] = set()
-        """Subjects of schedules that were read: not read again while they are in the stream."""
         self._round = TaskSet("strays", context.log)
-        self._schedules = self._names.schedules[: -len(">")]
         self.buried = 0
 
     def start(self) -> None:
@@ -53,11 +49,8 @@ class StraySweeper:
 
     def found(self, stream: Stream, subjects: list[str]) -> None:
         """The stream has messages of these subjects, and no others of this kind. One round at a time."""
-        if self._in_order:
-            self._in_order.intersection_update(subjects)
-        doubtful = [subject for subject in subjects if subject not in self._in_order]
-        if doubtful and not self._round:
-            self._round.start(self._look_at(stream, doubtful))
+        if not self._round:
+            self._round.start(self._look_at(stream, subjects))
 
     async def _look_at(self, stream: Stream, subjects: list[str]) -> None:
         for subject in subjects:
@@ -72,10 +65,7 @@ class StraySweeper:
         sequence = 1
         while (message := await stream.next(subject, sequence)) is not None:
             sequence = message.sequence + 1
-            if subject.startswith(self._schedules) and headers.SCHEDULE in (message.headers or {}):
-                self._in_order.add(subject)
-            else:
-                await self._bury(stream, message)
+            await self._bury(stream, message)
 
     async def _bury(self, stream: Stream, message: StreamMessage) -> None:
         effect = Persist(
@@ -93,11 +83,6 @@ class StraySweeper:
         self.buried += 1
 
     def _error(self, message: StreamMessage) -> GanglineError:
-        if message.subject.startswith(self._schedules):
-            return MalformedMessage(
-                f"{message.subject} takes schedules: publish to {self._names.namespace}.task.ENDPOINT.METHOD, with "
-                f"{headers.DELAY} or {headers.CRON} for later, or add {headers.SCHEDULE} and {headers.SCHEDULE_TARGET}"
-            )
         try:
             self._names.parse_task(message.subject)
         except InvalidName as error:

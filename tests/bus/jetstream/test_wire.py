@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from gangline.bus.jetstream.wire import (
 from gangline.bus.port.bus import ConsumerSettings, Message, Retention, StreamSettings
 from gangline.schemas.errors.base import InvalidSettings
 
-SETTINGS = StreamSettings(subjects=("a.>", "b"), retention=Retention.WORK_QUEUE)
+SETTINGS = StreamSettings(subjects=("a.>", "b"), retention=Retention.WORK_QUEUE, schedules=True)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +48,11 @@ def test_a_stored_message_is_read_from_the_api():
     assert (bare.data, bare.headers) == (b"", None)
 
 
-def test_a_stream_allows_schedules_and_so_discards_the_old():
-    configuration = stream_configuration("S", SETTINGS)
-    assert configuration["discard"] == "old"
-    assert configuration["allow_msg_schedules"] and configuration["allow_msg_ttl"] and configuration["allow_atomic"]
+def test_a_stream_takes_rollup_only_with_schedules():
+    for schedules in (True, False):
+        configuration = stream_configuration("S", replace(SETTINGS, schedules=schedules))
+        assert configuration["allow_msg_schedules"] is configuration["allow_rollup_hdrs"] is schedules
+        assert configuration["discard"] == "old" and configuration["allow_msg_ttl"] and configuration["allow_atomic"]
     assert configuration["duplicate_window"] == 120_000_000_000
 
 

@@ -118,7 +118,9 @@ def test_what_is_no_duration_is_refused(text):
 
 async def taken(bus: NatsBus, namespace: str, schedule: str) -> bool:
     """Whether the server takes it."""
-    stream = await bus.stream(namespace, StreamSettings(subjects=(f"{namespace}.>",), storage=Storage.MEMORY))
+    stream = await bus.stream(
+        namespace, StreamSettings(subjects=(f"{namespace}.>",), storage=Storage.MEMORY, schedules=True)
+    )
     headers = {"Nats-Schedule": schedule, "Nats-Schedule-Target": f"{namespace}.t"}
     try:
         await stream.publish(f"{namespace}.s", b"", headers=headers, timeout_s=PATIENCE_S)

@@ -29,7 +29,7 @@ LONG = 300.0
 
 
 def settings_of(storage=Storage.FILE, retention=Retention.WORK_QUEUE):
-    return StreamSettings(subjects=("task.>",), storage=storage, retention=retention)
+    return StreamSettings(subjects=("task.>",), storage=storage, retention=retention, schedules=True)
 
 
 @pytest.fixture

@@ -346,19 +346,19 @@ async def test_a_task_that_its_dispatcher_has_not_seen_is_cancelled_in_the_strea
 async def test_a_schedule_that_its_dispatcher_gave_to_the_server_meanwhile_is_cancelled_there(
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks, subject = await rig.tasks(), rig.names.task("images", "echo")
+    tasks, schedules, subject = await rig.tasks(), await rig.streams.schedules(), rig.names.task("images", "echo")
     await tasks.publish(subject, b"", headers={"Gangline-Cron": "@every 1h", "Gangline-Job": "hourly"})
     await rig.take_queue()
     cancel_stored = JobQueries._cancel_stored
 
     async def slowly(self: JobQueries, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
-        fields = {"Nats-Schedule": "@every 1h", "Nats-Schedule-Target": subject}
-        await tasks.publish(rig.names.schedule("hourly"), b"", headers=fields)
+        fields = {"Nats-Schedule": "@every 1h", "Nats-Schedule-Target": rig.names.due_of(subject)}
+        await schedules.publish(rig.names.schedule("hourly"), b"", headers=fields)
         return await cancel_stored(self, ref, found, held=held)
 
     monkeypatch.setattr(JobQueries, "_cancel_stored", slowly)
     assert await rig.client.job("hourly", "images").cancel()
-    assert (await tasks.state(rig.names.schedules)).messages == 0
+    assert (await schedules.state()).messages == 0
 
 
 @on_both_buses

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gangline.bus.memory.server import MemoryServer
+from gangline.bus.port.bus import StreamMessage
 from gangline.dispatcher.calls.call import SubmitOptions
 from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.durable.persistence.records import schedule_of
 from gangline.dispatcher.jobs.submitter import (
     TaskMessage,
     job_of_key,
     loses_in_json,
     moment_of,
     number,
-    schedule_at,
+    rfc3339,
     task_message,
     write_arguments,
 )
@@ -86,27 +88,32 @@ def test_an_idempotency_key_is_one_job_for_one_target() -> None:
     assert message(idempotency_key="order-7", part=0).job != message(idempotency_key="order-7", part=1).job
 
 
-def test_a_delayed_task_is_a_schedule_of_the_server() -> None:
+def test_a_delayed_task_says_when_it_may_start_and_its_deadline_counts_from_then() -> None:
     made = message(delay_s=1.5)
     assert made.scheduled and not made.repeats
-    assert made.subject == "gangline.sched.images.jtok"
-    assert made.headers[headers.SCHEDULE_TARGET] == "gangline.task.images.thumbnail"
-    assert made.headers[headers.SCHEDULE] == "@at 2023-11-14T22:13:21.750000Z"
-    assert moment_of(made.headers[headers.SCHEDULE]) == WALL + 1.5
+    assert made.subject == "gangline.task.images.thumbnail"
+    assert made.headers[headers.DELAY] == "2023-11-14T22:13:21.750000Z"
+    assert read(made).not_before == WALL + 1.5
+    assert read(message(delay_s=1.5, deadline_s=10)).deadline_at == WALL + 11.5
     assert made.headers[headers.JOB] == "images.jtok"
     assert not message(delay_s=0).scheduled
+    assert not any(name.startswith("Nats-Sched") for name in made.headers), "the server would refuse it"
 
 
 def test_a_moment_is_told_in_utc() -> None:
     moment = datetime(2030, 1, 31, 12, 0, tzinfo=timezone(timedelta(hours=2)))
-    assert message(at=moment).headers[headers.SCHEDULE] == "@at 2030-01-31T10:00:00Z" == schedule_at(moment)
+    assert message(at=moment).headers[headers.DELAY] == "2030-01-31T10:00:00Z" == rfc3339(moment)
+    assert moment_of("@at 2030-01-31T10:00:00Z") == moment.timestamp()
     assert moment_of("@every 5m") is None and moment_of("@at tomorrow") is None
 
 
 def test_the_runs_of_a_cron_are_jobs_of_their_own() -> None:
     made = message(cron="0 0 3 * * *")
-    assert made.scheduled and made.repeats and headers.JOB not in made.headers
-    assert made.headers[headers.SCHEDULE] == "0 0 3 * * *"
+    assert made.scheduled and made.repeats
+    assert made.headers[headers.CRON] == "0 0 3 * * *"
+    message_of = StreamMessage(made.subject, made.data, made.headers, 7, WALL)
+    subject, given = schedule_of(NAMES, message_of, read(made))
+    assert subject == NAMES.schedule(made.job) and headers.JOB not in given
 
 
 def test_a_cron_that_is_declared_anew_replaces_the_first_unless_it_is_the_same() -> None:

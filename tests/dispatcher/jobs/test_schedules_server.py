@@ -59,17 +59,17 @@ async def test_the_server_takes_and_refuses_the_same(nats_url: str, namespace: s
     bus = await connect(ConnectionSettings.from_url(nats_url), name="schedules")
     names = Names(namespace)
     try:
-        tasks = await TaskStreams(bus, names, TaskStorage()).tasks()
+        schedules = await TaskStreams(bus, names, TaskStorage()).schedules()
         taken: dict[str, bool] = {}
         for number, text in enumerate((*TAKEN, *REFUSED, *_drawn(200))):
             subject = names.schedule(f"s{number}")
-            given = {headers.SCHEDULE: text, headers.SCHEDULE_TARGET: names.task("nobody", "nothing")}
+            given = {headers.SCHEDULE: text, headers.SCHEDULE_TARGET: names.due_of(names.task("nobody", "nothing"))}
             try:
-                await tasks.publish(subject, b"", headers=given)
+                await schedules.publish(subject, b"", headers=given)
                 taken[text] = True
             except PublishRefused:
                 taken[text] = False
-            await tasks.purge(subject)
+            await schedules.purge(subject)
     finally:
         await bus.close()
     assert taken == {text: _takes(text) for text in taken}

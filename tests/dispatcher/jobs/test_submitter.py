@@ -138,12 +138,17 @@ async def test_a_delayed_task_comes_at_its_time_and_not_before(rig: JobsRig) -> 
     later = await rig.client.options(delay_s=3600).submit("images.echo", value=1)
     info = await later.status()
     assert (info.state, info.endpoint, info.method) == (JobState.SCHEDULED, "images", "echo")
+    assert info.reason is not None and "start one with 'gangline dispatcher'" in info.reason
+    await rig.schedule_all()
+    info = await later.status()
+    assert (info.state, info.endpoint, info.method) == (JobState.SCHEDULED, "images", "echo")
     assert info.next_try_at is not None and info.reason == "its time has not come"
     assert await rig.stored() == []
     [obstacle] = (await later.why()).obstacles
     assert (obstacle.kind, obstacle.until) == ("schedule", info.next_try_at)
     when = rig.wall() + 1
     job = await rig.client.options(at=datetime.fromtimestamp(when, UTC)).submit("images.echo", value=1)
+    await rig.schedule_all()
     tasks = await rig.arrivals(1)
     read = Submission.parse(rig.names, tasks[0].subject, tasks[0].headers, sequence=1, published_at=tasks[0].at)
     assert read.job == job.id
@@ -158,19 +163,21 @@ async def test_a_delayed_task_comes_at_its_time_and_not_before(rig: JobsRig) -> 
 async def test_a_schedule_can_be_cancelled(rig: JobsRig) -> None:
     later = datetime.now(UTC) + timedelta(days=365)
     job = await rig.client.options(at=later).submit("images.echo")
+    await rig.schedule_all()
     assert await job.cancel()
-    assert (await (await rig.tasks()).state()).messages == 0
+    assert (await (await rig.streams.schedules()).state()).messages == 0
     assert (await job.status()).state is JobState.CANCELLED
     with pytest.raises(JobCancelled):
         await job.result()
     assert not await job.cancel()
     nightly = await rig.client.options(cron="0 0 3 * * *").submit("images.echo")
+    await rig.schedule_all()
     info = await nightly.status()
     assert (info.state, info.reason, nightly.repeats) == (JobState.SCHEDULED, "runs again and again: 0 0 3 * * *", True)
     with pytest.raises(InvalidRequest, match="each of its runs is a job of its own"):
         await nightly.result()
     assert await rig.client.job(nightly.id).cancel()
-    assert (await (await rig.tasks()).state()).messages == 0
+    assert (await (await rig.streams.schedules()).state()).messages == 0
 
 
 @on_both_buses
@@ -179,30 +186,32 @@ async def test_a_cancellation_whose_purge_got_no_answer_holds_and_can_be_repeate
 ) -> None:
     for done in (True, False):
         job = await rig.client.options(delay_s=60).submit("images.echo")
-        tasks = await job._queries.streams.tasks()
-        purge = tasks.purge
+        await rig.schedule_all()
+        schedules = await job._queries.streams.schedules()
+        purge = schedules.purge
 
         async def unheard(pattern: str, *, really: bool = done, purge: Any = purge) -> int:
             if really:
                 await purge(pattern)
             raise StorageUnavailable("no answer")
 
-        monkeypatch.setattr(tasks, "purge", unheard)
+        monkeypatch.setattr(schedules, "purge", unheard)
         with pytest.raises(StorageUnavailable):
             await job.cancel()
         monkeypatch.undo()
         assert (await job.status()).state is JobState.CANCELLED, "whoever gets the task by then finds that it is"
         assert await job.cancel() is not done
-        assert (await (await rig.tasks()).state()).messages == 0
+        assert (await schedules.state()).messages == 0
 
 
 @on_both_buses
 async def test_a_schedule_whose_time_comes_while_it_is_cancelled_is_stopped_at_its_dispatcher(
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dispatcher = await rig.take_queue()
     job = await rig.client.options(delay_s=3600).submit("images.echo")
-    mine = await job._queries.streams.tasks()
+    await rig.schedule_all()
+    dispatcher = await rig.take_queue()
+    mine = await job._queries.streams.schedules()
 
     async def too_late(pattern: str) -> int:
         scheduled = await mine.last(rig.names.schedule(job.id))
@@ -223,6 +232,7 @@ async def test_a_schedule_whose_time_comes_while_it_is_cancelled_is_stopped_at_i
 @on_both_buses
 async def test_a_cron_makes_jobs_of_their_own(rig: JobsRig) -> None:
     schedule = await rig.client.options(cron="@every 1s").submit("images.echo", value=1)
+    await rig.schedule_all()
     tasks = await rig.arrivals(2)
     await schedule.cancel()
     assert len({task.sequence for task in tasks}) == 2

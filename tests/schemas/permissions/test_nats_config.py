@@ -58,9 +58,9 @@ def test_nobody_is_allowed_anything_outside_its_namespace(role):
         assert ours or shared, subject
 
 
-def test_a_producer_who_is_cut_to_an_endpoint_cannot_name_another_in_a_schedule():
-    assert "gangline.sched.*" in permissions(Role.PRODUCER, Names()).publish
-    assert "gangline.sched.*" not in permissions(Role.PRODUCER, Names(), pool="images").publish
+def test_only_dispatchers_and_operators_write_schedules_which_may_name_any_endpoint():
+    writers = [role for role in Role if "gangline.sched.*" in permissions(role, Names()).publish]
+    assert writers == [Role.DISPATCHER]
 
 
 def test_each_user_of_the_shipped_file_has_a_password_and_an_inbox():

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,8 @@ from gangline.bus.port.bus import Bus, ConsumerSettings, KeyValue, Message, Stre
 from gangline.bus.rpc.responder import listen
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.durable.messages.entry import read_message
+from gangline.dispatcher.durable.persistence.records import schedule_of
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import GanglineError, UnknownJob
@@ -50,6 +52,16 @@ class JobsRig:
 
     async def results(self) -> KeyValue:
         return await self.streams.results()
+
+    async def schedule_all(self, endpoint: str = "images") -> None:
+        """As a dispatcher: take what is delayed or repeats out of the queue, and hand it to the server's clock."""
+        tasks, schedules = await self.tasks(), await self.streams.schedules()
+        for message in await self.stored(endpoint):
+            submission, _ = cast("Any", read_message(self.names, message))
+            if submission.cron is not None or submission.not_before is not None:
+                subject, given = schedule_of(self.names, message, submission)
+                await schedules.publish(subject, message.data, headers=given)
+                await tasks.delete(message.sequence)
 
     async def stored(self, endpoint: str = "images") -> list[StreamMessage]:
         """Tasks in the stream."""

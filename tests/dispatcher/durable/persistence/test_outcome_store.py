@@ -149,18 +149,19 @@ async def test_a_schedule_that_was_cancelled_just_before_it_was_given_to_the_ser
     entry = operations.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly")
     await operations.ends(JobState.CANCELLED, job="nightly", submitted_at=entry.message.at - 3600 * earlier)
     assert await operations.persists(entry, scheduled()) is None
-    schedule = await (await operations.streams.tasks()).last(NAMES.schedule("nightly"))
+    schedule = await (await operations.streams.schedules()).last(NAMES.schedule("nightly"))
     assert (schedule is not None) == earlier
 
 
 async def test_a_schedule_that_is_given_to_the_server_again_is_not_in_force_again_after_its_end(
     operations: Desk,
 ) -> None:
-    entry, tasks = operations.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly"), await operations.streams.tasks()
+    entry = operations.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly")
+    schedules = await operations.streams.schedules()
     for _ in range(2):  # the first answer was lost, or whoever waited for it killed
         assert await operations.persists(entry, scheduled()) is None
-        await tasks.purge(NAMES.schedule("nightly"))
-    assert (await tasks.state(NAMES.schedules)).last_sequence == 1
+        await schedules.purge(NAMES.schedule("nightly"))
+    assert (await schedules.state()).last_sequence == 1
 
 
 async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_it_is(operations: Desk) -> None:

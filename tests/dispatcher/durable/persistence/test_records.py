@@ -118,7 +118,8 @@ def test_a_delayed_task_goes_back_with_its_id_and_a_deadline_that_does_not_move(
     assert subject == "ns.sched.7"
     assert given == {
         headers.SCHEDULE: "@at 2023-11-14T22:14:20.250Z",
-        headers.SCHEDULE_TARGET: "ns.task.images.resize",
+        headers.SCHEDULE_TARGET: "ns.due.images.resize",
+        headers.SCHEDULE_TTL: "24h",
         headers.MESSAGE_ID: "sched-7-1700000000250",
         headers.JOB: "7",
         headers.KEY: "k",
@@ -135,7 +136,8 @@ def test_a_cron_task_goes_back_without_an_id_and_each_firing_has_its_own_deadlin
     assert subject == "ns.sched.nightly"
     assert given == {
         headers.SCHEDULE: "0 0 3 * * *",
-        headers.SCHEDULE_TARGET: "ns.task.images.resize",
+        headers.SCHEDULE_TARGET: "ns.due.images.resize",
+        headers.SCHEDULE_TTL: "24h",
         headers.MESSAGE_ID: "sched-7-1700000000250",
         headers.DEADLINE: "90",
     }

@@ -279,19 +279,6 @@ async def test_what_can_never_run_is_a_dead_letter_at_once(
         assert letter.data == body and (letter.headers or {})[headers.DEAD_REASON] == reason
 
 
-async def test_a_message_to_the_subjects_of_schedules_that_is_none_is_a_dead_letter(system: System) -> None:
-    async with system:
-        await system.dispatcher(look_s=0.2)
-        stream = await system.streams.tasks()
-        later = {headers.SCHEDULE: "@every 1h", headers.SCHEDULE_TARGET: system.names.task("faults", "nap")}
-        await stream.publish(system.names.schedule("fine"), b"", headers=later)
-        published = await stream.publish(system.names.schedule("lost"), b"{}")
-        record = await system.result(published.sequence)
-        assert (record.state, record.reason) == ("dead", "malformed")
-        await until(lambda: _is_empty(stream, but=1))
-        assert await stream.last(system.names.schedule("fine")) is not None
-
-
 ODD_HEADERS = "My Header: a\r\n[x]: b\r\nat@home: c\r\n\u00e4: d\r\nX-Cut: e\rf\r\nX-Plain: \u00e4\r\n"
 """nats-server takes them all, and some clients send them; Gangline can write only the last."""
 
@@ -345,8 +332,8 @@ async def test_a_delayed_task_waits_with_the_server_and_keeps_its_id(system: Sys
         assert (record.state, record.result) == ("done", 2)
         # By the server's clock, which wrote both; the schedule is written in milliseconds.
         assert record.submitted_at >= published.at + 1.0 - 0.001
-        await until(lambda: _is_empty(stream, but=1))
-        schedule = await stream.last(system.names.schedule(str(later)))
+        await until(lambda: _is_empty(stream))
+        schedule = await (await system.streams.schedules()).last(system.names.schedule(str(later)))
         assert schedule is not None and (schedule.headers or {})[headers.SCHEDULE].startswith("@at ")
 
 
@@ -356,7 +343,7 @@ async def test_a_cron_task_fires_again_and_again_as_jobs_of_their_own(system: Sy
         dispatcher = await system.dispatcher()
         await system.publish("words.count", {"text": "a b"}, Gangline_Cron="@every 1s", Gangline_Job="tick")
         await until(lambda: dispatcher.statistics().counts["started"] >= repetitions(2, whole=3))
-        stream = await system.streams.tasks()
+        stream = await system.streams.schedules()
         schedule = await stream.last(system.names.schedule("tick"))
         assert schedule is not None and await stream.delete(schedule.sequence)
 

@@ -311,7 +311,7 @@ def _bad(rng: random.Random, number: int, endpoint: str) -> Bad:
         Bad(subject=f"{task}.job", body=good, headers=(("Gangline-Job", "not a name"),), reason=malformed),
         Bad(subject=f"{task}.job.more", body=good, headers=(), reason=malformed),
         Bad(subject=task, body=good, headers=(), reason=malformed),
-        Bad(subject="sim.sched.never", body=good, headers=(), reason=malformed),
+        Bad(subject="sim.task.sched", body=good, headers=(), reason=malformed),
         Bad(subject=f"{task}.nothing", body=good, headers=(), reason=DeadReason.UNKNOWN_METHOD),
         Bad(subject=f"{task}.job", body='{"request": 1}', headers=(), reason=DeadReason.INVALID_ARGUMENTS),
         Bad(subject="sim.task.nowhere.job", body=good, headers=(), reason=DeadReason.UNKNOWN_ENDPOINT),

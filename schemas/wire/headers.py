@@ -92,7 +92,7 @@ RESULT_TTL: Final = "Gangline-Result-TTL"
 EVENTS: Final = "Gangline-Events"
 """`true`: publish each change of the job's state on `<ns>.job.<job>.state`."""
 POOL: Final = "Gangline-Pool"
-"""Use this pool and ignore the endpoint's route."""
+"""Use this pool of the endpoint's route, whatever the weights."""
 
 DEAD_REASON: Final = "Gangline-Dead-Reason"
 """On a dead letter: see jobs.DeadReason."""

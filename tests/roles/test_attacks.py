@@ -12,7 +12,7 @@ import pytest
 from gangline.bus.key_value.wire import stream_configuration
 from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage, StorageUnavailable
 from gangline.dispatcher.jobs.storage import TaskStreams
-from gangline.schemas.errors.base import InvalidSettings
+from gangline.schemas.errors.base import InvalidSettings, JobDead
 from gangline.schemas.names import Names
 
 from ..bus.conftest import Collected, collect
@@ -203,4 +203,16 @@ async def test_a_producer_of_one_endpoint_delays_and_repeats_its_tasks(site_of):
     due = await (await TaskStreams(await site.bus("operator"), NAMES).schedules()).last("gangline.due.images.double")
     assert due is not None
     assert await (await site.client("operator")).job(cron.id).cancel()
+    assert await site.refused() == []
+
+
+async def test_a_producer_of_one_endpoint_cannot_have_its_tasks_run_on_the_pool_of_another(site_of):
+    site: Site = site_of(cut("operator", "worker", "dispatcher", "billing=producer:invoices"))
+    await site.worker()
+    await site.dispatcher()
+    billing, operator = await site.client("billing"), await site.client("operator")
+    with pytest.raises(JobDead, match="'images', which is no pool of the route of 'invoices'"):
+        await (await billing.options(pool="images").submit("invoices.double", 2)).result(PATIENCE_S)
+    await operator.set_route("invoices", {"to": {"invoices": 1, "images": 0}})
+    assert await (await billing.options(pool="images").submit("invoices.double", 2)).result(PATIENCE_S) == 4
     assert await site.refused() == []

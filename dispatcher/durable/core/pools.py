@@ -207,10 +207,14 @@ class PoolCredits:
             chosen = self._chosen[task.key] = choose_pool(self._route, self._endpoint, task.key, draw)
         return self[chosen]
 
+    def allows(self, pool: str) -> bool:
+        """Whether a task of this endpoint may ask for that pool."""
+        return pool in self._weights
+
     def knows(self, task: Submission) -> bool:
         """Whether a pool that might run it exists, or existed."""
         if task.pool is not None:
-            return self[task.pool].known
+            return self.allows(task.pool) and self[task.pool].known
         if self._explicit:
             return True
         if len(self._weights) == 1:

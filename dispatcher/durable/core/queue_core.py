@@ -353,8 +353,13 @@ class QueueCore:
 
     def _go_on(self, task: Task) -> None:
         """Nothing ended it before: it waits for its turn, or for its next attempt."""
-        if not self._overdue(task):
+        if self._overdue(task):
+            return
+        pool = task.submission.pool
+        if pool is None or self._scheduler.pools.allows(pool):
             self._wait(task, task.ready_at)
+        else:
+            self._drop_foreign(task, pool)
 
     # -- schedules ---------------------------------------------------------------------------------------------------
 
@@ -539,6 +544,16 @@ class QueueCore:
             f"no pool {where!r}, and no standing set or route of that name, appeared within "
             f"{plain(self._state.settings.unknown_after_s)} s: start a worker, or set a route, then replay it",
             details={"endpoint": self._state.endpoint},
+        )
+        self._drop(task, DeadReason.UNKNOWN_ENDPOINT, error)
+
+    def _drop_foreign(self, task: Task, pool: str) -> None:
+        """A producer of this endpoint may not be one of that pool."""
+        endpoint = self._state.endpoint
+        error = NoWorkers(
+            f"Gangline-Pool names {pool!r}, which is no pool of the route of {endpoint!r}: add it to the route (a weight "
+            f"of 0 is enough) and replay it, or leave the header out",
+            details={"endpoint": endpoint, "pool": pool},
         )
         self._drop(task, DeadReason.UNKNOWN_ENDPOINT, error)
 

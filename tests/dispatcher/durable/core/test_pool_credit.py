@@ -27,9 +27,9 @@ def test_an_endpoint_is_known_by_its_route_or_by_a_pool_of_it():
     assert not pools.knows(submission())
     pools.seen(PoolSeen(now=0.0, wall=0.0, pool="f", known=True))
     assert not pools.knows(submission())
-    assert pools.knows(submission(pool="f"))
+    assert not pools.knows(submission(pool="f")), "it is not the endpoint's"
     pools.route(RouteRecord(to={"f": 1.0}), explicit=False)
-    assert pools.knows(submission())
+    assert pools.knows(submission()) and pools.knows(submission(pool="f"))
     pools.route(RouteRecord(), explicit=True)
     assert pools.knows(submission())
     assert not pools.knows(submission(pool="g"))

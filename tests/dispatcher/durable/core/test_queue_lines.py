@@ -239,8 +239,8 @@ def test_a_key_keeps_its_pool():
     assert len(world.runs) == 32 and len(pools) == 4
 
 
-def test_a_task_that_names_a_pool_goes_there_whatever_the_route_says():
-    world = world_of(1)
+def test_a_task_that_names_a_pool_of_the_route_goes_there_whatever_the_weights():
+    world = world_of(1, weights={"e": 1.0, "g": 0.0})
     world.pool("g")
     world.arrive("a", pool="g")
     assert world.wants["g"].slots == 1
@@ -248,10 +248,18 @@ def test_a_task_that_names_a_pool_goes_there_whatever_the_route_says():
     assert world.runs[0].pool == "g"
 
 
-def test_the_shell_hears_of_a_pool_that_a_task_names_even_if_nothing_may_start():
-    world = world_of(paused=True)
+def test_a_task_that_names_a_pool_that_its_endpoints_route_does_not_is_a_dead_letter():
+    world = world_of(1)
+    world.pool("g")
     world.arrive("a", pool="g")
-    assert world.wants["g"].slots == 0
+    world.credit(1, pool="g")
+    assert not world.started
+    assert world.dead == [("a", "unknown_endpoint")]
+
+
+def test_a_task_that_names_a_pool_of_the_route_waits_for_it_even_if_nothing_may_start():
+    world = world_of(paused=True, weights={"e": 1.0, "g": 0.0})
+    world.arrive("a", pool="g")
     world.pool("g")
     world.advance(100.0)
     assert not world.dead

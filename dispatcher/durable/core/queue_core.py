@@ -551,8 +551,8 @@ class QueueCore:
         """A producer of this endpoint may not be one of that pool."""
         endpoint = self._state.endpoint
         error = NoWorkers(
-            f"Gangline-Pool names {pool!r}, which is no pool of the route of {endpoint!r}: add it to the route (a weight "
-            f"of 0 is enough) and replay it, or leave the header out",
+            f"Gangline-Pool names {pool!r}, which is no pool of the route of {endpoint!r}: add it to the route (with a "
+            f"weight of 0, if you like) and replay it, or leave the header out",
             details={"endpoint": endpoint, "pool": pool},
         )
         self._drop(task, DeadReason.UNKNOWN_ENDPOINT, error)

@@ -253,6 +253,7 @@ def test_a_task_that_names_a_pool_that_its_endpoints_route_does_not_is_a_dead_le
     world.pool("g")
     world.arrive("a", pool="g")
     world.credit(1, pool="g")
+    world.flush()
     assert not world.started
     assert world.dead == [("a", "unknown_endpoint")]
 

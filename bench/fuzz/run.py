@@ -180,7 +180,7 @@ async def _play(
         fire = _Fire(wire, doors, seed)
         wire.subscribe("_INBOX.fuzz.*", fire.on_answer)
         wire.subscribe(
-            f"_GANGLINE.{NAMESPACE}.worker.*.*.*.frames", lambda _s, reply, _b: _noted(doors.channels, reply)
+            f"_GANGLINE.{NAMESPACE}.worker.fuzz.*.*.frames", lambda _s, reply, _b: _noted(doors.channels, reply)
         )
         probing = asyncio.ensure_future(probes.run())
         stack.push_async_callback(_cancelled, probing)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from hashlib import sha256
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from gangline.bus.port.bus import Message, NoResponders
 from gangline.schemas.errors.base import ClosedError, Unavailable, WorkerIdTaken
+from gangline.schemas.public_id import public_id
 from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.frames import AnswerOp, Load, LoadFlag, RequestOp, ReserveFlag
 from gangline.worker.ledger.settings import WorkerSettings
@@ -540,3 +544,25 @@ async def test_the_stock_service_commands_see_it(rig: Rig):
     counts = {e["name"]: (e["num_requests"], e["num_errors"]) for e in stats["endpoints"]}
     assert counts["frames"] == (1, 0)
     assert counts["reserve"] == (1, 1)
+
+
+@on_rig()
+async def test_a_token_is_hashed_once_however_often_it_is_used_and_nothing_for_a_plain_call(rig: Rig):
+    hashed: list[bytes] = []
+
+    def count(data: bytes) -> Any:
+        hashed.append(data)
+        return sha256(data)
+
+    public_id.cache_clear()
+    with patch("gangline.schemas.public_id.sha256", count):
+        for number in range(1, 21):
+            assert await rig.hand.ask(*task(number, "double", [1])) == [OK, number, 2]
+        assert hashed == []
+        token = await rig.hand.grant(30, claim_ms=60_000, ttl_ms=5000)
+        for number in range(31, 51):
+            await rig.hand.ask(*task(number, "double", [1], token=token))
+            await rig.hand.quiet(0.5)
+        rig.hand.send((int(RequestOp.RELEASE), None, token))
+        await rig.hand.quiet(0.1)
+    assert rig.at_rest() and hashed == [token.encode()]

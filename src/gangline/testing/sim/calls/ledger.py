@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from ....schemas.public_id import MARK
 from ..history.checker import Checker
 from .slots import LeaseModel, WorkerModel
 
@@ -85,7 +86,9 @@ class LedgerWatch:
             self._checker.fail("L6", f"{worker.node}: token {lease.token} is still in the ledger {when}")
 
     def _stands(self, lease: LeaseModel) -> bool:
-        return any(key.startswith("lease.") and key.endswith(f".{lease.token[1:]}") for key in self._keys())
+        return any(
+            key.startswith("lease.") and key.endswith(f".{lease.token.removeprefix(MARK)}") for key in self._keys()
+        )
 
     def _later(self, delay: float, check: Callable[..., None], *args: object) -> None:
         asyncio.get_running_loop().call_later(delay, check, *args)

@@ -82,7 +82,13 @@ class JobQueries:
 
     async def _record(self, job: str) -> ResultRecord | None:
         entry = await (await self.streams.results()).get(self._names.result_key(job))
-        return None if entry is None else parse_result(job, entry.value)
+        if entry is None:
+            return None
+        try:
+            return parse_result(job, entry.value)
+        except MalformedMessage as error:  # no end of a job: its dispatcher writes over it
+            _log.warning("%s", error.message, extra={"action": "record.unreadable", "key": entry.key})
+            return None
 
     async def status(self, ref: JobRef, timeout_s: float) -> JobInfo:
         """The job's current state.

@@ -1,5 +1,8 @@
 """Stores what the core wants persisted: results, failed attempts, dead letters and schedules.
 
+Whatever goes wrong, `answer` comes: a task that is never settled holds its place in the window for ever, and with
+enough of them nothing of the queue runs any more.
+
 The order matters for a crash in between: the large result comes before the record that names it; the dead letter before
 the record; the record before the answer to the core, which then acknowledges. A TryRecord is deleted only after the
 acknowledgement is confirmed, or when another record of the end is found.
@@ -10,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, assert_never
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, assert_never
 
-from ....bus.port.bus import Bus, KvEntry, Published, PublishRefused
+from ....bus.port.bus import Bus, Conflict, KvEntry, Published, PublishRefused
 from ....runtime.clock import Environment
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidSchedule, PayloadTooLarge
@@ -89,11 +92,23 @@ class OutcomeStore:
         async def work() -> None:
             async with self._looks:
                 found = await until_taken("looking a result up", lambda: self._entry(effect.job), self._log)
-            if found is not None:
+            ended = found is not None and self._reads(found) is not None
+            if ended:
                 self.forget_try(endpoint, effect.job)
-            answer(found is not None)
+            answer(ended)
 
         self._background.start(work())
+
+    def _reads(self, found: KvEntry) -> ResultRecord | None:
+        """None: it cannot be read, and so ends no job: anybody may have had it written."""
+        record = records.parse_result(found)
+        if record is None:
+            self._log.error(
+                "%s is no result, and ends no job: see who else writes there",
+                found.key,
+                extra={"action": "record.unreadable", "key": found.key},
+            )
+        return record
 
     async def cancelled(self, jobs: Iterable[str]) -> list[str]:
         """Those with a record of their cancellation: their clients found no dispatcher to ask."""
@@ -108,18 +123,60 @@ class OutcomeStore:
 
     def persist(self, endpoint: str, entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
         """Begin to store the record. `answer` gets an error if the server will never take a schedule."""
-        match effect.kind:
-            case RecordKind.TRY | RecordKind.CANCELLATION:
-                self._put_try(endpoint, entry, effect, answer)
-            case RecordKind.RESULT:
-                self._store(entry, effect, answer)
-            case RecordKind.DEAD_LETTER:
-                records.note_try(entry, effect, wall=self._ambient.wall())
-                self._background.start(self._bury(entry, effect, answer))
-            case RecordKind.SCHEDULE:
-                self._background.start(self._schedule(entry, answer))
-            case _:
-                assert_never(effect.kind)
+        try:
+            match effect.kind:
+                case RecordKind.TRY | RecordKind.CANCELLATION:
+                    self._put_try(endpoint, entry, effect, answer)
+                case RecordKind.RESULT:
+                    self._store(entry, effect, answer)
+                case RecordKind.DEAD_LETTER:
+                    records.note_try(entry, effect, wall=self._ambient.wall())
+                    self._start(self._bury(entry, effect, answer), entry, effect, answer)
+                case RecordKind.SCHEDULE:
+                    self._start(self._schedule(entry, answer), entry, effect, answer)
+                case _:
+                    assert_never(effect.kind)
+        except Exception as error:
+            self._background.start(self._settle(entry, effect, answer, error))
+
+    def _start(self, work: Coroutine[Any, Any, None], entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
+        async def settling() -> None:
+            try:
+                await work
+            except Exception as error:
+                await self._settle(entry, effect, answer, error)
+
+        self._background.start(settling())
+
+    async def _settle(self, entry: QueuedMessage, effect: Persist, answer: Answer, error: Exception) -> None:
+        """It cannot be stored as it is, for a reason that nobody thought of."""
+        self._log.error(
+            "job %s: its %s cannot be stored: %s",
+            effect.job,
+            effect.kind.value,
+            repr(error)[:_LOGGED_CHARS],
+            exc_info=error,
+            extra={"action": "outcome.bug", "job": effect.job},
+        )
+        if effect.kind is RecordKind.SCHEDULE:
+            answer(error if isinstance(error, GanglineError) else InvalidSchedule(f"it cannot be written: {error!r}"))
+            return
+        if effect.kind in (RecordKind.DEAD_LETTER, RecordKind.RESULT):
+            # What is sure to be writable.
+            record = records.broken_result(entry, effect, error, wall=self._ambient.wall())
+            given = records.broken_headers(entry, record)
+
+            async def publish() -> None:
+                await self._sure()
+                await (await self._streams.dead()).publish(self._names.dead("", ""), entry.message.data, headers=given)
+
+            try:
+                await until_taken("burying a task", publish, self._log)
+                if effect.result_ttl_s > 0:
+                    await self._created(effect, record.model_dump_json().encode())
+            except Exception:
+                self._log.exception("job %s is lost", effect.job, extra={"action": "outcome.lost", "job": effect.job})
+        answer(None)
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -131,7 +188,7 @@ class OutcomeStore:
         if entry.body is None or len(record) <= self._inline:
             self._create(effect, record, lambda first: self._stored(entry, effect, first, answer))
         else:
-            self._background.start(self._store_large(entry, effect, entry.body, answer))
+            self._start(self._store_large(entry, effect, entry.body, answer), entry, effect, answer)
 
     async def _store_large(self, entry: QueuedMessage, effect: Persist, body: bytes, answer: Answer) -> None:
         name = f"{effect.job}-{effect.attempts}-{self._ambient.token()[:8]}"
@@ -182,24 +239,36 @@ class OutcomeStore:
 
     def _create(self, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
         def created(first: bool) -> None:
-            if first or job_endpoint(effect.job) is not None:
-                done(first)
+            if first:
+                done(True)
             else:
-                self._background.start(self._create_beside(effect, record, done))
+                self._background.start(self._contest(effect, record, done))
 
         self.writer.create(self._names.result_key(effect.job), record, ttl_s=effect.result_ttl_s, done=created)
 
-    async def _create_beside(self, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
-        """The key existed."""
+    async def _contest(self, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
+        """Something stands there already. What cannot be read is written over. The result of another endpoint's job,
+        which has taken the id, stays, and ours is stored beside it."""
+        key = self._names.result_key(effect.job)
 
         async def read() -> KvEntry | None:
-            return await (await self._streams.results()).get(self._names.result_key(effect.job))
+            return await (await self._streams.results()).get(key)
 
-        if self._has_other(effect.job, await until_taken("looking a result up", read, self._log)):
-            key = self._names.result_key(f"{self._endpoint}.{effect.job}")
-            self.writer.create(key, record, ttl_s=effect.result_ttl_s, done=done)
-        else:
+        async def write_over(found: KvEntry) -> bool:
+            with contextlib.suppress(Conflict):
+                results = await self._streams.results()
+                await results.put(key, record, ttl_s=effect.result_ttl_s, revision=found.revision)
+                return True
+            return False
+
+        found = await until_taken("looking a result up", read, self._log)
+        if self._has_other(effect.job, found):
+            beside = self._names.result_key(f"{self._endpoint}.{effect.job}")
+            self.writer.create(beside, record, ttl_s=effect.result_ttl_s, done=done)
+        elif found is None or self._reads(found) is not None:
             done(False)
+        else:
+            done(await until_taken("storing a result", lambda: write_over(found), self._log))
 
     async def _created(self, effect: Persist, record: bytes) -> bool:
         """Whether the record is ours."""

@@ -172,6 +172,37 @@ def dead_headers(entry: QueuedMessage, effect: Persist, *, wall: float, limit: i
     return given
 
 
+def broken_result(entry: QueuedMessage, effect: Persist, error: Exception, *, wall: float) -> ResultRecord:
+    """The end of a job whose own end cannot be written."""
+    endpoint, method = target_of(entry)
+    return ResultRecord(
+        job=effect.job,
+        endpoint=endpoint,
+        method=method,
+        state=JobState.DEAD,
+        reason=effect.reason or DeadReason.INVALID_RESULT,
+        error=JobFailure(code="internal", message=ascii(error)[:_TRY_CHARS]),
+        attempts=effect.attempts,
+        submitted_at=entry.message.at,
+        finished_at=wall,
+    )
+
+
+def broken_headers(entry: QueuedMessage, record: ResultRecord) -> dict[str, str]:
+    """Headers of its dead letter: none of the message's own."""
+    assert record.reason is not None and record.error is not None, record
+    given = {
+        headers.MESSAGE_ID: f"{BURIED}-{entry.seq}-{round(entry.message.at * 1000)}",
+        headers.JOB: record.job,
+        headers.SUBJECT: entry.message.subject,
+        headers.DEAD_REASON: record.reason.value,
+        headers.DEAD_ERROR: json.dumps(record.error.model_dump(mode="json")),
+        headers.DEAD_AT: moment(record.finished_at),
+        headers.ATTEMPTS: str(record.attempts),
+    }
+    return sendable(given) | {headers.MESSAGE_ID: given[headers.MESSAGE_ID]}
+
+
 def as_told(effect: Persist, given: Mapping[str, str]) -> Persist:
     """The same end, with the reason of its dead letter, which has these headers."""
     try:

@@ -7,6 +7,7 @@ is created once, and removing a message twice does no harm. No lock is needed.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from ....bus.port.bus import Stream, StreamMessage
 from ....runtime.tasks import TaskSet
@@ -16,6 +17,8 @@ from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage, job_of
 from ..persistence.outcome_store import OutcomeStore
 from ..workers.context import DispatcherContext
+
+_PATIENCE_S: Final = 60.0
 
 
 class StraySweeper:
@@ -56,8 +59,8 @@ class StraySweeper:
         for subject in subjects:
             try:
                 await self._look(stream, subject)
-            except GanglineError as error:
-                self._log.debug("stray %s: %s; later again", subject, error, extra={"action": "stray.later"})
+            except (GanglineError, TimeoutError) as error:
+                self._log.debug("stray %s: %r; later again", subject, error, extra={"action": "stray.later"})
             except Exception:
                 self._log.exception("stray %s failed", subject, extra={"action": "stray.bug"})
 
@@ -78,7 +81,8 @@ class StraySweeper:
         )
         buried = asyncio.Event()
         self._outcomes.persist("", QueuedMessage(message, None), effect, lambda _: buried.set())
-        await buried.wait()
+        async with asyncio.timeout(_PATIENCE_S):  # the others must not wait for one that cannot be stored
+            await buried.wait()
         await stream.delete(message.sequence)
         self.buried += 1
 

@@ -7,16 +7,19 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import StreamMessage
 from gangline.dispatcher.durable.core.effects import LookUpResult, Persist, RecordKind
 from gangline.dispatcher.durable.messages.entry import QueuedMessage, read_message
+from gangline.dispatcher.durable.persistence import records
 from gangline.dispatcher.durable.persistence.outcome_store import OutcomeStore
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.runtime.clock import Environment
-from gangline.schemas.errors.base import GanglineError, TaskFailed
+from gangline.schemas.errors.base import GanglineError, InvalidSchedule, TaskFailed
 from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import DeadReason, JobState, ResultRecord
 from gangline.telemetry.logs import logger_for
@@ -190,3 +193,76 @@ async def test_a_job_whose_id_another_endpoints_job_has_taken_has_its_result_bes
     again: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     operations.outcomes.look("images", LookUpResult(seq=7, job="order"), again.set_result)
     assert await again is True
+
+
+# -- whatever goes wrong, the task is settled -------------------------------------------------------------------------
+
+ANY_HEADERS = st.dictionaries(st.text(max_size=8), st.text(max_size=8) | st.sampled_from(["\r\nA: b", "\ud800"]))
+
+
+@settings(max_examples=30)
+@given(odd=ANY_HEADERS, body=st.binary(max_size=8))
+async def test_no_header_and_no_body_keeps_a_task_from_becoming_a_dead_letter(odd: dict[str, str], body: bytes) -> None:
+    desk = Desk()
+    desk.outcomes.start()
+    try:
+        message = StreamMessage(subject="ns.task.images.resize", data=body, headers=odd, sequence=7, at=1.0)
+        effect = dead(TaskFailed("it raised"))
+        assert await desk.persists(QueuedMessage(message, None), effect) is None
+        assert (await (await desk.streams.dead()).state()).messages == 1
+    finally:
+        await desk.outcomes.stop()
+        await desk.bus.close()
+
+
+@pytest.mark.parametrize("broken", ["dead_headers", "note_try", "dead_event", "result_of"])
+async def test_a_bug_on_the_way_to_a_dead_letter_leaves_one_all_the_same(
+    operations: Desk, monkeypatch: pytest.MonkeyPatch, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("nobody thought of this: \u00e4\r\n")
+
+    monkeypatch.setattr(records, broken, fails)
+    letters, state = await operations.buries(operations.entry(Key="k"))
+    assert (letters, state) == (1, JobState.DEAD)
+    assert "outcome.bug" in {record.__dict__.get("action") for record in caplog.records}
+
+
+@pytest.mark.parametrize(
+    ("broken", "effect"),
+    [
+        ("try_of", Persist(seq=7, job="7", kind=RecordKind.TRY, error=TaskFailed("it raised"), attempts=1)),
+        ("result_of", Persist(seq=7, job="7", kind=RecordKind.RESULT, state=JobState.DONE, result_ttl_s=60)),
+        ("schedule_of", Persist(seq=7, job="7", kind=RecordKind.SCHEDULE)),
+    ],
+)
+async def test_a_bug_in_any_record_settles_the_task(
+    operations: Desk, monkeypatch: pytest.MonkeyPatch, broken: str, effect: Persist
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr(records, broken, fails)
+    error = await operations.persists(operations.entry(), effect)
+    assert isinstance(error, InvalidSchedule) == (effect.kind is RecordKind.SCHEDULE)
+
+
+async def test_a_result_that_cannot_be_read_is_no_end_of_a_job_and_is_written_over(
+    operations: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody had an answer of the server stored there, for example."""
+    results, key = await operations.streams.results(), NAMES.result_key("7")
+
+    async def ended() -> bool:
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        operations.outcomes.look("images", LookUpResult(seq=7, job="7"), answered.set_result)
+        return await answered
+
+    await results.put(key, b'{"stream":"GANGLINE_TASKS","seq":1}')
+    assert not await ended()
+    done = Persist(seq=7, job="7", kind=RecordKind.RESULT, state=JobState.DONE, result_ttl_s=60)
+    await operations.persists(operations.entry(), done)
+    found = await results.get(key)
+    assert found is not None and ResultRecord.model_validate_json(found.value).state is JobState.DONE
+    assert await ended()
+    assert {record.levelname for record in caplog.records if "is no result" in record.message} == {"ERROR"}

@@ -338,7 +338,13 @@ def _operator(names: Names) -> Permissions:
     )
     return Permissions(
         # Only responders may subscribe to private subjects: "no responders" must mean that nobody answers.
-        publish=(*names.both(f"{ns}.>"), *stored, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$SRV.>"),
+        publish=(
+            *names.both(f"{ns}.>"),
+            *stored,
+            *_api("INFO", "STREAM.NAMES", "STREAM.LIST"),
+            *(subject for stream in _streams(names) for subject in _operating(stream)),
+            "$SRV.>",
+        ),
         subscribe=(f"{ns}.>", *stored, "$JS.EVENT.>", "$SRV.>"),
     )
 
@@ -373,6 +379,28 @@ def _api(*operations: str) -> tuple[str, ...]:
 
 def _stream_api(stream: str, *operations: str) -> tuple[str, ...]:
     return _api(*(f"{operation}.{stream}" for operation in operations))
+
+
+def _streams(names: Names) -> tuple[str, ...]:
+    """All of the namespace."""
+    buckets = (names.ledger_bucket, names.results_bucket, names.routes_bucket)
+    queues = (names.tasks_stream, names.schedules_stream, names.jobs_stream, names.dead_stream)
+    return (*queues, f"OBJ_{names.objects_store}", *(f"KV_{bucket}" for bucket in buckets))
+
+
+def _operating(stream: str) -> tuple[str, ...]:
+    """All that the API offers for one stream and its consumers. Operations are spelt where a wildcard could match the
+    name of another stream."""
+    return (
+        *_stream_api(stream, "STREAM.*", "STREAM.MSG.*", "STREAM.LEADER.STEPDOWN", "STREAM.PEER.REMOVE"),
+        *_stream_api(stream, "CONSUMER.*", "DIRECT.GET"),
+        *_api(*(f"{operation}.{stream}.>" for operation in ("CONSUMER.*", "DIRECT.GET"))),
+        *_api(*(f"CONSUMER.{operation}.{stream}.*" for operation in ("DURABLE.CREATE", "MSG.NEXT", "LEADER.STEPDOWN"))),
+        f"$JS.ACK.{stream}.>",
+        f"$JS.ACK.*.*.{stream}.>",
+        f"$JS.FC.{stream}.>",
+        *(f"$JS.SNAPSHOT.{operation}.{stream}.*" for operation in ("RESTORE", "ACK")),
+    )
 
 
 def _reader_api(stream: str) -> tuple[str, ...]:

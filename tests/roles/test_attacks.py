@@ -14,6 +14,7 @@ from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage, Storage
 from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.schemas.errors.base import InvalidSettings, JobDead
 from gangline.schemas.names import Names
+from gangline.schemas.permissions.nats_config import configuration, parse_user
 
 from ..bus.conftest import Collected, collect
 from ..waiting import PATIENCE_S, until
@@ -74,8 +75,8 @@ async def test_a_worker_cannot_have_its_own_record_sent_to_the_api_or_to_another
             operator.publish(f"$JS.API.{kind}.KV_GANGLINE_LEDGER", question, reply=target)
     await one.flush()
     await operator.flush()
-    answer = json.loads((await operator.request("$JS.API.STREAM.INFO.EVIL", timeout_s=PATIENCE_S)).data)
-    assert answer["error"]["err_code"] == 10059
+    names = json.loads((await operator.request("$JS.API.STREAM.NAMES", timeout_s=PATIENCE_S)).data)["streams"]
+    assert names == ["KV_GANGLINE_LEDGER"]
     # What comes is the answer of the API, which is no request of a worker.
     assert all(json.loads(message.data)["type"].startswith("io.nats.jetstream") for message in heard.items)
 
@@ -92,8 +93,8 @@ HIJACKED = [
 async def test_a_ledger_that_somebody_else_made_is_not_used(site: Site, evil, caplog):
     operator = await site.bus("operator")
     stream = f"KV_{NAMES.ledger_bucket}"
-    configuration = {**stream_configuration(NAMES.ledger_bucket, BucketSettings()), **evil}
-    await operator.api.call(f"STREAM.CREATE.{stream}", configuration, what="make the ledger")
+    made = {**stream_configuration(NAMES.ledger_bucket, BucketSettings()), **evil}
+    await operator.api.call(f"STREAM.CREATE.{stream}", made, what="make the ledger")
     site._ledger = True
     field = next(iter(evil))
     what = f"exists with.*{field}.*nats stream rm {stream}"
@@ -138,8 +139,8 @@ async def test_an_old_bucket_is_brought_up_to_date_by_an_operator_and_others_say
     operator = await site.bus("operator")
     name, minute = NAMES.ledger_bucket, 60_000_000_000
     old = {"allow_direct": True, "allow_rollup_hdrs": True, "subject_delete_marker_ttl": minute}
-    configuration = {**stream_configuration(name, BucketSettings()), **old}
-    await operator.api.call(f"STREAM.CREATE.KV_{name}", configuration, what="make the ledger")
+    made = {**stream_configuration(name, BucketSettings()), **old}
+    await operator.api.call(f"STREAM.CREATE.KV_{name}", made, what="make the ledger")
     await (await site.bus("coordinator")).bucket(name, BucketSettings())
     (warning,) = [record.message for record in caplog.records if record.__dict__.get("action") == "bus.stream_outdated"]
     assert "allow_rollup_hdrs" in warning
@@ -216,3 +217,20 @@ async def test_a_producer_of_one_endpoint_cannot_have_its_tasks_run_on_the_pool_
     await operator.set_route("invoices", {"to": {"invoices": 1, "images": 0}})
     assert await (await billing.options(pool="images").submit("invoices.double", 2)).result(PATIENCE_S) == 4
     assert await site.refused() == []
+
+
+async def test_an_operator_of_one_namespace_cannot_touch_the_streams_of_another(site_of):
+    site: Site = site_of(configuration(Names("beta"), (parse_user("operator"),)))
+    operator = await site.bus("operator")
+    asked = [
+        *(f"STREAM.{verb}.GANGLINE_TASKS" for verb in ("CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET")),
+        *("STREAM.MSG.DELETE.GANGLINE_TASKS", "CONSUMER.CREATE.GANGLINE_TASKS.BETA_TASKS"),
+        *("CONSUMER.CREATE.GANGLINE_TASKS.BETA_TASKS.x", "CONSUMER.MSG.NEXT.GANGLINE_TASKS.BETA_TASKS"),
+        *("CONSUMER.DURABLE.CREATE.GANGLINE_TASKS.BETA_TASKS", "DIRECT.GET.KV_GANGLINE_LEDGER"),
+    ]
+    for operation in asked:
+        operator.publish(f"$JS.API.{operation}", b"")
+    await operator.flush()
+    refused = await site.refused()
+    assert len(refused) == len(asked)
+    await (await TaskStreams(operator, Names("beta")).tasks()).purge("beta.task.a.>")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from ...schemas.errors.base import Disconnected
 from ..port.bus import ConnectionEvent, NotPermitted, StorageUnavailable
 from .api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
-from .wire import TOO_MANY_CONSUMERS, UNLIMITED, check_configuration
+from .wire import RESERVED, TOO_MANY_CONSUMERS, UNLIMITED, check_configuration
 
 if TYPE_CHECKING:
     from .transport import Transport
@@ -65,6 +65,8 @@ class StreamAdmin:
         """When it was made, as the server writes it: tells a new stream from an old one of the same name."""
         self._few_consumers = False
         """This account may not have streams of as many consumers as ours ask for."""
+        self._unbounded = False
+        """The server has no room to reserve."""
         self._warned = False
         self._making: asyncio.Future[bool] | None = None
         self._stop_listening = bus.on_connection(self._on_connection)
@@ -191,6 +193,8 @@ class StreamAdmin:
         configuration = dict(self._configuration)
         if self._first is not None:
             configuration["first_seq"] = self._first()
+        if self._unbounded:
+            configuration["max_bytes"] = UNLIMITED
         if self._few_consumers:
             configuration["max_consumers"] = UNLIMITED
         try:
@@ -206,6 +210,17 @@ class StreamAdmin:
         except ApiError as error:
             if error.number == TOO_MANY_CONSUMERS and not self._few_consumers:
                 self._few_consumers = True
+                return await self._look_or_create(timeout_s)
+            if configuration.get("max_bytes", UNLIMITED) != UNLIMITED and _is_full(error):
+                log.warning(
+                    "the server cannot reserve the %d bytes of %s, which has no bound now: give it more room, or set "
+                    "GANGLINE_MAX_BYTES (%s)",
+                    configuration["max_bytes"],
+                    self._label,
+                    error.message,
+                    extra={"action": "bus.stream_unbounded", "stream": self._stream},
+                )
+                self._unbounded = True
                 return await self._look_or_create(timeout_s)
             if error.number != STREAM_EXISTS:  # somebody else was faster
                 raise
@@ -256,6 +271,11 @@ class StreamAdmin:
                     f"({error.message}): start those first who may, for example a coordinator or a dispatcher",
                     details=error.details,
                 ) from error
+
+
+def _is_full(error: ApiError) -> bool:
+    no_peers = error.number == 10005 and "storage" in str(error.details.get("description"))
+    return error.number in RESERVED or no_peers
 
 
 class StreamOwner(Protocol):

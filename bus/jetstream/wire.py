@@ -18,6 +18,8 @@ MAX_CONSUMERS: Final = 1_000_000
 version 2.15 on; and each queue of tasks is a consumer, and so is each watch of a bucket."""
 UNLIMITED: Final = -1
 """For an account that may have fewer: its own limit holds."""
+RESERVED: Final = (10002, 10023, 10028, 10047)
+"""The server's numbers for a stream whose `max_bytes` it cannot reserve."""
 TOO_MANY_CONSUMERS: Final = 10026
 """The server's number for it."""
 
@@ -44,7 +46,7 @@ def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
         "max_bytes": settings.max_bytes,
         "max_age": int(settings.max_age_s * SECOND_NS),
         "max_msg_size": -1,
-        "discard": "old",
+        "discard": "new" if settings.keeps_old else "old",
         "storage": str(settings.storage),
         "num_replicas": settings.replicas,
         "duplicate_window": int(_window_s(settings) * SECOND_NS),

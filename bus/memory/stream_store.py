@@ -16,6 +16,7 @@ from ..port.bus import (
     Published,
     PublishRefused,
     Retention,
+    StorageUnavailable,
     StreamMessage,
     StreamSettings,
 )
@@ -114,6 +115,9 @@ class StreamStore:
         known = self._known(headers.get("Nats-Msg-Id", ""))
         if known:
             return Published(sequence=known, duplicate=True)
+        settings = self.settings
+        if settings.keeps_old and 0 <= settings.max_bytes < self.bytes + len(subject) + len(data):
+            raise StorageUnavailable(f"the stream {self.name} is full: try again", may_have_started=False)
         if schedule is not None:
             self.purge(SubjectPattern(subject))  # one schedule for each subject
             headers[_ROLLUP] = "sub"

@@ -18,7 +18,17 @@ from enum import StrEnum
 from typing import Protocol
 
 from ...schemas.errors.base import GanglineError, Unavailable
-from .key_value import BucketSettings, KeyValue, KvEntry, KvHandler, KvOperation, KvWrite, Storage
+from .key_value import (
+    MEBIBYTE,
+    BucketSettings,
+    KeyValue,
+    KvEntry,
+    KvHandler,
+    KvOperation,
+    KvWrite,
+    Storage,
+    bytes_from,
+)
 from .stream import (
     Consumer,
     ConsumerLost,
@@ -39,6 +49,8 @@ from .stream import (
 from .types import SubjectSubscription
 
 __all__ = [
+    "MEBIBYTE",
+    "bytes_from",
     "Answered",
     "BucketSettings",
     "Bus",

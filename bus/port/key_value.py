@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ...schemas.errors.base import InvalidSettings, Unavailable
 
 if TYPE_CHECKING:
     from .types import Subscription
+
+
+MEBIBYTE: Final = 1024 * 1024
 
 
 class KvOperation(StrEnum):
@@ -65,8 +68,9 @@ class BucketSettings:
     replicas: int = 1
     """Number of servers in a cluster that keep a copy, 1 to 5. With 3, any one of them may fail; a single server needs
     1."""
-    max_bytes: int = -1
-    """Maximum size of the bucket in bytes; -1: as much as the server allows."""
+    max_bytes: int = 256 * MEBIBYTE
+    """Maximum size of the bucket in bytes, reserved on the server; when it is full, writes of new keys are refused. -1:
+    as much as the server allows, which is also what it gets where the server cannot reserve so much."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 5:
@@ -76,19 +80,36 @@ class BucketSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> BucketSettings:
-        """What `GANGLINE_STORAGE` (`memory` or `file`) and `GANGLINE_REPLICAS` say; the defaults where they are unset.
+        """What `GANGLINE_STORAGE` (`memory` or `file`), `GANGLINE_REPLICAS` and `GANGLINE_MAX_BYTES` say; the defaults
+        where they are unset.
 
         Raises:
             InvalidSettings: names the variable and what it may be.
         """
         environ = os.environ if environ is None else environ
+        most = bytes_from(environ)
         storage = environ.get("GANGLINE_STORAGE") or Storage.MEMORY
         replicas = environ.get("GANGLINE_REPLICAS") or "1"
         if storage not in tuple(Storage):
             raise InvalidSettings(f"GANGLINE_STORAGE is {storage!r}: use 'memory' or 'file'")
         if not replicas.isdecimal():
             raise InvalidSettings(f"GANGLINE_REPLICAS is {replicas!r}: use a number from 1 to 5")
-        return cls(storage=Storage(storage), replicas=int(replicas))
+        found = cls(storage=Storage(storage), replicas=int(replicas))
+        return found if most is None else replace(found, max_bytes=most)
+
+
+def bytes_from(environ: Mapping[str, str]) -> int | None:
+    """What `GANGLINE_MAX_BYTES` says: the bound of each stream and bucket, -1 for none; None: it is unset.
+
+    Raises:
+        InvalidSettings: it is no number.
+    """
+    text = environ.get("GANGLINE_MAX_BYTES")
+    if not text:
+        return None
+    if not text.removeprefix("-").isdecimal():
+        raise InvalidSettings(f"GANGLINE_MAX_BYTES is {text!r}: use a number of bytes, or -1 for no bound")
+    return int(text)
 
 
 KvHandler = Callable[[KvEntry], None]

@@ -45,6 +45,9 @@ class StreamSettings:
     max_age_s: float = 0.0
     """0: for ever."""
     max_bytes: int = -1
+    keeps_old: bool = False
+    """When it is full, new messages are refused. If not, the oldest go. (A server refuses schedules in one that keeps
+    them.)"""
     schedules: bool = False
     """Takes `Nats-Schedule`. The server then takes `Nats-Rollup`, too, by which whoever may write there removes what
     others wrote; and one with sources takes no schedules."""

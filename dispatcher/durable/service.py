@@ -116,7 +116,7 @@ class Dispatcher(Service[DispatcherState]):
             settings=replace(router_settings or RouterSettings(), max_empty_pools=_ANY_NUMBER),
             ambient=ambient,
             bucket=bucket,
-            routes_bucket=tasks.bucket,
+            routes_bucket=tasks.routes,
             makes_routes=True,
             name=name or "gangline-dispatcher",
         )

@@ -222,7 +222,7 @@ class Gateway(Service[GatewayState]):
             bucket=bucket,
             policy=policy,
             name=name or SERVICE,
-            routes_bucket=TaskStorage.from_environment().bucket,
+            routes_bucket=TaskStorage.from_environment().routes,
             makes_routes=True,
         )
         self._service = MicroService(bus, self._describe, statistics=self._counters, ambient=ambient)

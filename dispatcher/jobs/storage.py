@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ...bus.port.bus import (
+    MEBIBYTE,
     BucketSettings,
     Bus,
     Conflict,
@@ -27,6 +28,7 @@ from ...bus.port.bus import (
     Stream,
     StreamSettings,
     StreamSource,
+    bytes_from,
 )
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import InvalidSettings, ServerUnsupported, Unavailable
@@ -37,6 +39,9 @@ DUPLICATES_S: Final = 120.0
 """Within this time the same `Nats-Msg-Id` is the same task."""
 
 T = TypeVar("T")
+_BOUNDS: Final = tuple(
+    f"{name}_max_bytes" for name in ["tasks", "schedules", "results", "objects", "dead", "jobs", "routes"]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +62,25 @@ class TaskStorage:
     jobs_max_age_s: float = 3600.0
     """How long events, progress and items of jobs are kept for later readers; 0: for ever."""
 
+    tasks_max_bytes: int = 1024 * MEBIBYTE
+    """Maximum size of the queues, in bytes, reserved on the server; when they are full, submissions wait and are
+    refused. -1, here and below: as much as the server allows."""
+    schedules_max_bytes: int = -1
+    """Of tasks that wait for their time or repeat. Full, the oldest would be lost, so there is no bound."""
+    results_max_bytes: int = 1024 * MEBIBYTE
+    """Of the bucket of results; when it is full, tasks end when older results have expired."""
+    objects_max_bytes: int = 4096 * MEBIBYTE
+    """Of large results."""
+    dead_max_bytes: int = 1024 * MEBIBYTE
+    """Of dead letters; when it is full, the oldest are lost."""
+    jobs_max_bytes: int = 256 * MEBIBYTE
+    """Of events, progress and items; when it is full, the oldest are lost."""
+    routes_max_bytes: int = 64 * MEBIBYTE
+    """Of routes."""
+
     def __post_init__(self) -> None:
-        BucketSettings(replicas=self.replicas)  # has the same bounds
+        for name in _BOUNDS:
+            BucketSettings(replicas=self.replicas, max_bytes=getattr(self, name))  # has the same bounds
         for name in ("dead_max_age_s", "jobs_max_age_s"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
@@ -73,11 +95,24 @@ class TaskStorage:
         """
         environ = os.environ if environ is None else environ
         given = BucketSettings.from_environment({"GANGLINE_STORAGE": Storage.FILE.value, **_set(environ)})
-        return cls(storage=given.storage, replicas=given.replicas)
+        most = bytes_from(environ)
+        bounds = {} if most is None else dict.fromkeys(_BOUNDS, most)
+        return cls(storage=given.storage, replicas=given.replicas, **bounds)
+
+    def _bucket(self, max_bytes: int) -> BucketSettings:
+        return BucketSettings(storage=self.storage, replicas=self.replicas, max_bytes=max_bytes)
 
     @property
-    def bucket(self) -> BucketSettings:
-        return BucketSettings(storage=self.storage, replicas=self.replicas)
+    def routes(self) -> BucketSettings:
+        return self._bucket(self.routes_max_bytes)
+
+    @property
+    def results(self) -> BucketSettings:
+        return self._bucket(self.results_max_bytes)
+
+    @property
+    def objects(self) -> BucketSettings:
+        return self._bucket(self.objects_max_bytes)
 
     def tasks(self, names: Names) -> StreamSettings:
         """A work queue: a message stays until its task has ended, however long that takes. What schedules publish comes
@@ -89,6 +124,8 @@ class TaskStorage:
             subjects=(names.tasks,),
             sources=(schedules,),
             expiring=False,
+            max_bytes=self.tasks_max_bytes,
+            keeps_old=True,
             retention=Retention.WORK_QUEUE,
             storage=self.storage,
             replicas=self.replicas,
@@ -101,23 +138,25 @@ class TaskStorage:
         return StreamSettings(
             subjects=(names.schedules, names.due),
             schedules=True,
+            max_bytes=self.schedules_max_bytes,
             storage=self.storage,
             replicas=self.replicas,
             duplicates_s=DUPLICATES_S,
         )
 
     def dead(self, names: Names) -> StreamSettings:
-        return self._kept(names.all_dead, self.dead_max_age_s)
+        return self._kept(names.all_dead, self.dead_max_age_s, self.dead_max_bytes)
 
     def jobs(self, names: Names) -> StreamSettings:
-        return self._kept(names.jobs, self.jobs_max_age_s)
+        return self._kept(names.jobs, self.jobs_max_age_s, self.jobs_max_bytes)
 
-    def _kept(self, subjects: str, max_age_s: float) -> StreamSettings:
+    def _kept(self, subjects: str, max_age_s: float, max_bytes: int) -> StreamSettings:
         return StreamSettings(
             subjects=(subjects,),
             storage=self.storage,
             replicas=self.replicas,
             max_age_s=max_age_s,
+            max_bytes=max_bytes,
             duplicates_s=DUPLICATES_S,
         )
 
@@ -162,15 +201,15 @@ class TaskStreams:
 
     async def results(self) -> KeyValue:
         """Results, and the attempts of jobs without one."""
-        return await self._once("results", lambda: self._bus.bucket(self.names.results_bucket, self._storage.bucket))
+        return await self._once("results", lambda: self._bus.bucket(self.names.results_bucket, self._storage.results))
 
     async def routes(self) -> KeyValue:
-        return await self._once("routes", lambda: self._bus.bucket(self.names.routes_bucket, self._storage.bucket))
+        return await self._once("routes", lambda: self._bus.bucket(self.names.routes_bucket, self._storage.routes))
 
     async def objects(self) -> ObjectStore:
         """Results that are too large for the bucket."""
         store = self.names.objects_store
-        return await self._once("objects", lambda: self._bus.object_store(store, self._storage.bucket))
+        return await self._once("objects", lambda: self._bus.object_store(store, self._storage.objects))
 
     async def _once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
         if name not in self._opened:

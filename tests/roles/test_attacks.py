@@ -93,7 +93,7 @@ HIJACKED = [
 async def test_a_ledger_that_somebody_else_made_is_not_used(site: Site, evil, caplog):
     operator = await site.bus("operator")
     stream = f"KV_{NAMES.ledger_bucket}"
-    made = {**stream_configuration(NAMES.ledger_bucket, BucketSettings()), **evil}
+    made = {**stream_configuration(NAMES.ledger_bucket, BucketSettings(max_bytes=-1)), **evil}
     await operator.api.call(f"STREAM.CREATE.{stream}", made, what="make the ledger")
     site._ledger = True
     field = next(iter(evil))
@@ -139,7 +139,7 @@ async def test_an_old_bucket_is_brought_up_to_date_by_an_operator_and_others_say
     operator = await site.bus("operator")
     name, minute = NAMES.ledger_bucket, 60_000_000_000
     old = {"allow_direct": True, "allow_rollup_hdrs": True, "subject_delete_marker_ttl": minute}
-    made = {**stream_configuration(name, BucketSettings()), **old}
+    made = {**stream_configuration(name, BucketSettings(max_bytes=-1)), **old}
     await operator.api.call(f"STREAM.CREATE.KV_{name}", made, what="make the ledger")
     await (await site.bus("coordinator")).bucket(name, BucketSettings())
     (warning,) = [record.message for record in caplog.records if record.__dict__.get("action") == "bus.stream_outdated"]

@@ -7,13 +7,15 @@ from gangline.schemas.errors.base import InvalidSettings
 
 
 def test_a_bucket_is_one_copy_in_memory_unless_told_otherwise():
-    assert BucketSettings.from_environment({}) == BucketSettings(storage=Storage.MEMORY, replicas=1, max_bytes=-1)
+    assert BucketSettings.from_environment({}) == BucketSettings(storage=Storage.MEMORY, replicas=1)
     assert BucketSettings.from_environment({"GANGLINE_STORAGE": "", "GANGLINE_REPLICAS": ""}) == BucketSettings()
 
 
 def test_the_environment_sets_copies_and_storage():
     told = BucketSettings.from_environment({"GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3"})
     assert told == BucketSettings(storage=Storage.FILE, replicas=3)
+    assert BucketSettings.from_environment({"GANGLINE_MAX_BYTES": "-1"}) == BucketSettings(max_bytes=-1)
+    assert BucketSettings.from_environment({"GANGLINE_MAX_BYTES": "4096"}).max_bytes == 4096
 
 
 def test_the_environment_of_the_process_is_read_when_none_is_given(monkeypatch):
@@ -27,6 +29,7 @@ def test_the_environment_of_the_process_is_read_when_none_is_given(monkeypatch):
         ("GANGLINE_STORAGE", "disk"),
         ("GANGLINE_STORAGE", "FILE"),
         ("GANGLINE_REPLICAS", "three"),
+        ("GANGLINE_MAX_BYTES", "1GB"),
         ("GANGLINE_REPLICAS", "-1"),
         ("GANGLINE_REPLICAS", "1.5"),
     ],

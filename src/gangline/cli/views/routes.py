@@ -146,7 +146,7 @@ async def read_routes(client: Client, endpoint: str | None = None) -> list[Route
 
 async def _bucket(client: Client) -> KeyValue:
     """The bucket as it is; reading does not create it."""
-    storage = TaskStorage.from_environment().bucket
+    storage = TaskStorage.from_environment().routes
     return await client.router.bus.bucket(client.router.names.routes_bucket, storage, make=False)
 
 

@@ -115,7 +115,7 @@ class RouteOperator:
                 try:
                     if self._bus is None:
                         self._bus = world.hub.connect("operator")
-                    kv = await self._bus.bucket(world.names.routes_bucket, STORAGE.bucket)
+                    kv = await self._bus.bucket(world.names.routes_bucket, STORAGE.routes)
                     await kv.put(step.endpoint, step.route.model_dump_json().encode())
                 except GanglineError:
                     await asyncio.sleep(_RETRY_S)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from gangline.bus.key_value.wire import stream_configuration
-from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage, StorageUnavailable
+from gangline.bus.port.bus import BucketSettings, KvEntry, NotPermitted, Storage, StorageUnavailable
 from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.schemas.errors.base import InvalidSettings, JobDead
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import configuration, parse_user
+from gangline.worker.service import WorkerState
 
 from ..bus.conftest import Collected, collect
 from ..waiting import PATIENCE_S, until
@@ -234,3 +235,35 @@ async def test_an_operator_of_one_namespace_cannot_touch_the_streams_of_another(
     refused = await site.refused()
     assert len(refused) == len(asked)
     await (await TaskStreams(operator, Names("beta")).tasks()).purge("beta.task.a.>")
+
+
+async def test_an_acknowledgement_that_is_stored_as_anothers_record_neither_ends_a_job_nor_a_worker(site_of):
+    """The server answers to any subject, and what it answers is stored there. Accounts prevent that, roles do not."""
+    site: Site = site_of(cut("operator", "worker", "dispatcher", "billing=producer:invoices", "alice=producer:images"))
+    worker = await site.worker()
+    operator, billing = await site.bus("operator"), await site.bus("billing")
+    streams = TaskStreams(operator, NAMES)
+    await streams.tasks()
+    results = await streams.results()
+    ledger = await operator.bucket(NAMES.ledger_bucket, BucketSettings())
+    alice = await site.client("alice")
+    given = {"Gangline-Job": "victim"}
+    await alice._bus.request("gangline.task.images.double", b"[2]", headers=given, timeout_s=PATIENCE_S)
+    heartbeats = collect()
+    await ledger.watch("alive.images.w1", heartbeats)
+
+    def forged(entries: list[KvEntry]) -> int:
+        return next((number for number, entry in enumerate(entries, 1) if b'"stream"' in entry.value), 0)
+
+    for key in ("$KV.GANGLINE_LEDGER.alive.images.w1", "$KV.GANGLINE_RESULTS.result.victim"):
+        billing.publish("gangline.task.invoices.x", b"[]", reply=key)
+    await heartbeats.until(forged)
+
+    async def stored() -> bool:
+        return await results.get("result.victim") is not None
+
+    await until(stored)
+    await heartbeats.until(lambda entries: len(entries) > forged(entries))  # it wrote its heartbeat again
+    await site.dispatcher()
+    assert await alice.job("victim").result(PATIENCE_S) == 4
+    assert worker.state is WorkerState.SERVING

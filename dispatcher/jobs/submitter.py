@@ -23,7 +23,7 @@ from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..calls.call import CallOptions, SubmitOptions, check_header_text
-from .storage import TaskStreams
+from .storage import DUPLICATES_S, TaskStreams
 
 _BINARY: Final = (bytes, bytearray, memoryview)
 _PLAIN: Final = frozenset((str, int, bool, type(None)))
@@ -366,7 +366,9 @@ class Submitter:
             if found is not None:
                 job = (found.headers or {}).get(headers.JOB)
                 return found.subject == message.subject and job == message.headers.get(headers.JOB)
-            return not (message.keyed and message.result_kept) or await self._ended(message)
+            # It has ended, and left a result, unless that was to be kept for less time than the id is remembered.
+            kept_s = float(message.headers.get(headers.RESULT_TTL, DUPLICATES_S))
+            return not message.keyed or kept_s < DUPLICATES_S or await self._ended(message)
         except NotPermitted:
             return True
 

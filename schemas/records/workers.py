@@ -14,7 +14,7 @@ from ..names import is_name
 class Record(BaseModel):
     """Readers ignore unknown fields, so that a newer writer does not break an older reader."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     v: int = WIRE_VERSION
 

@@ -273,7 +273,12 @@ class OutcomeStore:
     async def _created(self, effect: Persist, record: bytes) -> bool:
         """Whether the record is ours."""
         written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._create(effect, record, written.set_result)
+
+        def done(made: bool) -> None:
+            if not written.done():  # whoever waited may have been cancelled
+                written.set_result(made)
+
+        self._create(effect, record, done)
         return await written
 
     @property

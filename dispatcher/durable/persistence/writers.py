@@ -128,8 +128,15 @@ class StorageWriter(Generic[T]):
                 taken.append((item, answer))
         self._line.extendleft(reversed(again))
         for item, answer in taken:
-            self._taken(item, answer)
+            self._tell(item, answer)
         return failed
+
+    def _tell(self, item: T, answer: object) -> None:
+        """Whatever goes wrong with one item, the writer goes on: everything else that is to be stored waits for it."""
+        try:
+            self._taken(item, answer)
+        except Exception:
+            self._log.exception("what follows %s failed", self.what, extra={"action": f"{self.action}.bug"})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(pending={len(self._line)}, retried={self.retried})"
@@ -258,7 +265,7 @@ class JobEventPublisher(StorageWriter[_Telling]):
         """Everything before the next mark; marks in front are removed."""
         line = self._line
         while line and not line[0].subject:
-            self._taken(line.popleft(), None)
+            self._tell(line.popleft(), None)
         batch: list[_Telling] = []
         for telling in line:
             if not telling.subject or len(batch) == _EVENTS_AT_ONCE:

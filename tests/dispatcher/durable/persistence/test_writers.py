@@ -118,3 +118,17 @@ async def test_an_unexpected_error_does_not_end_what_stores_events(operations: D
     await feed.stop()
     last = await (await streams.jobs()).last(names.job("j1", JobFeed.STATE))
     assert last is not None and opened == 2 and feed.retried == 1 and feed.pending == 0
+
+
+async def test_who_fails_when_its_write_is_stored_does_not_end_the_writer(operations: Desk, caplog) -> None:
+    """One whose waiter had been cancelled did, and nothing of the queue was stored any more."""
+    gone: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    gone.cancel()
+    operations.writer.create("result.1", b"x", ttl_s=60, done=gone.set_result)
+    operations.writer.put("try.a.1", b"y")
+    await operations.writer.settled()
+    assert await operations.value("try.a.1") == b"y"
+    operations.writer.put("try.a.2", b"z")
+    await operations.writer.settled()
+    assert await operations.value("try.a.2") == b"z"
+    assert [line.action for line in caplog.records] == ["results.bug"]

@@ -137,6 +137,18 @@ async def test_a_try_that_is_noted_after_the_takeover_is_removed_when_it_belongs
         assert not await site.tries()
 
 
+@pytest.mark.parametrize("job", ["another", "\u2028", "work.odd", "", "x" * 300])
+async def test_a_try_that_somebody_wrote_for_a_job_that_cannot_be_stops_no_queue(job: str) -> None:
+    async with Site() as site:
+        record = TryRecord(job=job, sequence=0, attempts=1, not_before=0.0)
+        results = await site.streams.results()
+        await results.put(site.names.try_key("work", "odd"), record.model_dump_json().encode())
+        site.worker()
+        site.dispatcher()
+        await site.taken()
+        assert (await site.ended(await site.submit("square", {"x": 9}))).result == 81
+
+
 @pytest.mark.parametrize("away_s", [0.05, 1.0, 2.0])
 def test_after_a_restart_of_everything_but_the_workers_nothing_is_started_twice(away_s: float) -> None:
     """The ledger was in memory: for a moment it knows of no worker."""

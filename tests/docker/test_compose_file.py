@@ -25,7 +25,7 @@ from gangline.bus.embedded.server import find_server
 from gangline.bus.settings.connection import ConnectionSettings
 
 from ..processes import ForkServer
-from ..waiting import until
+from ..waiting import PATIENCE_S, until
 from .conftest import ROOT, make_secrets
 from .plain import Identity, NoAnswer, request
 
@@ -163,6 +163,12 @@ class Containers:
         self._stack.callback(process.stop, 5.0)
         self._servers[name] = process
 
+    def kill(self, name: str) -> None:
+        self._servers[name].kill()
+
+    def route_port(self, name: str) -> int:
+        return self._inner[name][0]
+
     def log(self, name: str) -> str:
         return self._servers[name].log_tail(200)
 
@@ -242,6 +248,28 @@ async def test_a_server_lets_in_its_users_over_tls_and_nobody_else(containers, m
                 await request(port, identity, subject)
 
 
+@pytest.mark.server
+async def test_only_who_has_the_servers_certificate_joins_the_cluster(containers, monkeypatch):
+    containers.serve("nats-1", monkeypatch)
+    await until(lambda: "Server is ready" in containers.log("nats-1"))
+    stranger = ssl.create_default_context(cafile=containers.secrets / "ca.pem")
+    assert not await _joins(containers.route_port("nats-1"), stranger)
+    stranger.load_cert_chain(containers.secrets / "server.pem", containers.secrets / "server.key")
+    assert await _joins(containers.route_port("nats-1"), stranger)
+
+
+async def _joins(port: int, context: ssl.SSLContext) -> bool:
+    """Whether a server introduces itself to who connects as another server."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            said = await reader.readline()
+            writer.close()
+    except (ssl.SSLError, ConnectionError):
+        return False
+    return said.startswith(b"INFO ")
+
+
 async def _says(ask, text: str) -> bool:
     return text in await ask()
 
@@ -315,3 +343,22 @@ async def _everything_is_done(containers: Containers, forks: ForkServer) -> None
     ledger = (await request(port, containers.user("operator"), stream, timeout_s=30)).json()
     assert isinstance(ledger, dict)
     assert (ledger["config"]["num_replicas"], ledger["config"]["storage"]) == (3, "file")
+    containers.kill("nats-2")
+
+    async def answered(subject: str, body: bytes) -> dict | int | None:
+        """By a server that is left. What the killed one led gets another leader first."""
+        try:
+            return (await request(port, producer, subject, body)).json()
+        except NoAnswer:
+            return None
+
+    await until(lambda: answered(CALL, BODY))
+    again: list[dict] = []
+
+    async def submitted() -> bool:
+        found = await answered("gangline.task.words.count", b'{"text": "a b"}')
+        again.extend([found] if isinstance(found, dict) and "seq" in found else [])
+        return bool(again)
+
+    await until(submitted)
+    assert (await gangline("result", str(again[0]["seq"]), "--timeout", "30s")).strip() == "2"

@@ -1,0 +1,184 @@
+"""docs/explanation/threat-model.md says what the permissions of one account do not prevent: each line of it is tried
+here. A line that no longer holds goes from the page, and from here."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.bus.nats_bus import NatsBus
+from gangline.bus.port.bus import BucketSettings
+from gangline.bus.port.key_value import KeyValue
+from gangline.schemas.names import Names
+
+from ..bus.conftest import collect
+from ..waiting import PATIENCE_S, until
+from .conftest import Site, cut
+
+pytestmark = pytest.mark.server
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "threat-model.md"
+API = "$JS.API"
+USERS = (
+    *("operator", "router", "gateway", "dispatcher", "coordinator"),
+    *("producer=producer:invoices", "worker=worker:images.w1", "web@shop=producer:invoices"),
+)
+
+
+class Account:
+    """One account, with a dispatcher."""
+
+    def __init__(self, site: Site, operator: NatsBus, ledger: KeyValue, results: KeyValue) -> None:
+        self.site = site
+        self.operator = operator
+        self.ledger = ledger
+        self.results = results
+
+    async def ask(self, bus: NatsBus, subject: str, body: Any = None, **headers: str) -> Any:
+        data = b"" if body is None else json.dumps(body).encode()
+        return json.loads((await bus.request(subject, data, headers=headers, timeout_s=PATIENCE_S)).data)
+
+    async def replaced(self, bucket: KeyValue, key: str, attack: Callable[[str], None]) -> bool:
+        """Whether an attack, which gets the key's subject, replaces somebody's record."""
+        await bucket.put(key, b"theirs")
+        attack(f"$KV.{bucket.name}.{key}")
+
+        async def differs() -> bool:
+            entry = await bucket.get(key)
+            return entry is None or entry.value != b"theirs"
+
+        await until(differs)
+        return True
+
+
+async def records_are_replaced(account: Account, bus: NatsBus) -> bool:
+    def by_an_answer(target: str) -> None:
+        bus.publish(f"{API}.INFO", reply=target)
+
+    leader = await account.replaced(account.ledger, "leader", by_an_answer)
+    return leader and await account.replaced(account.results, "result.theirs", by_an_answer)
+
+
+async def records_are_replaced_by_an_acknowledgement(account: Account, bus: NatsBus) -> bool:
+    def by_an_acknowledgement(target: str) -> None:
+        bus.publish("gangline.task.invoices.x", b"[]", reply=target)
+
+    return await account.replaced(account.results, "result.theirs", by_an_acknowledgement)
+
+
+async def others_are_read(account: Account, bus: NatsBus) -> bool:
+    await account.ask(account.operator, "gangline.task.nowhere.x", "theirs")
+    await account.results.put("result.theirs", b"theirs")
+    found = []
+    for stream, subject in (
+        ("GANGLINE_TASKS", "gangline.task.nowhere.x"),
+        (f"KV_{account.results.name}", f"$KV.{account.results.name}.result.theirs"),
+    ):
+        answer = await account.ask(bus, f"{API}.STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        found.append(base64.b64decode(answer["message"]["data"]))
+    return found == [b'"theirs"', b"theirs"]
+
+
+async def a_message_id_is_taken(account: Account, bus: NatsBus) -> bool:
+    taken = {"Nats-Msg-Id": f"invoice-{id(bus)}"}
+    await account.ask(bus, "gangline.task.invoices.x", [], **taken)
+    stored = await account.ask(account.operator, "gangline.task.nowhere.x", [], **taken)
+    return stored.get("duplicate") is True
+
+
+async def progress_is_forged(account: Account, bus: NatsBus) -> bool:
+    subject = "gangline.job.images.theirs.progress"
+    return "error" not in await account.ask(bus, subject, {"job": "images.theirs", "value": 1})
+
+
+async def answers_are_forged(account: Account, bus: NatsBus) -> bool:
+    heard, asked = collect(), f"_INBOX.operator.asked-{id(bus)}"
+    await account.operator.subscribe(asked, heard)
+    await account.operator.flush()
+    bus.publish(asked, b"forged")
+    return [message.data for message in await heard.count(1)] == [b"forged"]
+
+
+Attack = Callable[[Account, NatsBus], Awaitable[bool]]
+READ = "read the arguments of all waiting tasks, and all results"
+ID = "use a `Nats-Msg-Id` that it can guess before its owner does: the server drops the owner's message"
+HOLES: dict[str, Attack] = {
+    "producer, router, gateway, worker, dispatcher, coordinator"
+    " | replace any record by an answer of JetStream: a leader's, somebody's result": records_are_replaced,
+    "producer | replace any record by an acknowledgement": records_are_replaced_by_an_acknowledgement,
+    f"producer | {READ}": others_are_read,
+    f"producer | {ID}": a_message_id_is_taken,
+    "worker | report progress of any job": progress_is_forged,
+    "gateway, worker, coordinator | answer what others ask, where they know the reply subject": answers_are_forged,
+}
+OF_TENANTS: dict[str, Attack] = {READ: others_are_read, ID: a_message_id_is_taken}
+
+
+async def account_of(site_of: Callable[[str], Site]) -> Account:
+    site = site_of(cut(*USERS))
+    await site.dispatcher()
+    operator = await site.bus("operator")
+    ledger = await operator.bucket(Names().ledger_bucket, BucketSettings(), make=False)
+    return Account(site, operator, ledger, await operator.bucket(Names().results_bucket, BucketSettings(), make=False))
+
+
+async def test_the_page_says_what_the_lists_of_one_account_do_not_prevent(site_of):
+    account = await account_of(site_of)
+    for line, attack in HOLES.items():
+        for user in line.partition(" | ")[0].split(", "):
+            assert await attack(account, await account.site.bus(user)), f"no longer: {user}: {line}"
+    assert await account.site.refused() == [], "the server sees nothing in it"
+
+
+async def test_an_answer_or_an_acknowledgement_is_no_request(site_of):
+    account = await account_of(site_of)
+    await account.site.worker("w1")
+    producer, stats = await account.site.bus("producer"), "gangline.worker.images.w1.stats"
+    before = await account.ask(account.operator, stats, {})
+    await account.ask(account.operator, "gangline.task.nowhere.x", [])
+    heard = collect()
+    await account.operator.subscribe("gangline.worker.images.w1.*", heard)
+    await account.operator.flush()
+    for target in (
+        *(
+            f"{API}.STREAM.{what}.{stream}"
+            for what in ("DELETE", "PURGE")
+            for stream in ("GANGLINE_TASKS", "GANGLINE_JOBS")
+        ),
+        *(f"gangline.worker.images.w1.{operation}" for operation in ("drain", "resize", "reserve", "teardown")),
+    ):
+        producer.publish(f"{API}.INFO", reply=target)
+        producer.publish("gangline.task.invoices.x", b"[]", reply=target)
+    await heard.count(8)  # the worker has them, too
+    names = await account.ask(account.operator, f"{API}.STREAM.NAMES")
+    assert {"GANGLINE_TASKS", "GANGLINE_JOBS"} <= set(names["streams"])
+    first = {"last_by_subj": "gangline.task.nowhere.x"}
+    assert "error" not in await account.ask(account.operator, f"{API}.STREAM.MSG.GET.GANGLINE_TASKS", first)
+    after = await account.ask(account.operator, stats, {})
+    assert after["load"] == before["load"]
+    assert await account.site.refused() == []
+
+
+async def test_the_page_says_what_is_left_to_a_tenant(site_of):
+    account = await account_of(site_of)
+    web = await account.site.bus("web")
+    for what, attack in OF_TENANTS.items():
+        assert await attack(account, web), f"no longer: {what}"
+    assert await account.site.refused() == []
+
+
+def rows(heading: str) -> list[str]:
+    """Of the table under that heading, without its head."""
+    section = PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| (?!.*-\|$)(.*) \|$", section, re.MULTILINE)[1:]
+
+
+def test_the_page_has_these_lines_and_no_others():
+    assert rows("What lists do not prevent") == list(HOLES)
+    assert rows("What an account of its own leaves to a producer") == list(OF_TENANTS)

@@ -105,6 +105,22 @@ async def answers_are_forged(account: Account, bus: NatsBus) -> bool:
     return [message.data for message in await heard.count(1)] == [b"forged"]
 
 
+async def inboxes_are_stored(account: Account, bus: NatsBus) -> bool:
+    config = (await account.ask(bus, f"{API}.STREAM.INFO.GANGLINE_DEAD"))["config"]
+    widened = {**config, "subjects": [*config["subjects"], "_INBOX.worker.>", "other.>"]}
+    assert "error" not in await account.ask(bus, f"{API}.STREAM.UPDATE.GANGLINE_DEAD", widened)
+    worker = await account.site.bus("worker")
+    worker.publish("_INBOX.worker.x", b"theirs")
+    await worker.flush()
+
+    async def stored() -> bool:
+        answer = await account.ask(bus, f"{API}.STREAM.MSG.GET.GANGLINE_DEAD", {"last_by_subj": "_INBOX.worker.x"})
+        return "message" in answer and base64.b64decode(answer["message"]["data"]) == b"theirs"
+
+    await until(stored)
+    return True
+
+
 Attack = Callable[[Account, NatsBus], Awaitable[bool]]
 READ = "read the arguments of all waiting tasks, and all results"
 ID = "use a `Nats-Msg-Id` that it can guess before its owner does: the server drops the owner's message"
@@ -116,6 +132,7 @@ HOLES: dict[str, Attack] = {
     f"producer | {ID}": a_message_id_is_taken,
     "worker | report progress of any job": progress_is_forged,
     "gateway, worker, coordinator | answer what others ask, where they know the reply subject": answers_are_forged,
+    "operator | have a stream store what anybody in the account receives, in other namespaces, too": inboxes_are_stored,
 }
 OF_TENANTS: dict[str, Attack] = {READ: others_are_read, ID: a_message_id_is_taken}
 

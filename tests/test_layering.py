@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
 ROOMS: dict[str, tuple[str, ...]] = {
     "schemas": (
         *("catalogue", "permissions", "messages", "records", "wire", "names"),
-        *("public_id", "schedules", "errors", "deadline", "limits", "text"),
+        *("schedules", "errors", "deadline", "limits", "text"),
     ),
     "telemetry": ("setup", "metrics", "tracing", "logs"),
     "runtime": ("lifecycle", "loop_thread", "failure_detector", "tasks", "timers", "state_machine", "clock"),

@@ -23,7 +23,7 @@ from gangline.cli.console.children import tied_to_parent
 from gangline.cli.console.session import run
 from gangline.dispatcher.jobs.job import Job
 from gangline.schemas.errors.base import GanglineError
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import public_id
 from gangline.testing.kit.recording import FOLDER
 from gangline.testing.kit.records import Notebook
 

@@ -6,8 +6,7 @@ from itertools import chain
 from typing import assert_never
 
 from ...schemas.messages.gangs import FormRequest, GangEventKind
-from ...schemas.names import Names, WorkerId
-from ...schemas.public_id import MARK
+from ...schemas.names import MARK, Names, WorkerId
 from ...schemas.records.gangs import GangRecord, GangState, Rendezvous, Seat
 from ..model.commits import (
     CommitKind,

@@ -22,8 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...schemas.messages.gangs import GangReply, GangWhyReply, PingRequest
-from ...schemas.names import WorkerId
-from ...schemas.public_id import is_token_of
+from ...schemas.names import WorkerId, is_token_of
 from ..model import events as on
 from ..model.effects import Effect, PingWorker, SetGangTimer, StepDown
 from ..model.events import PingAnswered, PingUnanswered

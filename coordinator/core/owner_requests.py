@@ -15,8 +15,7 @@ from ...schemas.errors.base import (
     UnknownGang,
 )
 from ...schemas.messages.gangs import AcquireRequest, GangEventKind, GangObstacle, GangWhyReply, OwnedRequest
-from ...schemas.names import WorkerId
-from ...schemas.public_id import is_token_of, public_id
+from ...schemas.names import WorkerId, is_token_of, public_id
 from ...schemas.records.gangs import GangSpec
 from ...schemas.text import count_of
 from ..model.commits import CommitKind

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...schemas.messages.gangs import GangEventKind
-from ...schemas.names import WorkerId
-from ...schemas.public_id import public_id
+from ...schemas.names import WorkerId, public_id
 from ...schemas.records.gangs import MAX_SEATS, GangRecord, GangState, MemberRecord
 from ..model.commits import CommitKind
 from ..model.events import Cause, LeadershipGained, LedgerVanished

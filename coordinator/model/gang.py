@@ -19,8 +19,7 @@ from typing import Final, Protocol
 from ...runtime.state_machine import IllegalMove, Stepping, diagram
 from ...runtime.timers import exponential_s
 from ...schemas.messages.gangs import GangReply
-from ...schemas.names import WorkerId
-from ...schemas.public_id import MARK
+from ...schemas.names import MARK, WorkerId
 from ...schemas.records.gangs import GangSpec, GangState, Rendezvous, RestartPolicy, Seat
 from ..scheduling.placement import Assignment, TrialPlacement
 from ..settings.scheduling import CoordinatorSettings

@@ -18,8 +18,7 @@ from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, MalformedMessage, ShardConflict
 from ...schemas.messages.gangs import FormReply, GangEvent, HoldReply, KeepReply, MemberCause, PingReply, TeardownReply
 from ...schemas.messages.operations import LoadReply
-from ...schemas.names import Names, Operation, WorkerId
-from ...schemas.public_id import public_id
+from ...schemas.names import Names, Operation, WorkerId, public_id
 from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import Log
 from ...telemetry.metrics.coordinator import CoordinatorMetrics

@@ -27,8 +27,7 @@ from ...schemas.messages.gangs import (
     ReportReply,
 )
 from ...schemas.messages.operations import parse_request
-from ...schemas.names import GangOperation, Names, WorkerId
-from ...schemas.public_id import public_id
+from ...schemas.names import GangOperation, Names, WorkerId, public_id
 from ...schemas.records.gangs import GangState
 from ...schemas.records.workers import LeaseRecord
 from ...telemetry.logs import Log

@@ -28,7 +28,7 @@ from ...schemas.errors.base import (
     UnknownGang,
 )
 from ...schemas.messages.gangs import GangEvent, GangEventKind, GangReply
-from ...schemas.public_id import MARK
+from ...schemas.names import MARK
 from ...schemas.records.gangs import GangState
 
 RENEWALS_PER_TTL: Final = 3

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from ...runtime.failure_detector import TimeoutQueue
 from ...schemas.deadline import margin_s
 from ...schemas.errors.base import GanglineError, LeaseExpired, WorkerLost
-from ...schemas.public_id import public_id
+from ...schemas.names import public_id
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptLoop, AttemptTarget, PoolTarget, TaskTarget

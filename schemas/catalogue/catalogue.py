@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from ..messages import gangs as gang_messages
 from ..messages import jobs as job_messages
 from ..messages import operations as messages
-from ..names import DispatcherOperation, GangOperation, JobFeed, Names, Operation, QueueOperation, WorkerId
-from ..public_id import MARK
+from ..names import MARK, DispatcherOperation, GangOperation, JobFeed, Names, Operation, QueueOperation, WorkerId
 from ..records import gangs, jobs, routes
 from ..records import workers as records
 from ..wire import headers

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ..errors.base import InvalidRequest
 from ..limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS
-from ..public_id import public_id
+from ..names import public_id
 from ..records.gangs import GangState, Rendezvous, Seat, StrictGangSpec
 from ..records.workers import Record
 from .operations import LoadReply, Reply, Request, parse_request

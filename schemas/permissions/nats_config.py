@@ -26,8 +26,8 @@ _HEAD: Final = """\
 """
 _ONE_ACCOUNT: Final = """\
 #
-# All users share one account, which is a thin wall: the server does not check where answers to them go. Give callers you
-# do not trust an account of their own: NAME@TENANT=producer.
+# All users share one account, which is a thin wall: the server does not check where answers to them go. Give callers
+# you do not trust an account of their own: NAME@TENANT=producer.
 """
 _SYSTEM: Final = """\
   # Lets coordinators detect a broken connection in milliseconds. Nobody logs in here unless you add users.

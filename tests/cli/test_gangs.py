@@ -13,8 +13,7 @@ from gangline import connect as connect_client
 from gangline.bus.nats_bus import connect
 from gangline.bus.rpc.responder import listen
 from gangline.bus.settings.connection import ConnectionSettings
-from gangline.schemas.names import GangOperation, Names
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import GangOperation, Names, public_id
 
 from ..bus.conftest import collect
 from .conftest import until

@@ -10,8 +10,7 @@ import pytest
 from gangline.bus.nats_bus import connect
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.messages.operations import ReleaseReply, ReleaseRequest, ReserveReply, ReserveRequest
-from gangline.schemas.names import Names, Operation, WorkerId
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import Names, Operation, WorkerId, public_id
 
 from ..waiting import PATIENCE_S, until
 

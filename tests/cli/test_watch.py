@@ -12,8 +12,7 @@ from gangline.bus.port.bus import KvEntry, KvOperation
 from gangline.cli.views.gang_follow import print_events
 from gangline.cli.views.workers import Board, WorkerRow
 from gangline.schemas.messages.gangs import GangEvent
-from gangline.schemas.names import Names
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import Names, public_id
 from gangline.schemas.records.workers import Heartbeat, LeaseRecord, Registration
 
 LEASE = LeaseRecord(

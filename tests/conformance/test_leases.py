@@ -33,8 +33,8 @@ async def test_msgpack_is_answered_with_msgpack(subject: Subject):
     assert await subject.request("dispatch", body, fmt=Format.MSGPACK) == 2
 
 
-async def test_an_empty_body_reserves_one_slot(subject: Subject):
-    granted = await subject.request("reserve")
+async def test_an_object_without_fields_reserves_one_slot(subject: Subject):
+    granted = await subject.request("reserve", {})
     assert granted["accepted"] and granted["ttl_s"] == 15 and granted["load"]["reserved"] == 1
 
 
@@ -43,7 +43,7 @@ async def test_what_is_reserved_is_kept_from_everybody_else(subject: Subject):
     router = await subject.router()
     assert (await router.ask(task(1, "count", "a")))[2] == "full"
     assert (await router.ask(reserve(2)))[2] == "full"
-    assert (await subject.request("reserve"))["accepted"] is False
+    assert (await subject.request("reserve", {}))["accepted"] is False
 
 
 async def test_the_same_reserve_again_gets_the_same_lease(subject: Subject):
@@ -130,7 +130,7 @@ async def test_a_bad_request_gets_an_error_and_holds_nothing(subject: Subject):
 
 
 async def test_an_unknown_method_on_a_lease_gets_an_error(subject: Subject):
-    token = (await subject.request("reserve"))["token"]
+    token = (await subject.request("reserve", {}))["token"]
     with pytest.raises(Refusal) as caught:
         await subject.request("dispatch", {"token": token, "method": "cuont"})
     assert (caught.value.code, caught.value.status) == ("unknown_method", 404)

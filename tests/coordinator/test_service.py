@@ -12,7 +12,7 @@ from gangline.bus.port.bus import KvEntry, NoResponders, RequestTimeout, Storage
 from gangline.coordinator.election.leader_record import LeaderKey
 from gangline.coordinator.service import Coordinator, CoordinatorState
 from gangline.schemas.errors.base import ClosedError, GangNotFormed, InvalidRequest, NotOwner, UnknownGang
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import public_id
 from gangline.schemas.records.gangs import MemberRecord
 from gangline.schemas.records.workers import LeaseRecord
 from gangline.schemas.wire.codec import Format

@@ -12,8 +12,7 @@ from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage
 from gangline.dispatcher.jobs.submitter import job_of_key
 from gangline.schemas.errors.base import GangFailed
-from gangline.schemas.names import Names
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import Names, public_id
 from gangline.worker.pool.pool import Pool
 
 from ..waiting import PATIENCE_S, until

@@ -14,8 +14,7 @@ from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import BucketSettings, KeyValue
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.errors.base import Disconnected, WorkerIdTaken
-from gangline.schemas.names import Names
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import Names, public_id
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag

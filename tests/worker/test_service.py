@@ -12,7 +12,7 @@ import pytest
 
 from gangline.bus.port.bus import Message, NoResponders
 from gangline.schemas.errors.base import ClosedError, Unavailable, WorkerIdTaken
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import public_id
 from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.frames import AnswerOp, Load, LoadFlag, RequestOp, ReserveFlag
 from gangline.worker.ledger.settings import WorkerSettings

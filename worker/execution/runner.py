@@ -15,8 +15,7 @@ from ...schemas.errors.base import (
     TaskCrashed,
     TaskFailed,
 )
-from ...schemas.names import WorkerId
-from ...schemas.public_id import public_id
+from ...schemas.names import WorkerId, public_id
 from ...telemetry.logs import LineLimit, logger_for
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..context.progress import Progress

@@ -22,8 +22,7 @@ from ...runtime.tasks import TaskSet
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.messages.gangs import FormRequest
-from ...schemas.names import Names, WorkerId
-from ...schemas.public_id import public_id
+from ...schemas.names import Names, WorkerId, public_id
 from ...schemas.records.gangs import GangRecord, GangState, MemberRecord
 from ...telemetry.logs import Log
 from ..registration.registrar import Registrar

@@ -23,8 +23,7 @@ from ...schemas.errors.base import (
     Unavailable,
     UnknownToken,
 )
-from ...schemas.names import WorkerId
-from ...schemas.public_id import public_id
+from ...schemas.names import WorkerId, public_id
 from ...schemas.records.workers import LeaseRecord
 from ...schemas.text import count_of
 from ...schemas.wire.frames import Reason

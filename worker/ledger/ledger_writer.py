@@ -16,8 +16,7 @@ from ...bus.port.bus import KeyValue, KvWrite
 from ...runtime.clock import Environment
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Unavailable
-from ...schemas.names import Names, WorkerId
-from ...schemas.public_id import MARK
+from ...schemas.names import MARK, Names, WorkerId
 from ...telemetry.logs import Log
 
 FLUSH_S = 0.01

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from ...runtime.timers import NEVER
 from ...schemas.messages.gangs import FormRequest, HoldRequest
-from ...schemas.public_id import public_id
+from ...schemas.names import public_id
 from ...schemas.records.gangs import Seat
 from .lease_table import GrantedLease, LeaseTable, LeaseTransition, Refusal
 from .limiter import SlotLimiter

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from ...runtime.timers import NEVER, DeadlineHeap
-from ...schemas.public_id import public_id
+from ...schemas.names import public_id
 from .limiter import SlotLimiter
 
 

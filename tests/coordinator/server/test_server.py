@@ -25,8 +25,7 @@ from gangline.coordinator.settings.scheduling import CoordinatorSettings
 from gangline.coordinator.settings.service import ServiceSettings
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.messages.gangs import AcquireRequest
-from gangline.schemas.names import Names
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import Names, public_id
 from gangline.schemas.records.gangs import GangRecord, LeaderRecord
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool

@@ -30,8 +30,7 @@ from gangline.schemas.errors.base import (
     UnknownMethod,
     WorkerLost,
 )
-from gangline.schemas.names import Names
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import Names, public_id
 from gangline.schemas.wire import codec, headers
 from gangline.worker.context.task_context import current_task
 from gangline.worker.ledger.settings import WorkerSettings
@@ -369,7 +368,6 @@ SERVER = """
 import asyncio, sys
 from gangline.bus.nats_bus import connect
 from gangline.bus.settings.connection import ConnectionSettings
-from gangline.schemas.names import Names
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.ledger.settings import WorkerSettings

@@ -28,7 +28,7 @@ from gangline.schemas.errors.base import (
     ServerUnreachable,
 )
 from gangline.schemas.messages.gangs import AcquireRequest
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import public_id
 from gangline.schemas.wire.frames import RequestOp
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool

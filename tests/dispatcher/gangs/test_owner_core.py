@@ -28,7 +28,7 @@ from gangline.schemas.errors.base import (
     UnknownGang,
 )
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind, GangReply
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import public_id
 from gangline.schemas.records.gangs import GangState, Seat
 
 SEAT = Seat(rank=0, pool="train", worker="w1", token="t", epoch=1)

@@ -16,8 +16,7 @@ from gangline.coordinator.settings.service import ServiceSettings
 from gangline.schemas.errors.base import GanglineError, error_from_wire
 from gangline.schemas.messages import gangs as gang_messages
 from gangline.schemas.messages.operations import LoadReply
-from gangline.schemas.names import GangOperation, Names, Operation, WorkerId
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import GangOperation, Names, Operation, WorkerId, public_id
 from gangline.schemas.records.gangs import GangRecord, GangState, MemberRecord
 from gangline.schemas.records.workers import Heartbeat, Registration
 from gangline.schemas.wire import codec, headers

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import public_id
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, ReserveFlag
 from gangline.worker.context.task_context import current_task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.schemas.public_id import public_id
+from gangline.schemas.names import public_id
 from gangline.schemas.wire.frames import RequestOp, ReserveFlag
 
 from ...support.worker.rig import Rig, on_rig, reserve, task

@@ -16,7 +16,7 @@ from ...bus.port.bus import ConnectionEvent, KvEntry, KvOperation
 from ...dispatcher.client.client import Client
 from ...dispatcher.client.operations import read_record, registered
 from ...schemas.errors.base import Disconnected
-from ...schemas.public_id import public_id
+from ...schemas.names import public_id
 from ...schemas.records.workers import Heartbeat, LeaseRecord, Registration
 from ...schemas.text import count_of
 from ..console.options import ConnectionOptions

@@ -21,7 +21,7 @@ from ...bus.port.bus import BucketSettings, KeyValue, KvEntry, KvOperation, Stor
 from ...bus.port.types import Subscription
 from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import GangEvent
-from ...schemas.public_id import MARK
+from ...schemas.names import MARK
 from ...schemas.records.gangs import GangRecord, GangState, LeaderRecord, MemberRecord
 from ...schemas.records.workers import LeaseRecord, Registration
 from .processes import PATIENCE_S

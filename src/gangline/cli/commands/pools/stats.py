@@ -30,7 +30,7 @@ def command(connection: ConnectionOptions, worker: str, as_json: bool) -> None:
 
 
 def _show(stats: StatsReply) -> None:
-    from ....schemas.public_id import public_id
+    from ....schemas.names import public_id
     from ...console.output import console, duration, slots_bar, table
 
     load = stats.load

@@ -11,7 +11,7 @@ from ....dispatcher.client.client import Client
 from ....dispatcher.leases.lease import Lease
 from ....dispatcher.leases.selection import Selection
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, LeaseExpired, SelectionUsed
-from ....schemas.public_id import public_id
+from ....schemas.names import public_id
 from ..calls.outcomes import SimulatedRequest, lost_worker
 from ..plan.plan import Step, StepKind
 from ..stage.stage import Stage

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from ....schemas.public_id import MARK
+from ....schemas.names import MARK
 from ..history.checker import Checker
 from .slots import LeaseModel, WorkerModel
 

@@ -10,8 +10,7 @@ import re
 from typing import Final
 
 from ....bus.port.bus import KvEntry, Message
-from ....schemas.names import PRIVATE, GangOperation, Names, Operation
-from ....schemas.public_id import MARK
+from ....schemas.names import MARK, PRIVATE, GangOperation, Names, Operation
 from ....schemas.wire import codec
 from ..history.checker import Checker
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ....bus.port.bus import Message
 from ....schemas.errors.base import MalformedMessage
-from ....schemas.public_id import public_id
+from ....schemas.names import public_id
 from ....schemas.wire import frames
 from ....schemas.wire.frames import AnswerOp, RequestOp, ReserveFlag
 from ..history.checker import Checker, Trace

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from ....bus.port.bus import Message
 from ....schemas.messages.gangs import FormRequest, HoldReply, HoldRequest, TeardownRequest
-from ....schemas.names import PRIVATE, Names, Operation, WorkerId
-from ....schemas.public_id import public_id
+from ....schemas.names import PRIVATE, Names, Operation, WorkerId, public_id
 from ....schemas.wire import headers
 from ..history.checker import Checker, Trace
 from .ledger import GangLedger, Held

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gangline.schemas.messages.gangs import GangReply
-from gangline.schemas.public_id import is_token_of, public_id
+from gangline.schemas.names import is_token_of, public_id
 from gangline.schemas.records.gangs import GangState, Seat
 
 

@@ -46,7 +46,8 @@ VIRTUAL_LIMIT_S = 30 * 86_400.0
 
 # Each test process has its own servers. Their threads must not spin for work and compete for the cores, and they
 # need not collect garbage for every few megabytes.
-FRUGAL = {"GOMAXPROCS": "1", "GOGC": "off", "GOMEMLIMIT": "256MiB"}
+FRUGAL = {"GOMAXPROCS": "1", "GOGC": "off", "GOMEMLIMIT": "256MiB", "GANGLINE_MAX_BYTES": "-1"}
+"""The last: so many namespaces on one server cannot each reserve room."""
 
 # Bounded, and exits with its parent process.
 BUSY = """

@@ -106,7 +106,8 @@ class JobQueries:
         found = await self._find(ref)
         if found.message is not None:
             info = info_of_task(ref, found.message, self._names)
-            reason = None if held else await self._absence(info.endpoint, found.message.at)
+            untold = not held and info.state is JobState.QUEUED
+            reason = await self._absence(info.endpoint, found.message.at) if untold else None
             return info.model_copy(update={"reason": reason}) if reason is not None else info
         if (record := await self.record(ref)) is not None:  # it ended just now
             return _info_of(record)

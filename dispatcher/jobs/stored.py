@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ...bus.port.bus import Stream, StreamMessage
+from ...schemas.errors.base import GanglineError
 from ...schemas.messages.jobs import JobInfo
+from ...schemas.messages.submission import Submission
 from ...schemas.names import Names
 from ...schemas.records.jobs import JobState
 from ...schemas.wire import headers
@@ -90,16 +92,22 @@ async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
 def info_of_task(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
     """The state of a task that no dispatcher has fetched."""
     endpoint, method = target_of(message, names)
-    fields = message.headers or {}
-    later = header_of(fields, headers.DELAY) or header_of(fields, headers.CRON)
+    try:
+        given, at = message.headers, message.at
+        task = Submission.parse(names, message.subject, given, sequence=message.sequence, published_at=at)
+        moment, cron = task.not_before, task.cron
+    except GanglineError:  # its dispatcher says what is wrong
+        moment = cron = None
+    later = moment is not None or cron is not None
     return JobInfo(
         job=ref.id,
         endpoint=endpoint,
         method=method,
-        state=JobState.QUEUED if later is None else JobState.SCHEDULED,
+        state=JobState.SCHEDULED if later else JobState.QUEUED,
         sequence=message.sequence,
         submitted_at=message.at,
-        reason=None if later is None else f"a dispatcher has yet to schedule it: {later}",
+        next_try_at=moment,
+        reason=_reason(moment, cron) if later else None,
     )
 
 
@@ -118,8 +126,12 @@ def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names) -> JobIn
         sequence=message.sequence,
         submitted_at=message.at,
         next_try_at=moment,
-        reason="its time has not come" if moment is not None else f"runs again and again: {when}",
+        reason=_reason(moment, when),
     )
+
+
+def _reason(moment: float | None, cron: str | None) -> str:
+    return "its time has not come" if moment is not None else f"runs again and again: {cron}"
 
 
 def target_of(message: StreamMessage, names: Names) -> tuple[str, str]:

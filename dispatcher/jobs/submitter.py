@@ -143,7 +143,7 @@ def task_message(
     if moment is not None:
         fields[headers.DELAY] = rfc3339(moment)
         if submit.deadline_s is not None:
-            fields[headers.DEADLINE] = rfc3339(moment + timedelta(seconds=submit.deadline_s))
+            fields[headers.DEADLINE] = number(max(0.0, moment.timestamp() - wall) + submit.deadline_s)
     if submit.cron is not None:
         fields[headers.CRON] = submit.cron
         # Declared again with another pattern or other arguments, it is no duplicate, but replaces the first.

@@ -73,7 +73,7 @@ class Router:
             names,
             settings=self.settings,
             ambient=ambient or Environment(),
-            bucket=bucket or BucketSettings(),
+            bucket=bucket or BucketSettings.from_environment(),
             policy=policy or (lambda _pool: Sticky()),
             metrics=self.metrics,
             owner=name or bus.name,

@@ -133,6 +133,7 @@ class Commands:
             **clean,
             "NATS_URL": url,
             "GANGLINE_NAMESPACE": namespace,
+            "GANGLINE_MAX_BYTES": "-1",
             "XDG_CONFIG_HOME": str(folder),
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "200",

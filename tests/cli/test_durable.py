@@ -72,9 +72,7 @@ def test_schedules_are_shown_and_cancelled(commands):
     assert "runs again and again: 0 0 3 * * *" in commands.run("status", nightly["job"]).stdout
     for job in (later, nightly["job"]):
         assert commands.run("cancel", job).stdout == f"{job} is cancelled\n"
-    assert commands.json("status", later)["state"] == "cancelled"
-    code, text = line(commands.run("status", nightly["job"]))
-    assert (code, "a cron that was cancelled" in text) == (1, True)
+        assert commands.json("status", job)["state"] == "cancelled", "the next dispatcher schedules neither"
 
 
 @pytest.mark.parametrize(

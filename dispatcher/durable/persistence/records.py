@@ -16,9 +16,12 @@ from ....schemas.errors.base import GanglineError, error_from_wire
 from ....schemas.messages.submission import Submission
 from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason, FailedTry, JobFailure, JobState, ResultRecord, TaskDeadEvent, TryRecord
+from ....schemas.text import parse_duration
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
 from ...jobs.dead_letters import BURIED
+from ...jobs.stored import header_of
+from ...jobs.submitter import number
 from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage
 
@@ -259,8 +262,18 @@ def schedule_of(names: Names, message: StreamMessage, submission: Submission) ->
         given[headers.SCHEDULE] = f"@at {moment(submission.not_before)}"
         given[headers.JOB] = submission.job
         if submission.deadline_at is not None:
-            given[headers.DEADLINE] = moment(submission.deadline_at)
+            # A duration stays one, for a replayed task begins it anew; it counts from when the schedule publishes.
+            left_s = max(0.0, submission.deadline_at - submission.not_before)
+            given[headers.DEADLINE] = number(left_s) if _is_duration(message) else moment(submission.deadline_at)
     return names.schedule(submission.job), given
+
+
+def _is_duration(message: StreamMessage) -> bool:
+    try:
+        parse_duration(header_of(message.headers or {}, headers.DEADLINE) or "")
+    except ValueError:
+        return False
+    return True
 
 
 def sendable(given: Mapping[str, str] | None) -> dict[str, str]:

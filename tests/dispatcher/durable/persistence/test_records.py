@@ -109,7 +109,7 @@ def test_an_error_is_cut_to_the_room_that_there_is(limit: int) -> None:
         assert failure.details["traceback"].startswith("ttt") and "(cut)" in failure.details["traceback"]
 
 
-def test_a_delayed_task_goes_back_with_its_id_and_a_deadline_that_does_not_move() -> None:
+def test_a_delayed_task_goes_back_with_its_id_and_what_is_left_of_its_deadline() -> None:
     made = message(Gangline_Delay="60", Gangline_Deadline="90", Gangline_Key="k", Nats_Msg_Id="m")
     read = read_message(NAMES, made)
     assert not isinstance(read, GanglineError)
@@ -123,8 +123,12 @@ def test_a_delayed_task_goes_back_with_its_id_and_a_deadline_that_does_not_move(
         headers.MESSAGE_ID: "sched-7-1700000000250",
         headers.JOB: "7",
         headers.KEY: "k",
-        headers.DEADLINE: "2023-11-14T22:14:50.250Z",
+        headers.DEADLINE: "30",
     }
+    later = message(Gangline_Delay="60", Gangline_Deadline="2023-11-14T22:14:50Z")
+    read = read_message(NAMES, later)
+    assert not isinstance(read, GanglineError)
+    assert records.schedule_of(NAMES, later, read[0])[1][headers.DEADLINE] == "2023-11-14T22:14:50.000Z"
 
 
 def test_a_cron_task_goes_back_without_an_id_and_each_firing_has_its_own_deadline() -> None:

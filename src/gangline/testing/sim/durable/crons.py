@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ....bus.port.bus import StreamMessage
 from ..history.checker import Checker, Trace
 from ..history.troubles import Troubles
-from ..plan.durable_plan import JobKind, JobStep
+from ..plan.durable_plan import JobStep
 from .records import JobModel
 
 SCHEDULED_S = 1.5
@@ -120,10 +120,9 @@ class CronWatch:
         """It fired as often as it should have."""
         if cron.stored_at is None or self._troubles.delayed(cron.stored_at):
             return
-        raw = cron.step.kind is JobKind.REPEAT_RAW
-        if raw and not self._troubles.calm:
+        if not self._troubles.calm:  # a dispatcher has to schedule it
             return
-        stood_s = until - cron.stored_at - (SCHEDULED_S if raw else 0.0)
+        stood_s = until - cron.stored_at - SCHEDULED_S
         wanted = int(stood_s / cron.period_s) - 1
         if len(cron.fired) < wanted:
             self._checker.fail("L10", f"{cron} stood for {stood_s:.3f} s, and fired {len(cron.fired)} times")

@@ -99,10 +99,11 @@ ROUTES: Final = {
     "limits": {"ghost": 3},
     "queue": {"per_key": 1},
 }
+# A dispatcher that says it is there gets queues: this one says nothing valid.
 EVENTS: Final[dict[str, Any]] = {
     "event.gang.ghost": {"kind": "formed", "gang": "ghost", "generation": 1, "size": 2, "gangset": "ghost"},
     "event.worker.ghost.w": {"event": "joined", "epoch": 1},
-    "event.dispatcher.ghost": {"dispatcher": "ghost", "event": "here", "queues": ["ghost"], "has": 1, "at": 1.0},
+    "event.dispatcher.ghost": {"dispatcher": "ghost", "event": "x", "queues": ["ghost"], "has": 1, "at": 1.0},
     "event.task.ghost": {"job": "j", "endpoint": "ghost", "method": "m", "reason": "failed", "attempts": 1, "at": 1.0},
     "event.router.ghost": {"router": "r", "owner": "o", "node": "n", "waiting": {"fuzz": 1}},
     "gang-talk.ghost.1.1.0": {"kind": "x"},

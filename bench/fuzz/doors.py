@@ -126,7 +126,7 @@ class Doors:
         self._epoch = epoch
         self._ids = 1_000_000
         self.channels: list[str] = []
-        """Reply subjects that were seen: forged answers go there."""
+        """Reply subjects that were seen, at least one: forged answers go there."""
         self.draw: dict[str, Callable[[], Shot]] = {
             "operations": self._operation,
             "frames": self._frames,
@@ -256,8 +256,6 @@ class Doors:
     def _answer(self) -> Shot:
         """Answers with ids that nobody waits for: one that somebody waits for would be believed."""
         random = self._random
-        if not self.channels:
-            return self._event()
         self._ids += 1
         op = random.choice(
             ([1, self._ids, 5], [2, self._ids, "x", "y", None, False], [6, self._ids, [1]], [8, self._ids, 3])
@@ -269,7 +267,9 @@ class Doors:
             data = encoded(envelope, as_msgpack=True)
         elif random.random() < 0.7:
             data = random.choice(RAW)
-        subject = random.choice(self.channels) + random.choice(("", "", ".1", ".x", ".1.2", ".99999999999999999999"))
+        subject = self.channels[random.randrange(8) % len(self.channels)] + random.choice(
+            ("", "", ".1", ".x", ".1.2", ".99999999999999999999")
+        )
         return Shot(subject=subject, data=data, headers=self._mutator.headers({}), due=False)
 
     def _event(self) -> Shot:

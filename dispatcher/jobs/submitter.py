@@ -366,6 +366,11 @@ class Submitter:
             if found is not None:
                 job = (found.headers or {}).get(headers.JOB)
                 return found.subject == message.subject and job == message.headers.get(headers.JOB)
+            if message.scheduled:
+                # Its dispatcher has perhaps given it to the server for later.
+                schedules = await self._streams.schedules()
+                if await schedules.last(self._streams.names.schedule(message.job)) is not None:
+                    return True
             # It has ended, and left a result, unless that was to be kept for less time than the id is remembered.
             kept_s = float(message.headers.get(headers.RESULT_TTL, DUPLICATES_S))
             return not message.keyed or kept_s < DUPLICATES_S or await self._ended(message)

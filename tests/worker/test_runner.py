@@ -33,6 +33,7 @@ PROGRAM = """
 import asyncio, json, signal, sys
 from gangline.bus.nats_bus import connect
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.schemas.names import Names
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import run_worker
 from gangline.worker.service import Worker

@@ -555,7 +555,7 @@ async def test_a_token_is_hashed_once_however_often_it_is_used_and_nothing_for_a
         return sha256(data)
 
     public_id.cache_clear()
-    with patch("gangline.schemas.public_id.sha256", count):
+    with patch("gangline.schemas.names.sha256", count):
         for number in range(1, 21):
             assert await rig.hand.ask(*task(number, "double", [1])) == [OK, number, 2]
         assert hashed == []

@@ -368,6 +368,7 @@ SERVER = """
 import asyncio, sys
 from gangline.bus.nats_bus import connect
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.schemas.names import Names
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.ledger.settings import WorkerSettings

@@ -96,7 +96,7 @@ class TaskStorage:
         environ = os.environ if environ is None else environ
         given = BucketSettings.from_environment({"GANGLINE_STORAGE": Storage.FILE.value, **_set(environ)})
         most = bytes_from(environ)
-        bounds = {} if most is None else dict.fromkeys(_BOUNDS, most)
+        bounds = {} if most is None else dict.fromkeys(_BOUNDS, most) | {"schedules_max_bytes": -1}
         return cls(storage=given.storage, replicas=given.replicas, **bounds)
 
     def _bucket(self, max_bytes: int) -> BucketSettings:

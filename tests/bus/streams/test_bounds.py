@@ -52,6 +52,8 @@ def test_all_but_schedules_have_a_bound_unless_told_otherwise():
     unbounded = {name for name in STREAMS if getattr(TaskStorage(), f"{name}_max_bytes") == -1}
     assert unbounded == {"schedules"} and BucketSettings().max_bytes > 0
     assert TaskStorage.from_environment({"GANGLINE_MAX_BYTES": "-1"}).tasks_max_bytes == -1
+    bounded = TaskStorage.from_environment({"GANGLINE_MAX_BYTES": "16777216"})
+    assert (bounded.tasks_max_bytes, bounded.schedules_max_bytes) == (16 << 20, -1)  # full, it would lose the oldest
 
 
 async def test_a_full_queue_refuses_what_is_new_and_keeps_what_it_has(connect_to, secured):

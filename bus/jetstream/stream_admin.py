@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ...schemas.errors.base import Disconnected
+from ...schemas.errors.base import Disconnected, InvalidSettings
 from ..port.bus import ConnectionEvent, NotPermitted, StorageUnavailable
 from .api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
-from .wire import RESERVED, TOO_MANY_CONSUMERS, UNLIMITED, check_configuration
+from .wire import OVERLAP, RESERVED, TOO_MANY_CONSUMERS, UNLIMITED, check_configuration
 
 if TYPE_CHECKING:
     from .transport import Transport
@@ -208,6 +208,12 @@ class StreamAdmin:
                 details=error.details,
             ) from error
         except ApiError as error:
+            if error.number == OVERLAP:
+                raise InvalidSettings(
+                    f"{self._label} cannot be made, because another stream has its subjects: an earlier version made "
+                    "that one (docs/how-to/run-in-production.md, 'Upgrade the streams'), or somebody else. Remove it if "
+                    "it may go, or use another namespace"
+                ) from error
             if error.number == TOO_MANY_CONSUMERS and not self._few_consumers:
                 self._few_consumers = True
                 return await self._look_or_create(timeout_s)

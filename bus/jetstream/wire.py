@@ -20,6 +20,8 @@ UNLIMITED: Final = -1
 """For an account that may have fewer: its own limit holds."""
 RESERVED: Final = (10002, 10023, 10028, 10047)
 """The server's numbers for a stream whose `max_bytes` it cannot reserve."""
+OVERLAP: Final = 10065
+"""The server's number for a stream with subjects of another."""
 TOO_MANY_CONSUMERS: Final = 10026
 """The server's number for it."""
 

@@ -211,8 +211,8 @@ class StreamAdmin:
             if error.number == OVERLAP:
                 raise InvalidSettings(
                     f"{self._label} cannot be made, because another stream has its subjects: an earlier version made "
-                    "that one (docs/how-to/run-in-production.md, 'Upgrade the streams'), or somebody else. Remove it if "
-                    "it may go, or use another namespace"
+                    "that one (docs/how-to/run-in-production.md, 'Upgrade the streams'), or somebody else. Remove it "
+                    "if it may go, or use another namespace"
                 ) from error
             if error.number == TOO_MANY_CONSUMERS and not self._few_consumers:
                 self._few_consumers = True

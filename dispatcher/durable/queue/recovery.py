@@ -18,7 +18,7 @@ from ....bus.port.bus import KeyValue, NoResponders
 from ....bus.rpc.requester import error_in, parse_answer
 from ....schemas.errors.base import GanglineError, InvalidName
 from ....schemas.messages.jobs import JobsReply, JobsRequest, WorkerJob
-from ....schemas.names import Operation, WorkerId, is_name
+from ....schemas.names import Operation, WorkerId
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.workers import Registration, complaint
 from ....telemetry.logs import Log
@@ -81,8 +81,10 @@ class QueueRecovery:
             for entry in await results.entries(self._names.tries_of(self._endpoint)):
                 try:
                     record = TryRecord.read(entry.value)
-                    named = is_name(record.job) and self._names.try_key(self._endpoint, record.job) == entry.key
+                    named = self._names.try_key(self._endpoint, record.job) == entry.key
                     wrong = "" if named else "it names another job"
+                except InvalidName as error:
+                    wrong = error.message
                 except ValidationError as error:
                     wrong = complaint(error)
                 if wrong:

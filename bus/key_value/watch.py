@@ -123,6 +123,8 @@ class BucketWatch(Resubscriber):
         self._expiries: TimerQueue[tuple[str]] = TimerQueue()
         """When known keys are due to expire, by loop time."""
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0
+        """Its loop time; uvloop's timers for what is due already do not tell theirs."""
         self._looks = TaskSet("expired key")
 
     async def start(self) -> None:
@@ -206,11 +208,13 @@ class BucketWatch(Resubscriber):
         """For the next key that is due."""
         at = self._expiries.next_at
         if self._alarm is not None:
-            if at is not None and self._alarm.when() <= at:
+            if at is not None and self._alarm_at <= at:
                 return
             self._alarm.cancel()
         loop = asyncio.get_running_loop()
-        self._alarm = None if at is None else loop.call_at(at, self._look_at_due)
+        self._alarm = None
+        if at is not None:
+            self._alarm, self._alarm_at = loop.call_at(at, self._look_at_due), at
 
     def _look_at_due(self) -> None:
         self._alarm = None

@@ -44,7 +44,7 @@ from ...schemas.wire import codec
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import logger_for
 from .storage import TaskStreams, until_answered
-from .stored import SCANNED, JobRef, SearchResult, find, info_of_schedule, info_of_task, target_of
+from .stored import SCANNED, JobRef, SearchResult, find, find_due, info_of_schedule, info_of_task, target_of
 
 RESULT_TTL_S: Final = 3600.0
 """Of the record of a job that is cancelled in the stream."""
@@ -113,6 +113,9 @@ class JobQueries:
             return _info_of(record)
         if (schedule := await self._schedule(ref)) is not None:  # or was scheduled
             return info_of_schedule(ref, schedule, self._names)
+        if await self._comes(ref):
+            text = "its time has come, and the server is bringing it to its queue; or it has ended, and left no result"
+            raise UnknownJob(f"job {ref.id!r} is not known yet: {text}", details={"job": ref.id, "certain": False})
         raise self._unknown(ref, absent=not held, certain=found.certain)
 
     async def cancel(self, ref: JobRef, timeout_s: float) -> bool:
@@ -288,6 +291,12 @@ class JobQueries:
                 held = True
         return None, held
 
+    async def _comes(self, ref: JobRef) -> bool:
+        """Whether its schedule has published it a moment ago. The server takes what is due over into the stream of
+        tasks: at once, but for half a minute after the loss of a leader."""
+        message = await find_due(await self.streams.schedules(), self._names, ref)
+        return message is not None and self._ambient.wall() - message.at < _COMING_S
+
     async def _schedule(self, ref: JobRef) -> StreamMessage | None:
         return await (await self.streams.schedules()).last(self._names.schedule(ref.id))
 
@@ -396,6 +405,8 @@ def _is_name(text: str) -> bool:
     return True
 
 
+_COMING_S: Final = 120.0
+"""A task that was due so long ago has reached its queue."""
 LOOK_S: Final = 10.0
 """How often a waiting reader looks without news, since news of a result may be lost."""
 STATUS_S: Final = 5.0

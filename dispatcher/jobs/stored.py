@@ -18,6 +18,8 @@ from .submitter import moment_of
 
 SCANNED: Final = 20_000
 """The most messages that are read to find a job with an unknown sequence."""
+_DUE_SEARCHED: Final = 2_000
+"""How many of the newest messages of schedules are read to find one."""
 CHAINS: Final = 16
 """Parts of the stream that are searched concurrently."""
 
@@ -60,7 +62,18 @@ async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
         message = await tasks.get(sequence)
         return SearchResult(message if message is not None and _is_job(message, ref.id, prefix) else None)
     pattern = names.tasks if ref.endpoint is None else names.tasks_of(ref.endpoint)
-    state = await tasks.state(pattern)
+    return await _search(tasks, pattern, ref, prefix)
+
+
+async def find_due(schedules: Stream, names: Names, ref: JobRef) -> StreamMessage | None:
+    """The job's task as its schedule has published it, if that was not long ago."""
+    pattern = names.due if ref.endpoint is None else names.due_of(names.tasks_of(ref.endpoint))
+    newest = (await schedules.state(pattern)).last_sequence
+    return (await _search(schedules, pattern, ref, names.due[:-1], since=newest - _DUE_SEARCHED)).message
+
+
+async def _search(stream: Stream, pattern: str, ref: JobRef, prefix: str, since: int = 1) -> SearchResult:
+    state = await stream.state(pattern)
     count = sum(state.subjects.values())
     if not count:
         return SearchResult(None)
@@ -71,14 +84,14 @@ async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
         nonlocal found, left
         while place <= end and left > 0 and found is None:
             left -= 1
-            message = await tasks.next(pattern, place)
+            message = await stream.next(pattern, place)
             if message is None or message.sequence > end:
                 return
             if _is_job(message, ref.id, prefix):
                 found = message
             place = message.sequence + 1
 
-    first, last = state.first_sequence, state.last_sequence
+    first, last = max(since, state.first_sequence), state.last_sequence
     step = max(1, -(-(last - first + 1) // CHAINS))
     try:
         async with asyncio.TaskGroup() as group:

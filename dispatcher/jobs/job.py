@@ -164,7 +164,7 @@ async def _read(jobs: Stream, pattern: str, signs: _Signs, found: Callable[[Stre
             while messages := await _next(jobs, pattern, range(sequence + 1, sequence + 1 + width)):
                 for message in messages:
                     found(message)
-                sequence, data = message.sequence, message.data
+                sequence, data = messages[-1].sequence, messages[-1].data
                 # Where messages of other jobs lie between, several questions have one answer.
                 width = min(2 * width, _MOST_AT_ONCE) if len(messages) == width else len(messages)
             if data and data == signs.newest:

@@ -77,7 +77,7 @@ class RouterSettings:
     """Maximum number of copies in progress per shadow pool; further ones are dropped and counted."""
     max_releases_kept: int = 10_000
     """Maximum number of releases and cancellations kept while disconnected, to be sent after the reconnect."""
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Tenants (accounts of callers) that wait for the same slots get them in these proportions; 1 for those that are
     not named. Only gateways know the tenants of their callers. Above 0."""
 

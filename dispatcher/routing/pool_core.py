@@ -74,7 +74,7 @@ class RoutedRequest:
     number = 0
     tenant = ""
     queue: Hashable = None
-    waits = False
+    waits: object | None = None
     queued_at = 0.0
     """Since when it has been waiting to be accepted, including refusals."""
     attempts = 0
@@ -138,7 +138,7 @@ class RoutedRequest:
             self.tenant = tenant
 
     def __repr__(self) -> str:
-        where = "waits" if self.waits else f"on {self.worker.id}" if self.worker else "idle"
+        where = "waits" if self.waits is not None else f"on {self.worker.id}" if self.worker else "idle"
         return f"RoutedRequest(#{self.number} {self.method}, {where}, attempts={self.attempts})"
 
 
@@ -316,7 +316,7 @@ class RoutingCore:
         Raises:
             GanglineError: there must not; as `again`.
         """
-        assert routed_request.worker is None and not routed_request.waits, routed_request
+        assert routed_request.worker is None and routed_request.waits is None, routed_request
         routed_request.fate = fate
         if fate.may_have_started or fate is TryOutcome.UNSEEN:
             routed_request.queued_at = now  # until now it was with a worker, as far as was known
@@ -333,7 +333,6 @@ class RoutingCore:
         for routed_request in found:
             self._line.remove(routed_request)
             routed_request.moved = True
-        self._line.sweep()
         return found
 
     def withdraw(self, routed_request: RoutedRequest) -> None:

@@ -16,8 +16,8 @@ class Waiting(Protocol):
     """The class it waits in."""
     tenant: str
     """Whose it is. Empty: Gangline's own account."""
-    waits: bool
-    """Whether it is waiting now; set by WaitQueue."""
+    waits: object | None
+    """The WaitQueue in which it waits now; None: it does not wait. Set by WaitQueue."""
 
 
 W = TypeVar("W", bound=Waiting)
@@ -26,9 +26,11 @@ W = TypeVar("W", bound=Waiting)
 class _Line(Generic[W]):
     """One class: a heap for each tenant, and how much each has been served (start-time fair queueing)."""
 
-    __slots__ = ("heaps", "served")
+    __slots__ = ("_owner", "_queue", "heaps", "served")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: WaitQueue[W], queue: Hashable) -> None:
+        self._owner = owner
+        self._queue = queue
         self.heaps: dict[str, list[tuple[int, W]]] = {}
         self.served: dict[str, float] = {}
         """By tenant: slots divided by weight. Kept while anybody waits, so that a tenant gains nothing by leaving."""
@@ -52,19 +54,13 @@ class _Line(Generic[W]):
         heap = self.heaps[tenant]
         while heap:
             item = heap[0][1]
-            # An item that left and came back is in the heap twice with the same number; either entry will do.
-            if item.waits:
+            # An item that left and came back is in the heap twice with the same number; either entry will do. One that
+            # left may wait in another queue, or in another class.
+            if item.waits is self._owner and item.queue == self._queue:
                 return item
             heapq.heappop(heap)
         del self.heaps[tenant]
         return None
-
-    def sweep(self) -> None:
-        for tenant, heap in list(self.heaps.items()):
-            heap[:] = [entry for entry in heap if entry[1].waits]
-            heapq.heapify(heap)
-            if not heap:
-                del self.heaps[tenant]
 
 
 class WaitQueue(Generic[W]):
@@ -91,7 +87,7 @@ class WaitQueue(Generic[W]):
     def __iter__(self) -> Iterator[W]:
         """All waiting items, oldest first."""
         entries = (entry for line in self._lines.values() for heap in line.heaps.values() for entry in heap)
-        waiting = {number: item for number, item in entries if item.waits}
+        waiting = {number: item for number, item in entries if item.waits is self}
         return iter([waiting[number] for number in sorted(waiting)])
 
     def has_line(self, queue: Hashable) -> bool:
@@ -100,12 +96,12 @@ class WaitQueue(Generic[W]):
 
     def add(self, item: W) -> None:
         """Add an item at the place given by its number."""
-        assert not item.waits, item
-        item.waits = True
+        assert item.waits is None, item
+        item.waits = self
         self.size += 1
         line = self._lines.get(item.queue)
         if line is None:
-            line = self._lines[item.queue] = _Line()
+            line = self._lines[item.queue] = _Line(self, item.queue)
         line.push(item)
 
     def take(self, item: W, slots: int) -> None:
@@ -115,24 +111,16 @@ class WaitQueue(Generic[W]):
         self.remove(item)
 
     def remove(self, item: W) -> bool:
-        """Remove an item; False if it was not waiting."""
-        if not item.waits:
+        """Remove an item; False if it was not waiting here."""
+        if item.waits is not self:
             return False
-        item.waits = False
+        item.waits = None
         self.size -= 1
         if self.size == 0:
             self._lines.clear()
         else:
             self._head(item.queue)  # drops the class if it is empty
         return True
-
-    def sweep(self) -> None:
-        """Drop removed items at once, because they are about to wait in another queue: here they would seem to wait
-        again."""
-        for queue, line in list(self._lines.items()):
-            line.sweep()
-            if not line.heaps:
-                del self._lines[queue]
 
     def heads(self) -> list[W]:
         """The first of each class, oldest first."""

@@ -214,7 +214,7 @@ class CoreMachine(RuleBasedStateMachine):
         for worker in self.core.view.workers.values():
             assert worker.own == charged[f"{worker.id} {worker.instance}"]
         assert self.core.placed == sum(routed_request.worker is not None for routed_request in self.alive)
-        assert self.core.waiting == sum(routed_request.waits for routed_request in self.alive)
+        assert self.core.waiting == sum(routed_request.waits is not None for routed_request in self.alive)
         routed, completed = self.policy.routed_count, self.policy.completed_count
         assert routed.total() - completed.total() == self.core.placed
 

@@ -28,7 +28,8 @@ class Asked:
     key: str | None = None
     number: int = 0
     queue: object = None
-    waits: bool = False
+    tenant: str = ""
+    waits: object | None = None
 
 
 def core_of(*, deserted: set[str] | None = None, seed: int = 1, **route: object) -> RouteCore:

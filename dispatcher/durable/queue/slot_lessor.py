@@ -57,6 +57,8 @@ class SlotLessor:
         self._missing: str | None = None
         """A method that no leased worker has."""
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        """Its loop time; uvloop's timers for what is due already do not tell theirs."""
         self._closed = False
         self.refusal: GanglineError | None = None
         """Why the last lease request failed; None after a success."""
@@ -237,10 +239,10 @@ class SlotLessor:
             return
         at = self._loop.time() + (min(self._settings.idle_s, self._settings.turn_s) / 2 if wait_s is None else wait_s)
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._timer_at <= at:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._look)
+        self._timer, self._timer_at = self._loop.call_at(at, self._look), at
 
     def _pressed(self, lease: LeasedSlots) -> bool:
         """Whether others may be waiting for its slots."""

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -290,7 +291,7 @@ async def open_testbed(
         folder = stack.enter_context(TemporaryFolder("gangline-testbed-")).path
         url = url or (await stack.enter_async_context(EmbeddedServer())).url
         names = Names(namespace or f"kit-{os.getpid()}-{secrets.token_hex(3)}")
-        bucket = BucketSettings(replicas=replicas, storage=storage)
+        bucket = replace(BucketSettings.from_environment(), replicas=replicas, storage=storage)
         bed = kind(url, names, folder, bucket, launch)
         settings = ConnectionSettings.from_url(url, reconnect_wait_s=0.05)
         bed.bus = await connect_bus(settings, name="observer")
@@ -303,7 +304,7 @@ async def open_testbed(
         elif audit:
             await bed.audit.start(bed.ledger)
         await bed.bus.subscribe(names.gang_events, bed._on_event)
-        tasks = TaskStorage(replicas=replicas)
+        tasks = replace(TaskStorage.from_environment(), replicas=replicas)
         bed.streams = TaskStreams(bed.bus, names, tasks)
         bed.client = Client(
             await connect_bus(settings, name=owner),

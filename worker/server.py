@@ -1,4 +1,4 @@
-"""All parts that serve while a worker lives, wired together; every message passes the freeze detector first."""
+"""All parts of a serving worker, wired together; every message passes the freeze detector first."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from .wire.frame_server import FrameServer, InlineRunner
 from .wire.operations_server import OperationsServer
 
 SWEEP_TICKS = 4
-"""What is remembered is swept every so many ticks: each second."""
+"""Ticks between two sweeps of old state: one second."""
 READER_GONE_S = 60.0
-"""A stream ends when its reader was silent for so long. Routers ask after what they wait for every 16 s at least."""
+"""A stream ends when its reader has been silent for this long. Routers ask about pending requests at least every 16
+s."""
 
-_REASONS = {"frozen": "frozen: the process or its event loop stood still, as blocking code in an async task makes it"}
-"""For people, what the journal says in one word."""
+_REASONS = {"frozen": "frozen: the process or its event loop stalled, for example by blocking code in an async task"}
+"""The journal's keyword in full, for humans."""
 
 
 class WorkerServer:
-    """Made at a worker's start, on its loop, when the bucket is open."""
+    """Created at a worker's start, on its loop, when the bucket is open."""
 
     def __init__(
         self,
@@ -62,9 +63,9 @@ class WorkerServer:
         self._connected_at = self._loop.time()
         self._at_rest = asyncio.Event()
         self._held: list[Message] = []
-        """Operations that came while it was in doubt whether the id is ours: to be carried out by whoever has it."""
+        """Operations received while it is in doubt whether the id is ours; carried out once that is confirmed."""
         self.drain_grace_s = 0.0
-        """Of the drain, as it was first asked for."""
+        """The grace time of the drain, as first requested."""
         self.core = core
         self.guard = FreezeDetector(settings.freeze_after_s, self._loop.time())
         self.journal = AuditJournal(journal, place.worker, core, place.ambient)
@@ -163,7 +164,7 @@ class WorkerServer:
     # -- at the door ----------------------------------------------------------------------------------------------
 
     def take(self, message: Message) -> None:
-        """Every message on the worker's subjects comes in here; each is answered exactly once."""
+        """Handle a message on one of the worker's subjects; each is answered exactly once."""
         now = self._loop.time()
         stall_s = self.guard.stall_s(now)
         if stall_s > 0.0 and self.guard.frozen(now):
@@ -175,7 +176,7 @@ class WorkerServer:
             if self.core.doubted:
                 self._held.append(message)
             elif operation == Operation.HOLD and not self.registrar.sure(now):
-                # Nothing can be committed without storage: that a hold waits for its word costs nothing.
+                # Nothing can be committed without storage, so it costs nothing if a hold waits for it.
                 if not self._held:
                     self.registrar.confirm(self._take_held)
                 self._held.append(message)
@@ -188,9 +189,9 @@ class WorkerServer:
             self.operations.refuse(message, error)
 
     def _doubt(self) -> None:
-        """The process stood still: while it did, another may have taken our id. Until storage has confirmed that it is
-        ours, start nothing, and say nothing that could be taken for that process's word. In doubt already, a later
-        confirmation is waited for: what was asked before this standstill no longer counts."""
+        """The process was frozen, and meanwhile another may have taken our id. Until storage confirms that it is ours,
+        start nothing, and send nothing that could be taken for that process's answer. If already in doubt, wait for a
+        later confirmation: one requested before this freeze no longer counts."""
         self.core.doubt()
         self.registrar.confirm(self._undoubted)
 
@@ -204,18 +205,18 @@ class WorkerServer:
             self.take(message)
 
     def fence(self) -> None:
-        """The id is another process's: void all leases, and start nothing more. What runs goes on."""
+        """Another process has the id: void all leases and start nothing more. Running tasks continue."""
         self._held.clear()
         self.core.fence(self._loop.time())
         self.driver.after()
         self.driver.record("fence")
 
     def new_epoch(self, why: str, after: int = 0) -> None:
-        """Void all leases and refuse all that was sent before. What runs goes on.
+        """Void all leases and refuse all requests sent before. Running tasks continue.
 
         Args:
             why: for the log.
-            after: an epoch that is known to have been; the new one is greater.
+            after: a known earlier epoch; the new one is greater.
         """
         core = self.core
         old = core.epoch
@@ -235,7 +236,7 @@ class WorkerServer:
     # -- time and connection --------------------------------------------------------------------------------------
 
     def start_clock(self) -> None:
-        """Begin to watch for freezes and to forget what is old."""
+        """Start to detect freezes and to sweep old state."""
         self.guard.tick(self._loop.time())
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 
@@ -258,7 +259,7 @@ class WorkerServer:
                 self.runs.end_unread(self.core.senders, now - READER_GONE_S)
 
     def on_connection(self, event: ConnectionEvent) -> None:
-        """After a reconnect: send what was kept, and write anew what the server may have lost."""
+        """After a reconnect: send the kept answers, and rewrite what the server may have lost."""
         if event is ConnectionEvent.RECONNECTED:
             self._connected_at = self._loop.time()
             self.answer_batcher.resume()
@@ -279,16 +280,16 @@ class WorkerServer:
         self.changed()
 
     def models_changed(self, models: tuple[str, ...]) -> None:
-        """Other models are loaded now: routers shall know."""
+        """The loaded models have changed: tell the routers."""
         self.description.models = models
         self.changed()
 
     def changed(self) -> None:
-        """What the registration says has changed: tell everybody."""
+        """The registration has changed: publish it."""
         self.registrar.rewrite()
 
     def task_counts(self) -> dict[str, int]:
-        """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
+        """Counts since the start: started, succeeded, failed, cancelled, crashed, rejected."""
         return {**self.runs.counts, "rejected": self.frame_server.rejected}
 
     def _counts(self) -> dict[str, list[int]]:
@@ -303,10 +304,10 @@ class WorkerServer:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def rest(self, timeout_s: float | None, *, stored: bool = False) -> bool:
-        """Wait until nothing is held any more; False if that took longer than `timeout_s` (None: no bound).
+        """Wait until nothing is held any more; False if that takes longer than `timeout_s` (None: no limit).
 
         Args:
-            stored: ... and until the ends of durable tasks are stored by who asked for them.
+            stored: also wait until the dispatchers have stored the ends of durable tasks.
         """
         core = self.core
         try:
@@ -319,11 +320,11 @@ class WorkerServer:
         return True
 
     def cancel_all(self, why: str) -> int:
-        """Cancel what runs; returns how many."""
+        """Cancel all running tasks; returns how many."""
         return self.runs.cancel_all(TaskCancelled(why))
 
     async def close(self) -> None:
-        """Stop every loop and timer. Idempotent. What is unwritten stays so."""
+        """Stop every loop and timer. Idempotent. Pending writes are dropped."""
         self.stop_clock()
         self.driver.close()
         self.metrics.close()

@@ -1,4 +1,4 @@
-"""`Worker`: one process's part in a pool, from its start to its leave."""
+"""`Worker`: one process of a pool, from its start until it has left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .server import WorkerServer
 from .slots.admission_core import next_epoch
 
 LAST_WORDS_S = 2.0
-"""How long a leaving worker waits for cancelled code to stop, and again for storage to take its last writes."""
+"""How long a leaving worker waits for cancelled code to stop, and again for its last writes."""
 
 
 class WorkerState(StrEnum):
@@ -48,16 +48,16 @@ class WorkerStatistics:
     epoch: int
     load: Load
     tasks: dict[str, int]
-    """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
+    """Counts since the start: started, succeeded, failed, cancelled, crashed, rejected."""
     ledger: LedgerStatistics | None
     """None before the start."""
     answers: dict[str, int]
-    """Messages and frames sent to routers; frames dropped and bytes kept for want of a connection."""
+    """Messages and frames sent to routers; frames dropped and bytes kept while disconnected."""
     gangs: dict[str, int]
-    """Since start: held, refused, freed, formed, torn_down, stopped, failed, alone; and members now."""
+    """Counts since the start: held, refused, freed, formed, torn_down, stopped, failed, alone; and the members now."""
     memory: dict[str, int]
-    """Sizes of what is remembered: leases, tasks, jobs, unstored (ends of jobs that no dispatcher has stored), senders,
-    reserves, answers, answer_bytes."""
+    """Sizes of what is kept in memory: leases, tasks, jobs, unstored (ends of jobs that no dispatcher has stored),
+    senders, reserves, answers, answer_bytes."""
 
 
 class Worker(Service[WorkerState]):
@@ -68,14 +68,14 @@ class Worker(Service[WorkerState]):
         async with Worker(pool, bus=bus) as worker:
             await worker.wait_closed()
 
-    The bus is the caller's: open before `start`, and not closed here. `start` claims the id, starts the executors, and
-    returns once routers can find this worker.
+    The caller opens the bus before `start` and closes it; the worker does not. `start` claims the id, starts the
+    executors, and returns once routers can find this worker.
 
     Raises:
         WorkerIdTaken: from `start`: another process with this id is alive. From `wait_closed`: it has taken our id.
-        WorkerUnhealthy: from `wait_closed`: a health check failed, and so it has left.
-        Unavailable: from `start`: no connection, or no answer of storage, for `start_timeout_s`.
-        InvalidSettings: from `start`: a task that cannot be served.
+        WorkerUnhealthy: from `wait_closed`: it has left because a health check failed.
+        Unavailable: from `start`: no connection, or no answer from storage, for `start_timeout_s`.
+        InvalidSettings: from `start`: a task cannot be served.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class Worker(Service[WorkerState]):
     ) -> None:
         """
         Args:
-            pool: what is served.
+            pool: the tasks to serve.
             bus: an open connection.
             names: the namespace; `gangline` if not given.
             settings: see WorkerSettings.
             ambient: wall clock, randomness and tokens; the system's if not given.
-            journal: takes one record for each thing that happens to a slot; see worker.ledger.core_driver.
+            journal: receives a record of everything that happens to the slots; see worker.ledger.core_driver.
         """
         settings, ambient = settings or WorkerSettings(), ambient or Environment()
         self.id = WorkerId(pool.name, settings.worker_name(ambient))
@@ -115,17 +115,17 @@ class Worker(Service[WorkerState]):
         )
         self._journal = journal
         self.core = self._place.new_core()
-        """The books; for tests and statistics, not to be changed from outside."""
+        """For tests and statistics; must not be changed from outside."""
         self._executors = self._place.new_executors(self._on_models)
         self._worker_server: WorkerServer | None = None
         self._subscription: Listening | None = None
         self._forget_connection = _nothing
         self._leaving: asyncio.Task[None] | None = None
         self._grace = asyncio.Event()
-        """Set when the grace was shortened."""
+        """Set when the grace time has been shortened."""
         self._leave_by = float("inf")
         self._early_grace_s: float | None = None
-        """A drain that was asked for while the start was under way; it begins when that is done."""
+        """A drain requested during the start; it begins when the start is done."""
         self._health = HealthWatch(pool.health_checks, failed=self._on_unhealthy, log=self._log)
 
     # -- start ----------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Worker(Service[WorkerState]):
         if previous >= self.core.epoch:
             self.core.new_epoch(next_epoch(previous, self.ambient.wall()), now)
         worker_server.start_clock()
-        # First listen, then be found: whoever reads the registration finds somebody at the subject.
+        # Subscribe before publishing the registration: whoever reads it must find a subscriber.
         channels = dict.fromkeys(("", self._place.channel))
         self._subscription = await listen(
             bus, [self.names.worker_operations(self.id, channel) for channel in channels], worker_server.take
@@ -163,7 +163,7 @@ class Worker(Service[WorkerState]):
         worker_server.ledger.reconcile()
         worker_server.registrar.announce(WorkerEvent.JOINED)
         self._log.info(
-            "serves %s in epoch %d",
+            "serving %s in epoch %d",
             count_of(self.core.load.total, "slot"),
             self.core.epoch,
             extra={"action": "worker.started"},
@@ -175,21 +175,21 @@ class Worker(Service[WorkerState]):
     # -- leave ----------------------------------------------------------------------------------------------------
 
     async def drain(self, grace_s: float | None = None) -> None:
-        """Grant nothing new from this moment on, honour what was granted, finish, cancel what is left after `grace_s`
-        (None: the setting), take registration and leases away, leave. Returns when all that is done. The ends of
-        durable tasks that no dispatcher has stored yet are waited for as tasks are, within the same `grace_s`.
+        """Grant nothing new, honour what was granted, finish, cancel what still runs after `grace_s` (None: the
+        setting), remove registration and leases, leave. Returns when all of this is done. Ends of durable tasks that no
+        dispatcher has stored yet are waited for like tasks, within the same `grace_s`.
 
-        Cancelling the wait does not stop the drain. When called again the earlier end counts.
+        Cancelling the wait does not stop the drain. If called again, the earlier end counts.
         """
         self.begin_drain(grace_s)
         await self._closed.wait()
 
     async def stop(self) -> None:
-        """Leave at once: a drain without any grace. What runs is cancelled, what is granted is void. Idempotent."""
+        """Leave at once: a drain without a grace time. Running tasks are cancelled, leases are void. Idempotent."""
         await self.drain(0.0)
 
     def begin_drain(self, grace_s: float | None = None) -> None:
-        """`drain` without the wait. During a start it begins when that is done."""
+        """`drain` without the wait. During the start, it begins when the start is done."""
         if self.state is WorkerState.NEW:
             self.state = WorkerState.CLOSED
             self._closed.set()
@@ -211,7 +211,7 @@ class Worker(Service[WorkerState]):
         self._grace.set()
         if self._leaving is None:
             self.state = WorkerState.DRAINING
-            self._log.info("drains within %g s", grace_s, extra={"action": "worker.drain"})
+            self._log.info("draining within %g s", grace_s, extra={"action": "worker.drain"})
             worker_server.driver.record("drain", grace_s=grace_s)
             worker_server.changed()
             worker_server.registrar.announce(WorkerEvent.DRAINING)
@@ -220,8 +220,8 @@ class Worker(Service[WorkerState]):
             )
 
     async def abort(self) -> None:
-        """End as a crash would: nothing is answered, written or taken away, and the keys expire by themselves. For
-        tests of what others do then."""
+        """End like a crash: nothing is answered, written or removed, and the keys expire by themselves. For tests of
+        how other processes react."""
         if self.state in (WorkerState.NEW, WorkerState.CLOSED):
             self.begin_drain(0.0)
             return
@@ -257,21 +257,21 @@ class Worker(Service[WorkerState]):
                 shortened.cancel()
         if unstored := self.core.jobs.unstored:
             self._log.warning(
-                "leaves with the ends of %s, which no dispatcher has said are stored: it may start again elsewhere",
+                "leaving with the ends of %s not confirmed as stored by a dispatcher: it may start again elsewhere",
                 count_of(unstored, "durable task"),
                 extra={"action": "worker.unstored", "count": unstored},
             )
         try:
             await self._leave()
         except Exception:
-            # A lifespan that raises at its end, for example: nobody waits for this task, and the worker has left.
+            # For example, a lifespan raised at its end. Nobody awaits this task, and the worker has left.
             self._log.exception("did not leave cleanly", extra={"action": "worker.leave_failed"})
 
     async def _undo_start(self) -> None:
         await self._leave()
 
     async def _leave(self) -> None:
-        """Cancel what is left, take everything away, and close."""
+        """Cancel what still runs, remove all keys, and close."""
         worker_server = self._worker_server
         try:
             if worker_server is not None:
@@ -292,7 +292,7 @@ class Worker(Service[WorkerState]):
     async def _clear(self, worker_server: WorkerServer) -> None:
         now = worker_server.driver.now()
         if self._subscription is not None and not self.core.draining:
-            # A start that failed when routers may have known of us already.
+            # The start failed when routers may already have known this worker.
             worker_server.driver.record("drain", grace_s=0.0)
         self.core.drain(now, now)
         self.core.expire(now)
@@ -308,13 +308,13 @@ class Worker(Service[WorkerState]):
                 )
         worker_server.answer_batcher.flush()
         if not await worker_server.ledger.settle(LAST_WORDS_S):
-            self._log.warning("the ledger is left to expire", extra={"action": "ledger.left"})
+            self._log.warning("could not clear the ledger: its keys expire", extra={"action": "ledger.left"})
         await worker_server.gangs.ledger.stop()  # it writes the registration too
         try:
             async with asyncio.timeout(LAST_WORDS_S):
                 await worker_server.registrar.withdraw()
         except TimeoutError:
-            self._log.warning("the registration is left to expire", extra={"action": "registration.left"})
+            self._log.warning("could not delete the registration: it expires", extra={"action": "registration.left"})
         worker_server.gangs.forsake()
         if self._subscription is not None:
             worker_server.driver.record("leave")
@@ -323,14 +323,14 @@ class Worker(Service[WorkerState]):
     # -- others ---------------------------------------------------------------------------------------------------
 
     def resize(self, slots: int) -> None:
-        """Change the number of slots, live. Fewer than are in use: nothing new is granted until they fit.
+        """Change the number of slots, live. If more are in use, nothing new is granted until they fit.
 
         Raises:
-            ClosedError: it does not run.
+            ClosedError: the worker is not running.
             ValueError: below 0 or above a million.
         """
         if self._worker_server is None or self.state is WorkerState.CLOSED:
-            raise ClosedError(f"worker {self.id} does not run")
+            raise ClosedError(f"worker {self.id} is not running")
         self._worker_server.resize(slots)
 
     def statistics(self) -> WorkerStatistics:
@@ -352,7 +352,7 @@ class Worker(Service[WorkerState]):
 
     @property
     def bus(self) -> Bus:
-        """The connection that it was given."""
+        """The connection passed to the constructor."""
         return self._place.bus
 
     @property
@@ -393,7 +393,7 @@ class Worker(Service[WorkerState]):
             self._worker_server.models_changed(models)
 
     def _on_unhealthy(self, reason: str) -> None:
-        """Have our gangs restart elsewhere, finish what runs, leave."""
+        """Let our gangs restart elsewhere, finish running tasks, leave."""
         if self._failure is not None:
             return
         self._failure = WorkerUnhealthy(f"worker {self.id} leaves: {reason}", details={"worker": str(self.id)})
@@ -403,7 +403,7 @@ class Worker(Service[WorkerState]):
         self.begin_drain(None)
 
     def _on_lost(self, instance: str) -> None:
-        """Fence ourselves: hear nothing more under an id that is another's, void the leases, finish, leave."""
+        """Fence ourselves: unsubscribe from the id that another process has, void the leases, finish, leave."""
         self._failure = WorkerIdTaken(
             f"worker id {self.id} was taken by another process (instance {instance}) while this one was away: "
             "give each process an id of its own",
@@ -424,16 +424,16 @@ def _nothing() -> None:
 
 
 async def run_worker(worker: Worker) -> None:
-    """Start `worker` and return when it has left: drained by a signal, by an operator, or by the program itself.
+    """Start `worker` and return when it has left: drained by a signal, an operator or the program itself.
 
-    The first SIGTERM or SIGINT drains it (with the grace of its settings), the second stops it at once. One that comes
-    before the start is done ends the start. Cancelling drains nothing: the worker is stopped. Needs the main thread.
+    The first SIGTERM or SIGINT drains it (with the grace time of its settings), the second stops it at once. A signal
+    during the start ends the start. Cancelling stops the worker without a drain. Needs the main thread.
 
     Args:
-        worker: not yet started; its bus is open, and stays so.
+        worker: not yet started; its bus is open, and stays open.
 
     Raises:
-        WorkerIdTaken: at the start, or later when another process took the id.
+        WorkerIdTaken: at the start, or later if another process took the id.
         WorkerUnhealthy: a health check failed, and it has drained.
         Disconnected: the server closed the connection for good.
         Unavailable, InvalidSettings: as `Worker.start`.

@@ -31,17 +31,17 @@ class _Entry:
     def __init__(self, model_id: str, load: asyncio.Task[Any]) -> None:
         self.id = model_id
         self.load = load
-        """The load that all who want this model share."""
+        """The load, shared by all tasks that want this model."""
         self.users = 0
-        """Tasks that use it or wait for its load; 0: it may be evicted."""
+        """Tasks that use it or wait for its load. At 0 it may be evicted."""
 
 
 class ModelCache:
-    """The models that one worker (or one child process) has loaded: at most `max_models` at once, the one that was idle
-    longest makes room.
+    """The models that one worker (or one child process) has loaded: at most `max_models`; the least recently used is
+    evicted.
 
-    A model is kept while a task uses it. If all are in use, a task that needs room waits in order of arrival, and no
-    later one overtakes it: otherwise a busy model could starve the others.
+    A model in use is never evicted. If all are in use, tasks that need room wait in order of arrival. Later tasks never
+    overtake them: otherwise a busy model could starve the others.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class ModelCache:
     ) -> None:
         """
         Args:
-            loader: gets a model id, gives the model; may be `async`. A plain function runs in a thread.
-            unloader: gets the id and the model that makes room; likewise.
-            max_models: most models loaded or loading at once.
-            on_change: told the ids of all loaded models after each change.
+            loader: takes a model id and returns the model; may be `async`. A plain function runs in a thread.
+            unloader: takes the id and the model to evict; `async` or plain, too.
+            max_models: maximum number of models loaded or loading at once.
+            on_change: called with the ids of all loaded models after each change.
         """
         self._loader = loader
         self._unloader = unloader
@@ -69,7 +69,7 @@ class ModelCache:
         self._unloading = 0
         """Models that are being unloaded; they still take up room."""
         self.pinned: dict[TaskContext, _Entry] = {}
-        """By task that has requested one and has not ended; read only."""
+        """By running task that has requested a model; read-only."""
         self._reported: tuple[str, ...] = ()
         self._cleanups = TaskSet("unloading of models")
 
@@ -89,7 +89,7 @@ class ModelCache:
             entry = await self._pin(context.model_id)
             if has_ended(context):  # requested by code that the task left running
                 self._unpin(entry)
-                raise LookupError("the task has ended: nobody would let go of the model")
+                raise LookupError("the task has ended: nothing would release the model")
             self.pinned[context] = entry
         try:
             return await asyncio.shield(entry.load)
@@ -168,7 +168,7 @@ class ModelCache:
             self._waiters.remove(waiter)
             if not waiter.done():
                 waiter.cancel()
-            # Cancelled, or served: the next one may check for itself.
+            # Cancelled or served: let the next waiter check.
             self._wake()
 
     def _renew(self, waiter: asyncio.Future[None]) -> asyncio.Future[None]:
@@ -195,8 +195,8 @@ class ModelCache:
         if not entry.load.cancelled() and entry.load.exception() is None:
             self._report()
         elif self._entries.get(entry.id) is entry:
-            del self._entries[entry.id]  # the next one that asks tries again
-        self._wake()  # if nobody wants it any more, it may be evicted from now on
+            del self._entries[entry.id]  # the next request tries again
+        self._wake()  # if no task wants it any more, it may be evicted now
 
     async def _unload(self, entry: _Entry) -> None:
         if self._unloader is None:
@@ -269,7 +269,7 @@ class Lifespans:
         self.models = ModelCache(pool.loader, pool.unloader, pool.max_models, on_models)
 
     async def open(self) -> None:
-        """Enter the lifespans in the order of their declaration. One that raises closes those before it."""
+        """Enter the lifespans in declaration order. If one raises, those before it are closed."""
         self._loop = asyncio.get_running_loop()
         try:
             for lifespan in self._pool.lifespans:

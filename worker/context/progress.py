@@ -1,7 +1,7 @@
 """Progress of a durable task: from `current_task().progress(...)` to the readers of the job's feed.
 
-Best effort by design: a report is a plain publish, which the stream of jobs stores, and is not acknowledged. Of several
-reports within 50 ms only the newest is sent. The first is sent at once, the last before the answer.
+Best effort by design: a report is a plain publish, which the jobs stream stores but does not acknowledge. Reports are
+throttled to one per 50 ms (latest wins). The first is sent at once, the last before the answer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ...schemas.wire.plain_values import to_wire
 from ...telemetry.logs import Log
 
 INTERVAL_S: Final = 0.05
-"""Between two reports of one task."""
+"""Minimum interval between two reports of one task."""
 MAX_BYTES: Final = 64 * 1024
-"""Of one value, as JSON. Larger things should be results or items, or be stored elsewhere."""
+"""Maximum size of one value, as JSON. Return larger data as the result or as items, or store it elsewhere."""
 
 _NOTHING: Final = object()
 
@@ -30,7 +30,7 @@ class Progress(Protocol):
     """Where a task's reports go."""
 
     def report(self, value: Any) -> None:
-        """Take a wire value. From any thread; returns at once, and never raises."""
+        """Take a wire value. Thread-safe; returns at once and never raises."""
         ...
 
 
@@ -45,7 +45,7 @@ def written(value: Any, where: str) -> Any:
     size = len(codec.to_json(plain))
     if size > MAX_BYTES:
         raise PayloadTooLarge(
-            f"{where}: a progress value of {size} bytes: at most {MAX_BYTES} are sent; say less, or yield items",
+            f"{where}: a progress value has {size} bytes, the limit is {MAX_BYTES}: send less, or yield items",
             details={"size": size, "limit": MAX_BYTES},
         )
     return plain
@@ -54,13 +54,13 @@ def written(value: Any, where: str) -> Any:
 class ProgressPublisher:
     """The reports of one execution. Used only on the event loop, except `report`."""
 
-    # No slots: what most of them never set is in the class, which makes instances cheaper to create.
+    # No __slots__: attributes that most instances never set are on the class, which makes instances cheaper to create.
 
     _number = 0
     _newest: Any = _NOTHING
     """Not sent yet."""
     _timer: asyncio.TimerHandle | None = None
-    """Running while the next report has to wait."""
+    """Set while the next report has to wait."""
     _closed = False
 
     def __init__(
@@ -97,7 +97,7 @@ class ProgressPublisher:
             pass  # The loop has closed: nobody is left to report to.
 
     def close(self) -> None:
-        """Send the newest report, unless it was sent; nothing more is sent after it. Idempotent."""
+        """Send the newest report if it is still unsent, and nothing after it. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -130,7 +130,7 @@ class ProgressPublisher:
         try:
             self._bus.publish(self._names.job(self._job, JobFeed.PROGRESS), codec.to_json(report))
         except Disconnected:
-            return  # the newest one is still to be sent, when the connection is back
+            return  # the newest one stays unsent until the connection is back
         except GanglineError as error:
             self._log.debug("progress not sent: %s", error.message[:200], extra={"action": "progress.lost"})
         else:

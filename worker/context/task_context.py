@@ -40,7 +40,7 @@ class TaskContext:
             lease. For a durable task it grows with each attempt, also across dispatchers; compare it within one job.
         attempt: 1 for the first attempt of this call or job, 2 for its first retry, and so on.
         job: id of the durable task (see `client.submit`) that this is an attempt of; None for a call.
-        endpoint: where it was submitted to; None for a call.
+        endpoint: the endpoint it was submitted to; None for a call.
         deadline: when the execution is stopped, on `clock`; None: never.
         key: session or shard key given by the caller.
         model_id: multiplexed model given by the caller.
@@ -143,7 +143,7 @@ class TaskContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this execution should stop. Threads cannot be stopped from outside: check this now and then."""
+        """Whether this execution should stop. A thread cannot be stopped from outside: check this regularly."""
         return self._reason is not None
 
     def check_cancelled(self) -> None:
@@ -151,7 +151,7 @@ class TaskContext:
 
         Raises:
             TaskCancelled: the caller, an operator or a drain cancelled it.
-            DeadlineExceeded: its time is over.
+            DeadlineExceeded: its deadline has passed.
         """
         if self._reason is not None:
             raise self._reason
@@ -163,14 +163,14 @@ class TaskContext:
         return max(0.0, self.deadline - self.clock())
 
     async def progress(self, value: Any) -> None:
-        """Report progress to whoever follows the job: `client.job(...).events()`, or `<ns>.job.<job>.progress`.
+        """Report progress to those who follow the job: `client.job(...).events()`, or `<ns>.job.<job>.progress`.
 
-        Returns at once and costs little: of several reports within 50 ms only the newest is sent. The last one is
-        sent before the job's answer. Reports may be lost. In a call, which nobody follows, and once the task has
-        ended, this does nothing.
+        Cheap, and returns at once: reports are throttled to one per 50 ms (latest wins). The last one is sent before
+        the job's answer. Reports may be lost. Does nothing in a call, which nobody follows, or after the task has
+        ended.
 
         Args:
-            value: anything that a task may return, of at most 64 KiB.
+            value: anything that a task may return, up to 64 KiB.
 
         Raises:
             InvalidResult: it cannot be serialized.
@@ -188,18 +188,18 @@ class TaskContext:
             progress.report(written(value, f"{self.pool}.{self.method}"))
 
     def resource(self, kind: type[R]) -> R:
-        """The value of that type that one of the pool's `@pool.lifespan` functions yielded.
+        """The value of this type that one of the pool's `@pool.lifespan` functions yielded.
 
         Raises:
-            LookupError: none did.
+            LookupError: none of them yielded one.
         """
         return self._owner().resource(kind)
 
     async def model(self) -> Any:
         """The caller's model, loaded by the pool's `@pool.model_loader` if necessary, and kept until this task ends.
 
-        Waits while as many models as the pool allows are loaded and in use. Cancelling stops the wait; a load that
-        has begun continues, since others may wait for it.
+        Waits while the pool's maximum number of models is loaded and in use. Cancelling ends the wait; a load that has
+        begun continues, since other tasks may wait for it.
 
         Raises:
             LookupError: the pool has no loader, or the caller named no model.
@@ -222,7 +222,7 @@ class TaskContext:
         return f"TaskContext({self.pool}.{self.method}, id={self.id!r}, attempt={self.attempt}{state})"
 
 
-# What the worker does to a context, kept off the class that tasks see (pyright knows no privacy by module).
+# The worker's side of a context, kept off the class that tasks see (pyright has no module-level privacy).
 # pyright: reportPrivateUsage=false
 
 
@@ -232,7 +232,7 @@ def attach(context: TaskContext, scope: TaskScope) -> None:
 
 
 def seat(context: TaskContext, gang: GangContext) -> None:
-    """It runs on a seat of that gang."""
+    """Attach the gang on whose seat the task runs."""
     context._gang = gang
 
 
@@ -241,7 +241,7 @@ def gang_of(context: TaskContext) -> GangContext | None:
 
 
 def report_to(context: TaskContext, progress: Progress) -> None:
-    """It is an attempt of a durable job, to which it reports its progress."""
+    """Attach where an attempt of a durable job reports its progress."""
     context._progress = progress
 
 
@@ -250,7 +250,7 @@ def progress_of(context: TaskContext) -> Progress | None:
 
 
 def stop(context: TaskContext, reason: GanglineError) -> None:
-    """Tell it to stop, and a thread of it that waits. Only the first reason counts."""
+    """Tell the execution to stop, and wake its thread if that waits. Only the first reason counts."""
     if context._reason is None:
         context._reason = reason
         if context._waiting is not None:
@@ -258,7 +258,7 @@ def stop(context: TaskContext, reason: GanglineError) -> None:
 
 
 def end(context: TaskContext) -> None:
-    """Its code has stopped: anything that it left running gets nothing more."""
+    """The task's code has stopped: whatever it left running gets no more resources or models."""
     context._ended = True
 
 
@@ -278,7 +278,7 @@ def wait_in_thread(context: TaskContext, future: Future[R]) -> R:
 
 
 def current_task() -> TaskContext:
-    """The context of the task that this code runs in, in whichever executor.
+    """The context of the running task, in any executor.
 
     Raises:
         LookupError: this code does not run in a task.
@@ -290,8 +290,7 @@ def current_task() -> TaskContext:
 
 
 def add_task_ids(record: logging.LogRecord) -> bool:
-    """A logging filter that adds to each line of a task's code which task wrote it, and on which worker. Keeps all
-    lines."""
+    """A logging filter that adds the task and its worker to each record that a task's code logs. Keeps all records."""
     under = UNDER.get()
     if isinstance(under, TaskContext):
         facts: dict[str, object] = {"pool": under.pool, "worker": under.worker, "method": under.method}
@@ -345,7 +344,7 @@ class GangInfo:
 
 @dataclass(slots=True, kw_only=True)
 class GangBinding:
-    """How a context reaches its gang. `talk` and `latest` are called on `loop`; `fail` in any thread."""
+    """How a context reaches its gang. `talk` and `latest` are called on `loop`, `fail` in any thread."""
 
     loop: asyncio.AbstractEventLoop
     talk: Callable[[GangInfo], Collectives]
@@ -363,9 +362,9 @@ class GangContext:
         members: all of them, by rank.
         rendezvous: `(host, port)` where rank 0 may listen and the others can find it. The port was free when the gang
             was made; None if rank 0's worker gave none.
-        fence: grows over the whole system with each generation: hand it to resources that shall refuse zombies.
-        owner: who asked for the gang, for people.
-        run: numbers the owner's calls in this generation; 0 in hooks and for what belongs to none.
+        fence: grows over the whole system with each generation: hand it to resources that must refuse zombies.
+        owner: the name of the gang's owner, for humans.
+        run: the number of the owner's call in this generation; 0 in hooks and for tasks outside such calls.
     """
 
     __slots__ = (
@@ -444,13 +443,13 @@ class GangContext:
         """Declare this member failed: its gang restarts, or ends, according to its policy. From any thread; returns at
         once.
 
-        A task that merely raises fails its own call, which is up to the gang's owner, and not the member.
+        A task that merely raises fails its own call, not the member; what follows is up to the gang's owner.
         """
         self._need().fail(reason)
 
     @property
     def latest(self) -> GangContext:
-        """The gang as it is now: another object if members were replaced since (`restart_member`).
+        """The gang as it is now: another object if members have been replaced (`restart_member`).
 
         Raises:
             LookupError: this member is no longer part of it.
@@ -500,7 +499,7 @@ class GangContext:
         return f"GangContext({self.id!r}, generation={self.generation}, rank={self.rank} of {self.world_size})"
 
 
-# What the worker does to a context, kept off the class that tasks see.
+# The worker's side of a context, kept off the class that tasks see.
 # pyright: reportPrivateUsage=false
 
 

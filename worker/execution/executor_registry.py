@@ -39,13 +39,13 @@ class ExecutorRegistry:
         Args:
             pool: whose tasks run here.
             settings: see ExecutorSettings.
-            on_models: told the ids of all loaded models after each change.
+            on_models: called with the ids of all loaded models after each change.
         """
         self._pool = pool
         self._settings = settings or ExecutorSettings()
         self._on_models = on_models
         self.scope = Lifespans(pool, lambda _: self._models_changed())
-        """What executions may ask for; see `launch`."""
+        """Resources and models for the tasks."""
         self._threads = ThreadExecutor(f"gangline-{pool.name}")
         self._processes = ProcessPool(pool, self._settings, self._models_changed)
         self._models: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class ExecutorRegistry:
         """Resolve annotations, enter the lifespans, warm up children. Idempotent.
 
         Raises:
-            InvalidSettings: a task that cannot be served (see DeclaredTask.prepare).
+            InvalidSettings: a task cannot be served (see DeclaredTask.prepare).
             Exception: whatever a lifespan raised.
         """
         if self.running:
@@ -88,8 +88,8 @@ class ExecutorRegistry:
     async def stop(self) -> None:
         """Unload models, leave the lifespans, end threads and children. Idempotent; safe before start().
 
-        Nothing may run any more: cancel what does and wait for its outcome first. Threads whose code does not return
-        are left behind; they do not keep the process from ending.
+        Cancel running tasks and wait for their outcomes first. Threads whose code does not return are left behind; they
+        do not keep the process alive.
         """
         if not self.running:
             return
@@ -117,26 +117,26 @@ class ExecutorRegistry:
         on_abandoned: OnDone | None = None,
         wrapped: bool = True,
     ) -> TaskExecution:
-        """Run it. All callbacks come on the loop, and never before this returns.
+        """Run a call. Callbacks are made on the loop, never before this returns.
 
-        It is stopped at the task's own `timeout_s`, and `context.deadline` is moved there if that comes first. The
-        caller's deadline is for the owner to watch, who holds all of them in one place; it calls `cancel`.
+        The call is stopped after the task's own `timeout_s`; `context.deadline` is moved there if that comes first. The
+        owner watches the callers' deadlines, all in one place, and calls `cancel`.
 
         Args:
             call: from DeclaredTask.bind.
             context: made for this execution alone.
-            on_done: called once, when the code has stopped: the end of the slot's use.
-            on_item: called with number and value of each item of a stream. None: items are collected into a list.
-            window: items that may go out before any credit.
-            on_abandoned: called when a thread was told to stop and has not yet: its caller can be answered, while the
+            on_done: called once, when the code has stopped and the slot can be freed.
+            on_item: called with the number and value of each item of a stream. None: items are collected into a list.
+            window: items that may be sent before the reader grants credit.
+            on_abandoned: called when a thread was told to stop but still runs: its caller can be answered, while the
                 slot stays in use until `on_done`.
-            wrapped: with the pool's middleware around it.
+            wrapped: run it inside the pool's middleware.
 
         Raises:
             ClosedError: not started, or stopped already.
         """
         if not self.running:
-            raise ClosedError(f"the executors of pool {self._pool.name!r} do not run")
+            raise ClosedError(f"the executors of pool {self._pool.name!r} are not running")
         attach(context, self.scope)
         task = call.task
         if not task.streams:
@@ -213,7 +213,7 @@ class ExecutorRegistry:
         }
 
     def _check_resources(self) -> None:
-        """Checks that every resource that a task's parameters need is there."""
+        """Check that every resource that a task's parameters need exists."""
         for task in self._pool.tasks.values():
             for parameter in task.signature.filled:
                 try:

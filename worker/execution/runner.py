@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 HOLD_S: Final = 2.0
-"""How long the word is waited for. Whoever would give it may be gone, and the slots are wanted by others."""
+"""How long a held task waits to be started. Its caller may be gone, and others want the slots."""
 
 
 class StartGate:
     """Delays the start of one admitted task on a seat of a gang.
 
-    The tasks of a call on all ranks first take their slots, and none starts before all have theirs. Others wait until
+    The tasks of a call on all ranks first take their slots; none starts before all have theirs. Other tasks wait until
     their member has started, or until the worker knows their generation.
     """
 
@@ -54,18 +54,18 @@ class StartGate:
     ) -> None:
         """
         Args:
-            task: its name, for people.
+            task: its name, for messages.
             cancel: ends it.
-            member: done when the gang's member has begun, if it has not yet. May be that of many tasks.
-            hold: until the word comes as well.
+            member: done when the gang's member has started; None if it has. Many tasks may share it.
+            hold: also wait for `open`.
         """
         self._member = member
         self.ready: asyncio.Future[None] = loop.create_future()
-        """Done when the task may begin; this task's own."""
+        """Done when the task may start; for this task alone."""
         self._timer: asyncio.TimerHandle | None = None
         if hold:
             nobody = TaskCancelled(
-                f"nobody said within {HOLD_S:g} s that {task} may begin: it did not start",
+                f"{task} was held and nobody started it within {HOLD_S:g} s: it did not run",
                 may_have_started=False,
             )
             self._timer = loop.call_later(HOLD_S, cancel, nobody)
@@ -73,7 +73,7 @@ class StartGate:
             self.open()
 
     def open(self) -> None:
-        """The word has come, or none is needed. Idempotent."""
+        """The task need not be held any longer. Idempotent."""
         self._silence()
         if self._member is None or self._member.done():
             self._pass(self._member)
@@ -81,7 +81,7 @@ class StartGate:
             self._member.add_done_callback(self._pass)
 
     def drop(self) -> None:
-        """The task was cancelled: it need not wait to be told so. Idempotent."""
+        """The task was cancelled: end its wait. Idempotent."""
         self._silence()
         self._pass(None)
 
@@ -127,7 +127,7 @@ class RunContext(TaskContext):
         self._meta = meta
 
     def __getattr__(self, name: str) -> Any:
-        """Of a place that is still empty."""
+        """Computes an attribute that is not set yet."""
         if name in _UNSAID:
             return _UNSAID[name]
         if name not in _FACTS:
@@ -175,7 +175,7 @@ _FACTS: Final = frozenset(
 
 
 def unique(record: TaskRecord) -> str:
-    """A task's id for logs: unique with the sender that asked."""
+    """A task's id for logs: unique together with its sender."""
     return f"{record.sender.name}.{record.id}"
 
 
@@ -184,7 +184,7 @@ def _text(value: object) -> str | None:
 
 
 MAX_STREAM_WINDOW = 100_000
-"""Larger windows are not believed."""
+"""A larger window is ignored."""
 
 
 class ResultSink(Protocol):
@@ -192,17 +192,18 @@ class ResultSink(Protocol):
 
     @property
     def job(self) -> RunningJob | None:
-        """The durable job that the run is an execution of. Then it is answered when its code has stopped, not when it
-        is told to stop: the next attempt must not meet this one."""
+        """The durable job that the run is an attempt of, if any. Such a run is answered when its code has stopped, not
+        when it is told to stop: the next attempt must not overlap with this one."""
         ...
 
     @property
     def progress(self) -> Progress | None:
-        """Where it says how far it is, if it is such."""
+        """Where an attempt of a durable job reports its progress."""
         ...
 
     def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
-        """Called exactly once for each run; returns the error that was answered: a result may not fit a message."""
+        """Called exactly once for each run; returns the error that was sent, if any: a result may not fit into a
+        message."""
         ...
 
     def item(self, run: TaskRun, sequence: int, value: Any) -> None:
@@ -216,12 +217,12 @@ class MemberSeats(Protocol):
     def attach(
         self, lease: GrantedLease, context: TaskContext, run: int, generation: int
     ) -> asyncio.Future[None] | None:
-        """Give the task its gang. A future: the member has not begun yet (or was not told of that generation), and the
-        task starts when it has, or fails with the future's exception."""
+        """Give the task its gang. Returns a future if the member has not started yet (or was not told of that
+        generation): the task starts when it is done, or fails with its exception."""
         ...
 
     def ended(self, lease: GrantedLease, context: TaskContext, outcome: Outcome) -> None:
-        """The task's code has stopped; it is off its slots."""
+        """The task's code has stopped, and its slots are free."""
         ...
 
 
@@ -229,17 +230,17 @@ class TaskRun:
     """One execution. Its record holds the slots until the code has really stopped; the caller may be answered
     earlier."""
 
-    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+    # No __slots__: attributes that most instances never set are on the class, which makes instances cheaper to create.
 
     _execution: Execution | None = None
     _stop: CancelReason | None = None
     _error: GanglineError | None = None
     """What the caller was told."""
     _uncredited = 0
-    """Items that were sent and are not known to have been read."""
+    """Items that were sent and for which the reader has not granted credit."""
     context: TaskContext | None = None
     gate: StartGate | None = None
-    """What keeps it from beginning, where it was to be held."""
+    """Delays its start, if it has to wait."""
     span: Span = NO_SPAN
 
     def __init__(
@@ -258,7 +259,7 @@ class TaskRun:
             execution.cancel(self._stop)
 
     def cancel(self, reason: CancelReason) -> None:
-        """Stop the code. The caller is answered by its outcome, or as soon as it is abandoned."""
+        """Stop the code. The caller is answered with its outcome, or as soon as the code is abandoned."""
         if self._execution is not None:
             self._execution.cancel(reason)
         elif self._stop is None:
@@ -268,22 +269,23 @@ class TaskRun:
                 self.gate.drop()
 
     def begin(self) -> None:
-        """The word for which it was held. Others begin by themselves."""
+        """Start it, if it was held. Others start by themselves."""
         if self.gate is not None:
             self.gate.open()
 
     def insist(self) -> None:
-        """It was cancelled a while ago: tell the code again."""
+        """It was cancelled a while ago and still runs: cancel the code again."""
         if self._execution is not None:
             self._execution.insist()
 
     @property
     def stopped(self) -> CancelReason | None:
-        """Why it shall not begin, if it was cancelled before."""
+        """Why it must not start, if it was cancelled before that."""
         return self._stop
 
     def credit(self, items: int) -> None:
-        """The reader of the stream has taken so many. No more than were sent: the window cannot be talked larger."""
+        """The reader of the stream has taken this many items. Capped at those sent, so that no reader can enlarge the
+        window."""
         items = min(items, self._uncredited)
         if self._execution is not None and items > 0:
             self._uncredited -= items
@@ -291,7 +293,7 @@ class TaskRun:
 
     @property
     def unread(self) -> bool:
-        """It streams, and not all that was sent is known to have been read."""
+        """Whether items were sent for which the reader has not granted credit."""
         return self._uncredited > 0
 
     def item(self, sequence: int, value: Any) -> None:
@@ -307,11 +309,11 @@ class TaskRun:
     def done(self, outcome: Outcome) -> None:
         """The code has stopped: the slots are free (or the lease's) again."""
         self.answer(outcome)
-        # Counted is what the caller was told: code that ignores that it was stopped has not succeeded.
+        # Count what the caller was told: code that ignores its cancellation has not succeeded.
         self._runs.finished(self, outcome, self._error or outcome.error)
 
     def let_go(self) -> None:
-        """Let go of what points back here: with thousands of tasks a second, cycles are much work to find."""
+        """Break reference cycles: with thousands of tasks a second, they are much work for the garbage collector."""
         self._execution = None
         self.record.handle = None
 
@@ -349,7 +351,7 @@ class TaskRunner:
         """Launch an admitted task.
 
         Args:
-            held: told that the task waits for `TaskRun.begin`, where it was asked for that (and is on a gang's seat).
+            held: called if the task waits for `TaskRun.begin`: its caller asked for that and it runs on a gang's seat.
         """
         task, driver = call.task, self._driver
         span = NO_SPAN
@@ -394,7 +396,7 @@ class TaskRunner:
     def _ready(
         self, ready: asyncio.Future[None], run: TaskRun, call: BoundCall, context: TaskContext, window: int | None
     ) -> None:
-        """The member that it waited for has begun, or has not."""
+        """The wait for its member has ended: start it, unless the wait failed."""
         error: GanglineError | None = run.stopped
         if error is None and ready.cancelled():
             error = TaskCancelled("its gang was torn down before the member began", may_have_started=False)
@@ -423,20 +425,20 @@ class TaskRunner:
             run.launched(execution)
 
     def end_unread(self, senders: Iterable[RouterHistory], silent_since: float) -> None:
-        """Stop streams whose reader has gone: they would wait for credit, and keep their slots, for ever. Whoever reads
-        gives credit, or asks after them, every few seconds. Durable jobs are left to their dispatchers."""
+        """Stop streams whose reader is gone: they would wait for credit and keep their slots for ever. A live reader
+        grants credit, or asks about them, every few seconds. Durable jobs are left to their dispatchers."""
         for sender in senders:
             if sender.seen_at > silent_since:
                 continue
             for record in list(sender.running.values()):
                 run = record.handle
                 if isinstance(run, TaskRun) and run.caller.job is None and run.unread:
-                    run.cancel(TaskCancelled("whoever reads its items has not been heard of for a minute"))
+                    run.cancel(TaskCancelled("the reader of its items has not been heard of for a minute"))
 
     # -- for InlineRunner, in worker.wire.frame_server --------------------------------------------------------------
 
     def completed(self, run: TaskRun, answer: bytes, now: float) -> None:
-        """An adopted run has its result, which is to be sent as it is written: `answer` and `done` in one."""
+        """An adopted run has its result, already encoded: `answer` and `done` in one."""
         driver, method = self._driver, run.task.name
         driver.core.complete(run.record, answer, now)
         run.let_go()
@@ -447,19 +449,20 @@ class TaskRunner:
         driver.after_end()
 
     def began(self, record: TaskRecord, method: str, token: str | None, caller: ResultSink) -> None:
-        """Write the begin into the journal."""
+        """Write a start into the journal."""
         if self._driver.journal.enabled:
             facts = _facts(caller)
             shown = None if token is None else public_id(token)
             self._driver.record("start", id=unique(record), method=method, token=shown, cost=record.cost, **facts)
 
     def ended(self, record: TaskRecord, method: str, caller: ResultSink) -> None:
-        """Likewise the end of what was not adopted."""
+        """Write the end of a run that was not adopted."""
         if self._driver.journal.enabled:
             self._driver.record("end", id=unique(record), method=method, cost=record.cost, **_facts(caller))
 
     def count(self, adopted: dict[str, int], succeeded: dict[str, int]) -> None:
-        """By method: what began elsewhere and goes on from here like any other; and what began and ended well."""
+        """Count by method the runs that InlineRunner started: those adopted here, and those that also succeeded
+        there."""
         for method, number in adopted.items():
             self.counts["started"] += number
             self._driver.metrics.started(method, number)
@@ -469,8 +472,8 @@ class TaskRunner:
             self._driver.metrics.succeeded(method, number)
 
     def overdue(self, record: TaskRecord) -> None:
-        """The deadline has passed: the code is stopped, and the caller hears at once; that of a durable job, when the
-        code has stopped."""
+        """The deadline has passed: stop the code and answer the caller at once. The caller of a durable job is answered
+        when the code has stopped."""
         run = record.handle
         if isinstance(run, TaskRun):
             reason = DeadlineExceeded(f"{run.task.full_name} was stopped at its deadline", may_have_started=True)
@@ -479,7 +482,7 @@ class TaskRunner:
             run.cancel(reason)
 
     def cancel_all(self, reason: TaskCancelled) -> int:
-        """Cancel whatever runs; returns how many."""
+        """Cancel all running tasks; returns how many."""
         records = list(self._driver.core.tasks)
         for record in records:
             if isinstance(record.handle, TaskRun):
@@ -487,7 +490,7 @@ class TaskRunner:
         return len(records)
 
     def finished(self, run: TaskRun, outcome: Outcome, error: GanglineError | None) -> None:
-        """Called by a run whose code has stopped; `error`: what its caller was told, None is a result."""
+        """Called by a run whose code has stopped; `error`: what its caller was told, None for a result."""
         driver, record, method = self._driver, run.record, run.task.name
         driver.core.finish(record)
         run.let_go()
@@ -506,7 +509,7 @@ class TaskRunner:
         driver.after_end()
 
     def _log_failure(self, run: TaskRun, error: GanglineError) -> None:
-        """What a user's code did wrong, with its traceback: the caller may be far away, or gone."""
+        """Log an error of the user's code with its traceback: the caller may be far away or gone."""
         left_out = self._log_limit.admit(f"{run.task.name} {error.code}")
         if left_out is None:
             return
@@ -531,13 +534,13 @@ class TaskRunner:
 
 
 def _window(meta: dict[str, Any] | None, default: int) -> int:
-    """Items that a stream may be ahead of its reader: what the reader says, for it gives credit by that."""
+    """How many items a stream may be ahead: as many as its reader says, which grants credit accordingly."""
     asked = (meta or {}).get("window")
     return asked if type(asked) is int and 1 <= asked <= MAX_STREAM_WINDOW else default
 
 
 def _facts(caller: ResultSink) -> dict[str, Any]:
-    """For the journal: of a durable job."""
+    """What journal and logs say of a durable job."""
     job = caller.job
     return {} if job is None else {"job": job.key.job, "endpoint": job.key.endpoint, "attempt": job.attempt}
 

@@ -29,14 +29,14 @@ _HEADER_BYTES: Final = 1024
 """Room in a message for everything but the value."""
 _PART_MAX_BYTES: Final = 512 * 1024
 _BURST_BYTES: Final = 1024 * 1024
-"""Sent without checking whether the connection keeps up."""
+"""Bytes sent before checking whether the connection keeps up."""
 
 
 class CollectiveSession:
     """One member's end of the session of one run.
 
-    All members must make the same calls in the same order, one at a time; each call returns when all members have
-    made it. Values are what tasks take and return (see schemas.wire.codec), of at most 4 MiB each, and 64 MiB for
+    All members must make the same calls in the same order, one at a time; each call returns when all members have made
+    it. Values are what tasks take and return (see schemas.wire.codec), of at most 4 MiB each, and 64 MiB in total for
     an all-gather. Cancelling a call leaves the others waiting; the same call again resumes it.
     """
 
@@ -98,14 +98,14 @@ class CollectiveSession:
         return [codec.unpack(result) for result in results]
 
     def end(self, error: GanglineError) -> None:
-        """End the session: whoever waits, or calls from now on, gets the error. Idempotent."""
+        """End the session: waiting and later calls raise the error. Idempotent."""
         if self._error is None:
             self._error = error
             self._settle()
 
     async def close(self) -> None:
         """Stop listening. Idempotent; ends the session with ClosedError if it has not ended."""
-        self.end(ClosedError("this talk was closed"))
+        self.end(ClosedError("this session was closed"))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -152,7 +152,7 @@ class CollectiveSession:
         async with self._opening:
             if self._unlisten is None and self._error is None:
                 self._unlisten = self._bus.on_connection(self._on_connection)
-            # One by one: a call that was cancelled here is resumed where it was.
+            # One by one, so that a call that was cancelled here resumes where it was.
             for to in (self.rank, None)[len(self._subscriptions) :]:
                 subject = self._names.gang_talk(self.gang, self.generation, self.run, to)
                 self._subscriptions.append(await self._bus.subscribe(subject, self._on_message))
@@ -178,7 +178,7 @@ class CollectiveSession:
         self._settle()
 
     def _settle(self) -> None:
-        """After anything happened: wake the waiting call if it is over, and set the timer for the next question."""
+        """After any event: wake the waiting call if it is over, and set the timer for the next ASK."""
         core = self._core
         over = self._error is not None or core.failure is not None or not core.waiting
         if over and self._waiter is not None and not self._waiter.done():

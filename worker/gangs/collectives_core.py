@@ -3,14 +3,14 @@ await.
 
 Laws:
 
-1. Members make the same calls in the same order; the n-th of one is the n-th of all. Different calls at one place fail
-   all of them, and say who called what.
-2. A collective ends, for anybody, only after every member has begun it. So when the hub has completed number n,
-   everybody has the results of n-1, and those of n are all that the hub must keep.
-3. Messages may be lost, doubled and reordered. Whoever waits asks again (ASK); the hub answers with what is missing, or
-   asks for what it lacks itself (WANT).
+1. Members make the same calls in the same order; the n-th of one is the n-th of all. If they differ, the call fails at
+   all members, and the error says who called what.
+2. A collective ends at any member only after every member has begun it. So when the hub has completed number n, every
+   member has the results of n-1, and the hub only has to keep those of n.
+3. Messages may be lost, duplicated and reordered. A member that waits asks again (ASK); the hub answers with what is
+   missing, or asks for what it lacks itself (WANT).
 
-Rank 0 is the hub: the others GIVE their values to it, and it tells all the RESULT. A message is a msgpack array:
+Rank 0 is the hub: the others GIVE their values to it, and it sends the RESULT to all. A message is a msgpack array:
 
 =======  =================================================  =================================================
 GIVE     `[1, n, rank, kind, root, part, parts, bytes]`     to rank 0; a long value is cut into parts
@@ -34,9 +34,9 @@ HUB: Final = 0
 MAX_VALUE_BYTES: Final = 4 * 1024 * 1024
 """Largest value of one member, as msgpack."""
 MAX_TOTAL_BYTES: Final = 64 * 1024 * 1024
-"""Most that an all-gather collects; divided by the world size, it limits each value."""
+"""Maximum total of an all-gather; divided by the world size, it limits each value."""
 ASK_FIRST_S: Final = 0.2
-"""Whoever waits for this long asks; the interval doubles ..."""
+"""A member that has waited this long asks; the interval doubles ..."""
 ASK_MAX_S: Final = 2.0
 """... up to this, and starts again when something arrives."""
 _ASKED_RANKS: Final = 200
@@ -84,7 +84,7 @@ class Chunks:
         return made
 
     def add(self, part: int, count: int, data: bytes) -> bool:
-        """False: it was here already, or does not match the others."""
+        """False: it has arrived before, or does not match the others."""
         if count != self.count or not 0 <= part < count or part in self._have:
             return False
         self._have[part] = data
@@ -99,7 +99,7 @@ class Chunks:
         return [part for part in range(self.count) if part not in self._have]
 
     def some(self, parts: Iterable[int] | None = None) -> Iterator[tuple[int, int, bytes]]:
-        """Those of the parts asked for (None: all) that are here: number, count, bytes."""
+        """The requested parts (None: all) that have arrived: number, count, bytes."""
         for part in sorted(self._have) if parts is None else parts:
             if isinstance(part, int) and part in self._have:
                 yield part, self.count, self._have[part]
@@ -129,7 +129,7 @@ class CollectiveRound:
 
 
 class CollectivesCore:
-    """One member's end of one session. What a method returns is to be sent, in order."""
+    """One member's end of one session. Methods return what to send, in order."""
 
     def __init__(self, *, rank: int, size: int, part_bytes: int) -> None:
         """`part_bytes`: how much of a value fits one message."""
@@ -174,8 +174,8 @@ class CollectivesCore:
         return min(MAX_VALUE_BYTES, MAX_TOTAL_BYTES // self.size) if kind is Collective.ALL_GATHER else MAX_VALUE_BYTES
 
     def begin(self, kind: Collective, root: int, value: bytes, now: float) -> list[Send]:
-        """Call the next collective. If the result of the one before was not taken (its wait was cancelled), the same
-        call takes that up again, with the value it was begun with.
+        """Call the next collective. If the previous result was not taken (its wait was cancelled), the same call
+        resumes that one, with the value given then.
 
         Raises:
             InvalidRequest: no such root, or another call while a result was not taken.
@@ -191,7 +191,7 @@ class CollectivesCore:
         if len(value) > self.limit(kind):
             raise PayloadTooLarge(
                 f"the value is {len(value)} bytes, {kind}() among {self.size} takes at most {self.limit(kind)}: "
-                "store it and pass on where",
+                "store it elsewhere and pass a reference",
                 details={"size": len(value), "limit": self.limit(kind)},
             )
         self._mine = mine = CollectiveRound(self.number + 1, kind, root)
@@ -205,7 +205,7 @@ class CollectivesCore:
         for part, count, data in given.some():
             sends += self._take(mine.number, HUB, kind, root, part, count, data)
         if mine.number == 1 and not self._done:
-            sends.append(Send(None, (PeerMessage.WANT, 1, None)))  # who gave before we listened gave in vain
+            sends.append(Send(None, (PeerMessage.WANT, 1, None)))  # values given before we subscribed were lost
         return sends
 
     def result(self) -> list[bytes]:
@@ -336,7 +336,7 @@ class CollectivesCore:
 
 
 _ITEM_BYTES: Final = 24
-"""The most that an item of RESULT takes besides its bytes."""
+"""Maximum overhead of an item of RESULT beside its bytes."""
 
 
 def _call(kind: Collective, root: int) -> str:

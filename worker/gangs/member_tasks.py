@@ -1,6 +1,6 @@
-"""Members of gangs: what a pool wants done when one begins and after it has ended (`@pool.gang_start`,
-`@pool.gang_stop`), and the runs on its seats. Each task is given its gang, waits for its member to begin, and is
-stopped with it. Before the member's first task each `@pool.health_check` is made once.
+"""Members of gangs: their hooks (`@pool.gang_start`, `@pool.gang_stop`) and the runs on their seats. Each task is given
+its gang, waits for its member to start, and is stopped with it. Each `@pool.health_check` runs once before the member's
+first task.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from .collectives import CollectiveSessions
 
 
 class _Start:
-    """One member that is beginning."""
+    """One member that is starting."""
 
     __slots__ = ("began", "context", "ready", "task", "timer")
 
     def __init__(self, context: GangContext, ready: asyncio.Future[None]) -> None:
         self.context = context
         self.ready = ready
-        """Done when it has begun, or failed to: its tasks wait for this."""
+        """Done when it has started or failed to: its tasks wait for this."""
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        """Rings when its hooks have used up their time."""
+        """Fires when its hooks have used up their time."""
         self.began = False
         """Its start hooks have begun, so its stop hooks are due."""
 
 
 class GangLifecycleHooks:
-    """Runs the hooks of one worker's members. Without hooks in the pool it does nothing at all."""
+    """Runs the hooks of one worker's members. Does nothing if the pool has none."""
 
     def __init__(
         self,
@@ -69,11 +69,12 @@ class GangLifecycleHooks:
     ) -> None:
         """
         Args:
-            context: of one member.
-            started: the start hooks of that rank have ended well.
-            failed: a start hook of that rank raised, or did not end in time; the text says what.
-            unhealthy: a first health check failed too often, and why: after that member, the worker itself has failed.
-            changed: a teardown may be complete now.
+            context: makes the GangContext of one member.
+            started: called when the start hooks of that rank have succeeded.
+            failed: called when a start hook of that rank raised or timed out, with the reason.
+            unhealthy: called with the reason when a first health check failed too often: then the worker itself has
+                failed too.
+            changed: called when a teardown may be complete.
         """
         self._pool = pool
         self._context = context
@@ -83,20 +84,20 @@ class GangLifecycleHooks:
         self._changed = changed
         self._log = log
         self._probes: list[Probe] | None = None
-        """Results of the health checks; made when the first member begins."""
+        """The health checks; made when the first member starts."""
         self._starts: dict[str, _Start] = {}
         """By token, from the member's start to its end."""
         self._ending = TaskSet("gang stop")
         self._idle = asyncio.Event()
-        """Set now and then: some task has ended."""
+        """Set whenever a task on a seat has ended."""
 
     @property
     def any(self) -> bool:
-        """Whether there are hooks, or health checks."""
+        """Whether there are hooks or health checks."""
         return bool(self._pool.gang_starts or self._pool.gang_stops or self._pool.health_checks)
 
     def begin(self, form: FormRequest, seats: Iterable[LocalSeat]) -> None:
-        """These members begin."""
+        """Start these members."""
         if not self.any:
             return
         loop = asyncio.get_running_loop()
@@ -110,30 +111,30 @@ class GangLifecycleHooks:
                 start.task = loop.create_task(self._start(form, each, start), name="gangline gang start")
 
     def ready(self, lease: GrantedLease) -> asyncio.Future[None] | None:
-        """What a task on this seat must wait for; None: nothing."""
+        """What a task on this seat must wait for, if anything."""
         start = self._starts.get(lease.token)
         if start is None or (start.ready.done() and not start.ready.cancelled() and start.ready.exception() is None):
             return None
         return start.ready
 
     def end(self, leaving: LeavingMember) -> None:
-        """These seats have ended: stop what is beginning, and run the stop hooks when their tasks have stopped."""
+        """These seats have ended: cancel their start hooks, and run the stop hooks when their tasks have stopped."""
         starts = [self._starts.pop(seat.lease.token) for seat in leaving.seats if seat.lease.token in self._starts]
         if not starts:
             return
         for start in starts:
             _disarm(start)
             if start.task is not None:
-                start.task.cancel()  # now, so that nothing more begins
+                start.task.cancel()  # now, so that no further hook starts
         leaving.hooks += 1
         self._ending.start(self._end(leaving, starts))
 
     def tasks_ended(self) -> None:
-        """Some task on a seat has ended."""
+        """A task on a seat has ended."""
         self._idle.set()
 
     async def stop(self) -> None:
-        """Give up whatever is running. Idempotent."""
+        """Cancel whatever is running. Idempotent."""
         for start in self._starts.values():
             _disarm(start)
         tasks = [*self._ending, *(start.task for start in self._starts.values() if start.task is not None)]
@@ -147,7 +148,7 @@ class GangLifecycleHooks:
             for hook in self._pool.gang_starts:
                 await _run(hook, start.context)
                 if start.ready.done():
-                    return  # too late: it ignored its cancellation
+                    return  # timed out: the hook ignored its cancellation
             sick = await self._first_checks()
         except asyncio.CancelledError:
             start.ready.cancel()
@@ -177,10 +178,10 @@ class GangLifecycleHooks:
         return next((why for why in found if why is not None), None)
 
     def _too_late(self, form: FormRequest, seat: LocalSeat, start: _Start, timeout_s: float) -> None:
-        """Its hooks have used up their time. It has failed now, even if they cannot be stopped."""
+        """Its hooks have used up their time. It has failed, even if they cannot be stopped."""
         checks = " and first health checks" if self._pool.health_checks else ""
         detail = (
-            f"its gang_start functions{checks} had not ended after start_timeout_s ({timeout_s:g} s) and were cancelled"
+            f"its gang_start functions{checks} did not end within start_timeout_s ({timeout_s:g} s) and were cancelled"
         )
         self._log.warning(
             "rank %d of gang %s did not start: %s", seat.rank, form.gang, detail,
@@ -234,7 +235,7 @@ async def _run(hook: GangHook, context: GangContext) -> None:
     try:
         result = await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])  # a thread cannot be stopped: it stops when it returns
+        await asyncio.wait([running])  # a thread cannot be stopped: wait until it returns
         raise
     if inspect.isawaitable(result):
         await result
@@ -244,13 +245,13 @@ Fail = Callable[[FormRequest, int, MemberCause, str], None]
 
 
 EARLY_S: Final = 5.0
-"""How long a task waits for its worker to be told of its generation. The coordinator sends this a few times, and pings
-find what was lost."""
+"""How long a task waits until its worker is told of its generation. The coordinator repeats the message, and pings
+detect a lost one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Early:
-    """A task that arrived before the news of its generation."""
+    """A task that arrived before its generation was announced."""
 
     generation: int
     lease: GrantedLease
@@ -260,10 +261,10 @@ class _Early:
 
 
 class MemberTasks:
-    """Implements runs.Seats for one worker."""
+    """Implements MemberSeats for one worker."""
 
     def __init__(self, core: AdmissionCore, bus: Bus, names: Names, *, fail: Fail) -> None:
-        """`fail`: that rank of that generation has failed."""
+        """`fail`: called when a rank of a generation has failed."""
         self._core = core
         self._bus = bus
         self._names = names
@@ -271,17 +272,17 @@ class MemberTasks:
         self._loop = asyncio.get_running_loop()
         self.hooks: GangLifecycleHooks | None = None
         self._talks: dict[str, tuple[int, CollectiveSessions]] = {}
-        """By token: those of the present generation, which is named."""
+        """By token: the current generation and its sessions."""
         self._early: dict[str, list[_Early]] = {}
-        """By token: tasks of a generation that we were not told of yet."""
+        """By token: tasks of a generation that has not been announced to us yet."""
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     def attach(
         self, lease: GrantedLease, context: TaskContext, run: int, generation: int
     ) -> asyncio.Future[None] | None:
-        """See runs.Seats. A gang's owner may hear sooner than the worker of a survivor that the gang has a new
-        generation (`restart_member`). The task belongs to that one, so it waits for the word."""
+        """See MemberSeats. A gang's owner may learn of a new generation (`restart_member`) before a survivor's worker
+        does. A task of the new generation waits until the worker is told."""
         member = self._core.gangs.member_of(lease)
         assert member is not None, "admitted on a seat that nobody has"
         self._seat(member, lease, context, run)
@@ -317,7 +318,8 @@ class MemberTasks:
             )
 
     def ended(self, lease: GrantedLease, context: TaskContext, outcome: Outcome) -> None:
-        """See runs.Seats. A child process that dies takes its member with it; what a task raises is its caller's."""
+        """See MemberSeats. A child process that dies fails its member; an error that a task raises only fails its
+        call."""
         gang, talks = gang_of(context), self._talks.get(lease.token)
         if gang is not None and talks is not None and talks[0] == gang.generation:
             talks[1].task_ended(gang.run)
@@ -330,7 +332,7 @@ class MemberTasks:
                 self._fail(member.form, gang.rank, MemberCause.CRASHED, error.message)
 
     def hook_context(self, form: FormRequest, here: LocalSeat) -> GangContext:
-        """For hooks, which are no tasks."""
+        """The context for hooks, which are not tasks."""
         context = GangContext(facts_of(form, here.rank))
         link(context, self._link(form, here, None))
         return context
@@ -338,7 +340,7 @@ class MemberTasks:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def stop(self, leaving: LeavingMember) -> None:
-        """Tell all that runs on these seats to stop."""
+        """Cancel all runs on these seats."""
         details = {"gang": leaving.gang, "generation": leaving.generation, "rank": leaving.rank}
         text = f"gang {leaving.gang} was torn down in generation {leaving.generation}: {leaving.reason}"
         over = GangEnded(text, details={**details, "reason": leaving.reason})
@@ -349,14 +351,14 @@ class MemberTasks:
             run.cancel(TaskCancelled(text, details=details))
 
     def insist(self, leaving: LeavingMember) -> int:
-        """The grace is over: tell again what still runs. Returns how many."""
+        """The grace time is over: cancel again what still runs. Returns how many."""
         runs = self._runs_on(leaving.seats)
         for run in runs:
             run.insist()
         return len(runs)
 
     def renewed(self, member: LocalMember) -> None:
-        """Its seats go on in a new generation: nobody answers collective calls of the one before."""
+        """Its seats continue in a new generation: end the collective calls of the previous one."""
         text = f"gang {member.gang} has a new generation, {member.generation}: see current_task().gang.latest"
         for here in member.seats.values():
             token = here.lease.token
@@ -371,7 +373,7 @@ class MemberTasks:
                     self._early.setdefault(token, []).append(early)
 
     async def close(self) -> None:
-        """End every talk. Idempotent."""
+        """End every session. Idempotent."""
         talks, self._talks = self._talks, {}
         for _, each in talks.values():
             await each.close()
@@ -411,9 +413,9 @@ class MemberTasks:
 
         def talk(facts: GangInfo) -> Collectives:
             if task is None:
-                raise LookupError("a hook makes no collective calls: members begin and end each on their own")
+                raise LookupError("a hook cannot make collective calls: each member starts and stops on its own")
             if here.part != 0:
-                raise LookupError("collective calls are for the member itself, not for slots that are held beside it")
+                raise LookupError("only the member itself can make collective calls, not the slots held beside it")
             return self._talk(facts, here, now())
 
         return GangBinding(loop=self._loop, talk=talk, fail=fail, latest=latest)

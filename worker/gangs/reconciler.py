@@ -1,12 +1,12 @@
 """Checks gangs against the ledger: whether a hold was committed, and whether a gang still exists.
 
-A reading that fails frees nothing and stops nothing; it is repeated. Two cases end without an answer of the ledger:
+A failed read frees and stops nothing; it is repeated. There are two cases without an answer from the ledger:
 
-- A *hold* never does: as long as the registration cannot be written anew and the member record cannot be read, a
-  commit may have been made, so the slots stay reserved. That lasts as long as the storage is away, and no longer.
-- A *member* that heard no ping for its gang's time to live, and could then neither hear nor read anything for as long
-  again (`LocalMember.alone_at`), is cut off: a coordinator on the other side has long given its place to another one.
-  It stops by itself.
+- A *hold* is not freed: as long as the registration cannot be rewritten and the member record cannot be read, a
+  commit may have been made, so the slots stay reserved until storage is back.
+- A *member* that got no ping for its gang's time to live, and for as long again neither got one nor could read the
+  ledger (`LocalMember.alone_at`), is cut off: by then the coordinator has given its place to another. It stops by
+  itself.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ RETRY_S = 0.1
 RETRY_MAX_S = 1.0
 STANDING = (GangState.FORMED, GangState.RETIRING)
 MIN_TTL_S = 10.0
-"""As the coordinator has it: members are given no shorter time than this."""
+"""The same as in the coordinator: members get at least this time to live."""
 
 
 class GangReconciler:
-    """Reads records of gangs, and acts on them through `form`, `free` and `end`."""
+    """Reads gang records, and acts on them through `form`, `free` and `end`."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class GangReconciler:
     ) -> None:
         """
         Args:
-            form: as the operation; gives why not, or None.
-            free: nothing was committed for this hold.
-            end: the gang of this member is over; the text says why. True: we decided that alone, so report it.
-            changed: times of the core were moved.
+            form: carries out the operation `form`; returns why not, or None.
+            free: called when nothing was committed for this hold.
+            end: called when the member's gang is over, with the reason. True: we decided that alone, so report it.
+            changed: called when deadlines of the core have moved.
         """
         self._kv = kv
         self._names = names
@@ -75,11 +75,11 @@ class GangReconciler:
         self._looking: set[LocalMember] = set()
 
     def resolve(self, hold: TentativeHold) -> None:
-        """The time of a hold is up: find out whether it was committed."""
+        """The hold's time is over: find out whether it was committed."""
         self._looks.start(self._resolve(hold))
 
     def look(self, member: LocalMember) -> None:
-        """Find out whether a gang still stands. One look at a time for each."""
+        """Find out whether a gang still exists. One check at a time for each."""
         if member not in self._looking:
             self._looking.add(member)
             self._looks.start(self._look(member))
@@ -97,7 +97,7 @@ class GangReconciler:
         backoff = Backoff(RETRY_S, RETRY_MAX_S)
         while self._stands(hold):
             try:
-                # First void every commit that is on its way, then see whether one had come before that.
+                # First void every commit in flight, then check whether one came before that.
                 await self._registrar.fence()
                 record = _member_of(await self._kv.get(self._names.member_key(self._worker, hold.gang)))
                 granted = record is not None and record.generation == hold.generation and _same(record, hold)
@@ -119,7 +119,7 @@ class GangReconciler:
             if not why:
                 return
         elif granted:
-            why = "its gang has ended again"
+            why = "its gang has already ended"
         self._log.info(
             "hold of gang %s freed: %s", hold.gang, why, extra={"action": "gang.hold_freed", "gang": hold.gang}
         )
@@ -152,9 +152,9 @@ class GangReconciler:
         self._changed()
 
     def _judge(self, member: LocalMember, found: tuple[GangRecord, int] | None, now: float) -> None:
-        """The ledger was read."""
+        """Act on what the ledger says."""
         if found is None:
-            self._end(member, "the ledger has no such gang any more", False)
+            self._end(member, "the ledger no longer has this gang", False)
             return
         record, _ = found
         ours = {seat.token for seat in record.seats if _here(seat.pool, seat.worker, self._worker)}
@@ -165,7 +165,7 @@ class GangReconciler:
         elif member.over or not ours:
             self._end(member, f"generation {record.generation} has taken its place", False)
         else:
-            # A later generation that we were not told of: our seats in it are the old ones, or held.
+            # A later generation that we were not told of: our seats in it are the old ones or held ones.
             why = self._form(form_request_of(*found))
             if why is not None:
                 self._end(member, f"generation {record.generation} has taken its place: {why}", False)

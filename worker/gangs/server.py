@@ -1,14 +1,14 @@
 """Serves the requests of the leading coordinator: hold, unhold, keep, form, teardown, ping.
 
-JSON or msgpack, each answered exactly once, all idempotent. worker.slots.gang_core decides; this module acts: it stops
-tasks, runs hooks, reads the ledger and reports failures.
+JSON or msgpack; each is answered exactly once, and all are idempotent. worker.slots.gang_core decides; this module
+acts: it stops tasks, runs hooks, reads the ledger and reports failures.
 
-A member whose `gang_start` functions have ended well is reported as `started`, unless the answer to `form` said so
-already (there are none); pings tell it again. What counts as the failure of a member, and is reported: a `gang_start`
-function that raises or does not end in time (`failed_at_start`); a
-task's child process that dies by itself (`crashed`); `current_task().gang.fail(...)`, a new epoch after a freeze, and
-being cut off from coordinator and ledger (`failed`); the end of a drain (`drained`) and a stop without any (`left`). A
-task that raises is not: that is for whoever called it.
+A member whose `gang_start` functions have succeeded is reported as `started`, unless the answer to `form` already said
+so (when there are none); pings repeat it. These count as failures of a member and are reported: a `gang_start` function
+that raises or times out (`failed_at_start`); a task's child process that dies by itself (`crashed`);
+`current_task().gang.fail(...)`, a new epoch after a freeze, and being cut off from coordinator and ledger (`failed`);
+the end of a drain (`drained`), and a stop without one (`left`). A task that raises is not a failure of its member: its
+caller handles that.
 """
 
 from __future__ import annotations
@@ -53,21 +53,20 @@ from .member_tasks import GangLifecycleHooks, MemberTasks
 from .reconciler import GangReconciler
 
 ANSWER_S = 1.0
-"""How long one try waits for its answer."""
+"""How long one attempt waits for its answer."""
 RETRY_S = 0.25
-"""First wait after a try that was not taken; doubles up to RETRY_MAX_S."""
+"""First wait after an attempt that was not accepted; doubles up to RETRY_MAX_S."""
 RETRY_MAX_S = 2.0
 GIVE_UP_S = 300.0
-"""After so long somebody else has found out, or nobody leads."""
+"""After this long somebody else has noticed, or there is no leader."""
 
 
 _Key = tuple[str, int, int, bool]
-"""Gang, generation, rank, and whether it is that it has started."""
+"""Gang, generation, rank, and whether it reports a start."""
 
 
 class FailureReporter:
-    """Sends one report per member and generation that it has started, and one that it has ended; the first cause
-    counts."""
+    """Sends one report of the start and one of the end per member and generation; the first cause counts."""
 
     def __init__(self, bus: Bus, names: Names, worker: WorkerId, *, log: Log) -> None:
         self._bus = bus
@@ -75,10 +74,10 @@ class FailureReporter:
         self._log = log
         self._sending: dict[_Key, asyncio.Task[None]] = {}
         self._sent: dict[_Key, None] = {}
-        """Latest last; bounded."""
+        """Latest last; limited in number."""
 
     def send(self, gang: str, generation: int, rank: int, cause: MemberCause, detail: str) -> bool:
-        """Tell the coordinator. Returns at once; False if that member was reported before."""
+        """Report to the coordinator. Returns at once; False if this was reported before."""
         key = (gang, generation, rank, cause is MemberCause.STARTED)
         if key in self._sent:
             return False
@@ -101,13 +100,13 @@ class FailureReporter:
         return True
 
     def forget(self, gang: str, generation: int) -> None:
-        """The coordinator has ended that generation: it knows."""
+        """Drop the reports of a generation that the coordinator has ended."""
         for key, task in list(self._sending.items()):
             if key[0] == gang and key[1] <= generation:
                 task.cancel()
 
     async def drained(self, timeout_s: float) -> None:
-        """Wait a moment for what is being sent."""
+        """Wait up to `timeout_s` for reports in flight."""
         if self._sending:
             await asyncio.wait(list(self._sending.values()), timeout=timeout_s)
 
@@ -127,11 +126,11 @@ class FailureReporter:
                 answer = await self._bus.request(self._subject, data, timeout_s=ANSWER_S)
                 status = (answer.headers or {}).get(headers.ERROR_CODE)
                 if status is None or not status.startswith("5"):
-                    return  # taken, or it can never be
+                    return  # accepted, or it never will be
             except ClosedError:
                 return
             except Unavailable as error:
-                self._log.debug("report not taken: %s", error, extra={"action": "gang.report_retry"})
+                self._log.debug("report not accepted: %s", error, extra={"action": "gang.report_retry"})
             except GanglineError as error:
                 self._log.error("report refused: %s", error, extra={"action": "gang.report_refused"})
                 return
@@ -139,7 +138,7 @@ class FailureReporter:
 
 
 LAST_WORDS_S = 0.5
-"""How long a worker that leaves waits for its reports to be taken."""
+"""How long a leaving worker waits for its reports to be accepted."""
 
 
 class UnholdReply(Reply):
@@ -150,7 +149,7 @@ class UnholdReply(Reply):
 
 
 class GangServer:
-    """Serves the gang operations of one worker. Made at its start, on its loop."""
+    """Serves the gang operations of one worker. Created at its start, on its loop."""
 
     def __init__(
         self,
@@ -167,8 +166,8 @@ class GangServer:
         unhealthy: Callable[[str], None],
         log: Log,
     ) -> None:
-        """`grace_s`: what was left of the drain's grace when it began; 0 for a worker that stops at once. `unhealthy`:
-        a health check has failed, and why."""
+        """`grace_s`: the grace time of the drain when it began; 0 for a worker that stops at once. `unhealthy`: called
+        with the reason when a health check has failed."""
         self._driver = driver
         self._core = driver.core
         self._gangs = driver.core.gangs
@@ -181,10 +180,10 @@ class GangServer:
         self._settling = False
         self._again = False
         self._waiting: dict[LeavingMember, list[_Waiter]] = {}
-        """Teardowns to be answered when these have stopped."""
+        """Teardown requests to answer when these have stopped."""
         self._began: dict[LeavingMember, float] = {}
         self._spans: dict[str, Span] = {}
-        """Of living members, by token."""
+        """Of active members, by token."""
         self.metrics = WorkerGangMetrics(driver.worker.pool, driver.worker.worker)
         self.reports = FailureReporter(bus, names, driver.worker, log=log)
         self.seats = MemberTasks(self._core, bus, names, fail=self._fail)
@@ -228,12 +227,12 @@ class GangServer:
             operations.serve(operation, handler, large=True)  # a gang may have hundreds of seats
 
     def forsake(self) -> None:
-        """The registration was withdrawn: nothing can be committed here any more."""
+        """The registration is withdrawn: nothing can be committed here any more."""
         for hold in self._gangs.forsake(self._driver.now()):
             self._record("unhold", hold)
 
     async def close(self) -> None:
-        """Stop every loop and timer. Idempotent. Reports that are on their way are given a moment."""
+        """Stop every loop and timer. Idempotent. Waits a moment for reports in flight."""
         await self.reports.drained(LAST_WORDS_S)
         self._driver.on_gangs = None
         if self._timer is not None:
@@ -330,7 +329,7 @@ class GangServer:
     def _form(self, request: FormRequest) -> str | None:
         worker, now = self._driver.worker, self._driver.now()
         if self._core.doubted:
-            return f"worker {worker} stood still, and its id may be another process's"
+            return f"worker {worker} was frozen, and another process may have its id"
         ours = [seat for seat in request.seats if (seat.pool, seat.worker) == (worker.pool, worker.worker)]
         formed = self._gangs.form(request, ours, epoch=self._core.epoch, now=now)
         if isinstance(formed, str):
@@ -351,7 +350,7 @@ class GangServer:
         return None
 
     def _starting(self, gang: str, generation: int) -> bool:
-        """Whether a member of that generation here has not started. It may be held only, and its `form` on the way."""
+        """Whether a member of that generation has not started here. It may be only held, with its `form` on the way."""
         member = self._gangs.members.get(gang)
         if member is None or member.generation != generation:
             return True
@@ -362,7 +361,7 @@ class GangServer:
         self.reports.send(newest.gang, newest.generation, rank, MemberCause.STARTED, "")
 
     def _newest(self, form: FormRequest) -> FormRequest:
-        """A member that stayed when others were replaced began in an earlier generation than the one it is in."""
+        """The member's current form: if others were replaced, it began in an earlier generation."""
         member = self._gangs.members.get(form.gang)
         return form if member is None else member.form
 
@@ -388,7 +387,7 @@ class GangServer:
         }
         responder.reply(PingReply(missing=missing, starting=starting))
         for member in unnamed:
-            # The leader does not have it: torn down, perhaps, and we were not told. The ledger knows.
+            # The leader does not name it: perhaps it was torn down and we missed that. Ask the ledger.
             self.ledger.look(member)
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -417,7 +416,7 @@ class GangServer:
             waiter.done(self._load())
 
     def _end(self, member: LocalMember, reason: str, alone: bool) -> None:
-        """The ledger says that a member's gang is over; or `alone`: nobody says anything."""
+        """A member's gang is over according to the ledger, or (`alone`) the member is cut off."""
         now = self._driver.now()
         if alone:
             self.metrics.event("alone")
@@ -454,7 +453,7 @@ class GangServer:
             waiter.done(load)
 
     def fail_all(self, reason: str) -> None:
-        """The worker has failed, and with it each of its members."""
+        """The worker has failed, and all its members with it."""
         for member in self._gangs.members.values():
             for rank in member.ranks:
                 self._fail(member.form, rank, MemberCause.FAILED, reason)
@@ -466,7 +465,7 @@ class GangServer:
     # -- what follows from decisions, and from time ---------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After every decision while there are gangs. What follows may itself decide something: then again."""
+        """Called after every decision while there are gangs. A follow-up may decide something itself: then repeat."""
         if self._settling:
             self._again = True
             return
@@ -484,12 +483,12 @@ class GangServer:
         gangs, now = self._gangs, self._driver.now()
         for member in gangs.take_voided():
             for rank in member.ranks:
-                detail = f"worker {self._driver.worker} stood still: what it held in earlier epochs is void"
+                detail = f"worker {self._driver.worker} was frozen: its leases of earlier epochs are void"
                 self._fail(member.form, rank, MemberCause.FAILED, detail)
         for cut in gangs.take_cut(now):
             cause = MemberCause.DRAINED if self._drain_grace_s() > 0 else MemberCause.LEFT
             for rank in sorted({seat.rank for seat in cut.seats}):
-                self._fail(cut.form, rank, cause, f"worker {self._driver.worker} leaves")
+                self._fail(cut.form, rank, cause, f"worker {self._driver.worker} is leaving")
             self._begin_stop(cut)
         for leaving in gangs.take_stopped():
             self._stopped(leaving)
@@ -524,7 +523,7 @@ class GangServer:
         self._driver.record(event, gang=what.gang, generation=what.generation, **facts)
 
     def _record_dropped(self, held: list[TentativeHold]) -> None:
-        """Of these, some may be held no more."""
+        """Record those of these holds that no longer exist."""
         for hold in held:
             if self._gangs.holds.get((hold.gang, hold.generation)) is not hold:
                 self._record("unhold", hold)
@@ -534,7 +533,7 @@ class GangServer:
 
 
 class _Waiter:
-    """One teardown request, answered when the last of what it waits for has stopped."""
+    """One teardown request, answered when the last member it waits for has stopped."""
 
     __slots__ = ("_left", "_responder")
 

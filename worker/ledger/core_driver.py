@@ -1,6 +1,6 @@
-"""Carries out the core's decisions: after each one it updates the ledger, the journal and the metrics, and keeps one
-timer. All paths come through here. Leases are
-granted, recorded and renewed here for routers and for requesters in other languages alike.
+"""Carries out the core's decisions: after each one it updates the ledger, the journal and the metrics, and sets one
+timer. All paths come through here. Leases are granted, recorded and renewed here, for routers and for requesters in
+other languages alike.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ _EVENTS = {
     LeaseTransition.DROP: "drop",
     LeaseTransition.TEARDOWN: "release",
 }
-"""Renewals are left out: they move no slot."""
+"""Renewals are omitted: they move no slot."""
 
 
 class AuditJournal:
-    """One line of facts for each thing that happened to a worker's slots, for checkers and for people. Law L1 is
-    checked from it after the fact: each record carries the slots as they were at that instant.
+    """Records everything that happens to a worker's slots, for checkers and humans. Law L1 is checked from it
+    afterwards: each record has the slots as they were at that moment.
 
     Writes records `{"t", "event", "worker", "epoch", "running", "reserved", "total", ...}` into a sink.
 
-    Events: start, end (a task; of a durable one with job, endpoint and attempt); attach (one more request hears how a
-    job ends); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed); reject; epoch,
+    Events: start, end (a task; for a durable one with job, endpoint and attempt); attach (another request gets the end
+    of a job); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed); reject; epoch,
     resize, drain, leave (the worker); hold, unhold, keep, form, teardown, stopped (a gang; its seats are leases that
     name it, granted when it forms; subleases name it and their `seat`, whose slots they have). `token` and `seat` are
     public ids of leases. `t` is Unix time in seconds.
@@ -79,7 +79,7 @@ class AuditJournal:
         self.enabled = sink is not None
 
     def write(self, event: str, **facts: object) -> None:
-        """Record one event, with the slots as they are now. Nothing happens without a sink."""
+        """Record one event with the slots as they are now. Does nothing without a sink."""
         if self._sink is None:
             return
         load = self._core.load
@@ -97,7 +97,7 @@ class AuditJournal:
         )
 
     def lease(self, change: LeaseTransition, lease: GrantedLease) -> None:
-        """Record what became of a lease; a grant with its terms, so that a reader can keep books of its own."""
+        """Record a transition of a lease; a grant with its terms, so that a reader can do its own accounting."""
         event = _EVENTS.get(change)
         if change is LeaseTransition.GRANT:
             seat: dict[str, object] = {} if lease.gang is None else {"gang": lease.gang}
@@ -144,7 +144,7 @@ class CoreDriver:
         ambient: Environment,
         on_overdue: Callable[[TaskRecord], None],
     ) -> None:
-        """`on_overdue` is told of each running task whose deadline passed, once."""
+        """`on_overdue` is called once for each running task whose deadline has passed."""
         self.core = core
         self.worker = worker
         self.journal = journal
@@ -153,15 +153,15 @@ class CoreDriver:
         self.on_overdue = on_overdue
         self.loop = asyncio.get_running_loop()
         self.ledger: LedgerWriter | None = None
-        """Set once the bucket is open; before that nothing can be granted."""
+        """Set when the bucket is open; nothing can be granted before."""
         self.on_rest: Callable[[], None] | None = None
-        """Called when nothing is held any more while the core drains; and again when it may leave."""
+        """Called when a draining core holds nothing any more, and again when it may leave."""
         self.on_gangs: Callable[[], None] | None = None
-        """Called after decisions while this worker has something of a gang."""
+        """Called after decisions while this worker has anything of a gang."""
         self.waiters: CapacityWaiters | None = None
-        """Who waits for room."""
+        """The requests that wait for free slots."""
         self.on_room: Callable[[], None] | None = None
-        """Called after each decision that leaves slots free while somebody waits for them."""
+        """Called after each decision that leaves slots free while requests wait for them."""
         self._collecting = False
         self._handle: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -171,16 +171,16 @@ class CoreDriver:
         return self.loop.time()
 
     def collect(self) -> None:
-        """Many decisions follow in this call: `after` may wait for `collected`."""
+        """Many decisions follow: `after` does nothing until `collected`."""
         self._collecting = True
 
     def collected(self) -> None:
-        """They were made: `after` for all of them."""
+        """All decisions are made: `after` for all of them."""
         self._collecting = False
         self.after()
 
     def after(self) -> None:
-        """Pass on what the last decision changed, and set the timer for what is due next."""
+        """Pass on what the last decision changed, and set the timer for the next deadline."""
         if self._collecting:
             return
         self.tell()
@@ -193,7 +193,7 @@ class CoreDriver:
             self.on_rest()
 
     def after_end(self) -> None:
-        """`after`, for a task that left its slots: nothing falls due sooner by that."""
+        """`after`, for a task that freed its slots: that moves no deadline forward."""
         core = self.core
         if self._collecting:
             return
@@ -203,18 +203,18 @@ class CoreDriver:
             self._invite()
 
     def tell(self) -> None:
-        """Pass on what became of leases; in the order of decisions, if called after each."""
+        """Pass on the changes of leases; in the order of the decisions, if called after each."""
         if self.core.changes:
             self._tell(self.core.take_changes())
 
     def record(self, event: str, **facts: object) -> None:
-        """Write into the journal, after what was decided before."""
+        """Write into the journal, after the changes decided before."""
         if self.journal.enabled:
             self.tell()
             self.journal.write(event, **facts)
 
     def describe(self, token: str) -> DesiredState | None:
-        """What the ledger shall say of a lease; None: no such lease."""
+        """The record of a lease that the ledger must have; None: no such lease."""
         lease = self.core.leases.get(token)
         if lease is None or lease.in_gang is not None:
             return None
@@ -249,7 +249,7 @@ class CoreDriver:
         assert ledger is not None
         granted = expired = released = 0
         for change, lease in changes:
-            # A gang's seats stand in its member record, which the coordinator writes, and subleases are slots of those.
+            # A gang's seats are in its member record, which the coordinator writes; subleases use their slots.
             recorded = lease.gang is None and lease.seat is None
             if change is _RENEW:
                 if recorded:
@@ -277,7 +277,7 @@ class CoreDriver:
     def _arm(self) -> None:
         due_at = self.core.next_deadline()
         if due_at is None or due_at >= self._timer_at:
-            return  # a timer that fires early finds nothing and is set anew
+            return  # a timer that fires early finds nothing and is set again
         if self._handle is not None:
             self._handle.cancel()
         self._timer_at = due_at
@@ -298,19 +298,19 @@ REASONS = {
     Refusal.STALE: Reason.STALE,
     Refusal.EXPIRED: Reason.EXPIRED,
 }
-"""Refusals that a router meets by going elsewhere: answered as REJECTED. The others are errors."""
+"""Refusals after which a router goes elsewhere: answered as REJECTED. The others are errors."""
 
 
 def error_of(
     refusal: Refusal, *, worker: str, slots: int = 0, total: int = 0, token: str | None = None
 ) -> GanglineError:
-    """The error for a refusal of the core, as it is called on the wire.
+    """The error to send for a refusal of the core.
 
     Args:
         refusal: of the core.
-        worker: who refuses, for people.
-        slots: how many were asked for.
-        total: how many the worker has.
+        worker: its name, for the text.
+        slots: the number requested.
+        total: the worker's number of slots.
         token: the lease's, if one was named; the text shows its public id.
     """
     shown = public_id(token or "")
@@ -322,9 +322,9 @@ def error_of(
                 f"the task costs {count_of(slots, 'slot')}, more than lease {shown} has: reserve that many"
             )
         case Refusal.LEASE_EXPIRED:
-            return LeaseExpired(f"lease {shown} of worker {worker} ran out: reserve again, and renew in time")
+            return LeaseExpired(f"lease {shown} of worker {worker} expired: reserve again, and renew in time")
         case Refusal.LEASE_STALE:
-            return StaleEpoch(f"lease {shown} is of an earlier epoch of worker {worker}, and void: reserve again")
+            return StaleEpoch(f"lease {shown} is void: it is of an earlier epoch of worker {worker}; reserve again")
         case Refusal.LEASE_USED:
             return UnknownToken(f"lease {shown} of worker {worker} was used up or released: reserve again")
         case Refusal.UNKNOWN_TOKEN:
@@ -334,25 +334,25 @@ def error_of(
         case Refusal.GANG_OVER:
             return GangEnded(f"the gang of seat {shown} of worker {worker} was torn down: ask for its next generation")
         case Refusal.FULL:
-            return Saturated(f"worker {worker} has not {count_of(slots, 'free slot')} now: try another, or later")
+            return Saturated(f"worker {worker} does not have {count_of(slots, 'free slot')} now: try another, or later")
         case Refusal.DRAINING:
             return Draining(f"worker {worker} is leaving: try another")
         case Refusal.STALE:
             return StaleEpoch(f"worker {worker} has a newer epoch: read its registration again")
         case Refusal.EXPIRED:
-            return LeaseExpired("the request's time was over, or it was withdrawn, before it arrived: nothing started")
+            return LeaseExpired("the request expired or was withdrawn before it arrived: nothing started")
 
 
 class LeaseService:
-    """The core's lease decisions with the worker's bounds and tokens, and with the ledger for `sync`."""
+    """The core's lease decisions with the worker's limits and tokens, and with the ledger for `sync`."""
 
     def __init__(self, driver: CoreDriver, settings: WorkerSettings) -> None:
         self._driver = driver
         self._settings = settings
         self._recording: dict[str, asyncio.Task[int]] = {}
-        """Writes of `sync` leases that are under way, by token: a repeated request waits for the same one."""
+        """Writes of `sync` leases in progress, by token: a repeated request waits for the same one."""
         self._recorded: set[str] = set()
-        """Living `sync` leases whose fence is their revision."""
+        """Active `sync` leases whose fence is their revision."""
         self._background = TaskSet("sync grant")
         """Answers that wait for the ledger, oldest first."""
 
@@ -372,7 +372,7 @@ class LeaseService:
         """See AdmissionCore.reserve.
 
         Raises:
-            InvalidRequest: longer than this worker allows.
+            InvalidRequest: a time is longer than this worker allows.
         """
         settings = self._settings
         if ttl_s > settings.max_lease_ttl_s:
@@ -395,18 +395,18 @@ class LeaseService:
         )
 
     def recorded(self, lease: GrantedLease) -> bool:
-        """Whether a `sync` lease has its revision for a fence already."""
+        """Whether a `sync` lease already has its revision as its fence."""
         return lease.token in self._recorded
 
     def in_background(self, answering: Coroutine[None, None, None]) -> None:
-        """Run what answers a request once its lease is recorded."""
+        """Run a coroutine that answers a request once its lease is recorded."""
         self._background.start(answering)
 
     async def record(self, token: str) -> GrantedLease | None:
-        """Write a lease to the ledger; its fence is then the revision. None: it ended meanwhile.
+        """Write a lease to the ledger and make the revision its fence. None: it ended meanwhile.
 
         Raises:
-            GanglineError: storage did not take it; the lease is released.
+            GanglineError: the write failed; the lease is released.
         """
         driver = self._driver
         ledger = driver.ledger
@@ -414,7 +414,7 @@ class LeaseService:
         writing = self._recording.get(token)
         if writing is None:
             if token in driver.core.leases:
-                # In the record 0 says: the revision of this entry itself, which is not known before it is written.
+                # 0 in the record means the revision of the entry itself, which is unknown before it is written.
                 driver.core.set_fence(driver.core.leases[token], 0)
             writing = self._recording[token] = asyncio.get_running_loop().create_task(ledger.write_now(token))
             writing.add_done_callback(lambda _: self._recording.pop(token, None))
@@ -423,7 +423,7 @@ class LeaseService:
         except LookupError:
             return None
         except Exception as error:
-            # Whatever it was, the caller gets an answer, and no slot.
+            # Whatever the error, the caller gets an answer and no slot.
             driver.core.release(driver.core.sender(OPERATIONS, driver.now()), None, token, driver.now())
             driver.after()
             if isinstance(error, GanglineError):
@@ -439,11 +439,11 @@ class LeaseService:
         return lease
 
     def renew(self, token: str, ttl_s: float | None, now: float) -> float:
-        """Renew; returns the seconds that the lease has now.
+        """Renew; returns the lease's remaining time in seconds.
 
         Raises:
-            InvalidRequest: longer than this worker allows.
-            LeaseError: it is not there (any more).
+            InvalidRequest: a time is longer than this worker allows.
+            LeaseError: the lease does not exist (any more).
         """
         if ttl_s is not None and ttl_s > self._settings.max_lease_ttl_s:
             raise InvalidRequest(
@@ -455,7 +455,7 @@ class LeaseService:
         return left_s
 
     async def stop(self) -> None:
-        """Give up what waits for the ledger. Idempotent."""
+        """Cancel whatever waits for the ledger. Idempotent."""
         tasks = [*self._background, *self._recording.values()]
         for task in tasks:
             task.cancel()
@@ -463,4 +463,4 @@ class LeaseService:
 
 
 OPERATIONS = ""
-"""The sender under which requests of other languages are remembered; no router can have this name."""
+"""The sender name for requests from other languages; no router can have it."""

@@ -1,4 +1,4 @@
-"""The ledger writer: makes every living lease visible in the key-value bucket, shortly after it was granted.
+"""The ledger writer: makes every active lease visible in the key-value bucket, shortly after it was granted.
 
 Grants are answered from memory, and written afterwards. The writer remembers *which* leases changed and writes their
 state at that time. So a grant and its release within one flush cost nothing, and after an outage of storage only the
@@ -22,18 +22,18 @@ from ...telemetry.logs import Log
 FLUSH_S = 0.01
 """How long changes are collected. Law L6 allows 0.05 s from grant to visibility."""
 YOUNG_S = 0.009
-"""A new lease is written when it is so old: most of those that hold a slot for one task have ended by then, and cost
-storage nothing. With FLUSH_S well within what L6 allows."""
+"""A new lease is written when it is this old: most leases for a single task have ended by then and cost no write.
+Together with FLUSH_S well within what L6 allows."""
 BATCH = 1000
-"""Most writes in flight together."""
+"""Maximum number of writes in flight."""
 RETRY_S = 0.05
-"""First wait after a write that storage did not take; doubles up to RETRY_MAX_S, jittered."""
+"""First wait after a failed write; doubles up to RETRY_MAX_S, jittered."""
 RETRY_MAX_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredState:
-    """The wanted value of a key."""
+    """The desired value of a key."""
 
     value: bytes
     expires_in_s: float
@@ -42,7 +42,7 @@ class DesiredState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStatistics:
-    """Counts since start, and what is open now."""
+    """Counts since the start, and what is pending now."""
 
     recorded: int
     """Keys that may exist."""
@@ -51,15 +51,15 @@ class LedgerStatistics:
     written: int
     deleted: int
     cancelled_out: int
-    """Leases that came and went within one flush."""
+    """Leases that were granted and ended within one flush."""
     retried: int
 
 
 class LedgerWriter:
-    """One worker's leases in the bucket. Desired state comes from `describe`, by token; None: no such lease. Keys have
-    public ids. A key that no known token belongs to goes by its public id here, which is the token of no lease.
+    """One worker's leases in the bucket. `describe` returns the desired state of a token; None: no such lease. Keys
+    contain public ids. A key of no known token is handled under its public id, which is never a lease's token.
 
-    A key's time to live is the lease's own, rounded up, plus a second: it outlives the lease by that much at most, and
+    A key's time to live is the lease's own, rounded up, plus a second: the key outlives the lease by at most that, and
     a lease in steady use is rewritten about once a second, not at every use.
     """
 
@@ -81,9 +81,9 @@ class LedgerWriter:
         self._ambient = ambient
         self._log = log
         self._dirty: dict[str, float] = {}
-        """Tokens whose key may differ from what is desired, and since when, oldest first."""
+        """Tokens whose key may differ from the desired state, and since when, oldest first."""
         self._until: dict[str, float] = {}
-        """When the key of a token goes by itself. From before its first write until its deletion is confirmed."""
+        """When the key of a token expires. Kept from before its first write until its deletion is confirmed."""
         self._loop = asyncio.get_running_loop()
         self._flusher: asyncio.Task[None] | None = None
         self._reconciler: asyncio.Task[None] | None = None
@@ -95,21 +95,21 @@ class LedgerWriter:
         self._retried = 0
 
     def changed(self, token: str) -> None:
-        """A lease was granted, or has ended: bring its key up to date."""
+        """A lease was granted or has ended: update its key."""
         if token not in self._dirty:
             self._dirty[token] = self._loop.time()
         if self._flusher is None and not self._closed:
             self._flusher = self._loop.create_task(self._flush(), name="gangline ledger flush")
 
     def ended(self, token: str) -> None:
-        """A lease has ended: take its key away, unless it never was under way."""
+        """A lease has ended: delete its key, unless it was never written."""
         if token in self._until:
             self.changed(token)
         elif self._dirty.pop(token, None) is not None:
             self._cancelled_out += 1
 
     def renewed(self, token: str, due_at: float) -> None:
-        """A lease now lives until `due_at`: rewrite its key if it would go before."""
+        """A lease now lasts until `due_at`: rewrite its key if it would expire before."""
         if due_at >= self._until.get(token, 0.0):
             self.changed(token)
 
@@ -117,8 +117,8 @@ class LedgerWriter:
         """Write a new lease's key and return its revision; for `ledger="sync"`.
 
         Raises:
-            Unavailable: storage did not take it. It may have been written: call `ended` when the lease has ended.
-            LookupError: there is no such lease (any more).
+            Unavailable: the write failed or timed out. It may have been made: call `ended` when the lease has ended.
+            LookupError: the lease does not exist (any more).
         """
         desired = self._describe(token)
         if desired is None:
@@ -130,13 +130,14 @@ class LedgerWriter:
         return revision
 
     def reconcile(self) -> None:
-        """Compare the bucket with what is desired, and repair: after a reconnect, a lost bucket, and now and then."""
+        """Compare the bucket with the desired state and repair it: after a reconnect or a lost bucket, and
+        periodically."""
         self._reconcile_again = True
         if self._reconciler is None and not self._closed:
             self._reconciler = asyncio.get_running_loop().create_task(self._reconcile(), name="gangline ledger check")
 
     async def settle(self, timeout_s: float) -> bool:
-        """Wait until nothing is pending; False if that took longer than `timeout_s`."""
+        """Wait until nothing is pending; False if that takes longer than `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._flusher is not None or self._reconciler is not None:
@@ -146,7 +147,8 @@ class LedgerWriter:
         return not self._dirty
 
     async def stop(self) -> None:
-        """Write nothing more. Idempotent; what is pending stays unwritten (see settle), and expires by itself."""
+        """Stop writing. Idempotent; pending changes stay unwritten (see settle), and their keys expire by
+        themselves."""
         self._closed = True
         tasks = [task for task in (self._flusher, self._reconciler) if task is not None]
         for task in tasks:
@@ -169,7 +171,7 @@ class LedgerWriter:
     # -- writing --------------------------------------------------------------------------------------------------
 
     async def _flush(self) -> None:
-        """Runs while there is something to write."""
+        """Run while there is something to write."""
         wait_s, backoff = FLUSH_S, Backoff(RETRY_S, RETRY_MAX_S)
         try:
             while self._dirty and not self._closed:
@@ -183,7 +185,7 @@ class LedgerWriter:
             self._flusher = None
 
     async def _write_batch(self) -> bool:
-        """Write up to BATCH changes, each as the lease is now. False: some were not taken and are dirty again."""
+        """Write up to BATCH changes, each as the lease is now. False: some failed and are dirty again."""
         young = self._loop.time() - YOUNG_S
         writes: list[KvWrite] = []
         written: list[str] = []
@@ -222,7 +224,7 @@ class LedgerWriter:
         return self._names.lease_key(self._worker, token)
 
     def _expects(self, token: str, desired: DesiredState) -> float:
-        """Note until when the key about to be written will stand; returns its time to live, in whole seconds."""
+        """Note when the key about to be written will expire; returns its time to live in whole seconds."""
         ttl_s = max(1, math.ceil(desired.expires_in_s)) + 1
         self._until[token] = asyncio.get_running_loop().time() + ttl_s
         return ttl_s
@@ -233,7 +235,7 @@ class LedgerWriter:
             if isinstance(result, Unavailable):
                 failed = result
                 self._retried += 1
-                # It may have been written, so it stays in _until: an end of the lease must delete the key.
+                # It may have been written, so it stays in _until: the key must be deleted when the lease ends.
                 self._dirty[token] = 0.0
             elif write.value is None:
                 self._deleted += 1
@@ -241,9 +243,7 @@ class LedgerWriter:
             else:
                 self._written += 1
         if failed is not None:
-            self._log.debug(
-                "storage did not take %d ledger writes: %s", len(tokens), failed, extra={"action": "ledger.retry"}
-            )
+            self._log.debug("%d ledger writes failed: %s", len(tokens), failed, extra={"action": "ledger.retry"})
         return failed is None
 
     # -- comparing ------------------------------------------------------------------------------------------------
@@ -268,11 +268,11 @@ class LedgerWriter:
             self._reconciler = None
 
     def _compare(self, before: dict[str, None], found: dict[str, None]) -> None:
-        """`before`: what was thought to stand there when the snapshot was asked for; later changes are not in it.
-        `found`: the keys that stand there."""
+        """`before`: the tokens believed to have keys when the snapshot was requested; later changes are not in it.
+        `found`: the keys in the snapshot."""
         known = {self._key(token) for token in (*before, *self._until)}
         for key in found:
-            if key not in known:  # of an earlier process with our id, or of a write that was given up
+            if key not in known:  # of an earlier process with our id, or of an abandoned write
                 stranger = MARK + key.removeprefix(self._prefix)
                 self._until[stranger] = 0.0
                 self.changed(stranger)
@@ -282,5 +282,5 @@ class LedgerWriter:
             if token in self._until and self._describe(token) is not None:
                 self.changed(token)
             elif token in self._until and token not in self._dirty:
-                # Gone by itself: expired, or its deletion is already on its way.
+                # Already gone: expired, or its deletion is under way.
                 del self._until[token]

@@ -1,4 +1,4 @@
-"""A worker's settings: frozen, checked at construction; each says its unit, its bounds and when to change it."""
+"""A worker's settings: frozen and validated at construction; each documents its unit, bounds and when to change it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkerSettings:
     """Settings of one worker. Usually only `id`, `node`, `zone` and `address` need a value.
 
     Raises:
-        InvalidSettings: names the field, its bounds and what was given.
+        InvalidSettings: names the field, its bounds and the given value.
     """
 
     id: str | None = None
@@ -110,7 +110,7 @@ class WorkerSettings:
                 raise InvalidSettings(f"label {label!r} is {text!r}: labels are text")
 
     def worker_name(self, ambient: Environment) -> str:
-        """`id`, or a new readable and unique one."""
+        """`id`, or a new, readable and unique one."""
         if self.id is not None:
             return self.id
         host = "".join(c if c.isalnum() and c.isascii() or c in "-_" else "-" for c in socket.gethostname())[:80]

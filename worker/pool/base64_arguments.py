@@ -1,8 +1,8 @@
 """Bytes inside JSON arguments: base64 text becomes bytes wherever the annotation asks for bytes.
 
-Pydantic does this only while it parses JSON text itself, and only for models that are configured so. Our arguments are
-parsed before the task is known, so the annotation is walked once, at declaration, into a decoder; None for the many
-annotations that have no bytes in them.
+Pydantic does this only while it parses JSON text itself, and only for models configured for it. Our arguments are
+parsed before the task is known, so each annotation is compiled once, at declaration, into a decoder; None for the many
+annotations without bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 def decode_text(value: Any) -> Any:
-    """Base64, in the standard or the url-safe alphabet, padded or not. What is not text passes through.
+    """Decode base64, standard or URL-safe, padded or not. Anything but text passes through.
 
     Raises:
         ValueError: text that is not base64.
@@ -38,7 +38,7 @@ def decode_text(value: Any) -> Any:
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"bytes come as base64 text in JSON: {error}") from error
+        raise ValueError(f"bytes are base64 text in JSON: {error}") from error
 
 
 def decoder_for(annotation: Any) -> Decoder | None:
@@ -47,7 +47,7 @@ def decoder_for(annotation: Any) -> Decoder | None:
 
 
 class _Builder:
-    """Walks one annotation. Models that contain themselves are met again while they are being built."""
+    """Walks one annotation. Recursive models are found again while they are being built."""
 
     def __init__(self) -> None:
         self._models: dict[type, Base64Decoder] = {}
@@ -58,7 +58,7 @@ class _Builder:
         origin = typing.get_origin(annotation)
         arguments = typing.get_args(annotation)
         if origin is Annotated:
-            # Base64Bytes and its like decode for themselves.
+            # Base64Bytes and the like decode themselves.
             return (
                 None if any(hasattr(mark, "encoder") for mark in annotation.__metadata__) else self.build(arguments[0])
             )
@@ -80,7 +80,7 @@ class _Builder:
     def _union(self, members: tuple[Any, ...]) -> Decoder | None:
         decoders = [found for found in map(self.build, members) if found is not None]
         if not decoders or str in members:
-            # Text given for `str | bytes` is text.
+            # Text for `str | bytes` stays text.
             decoders = [found for found in decoders if found is not decode_text]
         if not decoders:
             return None
@@ -120,7 +120,7 @@ class _Builder:
 def _fields_of(kind: type) -> list[tuple[list[str], Any]]:
     """Names (with aliases) and annotation of each field of a model, dataclass, typed dict or named tuple."""
     if issubclass(kind, BaseModel):
-        kind.model_rebuild(raise_errors=False)  # nothing if it is complete
+        kind.model_rebuild(raise_errors=False)  # no-op if it is complete
         return [
             ([name, *(alias for alias in (field.alias, field.validation_alias) if isinstance(alias, str))],
              _with_metadata(field.annotation, field.metadata))
@@ -191,7 +191,7 @@ def _values(decode: Decoder | None) -> Decoder | None:
 
 
 def _first(decoders: list[Decoder]) -> Decoder:
-    """Of a union's members, the first that the value fits."""
+    """The first union member that decodes the value."""
 
     def decode(value: Any) -> Any:
         for one in decoders:

@@ -31,7 +31,7 @@ class HealthCheck:
     def validate(self, pool: str) -> None:
         """
         Raises:
-            InvalidSettings: names what is out of its bounds.
+            InvalidSettings: names the value that is out of bounds.
         """
         if not callable(self.function):
             raise InvalidSettings(f"pool {pool!r}: a health check is a function, not {self.function!r}")
@@ -44,7 +44,7 @@ class HealthCheck:
 
 
 class Probe:
-    """Runs one check, and remembers the thread in which it runs."""
+    """Runs one check, and remembers its thread."""
 
     def __init__(self, check: HealthCheck, log: Log) -> None:
         self.check = check
@@ -52,7 +52,8 @@ class Probe:
         self._thread: asyncio.Future[Any] | None = None
 
     async def failed(self, in_a_row: int) -> str | None:
-        """Ask once. Why it has failed; None if it has not. `in_a_row`: how often it failed before, for the log."""
+        """Run the check once. Returns why it failed, or None. `in_a_row`: the number of failures before, for the
+        log."""
         check = self.check
         try:
             async with asyncio.timeout(check.timeout_s):
@@ -63,7 +64,7 @@ class Probe:
             if isinstance(error, TimeoutError):
                 why = f"no answer within {check.timeout_s:g} s"
             self._log.warning(
-                "health check %s failed, try %d of %d: %s",
+                "health check %s failed, attempt %d of %d: %s",
                 check.name,
                 in_a_row + 1,
                 check.failures,
@@ -78,14 +79,13 @@ class Probe:
         function = self.check.function
         if inspect.iscoroutinefunction(function):
             return await function()
-        if self._thread is None or self._thread.done():  # while one hangs, no second thread for the same
+        if self._thread is None or self._thread.done():  # while one hangs, start no second thread
             self._thread = asyncio.get_running_loop().run_in_executor(None, function)
             self._thread.add_done_callback(look_at)
         return await asyncio.shield(self._thread)
 
     async def first(self) -> str | None:
-        """Ask until it passes; once, if all is well. What to say when it fails as often in a row as it may; else
-        None."""
+        """Run the check until it passes. Returns the reason if it fails `failures` times in a row, else None."""
         in_a_row = 0
         while (why := await self.failed(in_a_row)) is not None:
             in_a_row += 1
@@ -96,10 +96,10 @@ class Probe:
 
 
 class HealthWatch:
-    """Runs the checks of one worker while it serves, and reports the first that has failed too often."""
+    """Runs the checks of one worker while it serves, and reports the first that fails too often."""
 
     def __init__(self, checks: Sequence[HealthCheck], *, failed: Callable[[str], None], log: Log) -> None:
-        """`failed` is called at most once, with the reason, when one has failed as often in a row as it may."""
+        """`failed` is called at most once, with the reason, when a check has failed `failures` times in a row."""
         self._checks = checks
         self._failed = failed
         self._log = log
@@ -107,12 +107,12 @@ class HealthWatch:
         self._told = False
 
     def start(self) -> None:
-        """Make the first check of each after its period."""
+        """Start; each check first runs after its period."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._watch(check), name="gangline health") for check in self._checks]
 
     async def stop(self) -> None:
-        """Check no more. Idempotent. A check in a thread cannot be stopped, and is left behind."""
+        """Stop checking. Idempotent. A check in a thread cannot be stopped and is left behind."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -131,6 +131,6 @@ class HealthWatch:
 
 
 def look_at(done: asyncio.Future[Any]) -> None:
-    """A callback for what nobody may wait for any more, so that its failure is not complained about."""
+    """A done callback that retrieves the exception, so that asyncio does not complain if nobody else does."""
     if not done.cancelled():
         done.exception()

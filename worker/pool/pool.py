@@ -1,4 +1,4 @@
-"""Pools and declared tasks; calls bound to them; and outcomes of executions."""
+"""Pools and declared tasks, calls bound to them, and outcomes of executions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from .health import HealthCheck
 from .signature import ResultEncoder, Signature, filling
 
 CallNext = Callable[[], Awaitable[Any]]
-"""What a middleware awaits to go on: the next middleware, and at last the task. Gives the result as it goes to the
-caller (plain values: a model is a dict; None for a stream). Raises what the caller gets: TaskFailed, TaskCrashed,
-TaskCancelled, DeadlineExceeded or InvalidResult. Only once: a task runs once for each slot that it was given."""
+"""What a middleware awaits to continue: the next middleware, and finally the task. Returns the result as the caller
+gets it (plain values: a model is a dict; None for a stream). Raises what the caller gets: TaskFailed, TaskCrashed,
+TaskCancelled, DeadlineExceeded or InvalidResult. Call it only once: a task runs once for each slot that it was given.
+"""
 
 Middleware = Callable[[TaskContext, CallNext], Awaitable[Any]]
 """An async function, or an object that can be called like one."""
@@ -30,7 +31,7 @@ Middleware = Callable[[TaskContext, CallNext], Awaitable[Any]]
 def check_middleware(function: Middleware, pool: str) -> None:
     """
     Raises:
-        InvalidSettings: it gives nothing to await.
+        InvalidSettings: its result cannot be awaited.
     """
     if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)):
         raise InvalidSettings(
@@ -42,15 +43,15 @@ class ExecutorKind(StrEnum):
     """Where a task's code runs."""
 
     ASYNC = "async"
-    """On the worker's event loop. The default of `async def`. A plain `def` here blocks the loop while it runs."""
+    """On the worker's event loop. The default for `async def`. A plain `def` here blocks the loop while it runs."""
     THREAD = "thread"
-    """In a thread of its own while it runs. The default of `def`. An `async def` here gets its own loop there."""
+    """In a thread of its own while it runs. The default for `def`. An `async def` gets its own loop there."""
     PROCESS = "process"
-    """In a child process, which is killed at cancellation. For code that is CPU-bound, or that may crash or hang."""
+    """In a child process, which is killed on cancellation. For code that is CPU-bound, or that may crash or hang."""
 
 
 class Shape(StrEnum):
-    """What calling the function gives."""
+    """What calling the function returns."""
 
     FUNCTION = "function"
     COROUTINE = "coroutine"
@@ -78,14 +79,14 @@ class Shape(StrEnum):
 
 
 class Outcome(NamedTuple):  # a tuple, since one is made for each task, and a frozen dataclass takes five times as long
-    """How an execution ended; exactly one for every execution that was launched."""
+    """How an execution ended; exactly one for every launched execution."""
 
     value: Any = None
     """The result as plain wire values: null, booleans, numbers, text, bytes, lists, maps."""
     error: GanglineError | None = None
-    """TaskFailed, TaskCrashed, TaskCancelled, DeadlineExceeded or InvalidResult; `value` means nothing then."""
+    """TaskFailed, TaskCrashed, TaskCancelled, DeadlineExceeded or InvalidResult; then `value` is meaningless."""
     items: int | None = None
-    """How many items went out through `on_item`; None when the result was not streamed."""
+    """How many items were sent through `on_item`; None if the result was not streamed."""
 
 
 CancelReason = TaskCancelled | DeadlineExceeded
@@ -95,15 +96,15 @@ class Execution(Protocol):
     """One launched call. Only used on the event loop."""
 
     def cancel(self, reason: CancelReason) -> None:
-        """Stop it; the outcome still comes through `on_done`. Only the first reason counts; harmless when done."""
+        """Stop it; the outcome still comes through `on_done`. Only the first reason counts. No-op when done."""
         ...
 
     def insist(self) -> None:
-        """It was cancelled and runs on: cancel it again. Code in threads cannot be made to stop."""
+        """It was cancelled but still runs: cancel it again. Code in threads cannot be forced to stop."""
         ...
 
     def credit(self, items: int) -> None:
-        """The reader of a stream has room for so many more items. Ignored by what does not stream."""
+        """The reader of a stream has room for this many more items. Ignored without a stream."""
         ...
 
 
@@ -123,7 +124,7 @@ class BoundCall:
     ) -> None:
         self.task = task
         self.args = args
-        """Converted; parameters that were not given are left to the function's own defaults."""
+        """Converted. Parameters that were not given use the function's own defaults."""
         self.kwargs = kwargs
         self.raw_args = raw_args
         """As they came from the wire: a child process binds them again, so that nothing has to be pickled."""
@@ -176,10 +177,11 @@ class DeclaredTask:
         self.executor = executor
         self.idempotent = idempotent
         self.timeout_s = timeout_s
-        """Longest execution, in seconds; the caller's deadline may be shorter. None: no bound of its own."""
+        """Maximum duration of an execution, in seconds; the caller's deadline may be shorter. None: no limit of its
+        own."""
         self.description = description
         self._fills = False
-        """`function` fills in resources."""
+        """Whether `function` already fills in resources."""
         self.shape = Shape.of(function)
         self.streams = self.shape.streams
         self.signature = Signature(function, self.full_name, namespace)
@@ -189,7 +191,7 @@ class DeclaredTask:
         """Resolve what could not be resolved at declaration (annotations that name classes defined further down).
 
         Raises:
-            InvalidSettings: an annotation cannot be resolved, or has no conversion.
+            InvalidSettings: an annotation cannot be resolved or converted.
         """
         self.signature.resolve()
         self.result.resolve()
@@ -203,10 +205,10 @@ class DeclaredTask:
         Args:
             args: positional arguments from the wire.
             kwargs: keyword arguments from the wire.
-            json: they came as JSON, so that text given for bytes is base64 (standard or url-safe alphabet).
+            json: they came as JSON, so text for bytes is base64 (standard or URL-safe).
 
         Raises:
-            InvalidArguments: names each wrong parameter, what it expects and what was given.
+            InvalidArguments: names each wrong parameter, what it expects and the given value.
         """
         bound_args, bound_kwargs = self.signature.bind(args, kwargs, json)
         return BoundCall(self, bound_args, bound_kwargs, args, kwargs, json)
@@ -229,7 +231,7 @@ M = TypeVar("M", bound=Middleware)
 GangHook = Callable[[GangContext], Any]
 
 TASKS_ATTRIBUTE = "__gangline_tasks__"
-"""On a task's function: its DeclaredTask by pool name. This is how a child process finds it."""
+"""Attribute of a task's function: its DeclaredTask by pool name. Child processes find the task by it."""
 
 
 class Pool:
@@ -256,14 +258,14 @@ class Pool:
         Args:
             name: what callers write before the dot; letters, digits, `_` and `-`.
             slots: how many tasks (of slot cost 1) one worker runs at once.
-            labels: facts about these workers that routing can ask for.
-            max_models: most models that one worker keeps loaded; 0: the pool is not multiplexed.
-            executor: `async`, `thread` or `process` for all tasks that name none themselves. None: `async def` on the
-                event loop, `def` in threads.
+            labels: labels of the workers, for routing.
+            max_models: maximum number of models that one worker keeps loaded; 0: the pool is not multiplexed.
+            executor: `async`, `thread` or `process`, for tasks that do not name one. None: `async def` on the event
+                loop, `def` in threads.
 
         Raises:
-            InvalidName: a name that cannot be part of a subject.
-            InvalidSettings: another setting out of its bounds.
+            InvalidName: the name cannot be part of a subject.
+            InvalidSettings: another setting is out of bounds.
         """
         self.name = check_name(name, "pool")
         self.slots = _whole(slots, "slots", 1, MAX_SLOTS)
@@ -281,11 +283,11 @@ class Pool:
 
     @property
     def tasks(self) -> Mapping[str, DeclaredTask]:
-        """By method name, in the order of declaration."""
+        """By method name, in declaration order."""
         return MappingProxyType(self._tasks)
 
     def find(self, method: str) -> DeclaredTask:
-        """Raises UnknownMethod, which lists the methods there are."""
+        """Raises UnknownMethod, which lists the known methods."""
         task = self._tasks.get(method)
         if task is None:
             known = ", ".join(self._tasks) or "none"
@@ -320,21 +322,21 @@ class Pool:
         timeout_s: float | None = None,
         description: str | None = None,
     ) -> Any:
-        """Declare a function as a task, and give it back unchanged. With or without parentheses.
+        """Declare a function as a task and return it unchanged. With or without parentheses.
 
         Args:
             function: `def`, `async def`, or a generator of either kind, which streams what it yields.
             name: what callers write after the dot. None: the function's own name.
             slots: slot cost of one execution.
             executor: `async` (event loop), `thread` or `process`; see Pool.
-            idempotent: running it twice does no harm, so that it may be sent again when a try's outcome is unknown.
-            timeout_s: longest execution, in seconds; it is stopped then, as at a caller's deadline.
+            idempotent: running it twice does no harm, so it may be sent again if the outcome of an attempt is unknown.
+            timeout_s: maximum duration in seconds; then it is stopped, as at a caller's deadline.
             description: shown to operators. None: the docstring's first paragraph.
 
         Raises:
-            InvalidName: a name that cannot be part of a subject.
-            InvalidSettings: the name is taken, a setting is out of its bounds, the signature or an annotation cannot
-                be served, or the executor cannot run such a function.
+            InvalidName: the name cannot be part of a subject.
+            InvalidSettings: the name is taken, a setting is out of bounds, the signature or an annotation is not
+                supported, or the executor cannot run this function.
         """
 
         def declare(function: F) -> F:
@@ -350,7 +352,7 @@ class Pool:
             )
             return function
 
-        # Local names of the place of declaration, for annotations that name classes of an enclosing function.
+        # Local names where the task is declared, for annotations that name classes of an enclosing function.
         caller = sys._getframe(1)
         namespace = None if caller.f_locals is caller.f_globals else dict(caller.f_locals)
         return declare if function is None else declare(function)
@@ -405,16 +407,16 @@ class Pool:
     def lifespan(self, function: L) -> L:
         """Declare a resource that each worker opens before its first task and closes after its last.
 
-        An async (or plain) generator function that yields one value, or a function that gives a context manager.
-        Tasks get the value by `current_task().resource(ItsType)`, or as a parameter (see gangline.Resource). Each child
-        process of the process executor opens its own.
+        An async (or plain) generator function that yields one value, or a function that returns a context manager.
+        Tasks get the value with `current_task().resource(ItsType)`, or as a parameter (see gangline.Resource). Each
+        child process of the process executor opens its own.
         """
         self.lifespans.append(function)
         return function
 
     def middleware(self, function: M) -> M:
-        """Declare what runs around each execution of this pool's tasks: an async function of the task's context and of
-        `call_next`, which it awaits for the task, and whose result it returns.
+        """Declare what runs around each execution of this pool's tasks: an async function that takes the task's context
+        and `call_next`. It awaits `call_next()` to run the task, and returns the result.
 
         ::
 
@@ -426,15 +428,15 @@ class Pool:
                 finally:
                     log.info("%s took %.3f s", context.method, time.monotonic() - began)
 
-        Several nest in the order of their declaration, the first one outermost. They run on the worker's event loop,
-        wherever the task runs, on the task's slots and within its time; context variables that they set are the task's
-        too (not in child processes). What one raises is how the execution ends; what it returns is checked as the
-        task's own result; without `call_next()` the task does not run. See CallNext for what that gives and raises.
-        Cancelling the execution cancels the task, and middleware sees that as TaskCancelled or DeadlineExceeded; what
-        waits at another place gets CancelledError.
+        Several nest in declaration order, the first one outermost. They run on the worker's event loop, wherever the
+        task runs, on the task's slots and within its time. Context variables that they set are visible to the task (not
+        in child processes). If one raises, the execution ends with that error. What it returns is checked like the
+        task's own result. Without `call_next()` the task does not run. See CallNext for its result and errors.
+        Cancelling the execution cancels the task, and middleware sees that as TaskCancelled or DeadlineExceeded;
+        middleware that awaits something else gets CancelledError.
 
         Raises:
-            InvalidSettings: it is no such function.
+            InvalidSettings: it is not such a function.
         """
         check_middleware(function, self.name)
         self.middlewares.append(function)
@@ -456,8 +458,8 @@ class Pool:
         timeout_s: float = 5.0,
         failures: int = 3,
     ) -> Any:
-        """Declare how a worker finds out that it can serve no longer: a function without parameters, `async` or plain
-        (which runs in a thread), that raises, returns False or does not return in time.
+        """Declare how a worker detects that it can no longer serve: a function without parameters, `async` or plain
+        (which runs in a thread). It fails if it raises, returns False or does not return in time.
 
         ::
 
@@ -465,22 +467,22 @@ class Pool:
             async def gpu_answers() -> None:
                 await ping_gpu()
 
-        It is called again and again while the worker serves, beside its tasks. A worker that has failed reports its
-        members of gangs as failed, so that those gangs restart elsewhere, drains, and ends with WorkerUnhealthy, which
-        says why (`gangline worker`: exit code 1), for whoever supervises it to start another.
+        It is called periodically while the worker serves, beside its tasks. A worker that has failed reports its gang
+        members as failed, so that those gangs restart elsewhere. Then it drains and ends with WorkerUnhealthy, which
+        says why (`gangline worker`: exit code 1), so that its supervisor starts another.
 
-        For each member of a gang it is called once more, after the `gang_start` functions: the member has started, and
-        takes tasks, when it has passed. If it fails `failures` times in a row then, the member has failed at its start,
-        and the worker leaves as above.
+        It is also called for each member of a gang, after the `gang_start` functions: the member starts, and takes
+        tasks, only when it has passed. If it fails `failures` times in a row, the member has failed at its start, and
+        the worker leaves as above.
 
         Args:
-            period_s: between two checks, and before the first.
-            timeout_s: one that takes longer has failed. It is cancelled; a thread goes on, and no other is started
+            period_s: time between two checks, and before the first.
+            timeout_s: a check that takes longer has failed and is cancelled. A thread runs on, and no other is started
                 before it ends.
-            failures: so many in a row make the worker fail.
+            failures: the worker has failed after this many failed checks in a row.
 
         Raises:
-            InvalidSettings: a value out of its bounds.
+            InvalidSettings: a value is out of bounds.
         """
 
         def declare(check: F) -> F:
@@ -492,23 +494,23 @@ class Pool:
         return declare if function is None else declare(function)
 
     def gang_start(self, function: F) -> F:
-        """Declare what each member of a gang does before its first task: a function of a GangContext, `async` or plain
-        (which runs in a thread).
+        """Declare what each member of a gang does before its first task: a function that takes a GangContext, `async`
+        or plain (which runs in a thread).
 
-        Tasks of the member wait for it. If it raises, the member has failed at its start, and the gang with it. It is
+        The member's tasks wait for it. If it raises, the member has failed at its start, and the gang with it. It is
         cancelled when the gang is torn down.
         """
         self.gang_starts.append(function)
         return function
 
     def gang_stop(self, function: F) -> F:
-        """Declare what each member of a gang does after its last task, if its `gang_start` functions began. What it
-        raises is logged. The member's slots are free, and its gang may start again, only after that."""
+        """Declare what each member of a gang does after its last task, if its `gang_start` functions began. Errors are
+        logged. Only then are the member's slots free and may its gang restart."""
         self.gang_stops.append(function)
         return function
 
     def model_loader(self, function: F) -> F:
-        """Declare how a model is loaded: a function of the model id, `async` or plain, which gives the model.
+        """Declare how a model is loaded: a function that takes the model id and returns the model, `async` or plain.
 
         Raises:
             InvalidSettings: the pool keeps no models, or has a loader already.
@@ -521,7 +523,7 @@ class Pool:
         return function
 
     def model_unloader(self, function: F) -> F:
-        """Declare what is called with the id and the model that makes room (or is left at the end), `async` or plain.
+        """Declare a function that is called with the id and the model on eviction and at the end, `async` or plain.
 
         Raises:
             InvalidSettings: the pool has an unloader already.

@@ -26,14 +26,14 @@ from .base64_arguments import Decoder, decoder_for
 
 
 class Resource:
-    """Marks a parameter that callers do not give: the worker fills in what a `@pool.lifespan` function yielded.
+    """Marks a parameter that callers do not pass: the worker passes what a `@pool.lifespan` function yielded.
 
     ::
 
         @pool.task
         async def store(name: str, db: Annotated[Database, gangline.Resource]) -> None: ...
 
-    Callers of the task call `store(name)`. Code that calls the function itself, as tests do, gives both.
+    Callers of the task call `store(name)`. Code that calls the function itself, as tests do, passes both.
     """
 
 
@@ -43,14 +43,14 @@ class ResolvedResources(NamedTuple):
     name: str
     kind: type[Any]
     place: int | None
-    """Among those that may be given by place; None: by name only."""
+    """Its position among the positional parameters; None: keyword-only."""
 
 
 def resource_kind(annotation: Any, where: str) -> type[Any] | None:
     """The type of resource that an annotation asks for; None: it is an ordinary parameter.
 
     Raises:
-        InvalidSettings: the annotation is marked, and names no class.
+        InvalidSettings: the annotation is marked but does not name a class.
     """
     if typing.get_origin(annotation) is not typing.Annotated:
         return None
@@ -63,7 +63,7 @@ def resource_kind(annotation: Any, where: str) -> type[Any] | None:
 
 
 def filling(function: Callable[..., Any], parameters: tuple[ResolvedResources, ...]) -> Callable[..., Any]:
-    """The function without these parameters; they are filled in when it is called in a task."""
+    """The function without these parameters, which are filled in when it is called in a task."""
 
     @functools.wraps(function)
     def filled(*args: Any, **kwargs: Any) -> Any:
@@ -97,9 +97,9 @@ class Parameter:
         self.exact: type | None = annotation if isinstance(annotation, type) and annotation in _EXACT else None
         """A value of exactly this type needs no conversion."""
         self.convert: Converter | None = None
-        """None: anything goes."""
+        """None: any value is accepted."""
         self.decode: Decoder | None = None
-        """Turns base64 text into bytes, where the annotation has bytes; for arguments that came as JSON."""
+        """Turns base64 text into bytes where the annotation has bytes; for arguments that came as JSON."""
         self.adapter: TypeAdapter[Any] | None = None
         if annotation is not Any and annotation is not inspect.Parameter.empty:
             self.adapter = adapter_for(annotation, f"{where}: parameter {name!r}")
@@ -112,7 +112,7 @@ def adapter_for(annotation: Any, where: str) -> TypeAdapter[Any]:
 
     Raises:
         InvalidSettings: pydantic has no conversion for the annotation.
-        NameError: it names something that does not exist yet.
+        NameError: it refers to a name that does not exist yet.
     """
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation)
@@ -135,41 +135,41 @@ class Signature:
                  "_where", "filled", "resolved", "returns")  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], where: str, namespace: dict[str, Any] | None = None) -> None:
-        """Resolve annotations now if possible; else `resolve()` does it when the module is complete.
+        """Resolve annotations now if possible; otherwise `resolve()` does so when the module is complete.
 
         Args:
             function: the task.
             where: its full name, for error texts.
-            namespace: local names of the place of declaration, for annotations that name local classes.
+            namespace: local names where the task is declared, for annotations that name local classes.
 
         Raises:
-            InvalidSettings: a signature that cannot be served, or an annotation without conversion.
+            InvalidSettings: the signature is not supported, or an annotation cannot be converted.
         """
         self._function = function
         self._where = where
         self._places: list[Parameter] = []
-        """Parameters that can be given by place, in order."""
+        """Positional parameters, in order."""
         self._by_name: dict[str, Parameter] = {}
         self._only_by_place: tuple[str, ...] = ()
         self._required: tuple[tuple[int, str], ...] = ()
-        """Place (or a huge number for keyword-only ones) and name of each parameter without default."""
+        """Position (a huge number for keyword-only ones) and name of each parameter without default."""
         self._exact: list[type] | None = None
-        """Types of arguments by place that are all that is wanted, as they are; None: there are no such."""
+        """Types of the positional arguments that need no conversion at all; None: this does not apply."""
         self._rest: Parameter | None = None
         self._rest_named: Parameter | None = None
         self.resolved = False
-        """Whether all annotations are known; `returns` and `filled` mean something then."""
+        """Whether all annotations are resolved; only then are `returns` and `filled` valid."""
         self.filled: tuple[ResolvedResources, ...] = ()
-        """Parameters that are the worker's, and that no caller can give."""
+        """Parameters that the worker fills in, and that no caller can pass."""
         self.returns: Any = inspect.Parameter.empty
         _refuse_methods(function, where)
         try:
             self._resolve(namespace)
         except NameError:
-            pass  # A class defined further down the module; resolve() reports it if it never comes.
+            pass  # A class defined further down in the module; resolve() reports it if it is missing.
 
     def resolve(self) -> None:
-        """Raises InvalidSettings when an annotation names something that does not exist."""
+        """Raises InvalidSettings if an annotation names something that does not exist."""
         if self.resolved:
             return
         try:
@@ -224,9 +224,9 @@ class Signature:
     ) -> tuple[list[Any], dict[str, Any]]:
         """Convert; see DeclaredTask.bind."""
         if not kwargs and args is not None and self._exact is not None:
-            kinds = [type(args[0])] if len(args) == 1 else [*map(type, args)]  # one is common, and looked at sooner
+            kinds = [type(args[0])] if len(args) == 1 else [*map(type, args)]  # one is common, and this is faster
             if kinds == self._exact:
-                return args, {}  # all of them by place, and each of its very type
+                return args, {}  # all positional, and each of exactly its type
         if not self.resolved:
             self.resolve()
         problems: list[_Problem] = []
@@ -294,7 +294,7 @@ class Signature:
         return self._refuse(f"missing parameter{'s' if len(names) > 1 else ''} {listed}", names[0])
 
     def _move_by_place(self, bound: list[Any], named: dict[str, Any]) -> None:
-        """Python takes positional-only parameters by place alone; the wire may name them."""
+        """Python takes positional-only parameters only by position; the wire may name them."""
         parameters = inspect.signature(self._function).parameters
         last = max((place for place, name in enumerate(self._only_by_place) if name in named), default=-1)
         for place in range(len(bound), last + 1):
@@ -316,7 +316,7 @@ def _filled(declared: inspect.Parameter, kind: type[Any], place: int, where: str
         return ResolvedResources(declared.name, kind, None)
     if declared.kind is _Kind.POSITIONAL_OR_KEYWORD:
         return ResolvedResources(declared.name, kind, place)
-    raise InvalidSettings(f"{where}: parameter {declared.name!r} cannot be filled in: it has no name to give it by")
+    raise InvalidSettings(f"{where}: parameter {declared.name!r} cannot be filled in: it cannot be passed by name")
 
 
 class _Problem(typing.NamedTuple):
@@ -325,7 +325,7 @@ class _Problem(typing.NamedTuple):
     error: Exception
 
     def facts(self) -> list[dict[str, str]]:
-        """Parameter (with the place inside it), expectation and what was given, for each fault."""
+        """Parameter (with the path inside it), expectation and given value, for each fault."""
         if not isinstance(self.error, ValidationError):
             return [{"parameter": self.name, "expected": str(self.error), "given": shown(self.value)}]
         return [
@@ -350,8 +350,8 @@ def _convert(parameter: Parameter, value: Any, json: bool) -> Any:
 
 
 def _convert_strictly_typed(parameter: Parameter, value: Any) -> Any:
-    """Models in pydantic's strict mode take text for a date only when told that it was JSON, which all wire values
-    resemble. A second look costs nothing where the first one passes."""
+    """Models in pydantic's strict mode accept text for a date only from JSON, which all wire values resemble. A second
+    attempt costs nothing where the first one passes."""
     assert parameter.adapter is not None
     try:
         text = pydantic_core.to_json(value)
@@ -360,7 +360,7 @@ def _convert_strictly_typed(parameter: Parameter, value: Any) -> Any:
     try:
         return parameter.adapter.validate_json(text)
     except ValidationError:
-        return parameter.adapter.validate_python(value)  # its errors show the values as they were given
+        return parameter.adapter.validate_python(value)  # its errors show the values as given
 
 
 def _refuse_methods(function: Callable[..., Any], where: str) -> None:
@@ -370,7 +370,7 @@ def _refuse_methods(function: Callable[..., Any], where: str) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value for an error text: short, with its type."""
+    """A value for an error text, shortened, with its type."""
     try:
         text = repr(value)
     except Exception:  # a user's __repr__ may do anything
@@ -407,7 +407,7 @@ class ResultEncoder:
             pass  # as for parameters
 
     def resolve(self) -> None:
-        """Raises InvalidSettings when the annotation names something that does not exist."""
+        """Raises InvalidSettings if the annotation names something that does not exist."""
         try:
             self._resolve()
         except NameError as error:
@@ -417,7 +417,7 @@ class ResultEncoder:
             ) from error
 
     def _resolve(self) -> None:
-        """Look at the return annotation. Without one any wire value goes."""
+        """Resolve the return annotation. Without one, any wire value is accepted."""
         if self._resolved or not self._signature.resolved:
             return
         annotation = self._signature.returns
@@ -433,7 +433,7 @@ class ResultEncoder:
         """Convert.
 
         Raises:
-            InvalidResult: names the type and the place of what cannot be written, or how it differs from the
+            InvalidResult: names the type and place of the value that cannot be serialized, or how it differs from the
                 annotation.
         """
         if self._adapter is not None and type(value) is not self._exact:
@@ -455,7 +455,7 @@ class ResultEncoder:
             place = ".".join(["result", *(str(part) for part in item["loc"])])
             text = f"{place} does not fit the annotation: {item['msg']}, returned {shown(item['input'])}"
         except PydanticSerializationError as error:
-            text = f"the result cannot be written: {error}"
+            text = f"the result cannot be serialized: {error}"
         raise InvalidResult(f"{self._where}: {text}", details={"type": type(value).__name__})
 
 

@@ -42,7 +42,7 @@ class WorkerIdentity:
     log: Log
 
     def new_core(self) -> AdmissionCore:
-        """Empty books, in a first epoch."""
+        """A new core, in a first epoch."""
         pool, settings = self.pool, self.settings
         return AdmissionCore(
             pool.slots if settings.slots is None else settings.slots,
@@ -57,12 +57,12 @@ class WorkerIdentity:
         )
 
     def new_executors(self, on_models: Callable[[tuple[str, ...]], None]) -> ExecutorRegistry:
-        """Not started. `on_models` is told the ids of all loaded models after each change."""
+        """Not started. `on_models` is called with the ids of all loaded models after each change."""
         return ExecutorRegistry(
             self.pool,
             settings=ExecutorSettings(
                 send_tracebacks=self.settings.send_tracebacks,
-                # More could not be sent; so a stream that nobody reads as one ends early.
+                # More could not be sent, so collecting a stream fails early.
                 max_collected_bytes=min(MAX_COLLECTED_BYTES, self.bus.max_payload),
             ),
             on_models=on_models,
@@ -70,7 +70,7 @@ class WorkerIdentity:
 
 
 def shares(gangs: WorkerGangCore) -> tuple[GangShare, ...]:
-    """What a worker has of gangs, for operators."""
+    """The gangs' shares of a worker, for operators."""
     kept = [GangShare(gang=gang, state="kept", slots=keep.has) for gang, keep in gangs.keeps.by_gang.items()]
     held = [_share(hold, "held", hold.seats, 0) for hold in gangs.holds.values()]
     formed = [
@@ -94,7 +94,7 @@ def _share(
 
 
 class WorkerDescription:
-    """Describes one worker: its constant facts, together with the current state of its core."""
+    """Describes one worker: its constant facts and the current state of its core."""
 
     __slots__ = ("_core", "_place", "_started_at", "_version", "drain_grace_s", "models")
 
@@ -107,7 +107,7 @@ class WorkerDescription:
         self.models: tuple[str, ...] = ()
         """Loaded now."""
         self.drain_grace_s: float | None = None
-        """Of the drain, as it was first asked for."""
+        """The grace time of the drain, as first requested."""
 
     def registration(self) -> Registration:
         core, pool, settings = self._core, self._place.pool, self._place.settings
@@ -180,7 +180,7 @@ class WorkerDescription:
 
 
 def _patience_s(core: AdmissionCore, lease: GrantedLease, now: float) -> float:
-    """For how long a gang's seat goes on without a word of its coordinator; NEVER for other leases."""
+    """How long a gang's seat lasts without a ping from its coordinator; NEVER for other leases."""
     if lease.gang is None:
         return NEVER
     member = core.gangs.member_of(lease)
@@ -195,7 +195,7 @@ def worker_service(
 ) -> MicroService:
     """Shows one worker. Its endpoints are its operations; FRAMES counts messages, not tasks.
 
-    `counts` gives requests and errors by operation.
+    `counts` returns requests and errors by operation.
     """
 
     def describe() -> ServiceDescription:

@@ -1,8 +1,8 @@
 """A worker's presence: its registration, its heartbeat, and the events it broadcasts.
 
-Two keys: `reg` says what it serves (changes rarely), `alive` that it lives and how loaded it is (every second). Both
-are written only while this process owns them, so two processes with one id detect each other: the second one is refused
-at its start, and one that was away too long finds that its id has been taken.
+Two keys: `reg` says what the worker serves (changes rarely), `alive` that it is alive and how loaded it is (every
+second). Both are written only while this process owns them, so two processes with one id detect each other: the second
+one is refused at its start, and one that was frozen or cut off too long finds that its id is taken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..ledger.settings import WorkerSettings
 
 
 class KeyLost(Exception):
-    """Another process has the key. `instance` is its own."""
+    """Another process has the key; `instance` is that process."""
 
     def __init__(self, key: str, instance: str) -> None:
         super().__init__(f"{key} belongs to instance {instance}")
@@ -52,17 +52,17 @@ class OwnedKey:
         self._instance = instance
         self._sure = sure
         self._revision = 0
-        """Of our last write; 0 while the key does not exist."""
+        """Revision of our last write; 0 while the key does not exist."""
         self.recreated = 0
-        """How often it had vanished and was written anew: expired, or the bucket was lost."""
+        """How often it was gone and had to be recreated: expired, or the bucket was lost."""
 
     @property
     def revision(self) -> int:
-        """Of our last write; 0 while the key does not exist."""
+        """Revision of our last write; 0 while the key does not exist."""
         return self._revision
 
     async def read(self) -> KvEntry | None:
-        """What stands there now, whoever wrote it."""
+        """The current entry, whoever wrote it."""
         return await self._kv.get(self._key)
 
     def adopt(self, entry: KvEntry) -> None:
@@ -70,11 +70,11 @@ class OwnedKey:
         self._revision = entry.revision
 
     async def write(self, value: bytes, ttl_s: float) -> None:
-        """Write, if the key is ours or nobody's.
+        """Write the key if it is ours or free.
 
         Raises:
-            KeyLost: it is another's.
-            Unavailable: storage did not take it; whether it was written shows at the next write.
+            KeyLost: another process has it.
+            Unavailable: the write failed or timed out; the next write shows whether it was made.
         """
         for _ in range(3):
             try:
@@ -84,15 +84,15 @@ class OwnedKey:
             else:
                 self._revision = max(self._revision, revision)
                 return
-        # Thrice overtaken by our own other writes: what stands there is as new as this.
+        # Overtaken three times by our own other writes: the entry is as new as this.
 
     async def delete(self) -> None:
         """Delete the key if it is still ours.
 
         Raises:
-            Unavailable: storage did not take it; the key expires by itself.
+            Unavailable: the delete failed; the key expires by itself.
         """
-        # Read first: routers see a delete pass, and each of them asks the ledger whether it is true.
+        # Read first: routers see the delete message, and each of them checks the ledger.
         self._revision = 0
         entry = await self.read()
         if entry is not None and owner_of(entry) == self._instance:
@@ -106,7 +106,7 @@ class OwnedKey:
         elif (owner := owner_of(entry)) == self._instance or (not owner and self._sure()):
             self._revision = entry.revision
         else:
-            # Also what names no instance may stand over the heartbeat of one that took the key while we were away.
+            # An entry without an instance counts too: another process may have taken the key before it was overwritten.
             raise KeyLost(self._key, owner)
 
     def __repr__(self) -> str:
@@ -114,14 +114,14 @@ class OwnedKey:
 
 
 def owner_of(entry: KvEntry) -> str:
-    """The instance that wrote an entry; empty when that cannot be read."""
+    """The instance that wrote an entry; empty if that cannot be read."""
     value = _fields(entry)
     instance = value.get("instance")
     return instance if isinstance(instance, str) else ""
 
 
 def epoch_of(entry: KvEntry) -> int:
-    """The epoch that an entry names; 0 when that cannot be read."""
+    """The epoch that an entry names; 0 if that cannot be read."""
     epoch = _fields(entry).get("epoch")
     return epoch if type(epoch) is int and epoch >= 0 else 0
 
@@ -136,11 +136,11 @@ def _fields(entry: KvEntry) -> dict[object, object]:
 
 REGISTRATION_TTL_S = 60.0
 REWRITE_S = 20.0
-"""How often the registration is written without need, so that it neither expires nor stays lost."""
+"""How often the unchanged registration is rewritten, so that it neither expires nor stays lost."""
 POLL_S = 0.25
-"""How often a start looks whether the id has become free."""
+"""How often a starting worker checks whether the id is free."""
 IN_FLIGHT = 5
-"""Most heartbeats on their way at once, when storage is slow: routers see them pass even where storage refuses them."""
+"""Maximum number of heartbeats in flight while storage is slow: routers see them even if storage refuses them."""
 
 
 class WorkerEvent(StrEnum):
@@ -173,8 +173,8 @@ class Registrar:
     ) -> None:
         """
         Args:
-            on_lost: another instance has our id; called once, with that instance. Nothing is written after.
-            on_confirmed: the id is ours as of now, and other keys may have been lost: time to compare them.
+            on_lost: called once with the other instance if it has our id. Nothing is written after that.
+            on_confirmed: called when the id is confirmed as ours but other keys may be lost: time to compare them.
         """
         self._bus = bus
         self._names = names
@@ -190,28 +190,28 @@ class Registrar:
         self._alive = OwnedKey(kv, names.alive_key(worker), instance, self._is_sure)
         self._reg = OwnedKey(kv, names.registration_key(worker), instance, self._is_sure)
         self._writes = TaskSet("registration")
-        """On their way, oldest first."""
+        """In flight, oldest first."""
         self._loop_task: asyncio.Task[None] | None = None
         self._published = False
-        """Routers may find us. Before that the registration is nobody's business, only the id is held."""
+        """Whether routers may find us. Before that only the id is held, and the registration is not written."""
         self._recreated = 0
         self._compare = False
-        """Call `on_confirmed` after the next heartbeat that storage takes."""
+        """Call `on_confirmed` after the next successful heartbeat."""
         self._confirm: Callable[[], None] | None = None
-        """Told once by the next heartbeat that storage takes, if it was begun after this was set."""
+        """Called once after the next successful heartbeat that was started after this was set."""
         self._ours_until = float("-inf")
-        """Until then the heartbeat that storage took last cannot have expired."""
+        """Until then the last stored heartbeat cannot have expired."""
         self._stopped = False
         self.lost = False
 
     # -- start and end --------------------------------------------------------------------------------------------
 
     async def claim(self) -> int:
-        """Make the id ours, and return the newest epoch that anybody with this id had (0: none is known).
+        """Take the id, and return the newest epoch that any process with this id had (0: none is known).
 
-        Waits for the heartbeat of a dead predecessor to expire. From then on our own ones hold the id, however long
-        the start takes. What names no instance may stand over the heartbeat of a living worker, which writes it again:
-        it is written over when nobody has done so for as long.
+        Waits for the heartbeat of a dead predecessor to expire. From then on our own heartbeats hold the id, however
+        long the start takes. An entry without an instance may hide the heartbeat of a living worker, which would write
+        it again: it is overwritten if nobody has done so in that time.
 
         Raises:
             WorkerIdTaken: another process with this id is alive.
@@ -236,26 +236,27 @@ class Registrar:
                     self._loop_task = loop.create_task(self._run(), name="gangline heartbeat")
                     return max(epoch, epoch_of(previous)) if previous is not None else epoch
                 epoch = max(epoch, epoch_of(entry))
-                # A second revision is a second heartbeat: it lives. Else it has the time its key has left.
+                # A second revision is a second heartbeat: it is alive. Otherwise wait until its key must have expired.
                 if (seen is not None and entry.revision != seen) or expired:
                     raise self._taken(owner_of(entry))
                 if seen is None:
                     seen, expired_at = entry.revision, loop.time() + self._settings.heartbeat_ttl_s + 1.0
             except KeyLost:
-                pass  # somebody was quicker just now: look who
+                pass  # somebody was faster just now: find out who
             except Unavailable as error:
                 if last or isinstance(error, WorkerIdTaken | NotPermitted):
                     raise
             await asyncio.sleep(POLL_S)
 
     async def publish(self) -> None:
-        """Write the registration for the first time; routers send from now on.
+        """Write the registration for the first time; from now on routers send requests.
 
         Raises:
             WorkerIdTaken, Unavailable: as `claim`.
         """
         try:
-            # First the heartbeat: if the id was lost during a standstill, another's registration must not be touched.
+            # The heartbeat first: if the id was lost during a freeze, the other process's registration must not be
+            # touched.
             await self._write_alive()
             await self._take_over()
         except KeyLost as lost:
@@ -264,7 +265,7 @@ class Registrar:
         self._published = True
 
     async def withdraw(self) -> None:
-        """Take both keys away, if they are ours. Idempotent. Storage that does not answer lets them expire."""
+        """Delete both keys if they are ours. Idempotent. If storage does not answer, they expire."""
         await self.stop()
         if self.lost:
             return
@@ -275,7 +276,7 @@ class Registrar:
                 self._log.debug("key left to expire: %s", error, extra={"action": "registration.left"})
 
     async def stop(self) -> None:
-        """Write nothing more; the keys expire. Idempotent."""
+        """Stop writing; the keys expire. Idempotent."""
         self._stopped = True
         tasks = [*self._writes] if self._loop_task is None else [*self._writes, self._loop_task]
         for task in tasks:
@@ -285,7 +286,7 @@ class Registrar:
     # -- while it lives -------------------------------------------------------------------------------------------
 
     def rewrite(self) -> None:
-        """The registration has changed, or may be lost: write both keys now. No-op before `publish`."""
+        """The registration has changed or may be lost: write both keys now. No-op before `publish`."""
         if not self._published:
             return
         self._compare = True
@@ -294,18 +295,18 @@ class Registrar:
 
     @property
     def revision(self) -> int:
-        """Of our registration, as far as is known: what is conditioned on an earlier one is void."""
+        """Known revision of our registration: anything conditioned on an earlier one is void."""
         return self._reg.revision
 
     async def fence(self) -> None:
-        """Write the registration anew: from now on nothing can be committed that is conditioned on it as it was before.
+        """Rewrite the registration: from now on nothing conditioned on an earlier revision can be committed.
 
         Raises:
-            Unavailable: it is not certain that it was written.
-            ClosedError: the registration was withdrawn, or is being withdrawn.
+            Unavailable: it may not have been written.
+            ClosedError: the registration is or is being withdrawn.
         """
         if self._stopped:
-            raise ClosedError(f"worker {self._worker} writes its registration no more")
+            raise ClosedError(f"worker {self._worker} no longer writes its registration")
         try:
             await self._write_registration()
         except KeyLost as lost:
@@ -313,19 +314,19 @@ class Registrar:
             raise self._taken(lost.instance) from lost
 
     def sure(self, now: float) -> bool:
-        """Whether nobody else can have our id, as far as storage keeps what it took: our last heartbeat has not expired
-        (counted from before it was written, less a margin), and the server was not away since."""
+        """Whether nobody else can have our id, provided that storage loses nothing: our last heartbeat has not expired
+        (counted from before the write, less a margin), and the connection has not been lost since."""
         return now < self._ours_until
 
     def _is_sure(self) -> bool:
         return self.sure(asyncio.get_running_loop().time())
 
     def unsure(self) -> None:
-        """The server was away, and may have lost our heartbeat: only the next one makes sure."""
+        """The server was away and may have lost our heartbeat: only the next one makes it certain."""
         self._ours_until = float("-inf")
 
     def confirm(self, then: Callable[[], None]) -> None:
-        """Call `then` once storage has confirmed that the id is ours now; never, if it is not."""
+        """Call `then` when storage has confirmed that the id is ours now; never if it is not."""
         self._confirm = then
         self._spawn(self._write_heartbeat)
 
@@ -335,7 +336,7 @@ class Registrar:
             self._spawn(self._write_heartbeat)
 
     def announce(self, event: WorkerEvent, **facts: object) -> None:
-        """Broadcast an event; nobody may hear it, and nothing depends on it."""
+        """Broadcast an event. It may be lost; nothing depends on it."""
         if self.lost:
             return
         body = {
@@ -368,7 +369,7 @@ class Registrar:
 
     def _spawn(self, write: Callable[[], Awaitable[None]]) -> None:
         if self.lost or self._loop_task is None:
-            return  # not published yet: the registration may still be a dead predecessor's, which is no loss of ours
+            return  # not claimed yet: the registration may still be a dead predecessor's
         self._writes.start(self._guarded(write))
 
     async def _guarded(self, write: Callable[[], Awaitable[None]]) -> None:
@@ -377,7 +378,7 @@ class Registrar:
         except KeyLost as lost:
             self._fence_ourselves(lost)
         except (Unavailable, ClosedError) as error:
-            # Routers go by what they observe and by their own patience; the next second tries again.
+            # Routers go by the heartbeats they see and their own timeouts; the next heartbeat tries again.
             self._log.debug("not written: %s", error, extra={"action": "registration.retry"})
 
     def _fence_ourselves(self, lost: KeyLost) -> None:
@@ -410,7 +411,7 @@ class Registrar:
         await self._reg.write(_body(self._registration()), REGISTRATION_TTL_S)
 
     async def _take_over(self) -> None:
-        """Write the registration over that of a dead predecessor: whoever holds `alive` may."""
+        """Overwrite the registration of a dead predecessor: the owner of `alive` may do that."""
         entry = await self._reg.read()
         if entry is not None and owner_of(entry) != self._instance:
             self._reg.adopt(entry)

@@ -1,28 +1,28 @@
 """The worker's core: every decision about slots, leases and tasks, and nothing else.
 
-Nothing in here awaits, reads a clock, draws a random number or logs: time (`now`, the loop's monotonic seconds) and
-new tokens arrive with the event; outcomes are returned, and changes of leases are collected in `changes`. State changes
-only through the methods of AdmissionCore, and each of them does either all that it says or nothing.
+Nothing here awaits, reads a clock, draws a random number or logs: time (`now`, the loop's monotonic seconds) and new
+tokens arrive with the event; outcomes are returned, and changes of leases are collected in `changes`. State changes
+only through the methods of AdmissionCore, and each of them does all that it says or nothing.
 
-The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers are those of the project's laws):
+It keeps these laws, which `check()` asserts and tests and checkers quote (the numbers are those of the project's laws):
 
-- **L1 capacity.** reserved + running slots never exceed the total, on all paths together: there is one limiter. After
-  a resize downwards nothing is granted and no task without a lease starts until they fit.
-- **L2 balance.** Each acquire meets exactly one release, whichever way it ends: answer, error, cancellation, expiry,
-  release, drain, new epoch. A task leaves its slots in `finish` and nowhere else.
-- **L3 single use.** A single-use token ends with the first task that names it, even one that is refused. A multi-use
-  lease has at most its slots in use at once. A task id starts at most once, and never after it was withdrawn. A durable
-  job is in at most one execution at once (see worker.slots.job_table).
-- **L4 no leak.** Every living lease has a time at which it ends by itself: the claim timeout until the first use, then
-  its time to live after the last one. (A gang's seats end with the gang; see worker.slots.gang_core. A *sublease*
-  has slots of a seat: it ends like any lease, and with the seat at the latest.)
-- **L5 expired is dead.** Nothing starts for an expired, unknown or older-epoch token, even before the timer came to
-  end it: each use looks at the time itself.
-- **L5 in doubt.** While it is not certain that the id is still ours, nothing is granted or started, and after `fence`
+- **L1 capacity.** reserved + running slots never exceed the total, on all paths together: there is one limiter. After a
+  downward resize, nothing is granted and no task without a lease starts until they fit.
+- **L2 balance.** Each acquire has exactly one release, however it ends: answer, error, cancellation, expiry, release,
+  drain, new epoch. A task frees its slots in `finish` and nowhere else.
+- **L3 single use.** A single-use token ends with the first task that names it, even a refused one. A multi-use lease
+  never has more than its slots in use. A task id starts at most once, and never after it was withdrawn. A durable job
+  has at most one execution at a time (see worker.slots.job_table).
+- **L4 no leak.** Every active lease ends by itself: after the claim timeout until its first use, then after its time to
+  live since the last use. (A gang's seats end with the gang; see worker.slots.gang_core. A *sublease* uses slots of a
+  seat: it ends like any lease, and at the latest with the seat.)
+- **L5 expired is dead.** Nothing starts for an expired, unknown or older-epoch token, even if the timer has not ended
+  it yet: each use checks the time itself.
+- **L5 in doubt.** While it is uncertain whether the id is still ours, nothing is granted or started; after `fence`,
   never again.
-- **L11 drain.** A draining core grants nothing and starts nothing without a lease; it honours what it granted, no
-  longer than the drain's grace.
-- **L12 accounting.** The limiter's books are exactly the living leases' idle slots and the admitted tasks' slots.
+- **L11 drain.** A draining core grants nothing and starts nothing without a lease. It honours what it granted, but no
+  longer than the drain's grace time.
+- **L12 accounting.** The limiter counts exactly the active leases' idle slots and the admitted tasks' slots.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ FENCE_BITS: Final = 20
 def next_epoch(previous: int, wall: float) -> int:
     """The epoch after `previous`: milliseconds of Unix time, or one more if the clock was set back.
 
-    Milliseconds, since a worker that lost its memory (and the ledger with it) still starts above its past.
+    Milliseconds, so that a worker that has lost its state (and the ledger too) still starts above its earlier epochs.
     """
     return max(previous + 1, int(wall * 1000))
 
 
 class FencingTokens:
-    """Fences of the leases that are not written to the ledger first: `epoch * 2**20 + count`.
+    """Fences of leases that are not written to the ledger first: `epoch * 2**20 + count`.
 
     Comparable within one worker only. They grow within an epoch by counting and over epochs by the epoch, which grows
     by at least one per millisecond: only a worker that granted over a million leases per millisecond could overtake
@@ -79,7 +79,7 @@ class FencingTokens:
         return self._last
 
     def new_epoch(self, epoch: int) -> None:
-        """Go on from a later epoch."""
+        """Continue from a later epoch."""
         self._last = max(self._last, epoch << FENCE_BITS)
 
 
@@ -91,19 +91,19 @@ class CoreSettings:
     """Limits on what a core remembers."""
 
     keep_s: float = 60.0
-    """How long answers, reserves and ended tokens are remembered. Longer than any message is on its way."""
+    """How long answers, reserves and ended tokens are remembered. Longer than any message can be in flight."""
     keep: int = 100_000
-    """Most of each."""
+    """Maximum number of each."""
     keep_bytes: int = 64 * 1024 * 1024
-    """Most bytes of answers."""
+    """Maximum bytes of answers."""
     item_bytes: int = 64 * 1024 * 1024
-    """Most bytes of items of durable tasks that their readers have not taken."""
+    """Maximum bytes of items of durable tasks that their readers have not taken."""
     unstored_s: float = 600.0
     """How long the end of a durable task is kept for a dispatcher that has not stored it."""
     unstored: int = 10_000
-    """Most such ends."""
+    """Maximum number of such ends."""
     unstored_bytes: int = 64 * 1024 * 1024
-    """Most bytes of them."""
+    """Maximum bytes of their answers."""
 
 
 class DuplicateRequest(NamedTuple):
@@ -111,7 +111,7 @@ class DuplicateRequest(NamedTuple):
 
     state: TaskState
     answer: bytes
-    """To be sent again if `state` is ANSWERED; WITHDRAWN if it was cancelled before it came."""
+    """To be sent again if `state` is ANSWERED; WITHDRAWN if it was cancelled before it arrived."""
 
 
 class ExpiredTasks(NamedTuple):
@@ -120,7 +120,7 @@ class ExpiredTasks(NamedTuple):
     leases: int
     """How many leases ended."""
     tasks: list[TaskRecord]
-    """Whose deadline passed: to be cancelled and answered. Each is named once."""
+    """Tasks whose deadline has passed: to be cancelled and answered. Each is returned once."""
 
 
 class AdmissionCore:
@@ -148,31 +148,31 @@ class AdmissionCore:
     ) -> None:
         """
         Args:
-            total: slots to begin with.
+            total: the initial number of slots.
             epoch: the first epoch.
-            settings: bounds of what is remembered.
-            declared: slots of the pool's declaration, if the worker begins with another number.
+            settings: limits on what is remembered.
+            declared: the slots that the pool declares, if the worker starts with another number.
         """
         settings = settings or CoreSettings()
         self.epoch = epoch
-        """Grows with `new_epoch`; names this worker's present in every envelope."""
+        """Grows with `new_epoch`; every envelope names it."""
         self.epochs = {epoch}
-        """Every epoch this process has had. Who names another one speaks to a process that is gone."""
+        """Every epoch of this process. A message that names another was meant for a process that is gone."""
         self.doubted = False
-        """The id may be another process's: nothing is granted or started. Set by `doubt`, and by `fence` for good."""
+        """Another process may have the id: nothing is granted or started. Set by `doubt`, and for good by `fence`."""
         self.draining = False
         """Set by `drain`, never reset."""
         self._cut_at = NEVER
-        """No lease lives longer than this: the end of the drain's grace."""
+        """No lease lasts longer than this: the end of the drain's grace time."""
         self._declared = total if declared is None else declared
-        """What the pool was declared with: a request for more than this can never be met, however the total moves."""
+        """The slots that the pool declares; see `most_slots`."""
         self._fences = FencingTokens(epoch)
         self._limiter = SlotLimiter(total)
         self._leases = LeaseTable(self._limiter, keep=settings.keep, keep_s=settings.keep_s)
         self.changes = self._leases.changes
-        """What became of leases since `take_changes`; not to be changed."""
+        """Changes of leases since `take_changes`; read-only."""
         self.gangs = WorkerGangCore(self._limiter, self._leases, keep_s=settings.keep_s, keep=settings.keep)
-        """What this worker has of gangs. Its decisions are made through it, with `epoch` and the time."""
+        """This worker's part in gangs. Decisions about gangs are made through it, with `epoch` and the time."""
         self.jobs = JobTable(
             keep=settings.keep,
             keep_bytes=settings.item_bytes,
@@ -181,7 +181,7 @@ class AdmissionCore:
             unstored_bytes=settings.unstored_bytes,
             unstored_s=settings.unstored_s,
         )
-        """Durable jobs that run here, or ended a moment ago; to be read. Changed by the methods below."""
+        """Durable jobs that run here or ended recently. Read-only: the methods below change it."""
         self._memory = RequestDedup(keep=settings.keep, keep_bytes=settings.keep_bytes, keep_s=settings.keep_s)
         self._deadlines: DeadlineHeap[TaskRecord] = DeadlineHeap()
 
@@ -193,7 +193,7 @@ class AdmissionCore:
 
     @property
     def senders(self) -> Collection[RouterHistory]:
-        """All that are remembered."""
+        """All remembered senders."""
         return self._memory.senders.values()
 
     @property
@@ -201,17 +201,17 @@ class AdmissionCore:
         """The slots now."""
         limiter = self._limiter
         slots = limiter.running, limiter.reserved, limiter.total, LoadFlag.DRAINING if self.draining else 0
-        return _tuple(Load, slots)  # as Load(*slots), of which one is made for each message, in a third of the time
+        return _tuple(Load, slots)  # Load(*slots) in a third of the time; one is made for each message
 
     @property
     def told_load(self) -> Load:
-        """What others are told of the slots: in doubt, that none is free."""
+        """The load as told to others: in doubt, no slot is free."""
         load = self.load
         return load._replace(reserved=load.reserved + load.free) if self.doubted else load
 
     @property
     def has_room(self) -> bool:
-        """A slot is free, and may be given away."""
+        """Whether a slot is free and may be granted."""
         return self._limiter.free > 0 and not self.draining and not self.doubted
 
     @property
@@ -221,30 +221,30 @@ class AdmissionCore:
 
     @property
     def may_leave(self) -> bool:
-        """At rest, and nobody is still to ask how a durable task ended."""
+        """At rest, and every end of a durable task has been stored."""
         return not self.jobs.unstored and self.at_rest
 
     @property
     def tasks(self) -> KeysView[TaskRecord]:
-        """On their slots, oldest first: the limiter's running borrowers are exactly these."""
+        """The tasks on their slots, oldest first: exactly the limiter's running borrowers."""
         return cast("KeysView[TaskRecord]", self._limiter.runners)
 
     @property
     def leases(self) -> dict[str, GrantedLease]:
-        """The living leases by token; not to be changed."""
+        """The active leases by token; read-only."""
         return self._leases.living
 
     @property
     def most_slots(self) -> int:
-        """Of this worker at its best: more can never be held."""
+        """The most slots that this worker can ever grant at once."""
         return max(self._declared, self._limiter.total)
 
     def sender(self, name: str, now: float) -> RouterHistory:
-        """What is remembered of that router."""
+        """The remembered requests of this router."""
         return self._memory.sender(name, now)
 
     def take_changes(self) -> list[LeaseChange]:
-        """What became of leases since the last call, in order. Must be called after every decision."""
+        """Changes of leases since the last call, in order. Must be called after every decision."""
         taken = self.changes.copy()
         self.changes.clear()
         return taken
@@ -265,12 +265,12 @@ class AdmissionCore:
         seat: str | None = None,
         now: float,
     ) -> GrantedLease | Refusal:
-        """Grant `slots` for `claim_s`, and for `ttl_s` from each use. The same `rid` again gets the same answer.
+        """Grant `slots` for `claim_s`, and for `ttl_s` from each use. A repeated `rid` gets the same answer.
 
-        `token` is used if something is granted and must be new. None as `rid`: the request cannot come again. With
-        `seat`, the slots are not free ones, but those that the gang's seat of this token has idle.
-        Returns FULL, DRAINING, TOO_LARGE, or EXPIRED when the request was released before (or the lease has ended);
-        what became of the seat if that is over.
+        `token` must be new; it is used if slots are granted. If `rid` is None, the request cannot be repeated. With
+        `seat`, the slots are not taken from the free ones, but from the idle ones of the gang's seat with this token.
+        Returns FULL, DRAINING, TOO_LARGE, or EXPIRED if the request was released before (or the lease has ended); if
+        the seat is over, the reason.
         """
         if rid is not None and rid in sender.reserves:
             known = sender.reserves[rid]
@@ -314,7 +314,7 @@ class AdmissionCore:
             return Refusal.DRAINING
         seat = self._leases.find(seat_token, now)
         if not isinstance(seat, GrantedLease):
-            # As for tasks: whoever asks may know of the commit a moment before this worker does.
+            # As for tasks: the caller may learn of the commit a moment before this worker does.
             return Refusal.FULL if self.gangs.holds_token(seat_token) else seat
         if seat.gang is None:
             return Refusal.UNKNOWN_TOKEN
@@ -324,25 +324,26 @@ class AdmissionCore:
         return lease if self._leases.sublease(lease, seat) else Refusal.FULL
 
     def set_fence(self, lease: GrantedLease, fence: int) -> None:
-        """Replace the fence of a lease that was written to the ledger before it was answered: by the revision."""
+        """Replace the fence of a lease that was written to the ledger before it was answered with the revision."""
         lease.fence = fence
 
     def renew(self, token: str, ttl_s: float | None, now: float) -> float | Refusal:
-        """Let a lease live `ttl_s` from now (None: its own). Returns the seconds it has, fewer near a drain's end."""
+        """Extend a lease to `ttl_s` from now (None: its own). Returns its remaining seconds, fewer near a drain's
+        end."""
         lease = self._leases.find(token, now)
         if not isinstance(lease, GrantedLease):
             return lease
         if lease.gang is not None:
-            return min(lease.ttl_s, lease.due_at - now)  # its coordinator's pings renew a seat, and nobody else
+            return min(lease.ttl_s, lease.due_at - now)  # only its coordinator's pings renew a seat
         if ttl_s is not None:
             lease.ttl_s = ttl_s
         self._leases.extend(lease, min(now + lease.ttl_s, self._cut_at))
         return lease.due_at - now
 
     def release(self, sender: RouterHistory, rid: RequestId | None, token: str | None, now: float) -> bool:
-        """End a lease by its token, or by the request that it was granted for. True if there was one.
+        """End a lease by its token or by the request that it was granted for. True if there was one.
 
-        A release that overtakes its reserve leaves a mark, and the reserve is refused when it comes.
+        A release that overtakes its reserve leaves a mark, and the reserve is refused when it arrives.
         """
         if token is None and rid is not None:
             known = sender.reserves.get(rid)
@@ -350,7 +351,7 @@ class AdmissionCore:
                 self._memory.note_reserve(sender, rid, Refusal.EXPIRED, now)
                 return False
             if isinstance(known, Refusal):
-                # FULL was answered and may be on its way: a later copy of the reserve must not be granted either.
+                # FULL was answered and may be in flight: a later copy of the reserve must not be granted either.
                 return False
             token = known.token
         lease = self._leases.find(token, now) if token is not None else None
@@ -362,7 +363,7 @@ class AdmissionCore:
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     def repeated(self, sender: RouterHistory, task_id: int) -> DuplicateRequest | None:
-        """What is known of a task id that comes; None: it is new."""
+        """What is known of a task id; None: it is new."""
         if task_id in sender.running:
             return DuplicateRequest(TaskState.RUNNING, WITHDRAWN)
         answer = sender.done.get(task_id)
@@ -375,10 +376,11 @@ class AdmissionCore:
     def admit(
         self, sender: RouterHistory, task_id: int, cost: int, token: str | None, deadline_at: float, now: float
     ) -> TaskRecord | Refusal:
-        """Take `cost` slots for a task that starts now: from the lease of `token`, or without one from the free ones.
+        """Take `cost` slots for a task that starts now: from the lease of `token`, or from the free ones without a
+        token.
 
-        A Refusal means that nothing starts and nothing more is held; the answer must be noted with `settle`.
-        `deadline_at` is NEVER when there is none. The id must be new, see `repeated`.
+        A Refusal means that nothing starts and no more slots are held; the answer must be noted with `settle`.
+        `deadline_at` is NEVER if there is none. The id must be new; see `repeated`.
         """
         if sender.doubtful:
             sender.saw_new(task_id)
@@ -399,12 +401,12 @@ class AdmissionCore:
         return self._admitted(record)
 
     def refuse(self, token: str | None, now: float) -> None:
-        """A task that came cannot start (unknown method, wrong arguments): its single-use token is consumed (L3)."""
+        """A task cannot start (unknown method, wrong arguments): its single-use token is consumed (L3)."""
         if token is not None:
             self._leases.spend(token, now)
 
     def settle(self, sender: RouterHistory, task_id: int, answer: bytes, now: float) -> None:
-        """Note the answer to a task id, once for each: a repeated one gets it again and starts nothing."""
+        """Note the answer to a task id, once for each: a repeated request gets it again and starts nothing."""
         record = sender.running.pop(task_id, None)
         if record is not None:
             record.answered = True
@@ -412,9 +414,11 @@ class AdmissionCore:
         self._memory.note_done(sender, task_id, answer, now)
 
     def finish(self, record: TaskRecord) -> None:
-        """The task's code has stopped: its slots go back to its lease, or are free. Once for each admitted task.
+        """The task's code has stopped: its slots go back to its lease or become free. Call it once for each admitted
+        task.
 
-        The answer may be noted before (code that cannot be stopped) or after; a task is `running` until it is.
+        The answer may be noted before (for code that cannot be stopped) or after this; the task is `running` until
+        then.
         """
         if record.lease is None:
             self._limiter.finish(record)
@@ -423,7 +427,7 @@ class AdmissionCore:
         record.due_at = NEVER
 
     def complete(self, record: TaskRecord, answer: bytes, now: float) -> None:
-        """`settle` and `finish` in one, for a task that has ended and is answered."""
+        """`settle` and `finish` in one, for a task that has ended and has an answer."""
         sender = record.sender
         del sender.running[record.id]
         record.answered = True
@@ -435,15 +439,15 @@ class AdmissionCore:
             self._leases.give_back(record.lease, record)
 
     def withdraw(self, sender: RouterHistory, task_id: int, now: float) -> TaskRecord | None:
-        """The caller does not want this task. Returns it if it runs, to be cancelled; if it has not come yet, it will
-        be refused when it does."""
+        """The caller does not want this task any more. Returns it if it runs, to be cancelled. If it has not arrived
+        yet, it will be refused."""
         record = sender.running.get(task_id)
         if record is None and self.repeated(sender, task_id) is None:
             self._memory.note_done(sender, task_id, WITHDRAWN, now)
         return record
 
     def look_up(self, sender: RouterHistory, task_id: int, now: float) -> DuplicateRequest:
-        """What became of a task. One that never came is from now on refused, so that it is safe to send elsewhere."""
+        """The state of a task. One that never arrived is refused from now on, so it can safely be sent elsewhere."""
         if sender.doubtful:
             sender.floor = max(sender.floor, task_id)
         known = self.repeated(sender, task_id)
@@ -457,9 +461,9 @@ class AdmissionCore:
     # -- durable jobs ---------------------------------------------------------------------------------------------
 
     def known_job(self, key: JobKey, attempt: int, *, attach: bool) -> RunningJob | None:
-        """The job whose answer a request for an attempt of it is to get, in place of a start: it runs; or it ended, in
-        that attempt or a later one, or well (with all items that nobody took). `attach`: nothing is to start, so
-        whatever is known of it will do."""
+        """The job whose answer a request for this attempt gets instead of starting it: the job runs, or it ended in
+        this attempt or a later one, or it succeeded (and all untaken items are kept). `attach`: nothing may start, so
+        any known job will do."""
         job = self.jobs.find(key)
         ended_well = job is not None and not job.failed and not job.lost(0)
         if job is None or job.running or attach or ended_well or attempt <= job.attempt:
@@ -467,21 +471,21 @@ class AdmissionCore:
         return None
 
     def attach(self, job: RunningJob, listener: JobListener, items: int | None) -> Iterator[bytes]:
-        """A request is to hear how a running job ends, and takes no slot for it. Until then its id is `running`: it can
-        be withdrawn, which is to cancel the job, and looked up. See JobTable.attach. The id must be new."""
+        """Let a request get the end of a running job, without a slot. Until then its id is `running`: it can be looked
+        up, and withdrawn, which must cancel the job. See JobTable.attach. The id must be new."""
         listener.sender.saw_new(listener.id)
         listener.sender.running[listener.id] = job.record
         return self.jobs.attach(job, listener, items)
 
     def settle_new(self, sender: RouterHistory, task_id: int, answer: bytes, now: float) -> None:
-        """Note the answer to a task id that came for the first time, and for which nothing was admitted."""
+        """Note the answer to a new task id for which nothing was admitted."""
         sender.saw_new(task_id)
         self._memory.note_done(sender, task_id, answer, now)
 
     # -- time and operators ---------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> ExpiredTasks:
-        """End what is overdue. To be called at `next_deadline()` or later; calling it early does no harm."""
+        """End what is overdue. Call it at `next_deadline()` or later; calling it early does no harm."""
         ended = self._leases.expire(now)
         overdue = self._deadlines.pop_due(now)
         for record in overdue:
@@ -489,14 +493,14 @@ class AdmissionCore:
         return ExpiredTasks(ended, overdue)
 
     def sweep(self, now: float) -> None:
-        """Forget what is too old to matter. To be called every second or so."""
+        """Forget old state. Call it about every second."""
         self._leases.expire(now)
         self._memory.sweep(now)
         self.jobs.sweep(now)
         self.gangs.sweep(now)
 
     def next_deadline(self) -> float | None:
-        """When `expire` must be called next; None: nothing is due ever."""
+        """When `expire` must be called next; None: never."""
         lease_at = self._leases.next_at()
         task_at = self._deadlines.next_at(self._limiter.running)
         if lease_at is None or task_at is None:
@@ -504,11 +508,11 @@ class AdmissionCore:
         return min(lease_at, task_at)
 
     def resize(self, total: int) -> None:
-        """Change the number of slots; takes none away from who has them."""
+        """Change the number of slots; nobody loses slots that they hold."""
         self._limiter.resize(total)
 
     def drain(self, cut_at: float, now: float) -> None:
-        """Grant nothing more. What is granted is honoured until `cut_at`; renewals reach no further."""
+        """Grant nothing more. Existing leases are honoured until `cut_at`; renewals do not go beyond that."""
         self.draining = True
         self._cut_at = min(self._cut_at, cut_at)
         for lease in list(self._leases.living.values()):
@@ -521,8 +525,8 @@ class AdmissionCore:
         self.doubted = True
 
     def new_epoch(self, epoch: int, now: float) -> None:
-        """End every lease. What runs goes on and stays counted; nothing else of the past is honoured. Ends a doubt: the
-        id is ours."""
+        """End every lease. Running tasks continue and stay counted; nothing else of earlier epochs is honoured. Ends a
+        doubt: the id is ours."""
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} is not after {self.epoch}")
         self.epoch = epoch
@@ -532,8 +536,8 @@ class AdmissionCore:
         self.doubted = False
 
     def fence(self, now: float) -> None:
-        """The id is another process's: as `new_epoch`, but for ever without one. A later epoch would be taken for that
-        process's."""
+        """Another process has the id: like `new_epoch`, but for good and without a new epoch, which would be taken for
+        that process's."""
         self.doubted = True
         self._void(now)
 
@@ -544,7 +548,7 @@ class AdmissionCore:
         self.gangs.new_epoch(now)
 
     def statistics(self) -> dict[str, int]:
-        """Sizes of all that is remembered."""
+        """Sizes of what is kept in memory."""
         return {
             "leases": len(self._leases.living),
             "tasks": len(self.tasks),
@@ -554,7 +558,7 @@ class AdmissionCore:
         }
 
     def check(self) -> None:
-        """Raise AssertionError if a law is broken. For tests, after every event; it looks at everything."""
+        """Raise AssertionError if a law is broken. For tests, after every event; it checks everything."""
         self._limiter.check()
         self._leases.check()
         self._memory.check()
@@ -571,7 +575,7 @@ class AdmissionCore:
         for sender, task_id, record in self._memory.waiting():
             own = sender is record.sender and task_id == record.id
             assert own or self.jobs.hears(record, sender, task_id), record
-        # A record may wait for its answer after it left its slots, never the other way about.
+        # A record may wait for its answer after it freed its slots, never the other way round.
         borrowers = len(self._leases.living) + len(self.tasks) + self.gangs.borrowers
         assert self._limiter.statistics().borrowers <= borrowers, self
 
@@ -587,7 +591,7 @@ class AdmissionCore:
     ) -> TaskRecord | Refusal:
         lease = self._leases.find(token, now)
         if not isinstance(lease, GrantedLease):
-            # A gang's owner may know of the commit a moment before its members do: it tries again, as if we were full.
+            # A gang's owner may learn of the commit a moment before its members do: it tries again, as if we were full.
             return Refusal.FULL if self.gangs.holds_token(token) else lease
         seat = lease.seat
         record = TaskRecord(sender, task_id, cost, seat if lease.single_use else lease, deadline_at)

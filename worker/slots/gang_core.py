@@ -1,20 +1,20 @@
-"""The worker's part in gangs: tentative holds, seats of formed gangs, teardown. Decisions only, no await and no clock.
+"""The worker's part in gangs: tentative holds, seats of formed gangs, teardown. Decisions only: no await and no clock.
 
-All slots come from the one limiter, and seats are leases of the one table, so what worker.slots.admission_core says of
-capacity and balance (L1, L2, L3, L12) holds here by construction. On top of that:
+All slots come from the one limiter, and seats are leases of the one table, so the laws of worker.slots.admission_core
+on capacity and balance (L1, L2, L3, L12) hold here by construction. In addition:
 
 - **No member before the commit (L7).** A held seat's token is not in the lease table: nothing starts on it until
   `form`. A hold ends by `form`, by `unhold`, by `teardown`, by a new epoch, or because the ledger was read *after* the
-  registration had been written anew (which voids every commit that is still on its way); never by time alone.
-- **Once (L8).** A generation that was torn down, and an attempt that was given up, leave marks: what comes late for
-  them is refused.
-- **All the seats of a gang end together.** Nobody renews or releases a seat by its token.
-- **The owner alone uses them.** Coordinator, ledger and other workers name a seat by its public id, which admits
-  nothing. Only the seats of a standing gang, which has no owner, are used by that id, by every router.
-- **Stopped is stopped.** A teardown is complete when the code of each of its seats has ended and its hooks have; the
-  slots of code that cannot be stopped stay counted.
-- **No leak (L4).** A member of whose gang nothing is heard for its time to live is looked up in the ledger, and ends
-  when the ledger says so, or when it could neither hear nor read for ALONE_TTLS times as long.
+  registration was rewritten (which voids every commit in flight); never by time alone.
+- **Once (L8).** Generations that were torn down and attempts that were given up leave marks: late messages for them are
+  refused.
+- **All seats of a gang end together.** Nobody renews or releases a seat by its token.
+- **Only the owner uses them.** Coordinator, ledger and other workers name a seat by its public id, which admits
+  nothing. Only the seats of a standing gang, which has no owner, are used by that id, by any router.
+- **Stopped is stopped.** A teardown is complete when the code on each of its seats and its hooks have ended; the slots
+  of code that cannot be stopped stay counted.
+- **No leak (L4).** If a member gets no ping for its gang's time to live, its gang is looked up in the ledger. It ends
+  when the ledger says so, or when it got no ping and could not read the ledger for ALONE_TTLS times as long.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .lease_table import GrantedLease, LeaseTable, LeaseTransition, Refusal
 from .limiter import SlotLimiter
 
 ALONE_TTLS: Final = 2.0
-"""A member that for so many times its gang's time to live heard no ping, and could not read the ledger either, is cut
-off, and stops by itself."""
+"""A member that got no ping for this many times its gang's time to live, and could not read the ledger either, is cut
+off and stops by itself."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,7 +44,7 @@ class LocalSeat:
     rank: int
     part: int
     lease: GrantedLease
-    """While it is only held, the lease is not in the table: nothing can start on it (L7)."""
+    """While the seat is only held, the lease is not in the table: nothing can start on it (L7)."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,11 +56,11 @@ class TentativeHold:
     attempt: int
     seats: tuple[LocalSeat, ...]
     due_at: float
-    """When it must be looked up whether the commit came."""
+    """When to look up whether the commit came."""
     due: bool = False
-    """That time has come. The hold stands until the ledger was read."""
+    """That time has come. The hold remains until the ledger has been read."""
     reg_revision: int = 0
-    """As it was answered; a repeated request gets the same, never a newer one: the commit must not survive `due`."""
+    """As answered; a repeated request gets the same, never a newer one: the commit must not survive `due`."""
     port: int | None = None
 
     @property
@@ -81,13 +81,13 @@ class LocalMember:
     seats: dict[str, LocalSeat]
     """By public id, never empty. While not `over`, each has its lease in the table."""
     hold: TentativeHold | None = None
-    """That its newest seats came from."""
+    """The hold that its newest seats came from."""
     proven_at: float
-    """When it was last known for certain that the gang stands: formed, named in a ping, or read in the ledger."""
+    """When the gang was last known to exist: formed, named in a ping, or read in the ledger."""
     look_at: float
-    """When the ledger must be asked; NEVER while that is under way."""
+    """When to read the ledger; NEVER while that is in progress."""
     over: bool = False
-    """The worker's epoch ended, and its leases with it; what runs goes on until the gang is torn down."""
+    """The worker's epoch ended, and its leases with it; running tasks continue until the gang is torn down."""
 
     @property
     def generation(self) -> int:
@@ -101,7 +101,7 @@ class LocalMember:
 
     @property
     def alone_at(self) -> float:
-        """When it stops by itself, if it hears and reads nothing until then."""
+        """When it stops by itself if it gets no ping and cannot read the ledger until then."""
         return self.proven_at + ALONE_TTLS * self.form.ttl_s
 
     def __repr__(self) -> str:
@@ -119,11 +119,11 @@ class LeavingMember:
     seats: list[LocalSeat]
     form: FormRequest
     whole: bool
-    """Nothing of that generation stays here."""
+    """Nothing of this generation stays here."""
     reason: str
     rank: int | None
     grace_at: float
-    """When what still runs is told again, harder; NEVER once it was."""
+    """When to cancel again what still runs; NEVER after that."""
     hooks: int = 0
     """Hooks that still run; while there are any, the seats' idle slots are not free."""
 
@@ -138,16 +138,16 @@ class EndedGang:
 
     at: float = 0.0
     generation: int = 0
-    """Torn down here, and all before."""
+    """Newest generation torn down here; all before it are over too."""
     attempt: int = -1
-    """Given up or refused, and all before."""
+    """Newest attempt given up or refused; all before it are over too."""
     refusal: Refusal = Refusal.EXPIRED
-    """What that attempt was told."""
+    """The answer to that attempt."""
 
 
 @dataclass(slots=True)
 class EndedGangs:
-    """Marks of ended generations and attempts, so that late messages start nothing. Bounded by age and by count."""
+    """Marks of ended generations and attempts, so that late messages start nothing. Limited by age and count."""
 
     keep_s: float
     keep: int
@@ -163,7 +163,7 @@ class EndedGangs:
         past.generation = max(past.generation, generation)
 
     def given_up(self, gang: str, attempt: int, refusal: Refusal, now: float) -> None:
-        """That attempt holds nothing, and never will."""
+        """That attempt holds nothing and never will."""
         past = self._mark(gang, now)
         if attempt > past.attempt:
             past.attempt, past.refusal = attempt, refusal
@@ -194,10 +194,10 @@ class SlotReservation:
 
 
 class SlotReservations:
-    """Slots set aside for the gangs at the head of the queue, as they become free, so that these do not starve under
-    load. Free slots go to them first, to the oldest before the others.
+    """Slots reserved, as they become free, for the gangs at the head of the queue, so that these do not starve under
+    load. Free slots go to them first, oldest first.
 
-    Invariant: a keep has what it wants, or no slot is free.
+    Invariant: a reservation has what it wants, or no slot is free.
     """
 
     __slots__ = ("_limiter", "_paused", "by_gang")
@@ -205,7 +205,7 @@ class SlotReservations:
     def __init__(self, limiter: SlotLimiter) -> None:
         self._limiter = limiter
         self._paused = False
-        """Slots move from a keep to a hold: nobody may take them in between."""
+        """Slots move from a reservation to a hold: nobody may take them in between."""
         self.by_gang: dict[str, SlotReservation] = {}
         """Oldest first."""
 
@@ -214,16 +214,16 @@ class SlotReservations:
 
     @property
     def slots(self) -> int:
-        """Set aside now, for all."""
+        """Slots reserved now, for all gangs."""
         return sum(keep.has for keep in self.by_gang.values())
 
     def has(self, gang: str) -> int:
-        """Set aside now for this gang."""
+        """Slots reserved now for this gang."""
         keep = self.by_gang.get(gang)
         return keep.has if keep is not None else 0
 
     def ask(self, gang: str, slots: int, keep_s: float, now: float) -> int:
-        """Set aside up to `slots` until `keep_s` from now; replaces what was asked before. Returns how many it has."""
+        """Reserve up to `slots` for `keep_s` from now, in place of any earlier reservation. Returns how many it has."""
         self.lapse(now)
         if slots == 0:
             self._give_back(gang)
@@ -241,7 +241,7 @@ class SlotReservations:
 
     @contextmanager
     def spent(self, gang: str) -> Iterator[None]:
-        """End this gang's keep; inside, its slots can be taken by whoever is in there, and by nobody else."""
+        """End this gang's reservation; only the code inside the `with` block can take its slots."""
         self._paused = True
         try:
             self._give_back(gang)
@@ -251,12 +251,12 @@ class SlotReservations:
             self._top_up()
 
     def lapse(self, now: float) -> None:
-        """Give back what nobody asked for again in time."""
+        """Give back reservations that were not renewed in time."""
         for gang in [gang for gang, keep in self.by_gang.items() if keep.until <= now]:
             self._give_back(gang)
 
     def clear(self) -> None:
-        """Give all back."""
+        """Give back all reservations."""
         self._paused = True
         for gang in list(self.by_gang):
             self._give_back(gang)
@@ -272,7 +272,7 @@ class SlotReservations:
     def _give_back(self, gang: str) -> None:
         keep = self.by_gang.pop(gang, None)
         if not self.by_gang:
-            self._limiter.on_free = None  # every task would ask in vain
+            self._limiter.on_free = None  # otherwise every task calls it in vain
         if keep is not None:
             self._limiter.release(keep)
 
@@ -292,11 +292,11 @@ class FormedGang(NamedTuple):
 
     member: LocalMember
     started: list[LocalSeat]
-    """Seats that begin now; empty when the request came again."""
+    """Seats that start now; empty if the request is a repeat."""
     leaving: LeavingMember | None
-    """Seats of the generation before that are no longer ours (`restart_member`)."""
+    """Seats of the previous generation that are no longer ours (`restart_member`)."""
     new: bool
-    """False: the request came again."""
+    """False: the request is a repeat."""
 
 
 class WorkerGangCore:
@@ -311,18 +311,18 @@ class WorkerGangCore:
         self._past = EndedGangs(keep_s, keep)
         self._cut_at = NEVER
         self.holds: dict[tuple[str, int], TentativeHold] = {}
-        """By gang and generation; of each the newest attempt."""
+        """By gang and generation: the newest attempt of each."""
         self.members: dict[str, LocalMember] = {}
-        """By gang; the newest generation that was formed here."""
+        """By gang: the newest generation formed here."""
         self.leaving: list[LeavingMember] = []
         self.keeps = SlotReservations(limiter)
         self.voided: list[LocalMember] = []
-        """Ended by a new epoch, to be reported; taken by whoever drives the core."""
+        """Members ended by a new epoch, to be reported; see `take_voided`."""
         self.present = (self.holds, self.members, self.leaving, self.keeps.by_gang, self.voided)
-        """`any(present)`: there is anything at all."""
+        """`any(present)`: whether there is anything of a gang."""
         self.draining = False
         self.lingers = False
-        """Hooks run at the end of seats: their idle slots are free only after that."""
+        """Whether hooks run at the end of seats, whose idle slots are free only afterwards."""
 
     def __repr__(self) -> str:
         return f"<WorkerGangCore {len(self.holds)} holds, {len(self.members)} members, {len(self.leaving)} leaving>"
@@ -331,12 +331,12 @@ class WorkerGangCore:
 
     @property
     def holding(self) -> bool:
-        """Something is held that is neither a lease nor a task."""
+        """Whether anything is held that is neither a lease nor a task."""
         return bool(self.holds or self.leaving)
 
     @property
     def reserved(self) -> int:
-        """Slots held by others than leases of the table."""
+        """Slots held by anything but leases of the table."""
         held = self._limiter.held
         return (
             sum(held(seat.lease)[0] for hold in self.holds.values() for seat in hold.seats)
@@ -345,7 +345,7 @@ class WorkerGangCore:
         )
 
     def reserved_by(self, leaving: LeavingMember) -> int:
-        """Idle slots that wait for the hooks of seats that have ended."""
+        """Idle slots that wait for the hooks of ended seats."""
         return self._limiter.held(leaving)[0]
 
     @property
@@ -353,12 +353,12 @@ class WorkerGangCore:
         return sum(len(hold.seats) for hold in self.holds.values()) + len(self.keeps) + len(self.leaving)
 
     def member_of(self, lease: GrantedLease) -> LocalMember | None:
-        """Whose seat that is, while the gang stands here."""
+        """The member whose seat this is, while the gang exists here."""
         member = self.members.get(lease.gang) if lease.gang is not None else None
         return member if member is not None and lease.id in member.seats else None
 
     def holds_token(self, token: str) -> bool:
-        """Whether it is that of a seat that is held, and not yet formed; or its public id."""
+        """Whether this is the token or the public id of a seat that is held but not formed yet."""
         return any(public_id(token) in hold.ids for hold in self.holds.values())
 
     def next_at(self) -> float | None:
@@ -372,7 +372,7 @@ class WorkerGangCore:
 
     @property
     def _room(self) -> int:
-        """Free slots; below 0 as long as a resize downwards has not been worked off."""
+        """Free slots; below 0 after a downward resize until the slots in use fit."""
         limiter = self._limiter
         return limiter.total - limiter.reserved - limiter.running
 
@@ -381,12 +381,12 @@ class WorkerGangCore:
     def hold(
         self, request: HoldRequest, tokens: Sequence[str], *, ttl_s: float, most: int, now: float
     ) -> TentativeHold | Refusal:
-        """Take the slots of all seats, or of none. The same attempt again gets the same answer.
+        """Take the slots of all seats or of none. A repeated attempt gets the same answer.
 
         Args:
-            tokens: a new one for each seat, used if something is held.
-            ttl_s: of the seats' leases, for people, until the gang's own is known.
-            most: slots of this worker at its best.
+            tokens: a new one for each seat, used if slots are held.
+            ttl_s: shown for the seats' leases until the gang's own is known.
+            most: the most slots that this worker can ever grant at once.
         """
         known = self._known(request)
         if known is not None:
@@ -421,7 +421,7 @@ class WorkerGangCore:
         return hold
 
     def _known(self, request: HoldRequest) -> TentativeHold | Refusal | None:
-        """What a request is answered without taking anything; None: it is new."""
+        """The answer to a request that takes no slots; None: it is new."""
         hold = self.holds.get((request.gang, request.generation))
         member = self.members.get(request.gang)
         past = self._past.get(request.gang)
@@ -437,12 +437,13 @@ class WorkerGangCore:
         if hold is not None:
             if hold.attempt > request.attempt:
                 return Refusal.EXPIRED
-            # There is one attempt at a time, so nothing can be committed for the older one any more.
+            # There is only one attempt at a time, so nothing can be committed for the older one any more.
             self._drop(hold)
         return None
 
     def unhold(self, gang: str, generation: int, attempt: int, now: float) -> bool:
-        """Give up an attempt, also one that has not come yet. A formed gang is not touched. True: slots came back."""
+        """Give up an attempt, even one that has not arrived yet. A formed gang is not affected. True: slots were
+        freed."""
         self._past.given_up(gang, attempt, Refusal.EXPIRED, now)
         hold = self.holds.get((gang, generation))
         if hold is None or hold.attempt > attempt:
@@ -451,7 +452,7 @@ class WorkerGangCore:
         return True
 
     def free(self, hold: TentativeHold, now: float) -> None:
-        """The ledger was read, after the registration was written anew: there was no commit for this hold."""
+        """The ledger was read after the registration was rewritten: there was no commit for this hold."""
         if self.holds.get((hold.gang, hold.generation)) is hold:
             self._past.given_up(hold.gang, hold.attempt, Refusal.EXPIRED, now)
             self._drop(hold)
@@ -462,15 +463,15 @@ class WorkerGangCore:
             self._limiter.release(seat.lease)
 
     def keep(self, gang: str, slots: int, keep_s: float, now: float) -> int:
-        """Set slots aside for a gang as they become free, before anybody else gets them. Returns how many it has."""
+        """Reserve slots for a gang as they become free, before anybody else gets them. Returns how many it has."""
         return self.keeps.ask(gang, 0 if self.draining else slots, keep_s, now)
 
     # -- members --------------------------------------------------------------------------------------------------
 
     def form(self, request: FormRequest, ours: Sequence[Seat], *, epoch: int, now: float) -> FormedGang | str:
-        """The commit is in the ledger: the held seats `ours` begin, those that go on go on. Text: why not.
+        """The commit is in the ledger: of the seats `ours`, start the held ones and continue the others. Text: why not.
 
-        Idempotent for one generation. What a gang has here beyond `ours` is leaving.
+        Idempotent for one generation. Other seats of the gang here are leaving.
         """
         member = self.members.get(request.gang)
         refusal = self._not_formed(request, ours, member, epoch)
@@ -539,7 +540,7 @@ class WorkerGangCore:
         return f"rank {lacks[0]} is not held here (any more)" if lacks else None
 
     def ping(self, gangs: Mapping[str, int], now: float) -> tuple[dict[str, int], list[LocalMember]]:
-        """Renew. Returns what is neither formed nor held of what was named, and the members that were not named."""
+        """Renew. Returns the named gangs that are neither formed nor held here, and the members that were not named."""
         missing: dict[str, int] = {}
         for gang, generation in gangs.items():
             member = self.members.get(gang)
@@ -552,12 +553,12 @@ class WorkerGangCore:
         return missing, [member for gang, member in self.members.items() if gang not in gangs]
 
     def proven(self, member: LocalMember, now: float) -> None:
-        """The ledger was read, and has the gang as it is here."""
+        """The ledger has the gang as it is here."""
         member.proven_at = now
         member.look_at = now + member.form.ttl_s
 
     def look_again(self, member: LocalMember, at: float) -> None:
-        """Ask the ledger again at that time."""
+        """Read the ledger again at this time."""
         member.look_at = at
 
     # -- the end of members ---------------------------------------------------------------------------------------
@@ -573,9 +574,9 @@ class WorkerGangCore:
         only: Iterable[str] | None,
         now: float,
     ) -> list[LeavingMember]:
-        """End a generation and all before it, or only these seats (public ids, or tokens). Nothing newer is touched.
+        """End a generation and all before it, or only these seats (public ids, or tokens). Nothing newer is affected.
 
-        Returns all that must have stopped before this is done, also what an earlier teardown began.
+        Returns all that must stop before this is complete, including what an earlier teardown began.
         """
         if only is not None:
             self._end_some(gang, generation, set(map(public_id, only)), reason, rank, grace_s, now)
@@ -589,7 +590,7 @@ class WorkerGangCore:
         return [leaving for leaving in self.leaving if leaving.gang == gang and leaving.generation <= generation]
 
     def stop(self, member: LocalMember, reason: str, grace_s: float, now: float) -> LeavingMember:
-        """End a whole member of our own accord."""
+        """End a whole member on our own initiative."""
         self._past.over(member.gang, member.generation, now)
         return self._leave(member, list(member.seats.values()), reason, None, grace_s, now, whole=True)
 
@@ -637,7 +638,7 @@ class WorkerGangCore:
         else:
             for seat in seats:
                 member.seats.pop(seat.lease.id, None)
-        # Known before its leases end, since what they leave may be asked for at once.
+        # Added before its leases end, since their slots may be requested at once.
         self.leaving.append(leaving)
         for seat in seats:
             if seat.lease.ended is None:
@@ -645,7 +646,7 @@ class WorkerGangCore:
         return leaving
 
     def take_stopped(self) -> list[LeavingMember]:
-        """Teardowns that are complete now; their last slots are free."""
+        """Take the teardowns that are now complete; their last slots are free."""
         done = [leaving for leaving in self.leaving if leaving.stopped]
         for leaving in done:
             self.leaving.remove(leaving)
@@ -653,16 +654,16 @@ class WorkerGangCore:
         return done
 
     def take_cut(self, now: float) -> list[LeavingMember]:
-        """Members whose seats ended with a drain's grace."""
+        """Stop the members whose seats ended with a drain's grace time."""
         cut = [
             member
             for member in self.members.values()
             if not member.over and any(seat.lease.ended is not None for seat in member.seats.values())
         ]
-        return [self.stop(member, "the worker's drain came to its end", 0.0, now) for member in cut]
+        return [self.stop(member, "the grace time of the worker's drain is over", 0.0, now) for member in cut]
 
     def take_voided(self) -> list[LocalMember]:
-        """Members that a new epoch ended, since the last call."""
+        """Members ended by a new epoch since the last call."""
         voided = self.voided.copy()
         self.voided.clear()
         return voided
@@ -670,8 +671,8 @@ class WorkerGangCore:
     # -- time -----------------------------------------------------------------------------------------------------
 
     def take_due(self, now: float) -> tuple[list[TentativeHold], list[LocalMember], list[LeavingMember]]:
-        """What time has brought: holds and members to be looked up in the ledger, and what shall stop harder. Each is
-        named once."""
+        """What is due: holds and members to look up in the ledger, and leaving members to cancel again. Each is
+        returned once."""
         self.keeps.lapse(now)
         holds = [hold for hold in self.holds.values() if not hold.due and hold.due_at <= now]
         for hold in holds:
@@ -685,8 +686,8 @@ class WorkerGangCore:
         return holds, members, hard
 
     def drain(self, cut_at: float, now: float) -> None:
-        """Hold nothing new. Holds are looked up now: the registration is rewritten anyway. Members go on until
-        `cut_at`."""
+        """Hold nothing new. Existing holds are looked up now: the registration is rewritten anyway. Members continue
+        until `cut_at`."""
         self.draining = True
         self._cut_at = cut_at
         self.keeps.clear()
@@ -694,14 +695,14 @@ class WorkerGangCore:
             hold.due_at = min(hold.due_at, now)
 
     def forsake(self, now: float) -> list[TentativeHold]:
-        """The registration is gone, and every commit that was conditioned on it with it: no hold is needed."""
+        """The registration is gone, so every commit conditioned on it is void: no hold is needed."""
         holds = list(self.holds.values())
         for hold in holds:
             self.free(hold, now)
         return holds
 
     def new_epoch(self, now: float) -> None:
-        """Every hold and every seat is of the past."""
+        """Every hold and every seat belongs to an earlier epoch."""
         for hold in list(self.holds.values()):
             self._past.given_up(hold.gang, hold.attempt, Refusal.EXPIRED, now)
             self._drop(hold)
@@ -712,7 +713,7 @@ class WorkerGangCore:
                 self.voided.append(member)
 
     def sweep(self, now: float) -> None:
-        """Forget what is too old to matter."""
+        """Forget old marks."""
         self._past.sweep(now)
 
     # -- for tests ------------------------------------------------------------------------------------------------

@@ -1,16 +1,16 @@
-"""Durable jobs that run here, or ended recently: so none is started twice, and every request for one gets its outcome.
+"""Durable jobs that run here, or ended recently: so that none is started twice, and every request for one gets its
+outcome.
 
-A job is the same work in all of its attempts; an execution of it is one task of the core, on its slots like any other.
-This table has the requests that wait for it, and for a while after its end its answer, within the limits on kept
-answers.
+A job is the same work in all of its attempts. Each execution is one task of the core, on slots like any other. This
+table has the requests that wait for it and, for a while after its end, its answer, within the limits on kept answers.
 
-- While a job runs, no second execution of it starts. Who sends or asks for it is one more *hearer*, without a slot.
-- An ended job is known for as long as its answer is kept. It starts again only for a later attempt than the one that
-  failed: an attempt that succeeded is never repeated.
-- The end of a job whose hearer promised to say when it is stored is *unstored* until then: kept beside the memory, for
-  longer, and within bounds of its own. A draining worker waits for it.
-- Of a job that yields, items that its *reader* (the newest hearer that reads items) has not taken yet are kept, so that
-  the next reader misses none.
+- While a job runs, no second execution of it starts. Another request for it becomes a *listener*, without a slot.
+- An ended job is known as long as its answer is kept. It starts again only for a later attempt than the one that
+  failed: a successful attempt is never repeated.
+- If a listener has promised to confirm that it stored the end of a job, that end is *unstored* until then: it is kept
+  apart from the others, for longer, and within limits of its own. A draining worker waits for it.
+- If a job yields items, those that its *reader* (the newest listener that reads items) has not taken yet are kept, so
+  that the next reader misses none.
 
 Pure: no clock, no randomness; part of worker.slots.admission_core.
 """
@@ -26,23 +26,23 @@ from ...schemas.limits import MAX_TOKEN_CHARS
 from .lease_table import WITHDRAWN, RouterHistory, TaskRecord
 
 FIRST: Final = ""
-"""Where a listing begins."""
+"""The start of a listing."""
 
 
 class JobKey(NamedTuple):
-    """A job's identity: ids are the producers', who may use one again at another endpoint, or later (in another message
-    then, which stands elsewhere in the stream)."""
+    """A job's identity: producers choose the ids, and may reuse one at another endpoint, or later (then in another
+    message, with another sequence number)."""
 
     endpoint: str
     job: str
     sequence: int = 0
-    """Of its message; 0: not said."""
+    """The stream sequence of its message; 0: unknown."""
     rank: int = 0
-    """Of the gang on all of whose ranks it runs: of each rank there is an execution of its own."""
+    """The rank, if it runs on all ranks of a gang: each has its own execution."""
 
 
 class JobListener:
-    """A request that hears how the job ends. It is among its sender's running tasks until then."""
+    """A request that gets the job's end. It is among its sender's running tasks until then."""
 
     __slots__ = ("handle", "id", "sender", "streams")
 
@@ -50,9 +50,9 @@ class JobListener:
         self.sender = sender
         self.id = id
         self.handle = handle
-        """For whoever drives the core; not looked at in here."""
+        """For the driver of the core; not used here."""
         self.streams = streams
-        """It reads items."""
+        """Whether it reads items."""
 
 
 class RunningJob:
@@ -91,30 +91,30 @@ class RunningJob:
         self.key = key
         self.attempt = attempt
         self.ranks = ranks
-        """On how many ranks of a gang it runs, if on all of them; else 0."""
+        """The number of ranks, if it runs on all ranks of a gang; else 0."""
         self.pool = pool
-        """The pool or standing set that it was sent to by name; empty: not said."""
+        """The pool or standing set that it was sent to by name; empty: none."""
         self.record = record
-        """Its sender and id are also where the answer is kept."""
+        """The answer is kept under its sender and id."""
         self.failed: bool | None = None
         """None while it runs."""
         self.number = number
-        """Grows from start to start; once it has ended, from end to end."""
+        """Position among the starts; after its end, among the ends."""
         self.listeners = [first]
-        """All that are to be answered; the first one's task it is."""
+        """All that get the answer; the task belongs to the first."""
         self.reader: JobListener | None = first if first.streams else None
-        """Whose credit counts."""
+        """The listener whose credit counts."""
         self.read = 0
-        """Items that the reader is known to have taken: the index of the first one kept."""
+        """Number of items that the reader has taken: the index of the first one kept."""
         self.sent = 0
-        """Items so far."""
+        """Number of items so far."""
         self.items: deque[bytes] = deque()
-        """As they were sent: those from `read` to `sent`, or only the newest of them, if they were too many to keep."""
+        """Frames from `read` to `sent`, as they were sent, or only the newest if there were too many to keep."""
         self.item_bytes = 0
         self.acks = acks
-        """Whoever asked last says when its end is stored."""
+        """Whether the newest listener confirms that the end is stored."""
         self.kept: bytes | None = None
-        """The answer, of an unstored end."""
+        """The answer of an unstored end."""
 
     @property
     def running(self) -> bool:
@@ -122,19 +122,19 @@ class RunningJob:
 
     @property
     def answer(self) -> bytes | None:
-        """The kept answer of one that ended."""
+        """The kept answer of an ended job."""
         if self.kept is not None:
             return self.kept
         frame = self.record.sender.done.get(self.record.id)
         return None if frame is None or frame == WITHDRAWN else frame
 
     def lost(self, start: int) -> bool:
-        """Whether the item of that number, or the first one after it that nobody took, is no longer kept."""
+        """Whether the item of this number, or the first untaken one after it, is no longer kept."""
         return max(start, self.read) < self.sent - len(self.items)
 
     @property
     def place(self) -> str:
-        """In a listing."""
+        """Position in a listing."""
         return f"{'r' if self.failed is None else 'u' if self.kept is not None else 'e'}{self.number}"
 
     def __repr__(self) -> str:
@@ -144,7 +144,7 @@ class RunningJob:
 
 
 class JobTable:
-    """All jobs of one worker, by key; of each only its newest execution."""
+    """All jobs of one worker by key; only the newest execution of each."""
 
     __slots__ = (
         "_ended",
@@ -173,44 +173,44 @@ class JobTable:
         unstored_bytes: int = 0,
         unstored_s: float = 0.0,
     ) -> None:
-        """Ended jobs are known for `keep_s` seconds and at most `keep` of them; items are kept up to `keep_bytes`. Ends
-        that are not stored are kept for `unstored_s` seconds, at most `unstored` of them, and up to `unstored_bytes` of
-        answers: the oldest goes first, and is known from then on as the others are."""
+        """At most `keep` ended jobs are known, for `keep_s` seconds; items are kept up to `keep_bytes`. At most
+        `unstored` unstored ends are kept, for `unstored_s` seconds and up to `unstored_bytes` of answers. The oldest is
+        dropped first, and from then on is kept like the others."""
         self._keep = keep
         self._keep_bytes = keep_bytes
         self._keep_s = keep_s
         self._number = 0
         self._jobs: dict[JobKey, RunningJob] = {}
         self._running: dict[RunningJob, None] = {}
-        """In the order of their starts."""
+        """In start order."""
         self._ended: deque[tuple[float, RunningJob]] = deque()
-        """In the order of their ends, with when to forget; those that were started again are in here no less."""
+        """In end order, with the time to forget them; also those that were started again."""
         self._unstored: dict[RunningJob, float] = {}
-        """In the order of their ends, with until when they are kept."""
+        """In end order, with the time until which they are kept."""
         self._unstored_bytes = 0
         self._unstored_keep = unstored
         self._unstored_keep_bytes = unstored_bytes
         self._unstored_keep_s = unstored_s
         self._with_items: dict[RunningJob, None] = {}
-        """That keep items, oldest first."""
+        """Jobs with kept items, oldest first."""
         self._item_bytes = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def keep_items(self, keep_bytes: int) -> None:
-        """From now on, keep up to so many bytes of items."""
+        """Change the limit on kept items."""
         self._keep_bytes = keep_bytes
         while self._item_bytes > self._keep_bytes:
             self._lose_items()
 
     @property
     def unstored(self) -> int:
-        """Ends of which nobody has said that they are stored, though somebody will."""
+        """Number of ends that wait for the confirmation that they are stored."""
         return len(self._unstored)
 
     def find(self, key: JobKey) -> RunningJob | None:
-        """The job, if it runs, or ended and its answer is still kept."""
+        """The job, if it runs, or has ended and its answer is still kept."""
         job = self._jobs.get(key)
         if job is not None and not job.running and job.answer is None:
             self._drop(job)
@@ -228,7 +228,7 @@ class JobTable:
         pool: str = "",
         acks: bool = False,
     ) -> RunningJob:
-        """An execution starts. The job must not run. See RunningJob for the last three."""
+        """An execution starts; the job must not be running. See RunningJob for the last three arguments."""
         before = self._jobs.get(key)
         if before is not None:
             assert not before.running, before
@@ -239,8 +239,8 @@ class JobTable:
         return job
 
     def attach(self, job: RunningJob, listener: JobListener, items: int | None) -> Iterator[bytes]:
-        """A running job is to be answered to one more, before whom `items` were read. Returns the items that it lacks
-        and that are kept, as they were sent to another."""
+        """Add a listener to a running job; `items` is the number it has read already. Returns the kept items that it
+        lacks, as sent to others."""
         job.listeners.append(listener)
         if not listener.streams:
             return iter(())
@@ -248,12 +248,12 @@ class JobTable:
         return self.items(job, items)
 
     def items(self, job: RunningJob, start: int | None) -> Iterator[bytes]:
-        """Kept items from number `start` on; all that are kept if it is not said, or less than is kept."""
+        """Kept items from number `start` on; all kept items if it is None or below the first kept one."""
         kept_from = job.sent - len(job.items)
         return islice(job.items, max(0, (kept_from if start is None else start) - kept_from), None)
 
     def add_item(self, job: RunningJob, frame: bytes) -> None:
-        """The next item, as it is sent."""
+        """Add the next item, as sent."""
         job.sent += 1
         job.items.append(frame)
         job.item_bytes += len(frame)
@@ -262,7 +262,7 @@ class JobTable:
         self.keep_items(self._keep_bytes)
 
     def take_items(self, job: RunningJob, upto: int) -> int:
-        """The reader has taken all items before number `upto`. Returns how many more that are than was known."""
+        """The reader has taken all items before number `upto`. Returns how many of them are newly taken."""
         more = min(upto, job.sent) - job.read
         if more <= 0:
             return 0
@@ -276,7 +276,7 @@ class JobTable:
         return more
 
     def end(self, job: RunningJob, answer: bytes, *, failed: bool, now: float) -> None:
-        """All its hearers were answered, and its code has stopped."""
+        """All its listeners were answered, and its code has stopped."""
         del self._running[job]
         self._number += 1
         job.number = self._number
@@ -293,19 +293,20 @@ class JobTable:
             self._let_go(next(iter(self._unstored)), now)
 
     def asked(self, job: RunningJob, *, acks: bool, now: float) -> None:
-        """Somebody attaches, and will say when the end is stored, or will not: then nobody need wait for that."""
+        """A request attaches; `acks`: whether it will confirm that the end is stored. If not, nobody need wait for
+        that."""
         job.acks = acks
         if not acks and job.kept is not None:
             self._let_go(job, now)
 
     def stored(self, key: JobKey, attempt: int, now: float) -> None:
-        """Somebody says that the end of that attempt is stored, or of no interest any more. No-op if it is unknown."""
+        """The end of this attempt is stored, or no longer of interest. No-op if it is unknown."""
         job = self._jobs.get(key)
         if job is not None and job.attempt <= attempt:
             self.asked(job, acks=False, now=now)
 
     def _let_go(self, job: RunningJob, now: float) -> None:
-        """Its end is kept no more than any other."""
+        """From now on keep its end like any other."""
         assert job.kept is not None
         del self._unstored[job]
         self._unstored_bytes -= len(job.kept)
@@ -320,7 +321,7 @@ class JobTable:
             self._drop(self._ended.popleft()[1])
 
     def undo(self, key: JobKey) -> None:
-        """The execution that was begun did not start after all: nothing is known of it any more."""
+        """The execution did not start after all: forget it."""
         job = self._jobs.get(key)
         if job is not None and job.running:
             del self._running[job]
@@ -334,15 +335,15 @@ class JobTable:
             self._drop(self._ended.popleft()[1])
 
     def listing(self, endpoint: str | None, after: str, most: int) -> tuple[list[RunningJob], str | None]:
-        """Jobs of an endpoint (None: of all), at most so many: what runs, then unstored ends, then others, the newest
-        first. With them the place after which to go on; None: there are no more. One that ends between two parts of a
-        listing, or is stored then, may be named in both."""
+        """At most `most` jobs of an endpoint (None: of all): running ones, then unstored ends, then other ends, newest
+        first. Also returns the place after which to continue; None: there are no more. A job that ends or is stored
+        between two parts of a listing may be in both."""
         found: list[RunningJob] = []
         part, ended = after[:1], after[:1] == "e"
         number = int(after[1:]) if after[1:].isdecimal() and len(after) < MAX_TOKEN_CHARS else 0
         for place, jobs in (("r", self._running), ("u", self._unstored)):
             if ended or (part == "u" and place == "r"):
-                continue  # they were named before
+                continue  # they were listed before
             since = number if part == place else 0
             for job in jobs:
                 if job.number > since and endpoint in (None, job.key.endpoint):
@@ -359,7 +360,7 @@ class JobTable:
         return found, None
 
     def hears(self, record: TaskRecord, sender: RouterHistory, task_id: int) -> bool:
-        """Whether that request hears of the job that the record runs. For checks."""
+        """Whether this request listens to the job that the record runs. For checks."""
         return any(
             listener.sender is sender and listener.id == task_id
             for job in self._running
@@ -388,7 +389,7 @@ class JobTable:
             assert (job in self._with_items) == bool(job.items), job
 
     def _lose_items(self) -> None:
-        """Too many bytes: the job that is oldest here loses what it keeps. Its next reader will miss some."""
+        """Too many bytes: drop the items of the oldest job. Its next reader will miss some."""
         self._forget_items(next(iter(self._with_items)))
 
     def _drop(self, job: RunningJob) -> None:

@@ -1,7 +1,7 @@
 """Leases, and earlier requests of each sender.
 
 A lease is the right to use n slots of this worker for a bounded time, identified by its token. Requests are remembered,
-so that nothing is granted twice, started twice, or started after it was withdrawn.
+so that nothing is granted twice, started twice or started after it was withdrawn.
 
 Pure: no clock, no randomness; part of worker.slots.admission_core, whose laws it keeps.
 """
@@ -19,7 +19,7 @@ from .limiter import SlotLimiter
 
 
 class Refusal(StrEnum):
-    """Why a request was refused. The first four are the wire's `Reason`; the rest travel as errors."""
+    """Why a request was refused. The first four are the wire's `Reason`; the others are sent as errors."""
 
     FULL = "full"
     DRAINING = "draining"
@@ -27,13 +27,13 @@ class Refusal(StrEnum):
     EXPIRED = "expired"
     """The deadline had passed, or the request was cancelled or released before it arrived."""
     TOO_LARGE = "too_large"
-    """More slots than this worker has at its best: waiting cannot help."""
+    """More slots than this worker can ever grant: waiting cannot help."""
     UNKNOWN_TOKEN = "unknown_token"
     LEASE_EXPIRED = "lease_expired"
     LEASE_STALE = "lease_stale"
     """The token is of an older epoch."""
     LEASE_USED = "lease_used"
-    """Single use, and used; or released."""
+    """Single-use and used, or released."""
     LEASE_BUSY = "lease_busy"
     LEASE_TOO_SMALL = "lease_too_small"
     """The task costs more slots than the whole lease has."""
@@ -59,23 +59,23 @@ class LeaseTransition(StrEnum):
 class GrantedLease:
     """One granted lease. Only the table changes it."""
 
-    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+    # No __slots__: attributes that most instances never set are on the class, which makes instances cheaper to create.
 
     busy = 0
-    """How many of its slots tasks are on, or subleases have; busy <= slots (L3)."""
+    """How many of its slots tasks or subleases use; busy <= slots (L3)."""
     queued_at = NEVER
     claimed = False
     asked: tuple[RouterHistory, RequestId] | None = None
     """The request that it was granted for; None for seats, and once it has ended."""
     ended: Refusal | None = None
-    """None while it lives; then what a use of its token is told."""
+    """None while it is active; then the answer to any use of its token."""
     gang: str | None = None
-    """The gang that it is a seat of. A seat lives as long as its gang does here, whether it is used or not: its
-    `due_at` is NEVER, but for the end of a drain, and nobody can renew or release it by its token."""
+    """The gang that it is a seat of. A seat lasts as long as its gang does here, whether it is used or not: its
+    `due_at` is NEVER except during a drain, and nobody can renew or release it by its token."""
     seat: GrantedLease | None = None
-    """Of a sublease: the gang's seat that its slots were taken from and go back to. It ends with that at the latest."""
+    """Of a sublease: the gang's seat that its slots come from and go back to. It ends with the seat at the latest."""
     subleases: tuple[GrantedLease, ...] = ()
-    """Of a seat: the living leases that have slots of it."""
+    """Of a seat: the active leases that use its slots."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class GrantedLease:
     ) -> None:
         self.token = token
         self.slots = slots
-        """How many it was granted."""
+        """Number of slots granted."""
         self.ttl_s = ttl_s
         self.claim_s = claim_s
         self.due_at = now + claim_s
@@ -107,12 +107,13 @@ class GrantedLease:
 
     @property
     def id(self) -> str:
-        """Its public id, for all that others can read. A hash: not for the way of a task."""
+        """Its public id, for everything that others can read. Computes a hash: avoid it on the path of a task."""
         return public_id(self.token)
 
     @property
     def in_gang(self) -> GrantedLease | None:
-        """The seat that a task on it runs on: itself, or the one that its slots are of. None: it is of no gang."""
+        """The seat that its tasks run on: itself, or the seat that its slots come from. None: it is not part of a
+        gang."""
         return self if self.gang is not None else self.seat
 
     def __repr__(self) -> str:
@@ -122,9 +123,9 @@ class GrantedLease:
 
 
 LeaseChange = tuple[LeaseTransition, GrantedLease]
-"""One change, for the ledger, the journal and the metrics, in the order in which they happened."""
+"""One change, for the ledger, the journal and the metrics."""
 
-# An enum's members take longer to look up than what is done with them here.
+# Looking up an enum's members takes longer than what is done with them here.
 _GRANT, _RENEW, _USE, _EXPIRE = (
     LeaseTransition.GRANT,
     LeaseTransition.RENEW,
@@ -143,11 +144,11 @@ _ENDED_AS = {
 
 
 class LeaseTable:
-    """All living leases of one worker, and for a while the ended ones, so that a late use is told what happened.
+    """All active leases of one worker and, for a while, the ended ones, so that a late use learns what happened.
 
-    Invariants: a living lease has `reserved == slots - busy` in the limiter, an ended one has none reserved; the slots
-    its tasks are on are the tasks' own. A seat's `busy` counts all that was taken from it: its own tasks, its subleases
-    whole, and tasks of subleases that have ended.
+    Invariants: an active lease has `reserved == slots - busy` in the limiter, an ended one has none reserved; slots in
+    use belong to the tasks on them. A seat's `busy` counts all slots taken from it: by its own tasks, by its subleases
+    as a whole, and by tasks of ended subleases.
     """
 
     __slots__ = (
@@ -163,21 +164,21 @@ class LeaseTable:
     )
 
     def __init__(self, limiter: SlotLimiter, *, keep: int, keep_s: float) -> None:
-        """Ended tokens are kept for `keep_s` seconds, and at most `keep` of them."""
+        """At most `keep` ended tokens are kept, for `keep_s` seconds."""
         self._limiter = limiter
         self._keep = keep
         self._keep_s = keep_s
         self._heap: DeadlineHeap[GrantedLease] = DeadlineHeap()
         self._ended: dict[str, Refusal] = {}
-        """What a use of an ended token is told. No more of the lease is kept: there may be many."""
+        """The answer to a use of an ended token. Nothing else is kept of the lease: there may be many."""
         self._ended_order: deque[str] = deque()
         self._ended_at: deque[float] = deque()
         self.living: dict[str, GrantedLease] = {}
         self.changes: list[LeaseChange] = []
-        """Taken and emptied by whoever drives the core."""
+        """Taken and emptied by the driver of the core."""
 
     def find(self, token: str, now: float) -> GrantedLease | Refusal:
-        """The living lease of that token; an overdue one is ended on the spot, whatever the timer does (L5)."""
+        """The active lease of this token. An overdue one is ended on the spot, whatever the timer does (L5)."""
         lease = self.living.get(token)
         if lease is None:
             return self._ended.get(token, _UNKNOWN_TOKEN)
@@ -187,9 +188,9 @@ class LeaseTable:
         return lease
 
     def grant(self, lease: GrantedLease) -> bool:
-        """Take its slots and make it live. False when they are not free."""
+        """Take its slots and activate it. False if they are not free."""
         if lease.token in self.living or lease.token in self._ended:
-            raise ValueError(f"the token of {lease!r} was granted before: tokens are never used again")
+            raise ValueError(f"the token of {lease!r} was granted before: tokens are never reused")
         if not self._limiter.reserve_nowait(lease, lease.slots):
             return False
         self.living[lease.token] = lease
@@ -198,7 +199,7 @@ class LeaseTable:
         return True
 
     def seat(self, lease: GrantedLease, due_at: float) -> None:
-        """Make a seat of a gang live, whose slots the limiter has reserved for it already."""
+        """Activate a gang's seat, whose slots the limiter has already reserved."""
         assert lease.gang is not None and lease.token not in self.living and lease.token not in self._ended
         lease.due_at = due_at
         self.living[lease.token] = lease
@@ -206,9 +207,9 @@ class LeaseTable:
         self.changes.append((_GRANT, lease))
 
     def sublease(self, lease: GrantedLease, seat: GrantedLease) -> bool:
-        """Take its slots from the idle ones of a seat, and make it live. False when the seat has not so many."""
+        """Take its slots from the idle ones of a seat, and activate it. False if the seat does not have that many."""
         if lease.token in self.living or lease.token in self._ended:
-            raise ValueError(f"the token of {lease!r} was granted before: tokens are never used again")
+            raise ValueError(f"the token of {lease!r} was granted before: tokens are never reused")
         if lease.slots > seat.slots - seat.busy:
             return False
         self._limiter.move(seat, lease, lease.slots)
@@ -221,8 +222,8 @@ class LeaseTable:
         return True
 
     def extend(self, lease: GrantedLease, due_at: float) -> None:
-        """Move the expiry: a first use (claim) or a renewal. Nothing moves where it was used in this moment before:
-        the uses of one message are one."""
+        """Move the expiry: a first use (claim) or a renewal. No-op if the expiry stays the same: all uses in one
+        message count as one."""
         if lease.due_at == due_at and lease.claimed:
             return
         lease.claimed = True
@@ -231,14 +232,14 @@ class LeaseTable:
         self.changes.append((_RENEW, lease))
 
     def cut(self, lease: GrantedLease, due_at: float) -> None:
-        """Bring the expiry forward; neither a use nor a renewal."""
+        """Bring the expiry forward; this is neither a use nor a renewal."""
         lease.due_at = due_at
         self._heap.push(lease)
         self.changes.append((_RENEW, lease))
 
     def end(self, lease: GrantedLease, change: LeaseTransition, now: float, *, heir: object = None) -> None:
-        """End a living lease: its idle slots are free at once (or the heir's, or its seat's again), those with tasks as
-        the tasks end. With a seat its subleases end, first."""
+        """End an active lease. Its idle slots are free at once (or go to the heir, or back to its seat), those with
+        tasks when the tasks end. A seat's subleases end before it."""
         for sublease in lease.subleases:
             self.end(sublease, change, now)
         del self.living[lease.token]
@@ -251,7 +252,7 @@ class LeaseTable:
         elif lease.busy < lease.slots:
             self._limiter.release(lease)
         if lease.asked is not None:
-            # Its request is remembered without it from now on.
+            # Keep its request, but not the lease.
             sender, rid = lease.asked
             sender.reserves[rid] = _EXPIRED
             lease.asked = None
@@ -267,7 +268,7 @@ class LeaseTable:
         seat.busy -= self._limiter.move(lease, seat)
 
     def use(self, lease: GrantedLease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
-        """Put a task on a living lease. A single-use one ends here, whether the task can start or not (L3)."""
+        """Put a task on an active lease. A single-use lease ends here, whether the task can start or not (L3)."""
         if slots > lease.slots:
             self._spend(lease, now)
             return Refusal.LEASE_TOO_SMALL
@@ -283,7 +284,8 @@ class LeaseTable:
         return None
 
     def give_back(self, lease: GrantedLease, task: object) -> None:
-        """The task is off its slots: they are the lease's again; if it has ended its seat's, or free."""
+        """The task has freed its slots: they go back to the lease or, if that has ended, to its seat, or become
+        free."""
         seat = lease.seat if lease.ended is not None else None
         owner = lease if seat is None else seat
         slots = self._limiter.finish(task, owner if owner.ended is None else None)
@@ -292,7 +294,7 @@ class LeaseTable:
             seat.busy -= slots
 
     def spend(self, token: str, now: float) -> None:
-        """A task came with this token and cannot start: a single-use token is consumed all the same."""
+        """A task with this token cannot start: a single-use token is consumed all the same."""
         lease = self.find(token, now)
         if isinstance(lease, GrantedLease):
             self._spend(lease, now)
@@ -317,7 +319,7 @@ class LeaseTable:
         del self._ended[self._ended_order.popleft()]
 
     def next_at(self) -> float | None:
-        """When the next lease may fall due; early rather than late."""
+        """When the next lease may be due; early rather than late."""
         return self._heap.next_at(len(self.living))
 
     def check(self) -> None:
@@ -339,26 +341,26 @@ class LeaseTable:
 
 
 RequestId = int | str
-"""Of a reserve: a number in frames, text (`rid`) in requests of other languages."""
+"""Id of a reserve: a number in frames, text (`rid`) in requests from other languages."""
 
 WITHDRAWN: Final = b""
-"""In place of an answer: refused before it came. Cancelled, released or checked for, and from now on never started."""
+"""In place of an answer: cancelled, released or checked for before it arrived, so it is never started."""
 
 SENDER_LIVES: Final = 10
-"""A silent sender is remembered so many times longer than an answer: it is small, and its floor is worth much. Unless
-there are more of them than answers may be."""
+"""A silent sender is remembered this many times longer than an answer: it is small, and its floor is valuable. Unless
+there are more senders than answers may be kept."""
 
 
 class TaskRecord:
     """One admitted task that still uses its slots."""
 
-    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+    # No __slots__: attributes that most instances never set are on the class, which makes instances cheaper to create.
 
     queued_at = NEVER
     fence = 0
-    """Of the lease that it came on; 0 without one."""
+    """That of its lease; 0 without one."""
     answered = False
-    """The caller has its answer. Code that cannot be stopped may still be on the slots."""
+    """The caller has its answer. Code that cannot be stopped may still use the slots."""
     handle: object = None
     """For whoever drives the core; not looked at in here."""
 
@@ -372,7 +374,7 @@ class TaskRecord:
         self.lease = lease
         """The multi-use lease that its slots go back to; None: they become free."""
         self.due_at = due_at
-        """The caller's deadline; NEVER when there is none or it was already acted on."""
+        """The caller's deadline; NEVER if there is none or it has been acted on."""
 
     def __repr__(self) -> str:
         return f"<TaskRecord {self.sender.name}:{self.id} cost={self.cost}{' answered' if self.answered else ''}>"
@@ -386,39 +388,39 @@ class RouterHistory:
     def __init__(self, name: str, *, doubtful: bool) -> None:
         self.name = name
         self.doubtful = doubtful
-        """It may have been here before and forgotten; until it sends a new id."""
+        """It may be an earlier sender that was forgotten; until it sends a new id."""
         self.reserves: dict[RequestId, GrantedLease | Refusal] = {}
-        """Answer to each reserve; EXPIRED also marks one that was released before it came."""
+        """Answer to each reserve; EXPIRED also marks one that was released before it arrived."""
         self.running: dict[int, TaskRecord] = {}
-        """By id of the request: admitted and not answered. Of a durable job, also those that only wait for its end."""
+        """By request id: admitted and not answered; also requests that only wait for the end of a durable job."""
         self.done: dict[int, bytes] = {}
         """Answered, or WITHDRAWN."""
         self.floor = -1
-        """All ids up to here were seen, even where no trace of them is left."""
+        """All ids up to this one were seen, even if nothing is known of them any more."""
         self.seen_at = 0.0
-        """When it last said something."""
+        """When it last sent something."""
 
     def __repr__(self) -> str:
         return f"<RouterHistory {self.name}: {len(self.running)} running, {len(self.done)} done, floor {self.floor}>"
 
     def saw_new(self, request_id: int) -> None:
-        """It sent an id for the first time: from here on all of its ids are known."""
+        """It sent a new id: from here on all of its ids are known."""
         if self.doubtful:
             self.doubtful = False
             self.floor = max(self.floor, request_id - 1)
 
     @property
     def idle(self) -> bool:
-        """Nothing of it runs, and nothing is remembered."""
+        """Whether nothing of it runs or is remembered."""
         return not (self.running or self.done or self.reserves)
 
 
 class RequestDedup:
-    """All senders, with one bound over them: by age, by count, and answers by bytes.
+    """All senders, with common limits: by age, by count, and for answers by bytes.
 
-    What was forgotten is never taken for new: ids of one sender grow, so all up to the newest forgotten one (the
-    *floor*) count as seen. A sender that has been silent for long is forgotten as a whole; from then on a sender that
-    seems new is *doubtful*: what it did before its first new id is not known, and is not called "never seen".
+    Forgotten requests are never taken for new ones: ids of one sender grow, so all up to the newest forgotten one (the
+    *floor*) count as seen. A sender that has long been silent is forgotten as a whole; from then on a sender that seems
+    new is *doubtful*: what it did before its first new id is unknown, and is not reported as "never seen".
     """
 
     __slots__ = (
@@ -437,13 +439,13 @@ class RequestDedup:
     )
 
     def __init__(self, *, keep: int, keep_bytes: int, keep_s: float) -> None:
-        """Keep each answer for `keep_s` seconds, at most `keep` answers (and as many reserves), at most `keep_bytes`
-        of answers."""
+        """Keep each answer for `keep_s` seconds, at most `keep` answers (and as many reserves), and at most
+        `keep_bytes` of answers."""
         self._keep = keep
         self._keep_bytes = keep_bytes
         self._keep_s = keep_s
         self.senders: dict[str, RouterHistory] = {}
-        # Three rows and not one of tuples, which the garbage collector would have to look through again and again.
+        # Three deques rather than one of tuples, which the garbage collector would traverse again and again.
         self._done: deque[int] = deque()
         self._done_by: deque[RouterHistory] = deque()
         self._done_at: deque[float] = deque()
@@ -462,7 +464,7 @@ class RequestDedup:
         return sender
 
     def note_reserve(self, sender: RouterHistory, rid: RequestId, answer: GrantedLease | Refusal, now: float) -> None:
-        """Remember the answer to a reserve, or EXPIRED for one that was released before it came."""
+        """Remember the answer to a reserve, or EXPIRED for one that was released before it arrived."""
         sender.reserves[rid] = answer
         if isinstance(answer, GrantedLease):
             answer.asked = (sender, rid)
@@ -473,7 +475,7 @@ class RequestDedup:
             self._forget_reserve(now)
 
     def note_done(self, sender: RouterHistory, task_id: int, answer: bytes, now: float) -> None:
-        """Remember that a task was answered (or WITHDRAWN), and the answer. It must not be among those that run."""
+        """Remember the answer to a task (or WITHDRAWN). It must not be among the running ones."""
         assert task_id not in sender.done
         sender.done[task_id] = answer
         self._bytes += len(answer)
@@ -499,7 +501,7 @@ class RequestDedup:
             self._forgot_senders = True
 
     def statistics(self) -> dict[str, int]:
-        """Counts of what is remembered: senders, reserves, answers, answer_bytes."""
+        """Sizes: senders, reserves, answers, answer_bytes."""
         return {
             "senders": len(self.senders),
             "reserves": len(self._reserves),
@@ -508,7 +510,7 @@ class RequestDedup:
         }
 
     def waiting(self) -> Iterator[tuple[RouterHistory, int, TaskRecord]]:
-        """Each request that is not answered, with the task that it waits for. For checks."""
+        """Each unanswered request, with the task that it waits for. For checks."""
         for sender in self.senders.values():
             for task_id, record in sender.running.items():
                 yield sender, task_id, record
@@ -535,7 +537,7 @@ class RequestDedup:
         sender, rid = self._reserves_by.popleft(), self._reserves.popleft()
         answer = sender.reserves[rid]
         if isinstance(answer, GrantedLease) and answer.ended is None:
-            # It can still be released by its request id. There are no more of these than slots.
+            # It can still be released by its request id. There are at most as many of these as slots.
             self._reserves.append(rid)
             self._reserves_by.append(sender)
             self._reserves_at.append(now)

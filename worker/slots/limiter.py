@@ -1,9 +1,9 @@
-"""The slot limiter: counts the use of a worker's slots in one place, for every path.
+"""The slot limiter: counts a worker's used slots in one place, for every path.
 
 The shape is that of trio's `CapacityLimiter`: slots are acquired on behalf of a *borrower*, the total can be changed
-live, `statistics()` is frozen. Two things differ. Nothing here ever waits: a full worker refuses, and the caller goes
-elsewhere. And a borrower's slots are either *reserved* (granted to a lease, idle) or *running* (a task is on them),
-and move between the two without ever being free in between.
+live, `statistics()` is frozen. There are two differences. Nothing here ever waits: a full worker refuses, and the
+caller goes elsewhere. And a borrower's slots are either *reserved* (granted to a lease, idle) or *running* (used by a
+task), and move between the two without being free in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Borrower = object
 
 
 class LimiterError(RuntimeError):
-    """A slot was released twice, or taken by one who has none: a bug in this package, never a user's mistake."""
+    """A slot was released twice, or used by a borrower that has none: a bug in this package, never a user's mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class SlotStatistics:
 
     @property
     def free(self) -> int:
-        """Slots that can be acquired now; 0 while a resize downwards has not been worked off."""
+        """Slots that can be acquired now; 0 after a downward resize until the slots in use fit."""
         return max(0, self.total - self.reserved - self.running)
 
 
 class SlotLimiter:
     """Counts slots. Not thread-safe: belongs to one event loop.
 
-    Laws (see worker.slots.admission_core): reserved + running never exceed `total`, except after a resize downwards,
-    and then nothing is acquired until they fit (L1). Every acquire meets exactly one release; a second one raises (L2).
+    Laws (see worker.slots.admission_core): reserved + running never exceed `total`, except after a downward resize, and
+    then nothing is acquired until they fit (L1). Every acquire has exactly one release; a second one raises (L2).
     """
 
     __slots__ = ("_reserved", "_running", "on_free", "reserved", "running", "total")
@@ -62,7 +62,7 @@ class SlotLimiter:
         self._running: dict[Borrower, int] = {}
         """Used slots by task; never 0."""
         self.on_free: Callable[[], None] | None = None
-        """Called, last thing, when slots have become free: may take some before anybody else can."""
+        """Called last when slots have become free; may take some before anybody else can."""
 
     def __repr__(self) -> str:
         return f"SlotLimiter(total={self.total}, running={self.running}, reserved={self.reserved}, free={self.free})"
@@ -75,13 +75,13 @@ class SlotLimiter:
 
     @property
     def runners(self) -> KeysView[Borrower]:
-        """Who runs, in the order of their beginning; a view."""
+        """The running borrowers in start order; a view."""
         return self._running.keys()
 
     def reserve_nowait(self, borrower: Borrower, slots: int = 1) -> bool:
-        """Acquire idle slots for a lease. False, and nothing taken, when fewer than `slots` are free.
+        """Acquire idle slots for a lease. False, with nothing taken, if fewer than `slots` are free.
 
-        A bool, not trio's WouldBlock: on a busy worker "full" is the common answer, not an exception.
+        Returns a bool instead of raising trio's WouldBlock: on a busy worker "full" is the common answer.
         """
         if slots < 1:
             _check_slots(slots)
@@ -94,7 +94,7 @@ class SlotLimiter:
         return True
 
     def run_nowait(self, borrower: Borrower, slots: int = 1) -> bool:
-        """Acquire slots for a task that starts at once. False, and nothing taken, when fewer than `slots` are free."""
+        """Acquire slots for a task that starts at once. False, with nothing taken, if fewer than `slots` are free."""
         if slots < 1:
             _check_slots(slots)
         if borrower in self._running:
@@ -106,7 +106,8 @@ class SlotLimiter:
         return True
 
     def start(self, lease: Borrower, task: Borrower, slots: int = 1) -> None:
-        """Put a task on idle slots of a lease; cannot fail for want of slots, that is what the lease is for.
+        """Put a task on idle slots of a lease. It never fails because the worker is full: that is what the lease is
+        for.
 
         Raises:
             LimiterError: the lease has fewer idle slots than that.
@@ -123,7 +124,7 @@ class SlotLimiter:
         self.running += slots
 
     def finish(self, task: Borrower, lease: Borrower | None = None) -> int:
-        """Take a task off its slots: back to a lease that goes on, or free. Returns how many.
+        """Free a task's slots, or return them to a lease that continues. Returns how many.
 
         Raises:
             LimiterError: the task holds none (it was finished before).
@@ -140,7 +141,7 @@ class SlotLimiter:
         return slots
 
     def release(self, lease: Borrower) -> int:
-        """Free the idle slots of a lease; slots its tasks are on stay with the tasks. Returns how many, maybe 0."""
+        """Free the idle slots of a lease; slots in use stay with their tasks. Returns how many, maybe 0."""
         slots = self._reserved.get(lease, 0)
         if slots:
             self._take(lease, slots, slots)
@@ -165,7 +166,7 @@ class SlotLimiter:
         return slots
 
     def resize(self, total: int) -> None:
-        """Change the number of slots. Fewer than are held takes none away: nothing new is acquired until they fit."""
+        """Change the number of slots. If more are held, nobody loses them, but nothing is acquired until they fit."""
         _check_total(total)
         self.total = total
         if self.on_free is not None:
@@ -180,14 +181,14 @@ class SlotLimiter:
         )
 
     def check(self) -> None:
-        """Raise AssertionError if the books do not balance."""
+        """Raise AssertionError if the sums do not match."""
         assert self.reserved == sum(self._reserved.values()), self
         assert self.running == sum(self._running.values()), self
         assert all(slots > 0 for slots in self._reserved.values()), self
         assert all(slots > 0 for slots in self._running.values()), self
 
     def holders(self) -> list[Borrower]:
-        """All who have idle slots."""
+        """All borrowers with idle slots."""
         return list(self._reserved)
 
     def held(self, borrower: Borrower) -> tuple[int, int]:
@@ -213,40 +214,41 @@ def _check_total(total: int) -> None:
 
 
 WAITER_S: Final = 2.0
-"""Whoever still waits asks again sooner than that."""
+"""How long a refusal counts. A router that still waits asks again sooner."""
 MOST_WAITERS: Final = 10_000
 
 
 class CapacityWaiters:
-    """Routers that were refused for want of room, by reply subject, longest waiting first: who is told first when there
-    is some.
+    """Routers that were refused because the worker was full, by reply subject. The longest waiting is told first when
+    slots are free.
 
-    Without it, a full pool belongs to whoever got there first: a router hears of each slot that its own tasks free, and
-    takes it for its next request, while another one can only try from time to time and finds everything taken.
+    Without it, a full pool belongs to whoever came first: a router learns of each slot that its own tasks free, and
+    takes it for its next request, while another can only try from time to time and finds everything taken.
     """
 
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[float, int]] = {}
-        """Until when it counts, and how many slots it asked for."""
+        """When it expires, and how many slots were requested."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def refused(self, reply: str, slots: int, now: float) -> None:
-        """A request for so many slots was turned away. It keeps its place if it had one."""
+        """A request for `slots` was refused. A router that waits already keeps its place."""
         if reply and (reply in self._waiting or len(self._waiting) < MOST_WAITERS):
             self._waiting[reply] = (now + WAITER_S, slots)
 
     def told(self, reply: str, free: int) -> None:
-        """It hears of so much room anyhow."""
+        """The router is told of `free` slots anyway."""
         waiting = self._waiting.get(reply)
         if waiting is not None and waiting[1] <= free:
             del self._waiting[reply]
 
     def invite(self, free: int, now: float) -> list[str]:
-        """Take out those whom `free` slots are enough for, one after the other; and those who waited for too long."""
+        """Remove and return the routers for which `free` slots are enough, one after another; drop those that
+        expired."""
         invited: list[str] = []
         for reply, (until, slots) in list(self._waiting.items()):
             if until <= now:

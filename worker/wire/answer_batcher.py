@@ -27,11 +27,11 @@ from ..pool.pool import Outcome
 from ..slots.limiter import CapacityWaiters
 
 MAX_MESSAGE_CHARS: Final = 2000
-"""An error's text is cut to so many characters if its frame does not fit a message."""
+"""An error's text is cut to this length if its frame does not fit into a message."""
 
 
 def error_frame(task_id: int, error: GanglineError, limit: int) -> bytes:
-    """An ERROR frame, cut down if need be until it fits."""
+    """An ERROR frame, shortened if necessary."""
     frame = _error(task_id, error, error.message, error.details or None)
     if len(frame) > limit:
         frame = _error(task_id, error, error.message[:MAX_MESSAGE_CHARS], None)
@@ -41,21 +41,21 @@ def error_frame(task_id: int, error: GanglineError, limit: int) -> bytes:
 def _error(task_id: int, error: GanglineError, message: str, details: dict[str, Any] | None) -> bytes:
     try:
         return encode_frame((AnswerOp.ERROR, task_id, error.code, message, details, error.may_have_started))
-    except InvalidRequest:  # details of somebody's own error, or text that is not Unicode
+    except InvalidRequest:  # details of a user-defined error, or text that is not valid Unicode
         clean = message.encode("utf-8", "backslashreplace").decode()
         return encode_frame((AnswerOp.ERROR, task_id, error.code, clean, None, error.may_have_started))
 
 
 class AnswerBatcher:
-    """Collects frames by reply subject and publishes them at the end of the turn. There is no timer in it: a lone
-    answer waits for nothing.
+    """Collects frames by reply subject and publishes them at the end of the turn. There is no timer: a lone answer
+    waits for nothing.
 
-    While the connection is down answers are kept, up to `keep_bytes`; the oldest go first. Nothing is lost by that: the
-    caller asks (CHECK) and gets the kept answer, or is told that it is forgotten.
+    While the connection is down, answers are kept up to `keep_bytes`; the oldest are dropped first. Nothing is lost:
+    the caller asks (CHECK) and gets the kept answer, or is told that it is forgotten.
     """
 
     def __init__(self, bus: Bus, head: Callable[[], tuple[int, Load]], *, keep_bytes: int, log: Log) -> None:
-        """`head` gives the epoch and the load at the moment of sending."""
+        """`head` returns the epoch and the load when a message is sent."""
         self._bus = bus
         self._head = head
         self._keep_bytes = keep_bytes
@@ -65,17 +65,17 @@ class AnswerBatcher:
         self._scheduled = False
         self._muted = False
         self._kept: deque[tuple[str, list[bytes], int]] = deque()
-        """What could not be sent: reply subject, frames, their bytes."""
+        """Unsent answers: reply subject, frames, their bytes."""
         self._kept_bytes = 0
         self.waiters = CapacityWaiters()
-        """Who was refused, and is to be invited."""
+        """Routers that were refused and are to be invited."""
         self.messages = 0
         self.frames = 0
         self.dropped = 0
 
     @property
     def largest_frame(self) -> int:
-        """Most bytes that one frame may have, alone in its message."""
+        """Maximum size of one frame, alone in its message."""
         return self._bus.max_payload - ENVELOPE_BYTES
 
     @property
@@ -83,8 +83,8 @@ class AnswerBatcher:
         return not self._pending and not self._kept
 
     def put(self, reply: str, frame: bytes) -> None:
-        """Send an encoded frame, not longer than `largest_frame`, with the others of this turn. Without a reply subject
-        it goes nowhere."""
+        """Send an encoded frame, at most `largest_frame` long, with the others of this turn. Without a reply subject it
+        is dropped."""
         if self._muted or not reply:
             return
         frames = self._pending.get(reply)
@@ -97,12 +97,12 @@ class AnswerBatcher:
             self._bus.at_turn_end(self.flush)
 
     def refused(self, reply: str, slots: int) -> None:
-        """Whoever listens there was told that so many slots are not free: it is invited when they are."""
+        """A request with this reply subject was refused for lack of slots: it is invited when they are free."""
         if not self._muted:
             self.waiters.refused(reply, slots, asyncio.get_running_loop().time())
 
     def invite(self) -> None:
-        """There may be room: at the end of the turn, tell those who were refused."""
+        """Slots may be free: at the end of the turn, tell the routers that were refused."""
         if self.waiters and not self._scheduled:
             self._scheduled = True
             self._bus.at_turn_end(self.flush)
@@ -143,8 +143,8 @@ class AnswerBatcher:
         return f"AnswerBatcher({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
     def _invite(self, pending: dict[str, list[bytes]]) -> None:
-        """An envelope without frames says how much room there is. It goes out before the answers of this turn, which
-        tell the same to those who had the slots until now."""
+        """Tell waiting routers the load in envelopes without frames. They are sent before the answers of this turn,
+        which tell the same to the routers that had the slots until now."""
         epoch, load = self._head()
         if load.draining or load.free <= 0:
             return
@@ -154,7 +154,7 @@ class AnswerBatcher:
             try:
                 self._bus.publish(reply, join_answer(epoch, load, ()))
             except GanglineError as error:
-                self._log.debug("nobody invited: %s", error.message[:200], extra={"action": "invitation.lost"})
+                self._log.debug("invitation not sent: %s", error.message[:200], extra={"action": "invitation.lost"})
             else:
                 self.messages += 1
 
@@ -174,7 +174,7 @@ class AnswerBatcher:
 
     def _publish(self, reply: str, frames: list[bytes], epoch: int, load: Load) -> None:
         if self._kept:
-            # The connection may be back already, and nobody has told us yet. Items of a stream must keep their order.
+            # The connection may already be back without our knowing. Items of a stream must keep their order.
             self._keep(reply, frames)
             return
         try:
@@ -186,7 +186,7 @@ class AnswerBatcher:
         except PayloadTooLarge as error:
             self._too_large(reply, frames, epoch, load, error)
         except GanglineError as error:
-            # A reply subject that cannot be published to. Others of this turn must not suffer for it.
+            # A reply subject that cannot be published to must not affect the others of this turn.
             self.dropped += len(frames)
             self._log.debug(
                 "cannot answer to %r: %s", reply[:80], error.message[:200], extra={"action": "answers.refused"}
@@ -196,8 +196,8 @@ class AnswerBatcher:
             self.frames += len(frames)
 
     def _too_large(self, reply: str, frames: list[bytes], epoch: int, load: Load, refused: PayloadTooLarge) -> None:
-        """Checked when it was made: the server that is there now takes less. Whoever waits for the result is told; of a
-        stream the gap tells."""
+        """The size was checked when the frame was made, but the current server accepts less. Tell whoever waits for the
+        result; in a stream, the gap shows."""
         kind, number = unpack(frames[0])[:2]
         if len(frames) > 1 or kind != AnswerOp.OK:
             self.dropped += len(frames)
@@ -237,10 +237,10 @@ class FrameResponder:
         """Send an encoded frame; see AnswerBatcher.put."""
         self._driver = driver
         self._again: set[int] | None = None
-        """Ids whose answers were sent again."""
+        """Ids whose answers have been sent again."""
 
     def send_again(self, task_id: int, frame: bytes) -> None:
-        """Send a kept answer, once for each envelope: a few bytes that name an id many times must not make us send a
+        """Send a kept answer, once per envelope: a small envelope that names an id many times must not make us send a
         large answer as often."""
         if self._again is None:
             self._again = set()
@@ -249,18 +249,18 @@ class FrameResponder:
             self.send(frame)
 
     def refused(self, slots: int) -> None:
-        """It was told that so many slots are not free."""
+        """The sender was told that `slots` are not free."""
         self._answers.refused(self._reply, slots)
 
     def held(self, run: TaskRun) -> None:
-        """Say that it waits for BEGIN."""
+        """Say that the run waits for BEGIN."""
         self.send_frame((AnswerOp.HELD, run.record.id))
 
     def send_frame(self, frame: Frame) -> None:
         self.send(encode_frame(frame))
 
     def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
-        """Send the outcome of a run, and note it for whoever asks again."""
+        """Send the outcome of a run, and keep it for repeated requests."""
         record = run.record
         error = outcome.error
         try:
@@ -283,18 +283,18 @@ class FrameResponder:
             self.send(frame)
 
     def item_frame(self, run: TaskRun, sequence: int, value: Any, spare: int = 0) -> bytes:
-        """Write an item, to leave so many bytes of a message free.
+        """Encode an item that leaves `spare` bytes of a message free.
 
         Raises:
-            InvalidResult: it cannot be written, or is too large.
+            InvalidResult: it cannot be serialized, or is too large.
         """
         return self._fitting((AnswerOp.ITEM, run.record.id, sequence, value), f"item {sequence}", run, spare)
 
     def frame(self, run: TaskRun, outcome: Outcome, spare: int = 0) -> bytes:
-        """Write the answer, to leave so many bytes of a message free.
+        """Encode the answer so that it leaves `spare` bytes of a message free.
 
         Raises:
-            InvalidResult: the result cannot be written, or is too large.
+            InvalidResult: the result cannot be serialized, or is too large.
         """
         task_id = run.record.id
         if outcome.error is not None:
@@ -317,7 +317,7 @@ class FrameResponder:
 def too_large(what: str, task: str, size: int, limit: int) -> InvalidResult:
     """The error for a result or an item over the server's limit."""
     return InvalidResult(
-        f"{what} of {task} is {size} bytes and at most {limit} fit a message: stream it in parts, store it and return "
+        f"{what} of {task} is {size} bytes, a message takes at most {limit}: stream it in parts, store it and return "
         "where, or raise the server's max_payload",
         details={"size": size, "limit": limit},
     )

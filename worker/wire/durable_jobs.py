@@ -1,14 +1,14 @@
-"""Durable jobs on the frames path: one execution of each, and every request for it gets the outcome.
+"""Durable jobs on the frames path: one execution of each; every request for it gets the outcome.
 
-The frames of attached requests are those of any task: ITEM, OK, END or ERROR with their own ids. What differs:
+Attached requests get the same frames as any task: ITEM, OK, END or ERROR with their own ids. The differences:
 
-- A job is answered when its code has stopped, and no earlier, also where it was cancelled or its time is over: whoever
-  hears the answer may start its next attempt, which must not meet the one before.
-- CANCEL from any of those that hear of it cancels the job. The deadline is that of the request that started it.
-- Of a job that yields, a request that attaches with STREAM gets the items that were not credited yet, from number
-  `meta["items"]` on if it says so, and then all that follow, with their own numbers. It is the *reader* from then on:
-  its credit counts, and nobody else's. If some of those items are no longer kept, the job fails with StreamBroken. What
-  it attaches to is as it was started: without STREAM there are no items, but one list of them.
+- A job is answered only when its code has stopped, even if it was cancelled or its deadline has passed: whoever gets
+  the answer may start the next attempt, which must not overlap with the previous one.
+- CANCEL from any listener cancels the job. The deadline is that of the request that started it.
+- If a job yields items, a request that attaches with STREAM gets the items that were not credited yet, starting at
+  `meta["items"]` if given, and then all that follow, with their own numbers. From then on it is the *reader*: only its
+  credit counts. If some of those items are no longer kept, the job fails with StreamBroken. A job stays as it was
+  started: without STREAM there are no items, but one list of them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from ..slots.job_table import FIRST, JobKey, JobListener, RunningJob
 from ..slots.lease_table import RouterHistory, TaskRecord
 from .answer_batcher import AnswerBatcher, FrameResponder, error_frame
 
-# Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
+# Plain numbers: arithmetic with enum flags takes longer than the rest of checking a frame.
 _STREAM: Final = int(TaskFlag.STREAM)
 _ATTACH: Final = int(TaskFlag.ATTACH)
 LISTED = 2000
-"""Most jobs in one answer to the operation `jobs`; fewer if a message has no room for so many."""
+"""Maximum number of jobs in one answer to the operation `jobs`; fewer if they do not fit into a message."""
 MOST_HEARERS = 1000
-"""Of one job. Nobody has so many dispatchers; whoever asks again and again meets an end."""
+"""Maximum number of listeners of one job. Nobody has that many dispatchers; it stops endless repeats."""
 ID_BYTES = 8
-"""By which one request's id may be longer than another's."""
+"""How much longer one request's id may be than another's."""
 _ENTRY_BYTES = 192
-"""Of one job in such an answer, without its names."""
+"""Size of one job in such an answer, without its names."""
 _MOST_CHARS: Final = 256
 
 
@@ -52,18 +52,18 @@ class JobName(NamedTuple):
     key: JobKey
     attempt: int
     attach: bool
-    """Nothing is to start."""
+    """Nothing may start."""
     ranks: int = 0
     pool: str = ""
     acks: bool = False
-    """See job_table.Job."""
+    """See job_table.RunningJob."""
 
     @classmethod
     def of(cls, meta: dict[str, Any] | None, flags: int, pool: str) -> JobName | None:
-        """None: it is for no job.
+        """None: the request is not for a job.
 
         Raises:
-            InvalidRequest: it cannot be understood.
+            InvalidRequest: `meta` is invalid.
         """
         attach = flags & _ATTACH != 0
         job = None if meta is None else meta.get("job")
@@ -73,7 +73,7 @@ class JobName(NamedTuple):
             return None
         endpoint = check_name(meta.get("endpoint") or pool, "endpoint")
         if type(job) is not str or not is_job_of(job, endpoint):
-            raise InvalidRequest(f"job {str(job)[:80]!r} is no id of a job of {endpoint}")
+            raise InvalidRequest(f"job {str(job)[:80]!r} is not the id of a job of {endpoint}")
         sent_to = meta.get("pool")
         return cls(
             JobKey(endpoint, job, _number(meta.get("sequence"), 0), _number(meta.get("rank"), 0)),
@@ -98,10 +98,10 @@ class JobRun:
         self._driver = driver
         self._answers = answer_batcher
         self._failure: GanglineError | None = None
-        """Why it was stopped, where the reason is none of its own."""
+        """Why it was stopped, if the reason is not its own."""
 
     def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
-        """Answer all of them; the job has ended."""
+        """Answer all listeners; the job has ended."""
         self.progress.close()
         core, now, record = self._driver.core, self._driver.now(), run.record
         error = self._failure or outcome.error
@@ -117,19 +117,19 @@ class JobRun:
             core.settle(listener.sender, listener.id, own, now)
             _caller(listener).send(own)
         if error is not None and not error.may_have_started:
-            core.jobs.undo(self.job.key)  # the same attempt may come again
+            core.jobs.undo(self.job.key)  # the same attempt may be sent again
         else:
             core.jobs.end(self.job, frame, failed=error is not None, now=now)
         return error
 
     def completed(self, answer: bytes, now: float) -> None:
-        """It ended well, in the turn in which it began: nobody else has asked for it since."""
+        """It succeeded in the turn in which it started, so there is no other listener."""
         self.progress.close()
         _caller(self.job.listeners[0]).send(answer)
         self._driver.core.jobs.end(self.job, answer, failed=False, now=now)
 
     def item(self, run: TaskRun, sequence: int, value: Any) -> None:
-        """Send an item to all who read them. One that cannot be sent ends the job with InvalidResult."""
+        """Send an item to all that read them. One that cannot be sent ends the job with InvalidResult."""
         if self._failure is not None:
             return
         try:
@@ -143,12 +143,12 @@ class JobRun:
                 _caller(listener).send(frame if listener.id == run.record.id else _readdressed(frame, listener.id))
 
     def fail(self, run: TaskRun, error: GanglineError) -> None:
-        """Stop it, for a reason that is none of its own."""
+        """Stop it for a reason that is not its own."""
         self._failure = error
         run.cancel(TaskCancelled(error.message))
 
     def credit(self, sender: RouterHistory, task_id: int, items: int, run: TaskRun) -> None:
-        """One of them has taken so many items."""
+        """A listener has taken `items` more items."""
         reader = self.job.reader
         if reader is not None and reader.sender is sender and reader.id == task_id:
             run.credit(self._driver.core.jobs.take_items(self.job, self.job.read + items))
@@ -173,8 +173,8 @@ class DurableJobServer:
     def attach(
         self, name: JobName, sender: RouterHistory, caller: FrameResponder, frame: Frame, now: float
     ) -> Reason | None:
-        """Answer a TASK frame by what is known of its job, now or at its end; or say why not. UNKNOWN_JOB: nothing is
-        known that would do."""
+        """Answer a TASK frame with what is known of its job, now or at its end; or return why not. UNKNOWN_JOB: no
+        known job will do."""
         job = self._core.known_job(name.key, name.attempt, attach=name.attach)
         if job is None:
             return Reason.UNKNOWN_JOB
@@ -187,21 +187,21 @@ class DurableJobServer:
         self._driver.record("attach", id=f"{sender.name}.{task_id}", job=name.key.job, attempt=job.attempt)
         if not job.running:
             self._answer_again(job, listener, start, now)
-            self._core.jobs.asked(job, acks=name.acks, now=now)  # then: its answer may be kept for nobody else
+            self._core.jobs.asked(job, acks=name.acks, now=now)  # last: this may drop its answer
             return None
         self._core.jobs.asked(job, acks=name.acks, now=now)
         run = job.record.handle
         if listener.streams and start is not None and isinstance(run, TaskRun):
             run.credit(self._core.jobs.take_items(job, start))
         if listener.streams and job.lost(start or 0) and isinstance(run, TaskRun) and isinstance(run.caller, JobRun):
-            # Else its reader would wait for them, and it for its reader, for ever.
+            # Otherwise the reader would wait for them, and the job for its reader, for ever.
             run.caller.fail(run, _items_lost(job, start))
         for item in self._core.attach(job, listener, start):
             caller.send(_readdressed(item, task_id))
         return None
 
     def begin(self, name: JobName, record: TaskRecord, caller: FrameResponder, *, stream: bool) -> JobRun:
-        """An execution starts: who is to be told."""
+        """An execution starts: returns its caller."""
         first = JobListener(record.sender, record.id, caller, streams=stream)
         job = self._core.jobs.begin(
             name.key, name.attempt, record, first, ranks=name.ranks, pool=name.pool, acks=name.acks
@@ -218,7 +218,7 @@ class DurableJobServer:
         return JobRun(job, progress, self._driver, self._answers)
 
     def stored(self, frame: Frame, now: float) -> None:
-        """An ACK frame: a dispatcher has stored how a job ended."""
+        """Handle an ACK frame: a dispatcher has stored the end of a job."""
         _, endpoint, job, sequence, rank, attempt = frame
         self._core.jobs.stored(JobKey(endpoint, job, sequence, rank), attempt, now)
 
@@ -237,7 +237,7 @@ class DurableJobServer:
         responder.reply(jobs.JobsReply(epoch=self._core.epoch, jobs=tuple(map(_listed, shown)), next=more))
 
     def _answer_again(self, job: RunningJob, listener: JobListener, start: int | None, now: float) -> None:
-        """Give the kept answer of a job that has ended, and the items that nobody has taken."""
+        """Send the kept answer of an ended job, and the items that nobody has taken."""
         caller, answer = _caller(listener), job.answer
         assert answer is not None
         if listener.streams and not job.failed and job.lost(start or 0):
@@ -267,7 +267,7 @@ def _caller(listener: JobListener) -> FrameResponder:
 
 
 def _readdressed(frame: bytes, task_id: int) -> bytes:
-    """The same answer to another request."""
+    """The same frame with another request's id."""
     operation, _, *rest = codec.unpack(frame)
     return encode_frame((operation, task_id, *rest))
 

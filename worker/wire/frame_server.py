@@ -1,4 +1,4 @@
-"""The frames path: envelopes of routers in, decisions of the core, answers out.
+"""The frames path: routers' envelopes in, decisions of the core, answers out.
 
 Plain functions throughout: a message is processed in the turn of the event loop in which it arrives.
 """
@@ -44,7 +44,7 @@ class InlineRun(TaskRun):
     """A plain task that had to wait, or failed: a run and its execution in one."""
 
     carrier: asyncio.Task[None] | None = None
-    """What it runs as."""
+    """The asyncio task that it runs as."""
     reason: CancelReason | None = None
     """Why it was told to stop."""
     caller: FrameResponder | JobRun
@@ -83,17 +83,17 @@ class InlineRun(TaskRun):
         self._inline.end(self, result, error)
 
     def over(self, value: Any, error: BaseException | None) -> None:
-        """It has stopped, and there is something to be said about it."""
+        """It has stopped, and its outcome goes the general way."""
         self.done(self._inline.outcome(self, value, error))
 
 
 class InlineRunner:
     """Runs the plain tasks of one worker.
 
-    Most tasks are coroutines of a call, a lease or a durable job, without a time limit of their own, a stream,
-    middleware or a gang, and many of them never have to wait. They run here, where their frame is read: no run, no
-    execution and no asyncio task is created for them. A task that waits gets all of these at its first wait, one that
-    fails at its end; from then on it is like any other.
+    Most tasks are coroutines for a call, a lease or a durable job, without a timeout of their own, a stream, middleware
+    or a gang, and many of them never have to wait. They run here, where their frame is read: no run, no execution and
+    no asyncio task is created for them. A task that waits gets all of these at its first wait, and one that fails gets
+    them at its end; from then on it is like any other.
 
     Used in one turn at a time, between `enter` and `leave`, around the frames of one message.
     """
@@ -112,25 +112,24 @@ class InlineRunner:
         self._room = 0
         self._launched = 0
         self._adopted: dict[str, int] = {}
-        """What did not simply end, by method, since `enter`."""
+        """Tasks that waited or failed since `enter`, by method."""
         self._succeeded: dict[str, int] = {}
-        """What did."""
+        """Tasks that succeeded at once since `enter`, by method."""
         self.plain: frozenset[DeclaredTask] = _NONE
-        """Tasks that may go this way now, if they are without a stream and a gang."""
+        """Tasks that can run inline now, unless they have a stream or a gang."""
 
     def enter(self) -> None:
-        """A message begins."""
-        # Spans and times of execution are taken by the general way only.
+        """Start of a message."""
+        # Only the general way records spans and execution times.
         executors = self._executors
         if executors.running and not tracer.on() and not metrics_enabled():
             self.plain = executors.plain
             self._stepper = executors.stepper
-        # What is a little larger is for the general way to judge: it knows who may get it again, under a longer id.
+        # The general way handles slightly larger answers: it knows who may get one again under a longer id.
         self._room = self._answers.largest_frame - ID_BYTES
 
     def leave(self) -> None:
-        """The message is worked off, and this turn's answers are on their way. What started in the general way makes
-        its first step now, and not in the loop's next turn."""
+        """End of a message. Tasks started the general way make their first step now, not in the loop's next turn."""
         self.plain = _NONE
         if self._launched:
             self._stepper.leave()
@@ -151,10 +150,10 @@ class InlineRunner:
         deadline_at: float | None,
         now: float,
     ) -> None:
-        """Run an admitted task up to its end, or its first wait.
+        """Run an admitted task to its end or its first wait.
 
         Raises:
-            InvalidArguments: they do not fit; nothing has started.
+            InvalidArguments: the arguments do not fit; nothing has started.
         """
         _, task_id, _, args, kwargs, _, token, trace, flags, meta = frame
         given, named = task.signature.bind(args, kwargs, flags & _JSON != 0)
@@ -195,7 +194,7 @@ class InlineRunner:
         return InlineRun(self, self._runs, record, task, caller, context, now)
 
     def end(self, run: InlineRun, value: Any, error: BaseException | None) -> None:
-        """A run that had to wait has come to its end."""
+        """A run that had to wait has ended."""
         self._let_go(run.context)
         if error is None and not run.record.answered and isinstance(run.caller, FrameResponder):
             answer = self._written(run.record.id, run.task, value)
@@ -211,7 +210,7 @@ class InlineRunner:
             self._scope.models.done_with(context)
 
     def outcome(self, run: InlineRun, value: Any, error: BaseException | None) -> Outcome:
-        """What it came to, in words."""
+        """The outcome of a run."""
         task = run.task
         if error is None:
             try:
@@ -221,7 +220,7 @@ class InlineRunner:
         return self._executors.failed(error, run.reason, task.full_name)
 
     def _written(self, task_id: int, task: DeclaredTask, value: Any) -> bytes | None:
-        """The answer; None: there is something about the result that is for the general way to say."""
+        """The encoded answer; None: the general way must handle this result."""
         try:
             frame = pack((_OK, task_id, task.result.write(value)))
         except Exception:
@@ -268,18 +267,18 @@ class FrameServer:
         self.messages = 0
         self.malformed = 0
         self.rejected = 0
-        """Task and reserve frames that were refused, for whatever reason."""
+        """Task and reserve frames refused for any reason."""
 
     def take(self, message: Message, now: float, stall_s: float) -> None:
-        """Work off one message.
+        """Process one message.
 
         Args:
             message: the envelope.
             now: monotonic seconds.
-            stall_s: by how much the message may be older than it looks; deadlines are shortened by it.
+            stall_s: how much older than it seems the message may be; deadlines are shortened by it.
 
         Raises:
-            MalformedMessage, PayloadTooLarge: nothing of it was acted on.
+            MalformedMessage, PayloadTooLarge: no part of it was processed.
         """
         self.messages += 1
         try:
@@ -310,7 +309,7 @@ class FrameServer:
                     else:
                         self._one(sender, caller, frame, stale, now)
                 except Exception as error:
-                    # A bug in here must not take the other frames of this message with it.
+                    # A bug here must not affect the other frames of this message.
                     self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
                     self._broken(sender, caller, frame, error, now)
                 if changes and in_order:
@@ -351,7 +350,7 @@ class FrameServer:
             if answered:
                 return
         if stale:
-            # Not noted: this epoch does not come back, so no copy of it can start either.
+            # Not noted: this epoch never comes back, so no copy of the task can start either.
             self._reject(caller, task_id, Reason.STALE)
             return
         task = self._tasks.get(method)
@@ -392,10 +391,10 @@ class FrameServer:
         frame: Frame,
         deadline_at: float | None,
     ) -> None:
-        """Start an admitted task in the general way.
+        """Start an admitted task the general way.
 
         Raises:
-            InvalidArguments: they do not fit; nothing has started.
+            InvalidArguments: the arguments do not fit; nothing has started.
         """
         _, _, _, args, kwargs, _, token, trace, flags, meta = frame
         call: BoundCall = task.bind(args, kwargs, json=flags & _JSON != 0)
@@ -415,9 +414,9 @@ class FrameServer:
     def _job(
         self, sender: RouterHistory, caller: FrameResponder, frame: Frame, stale: bool, now: float
     ) -> tuple[JobName | None, bool]:
-        """The durable job that a task is of, if it is; and whether it needs no start: another one's answer is its, or
-        it asked for no more than that. To attach starts nothing, and is done in any epoch: what runs goes on through
-        all of them."""
+        """The durable job of a task, if any, and whether the frame is answered without a start: it attached to another
+        execution, or asked for nothing else. Attaching starts nothing and works in any epoch, since running tasks
+        continue through all of them."""
         task_id, token, flags, meta = frame[1], frame[6], frame[8], frame[9]
         try:
             job = self._jobs.named(meta, flags)
@@ -435,7 +434,7 @@ class FrameServer:
         return job, True
 
     def _repeated(self, sender: RouterHistory, caller: FrameResponder, task_id: int) -> None:
-        """A task id came again: it gets its answer again, and starts nothing."""
+        """A repeated task id: it gets its answer again and starts nothing."""
         known = self._core.repeated(sender, task_id)
         assert known is not None
         if known.state is TaskState.ANSWERED:
@@ -448,7 +447,7 @@ class FrameServer:
                 error_frame(
                     task_id,
                     ResultLost(
-                        f"task {task_id} was seen too long ago: whether it ran is no longer known, nor its result"
+                        f"task {task_id} was seen too long ago: whether it ran, and its result, are no longer known"
                     ),
                     self._answers.largest_frame,
                 )
@@ -513,8 +512,8 @@ class FrameServer:
             run.credit(frame[2])
 
     def _check(self, sender: RouterHistory, caller: FrameResponder, frame: Frame, ours: bool, now: float) -> None:
-        """Say what became of tasks. `ours`: they were sent to this process, and not to one before it with our id, of
-        which nobody can say any more what it started."""
+        """Answer with the states of tasks. `ours`: they were sent to this process, not to an earlier one with our id:
+        what that one started is unknown."""
         states: list[int] = []
         for task_id in frame[2]:
             known = self._core.look_up(sender, task_id, now)
@@ -564,7 +563,7 @@ class FrameServer:
             caller.send(pack((_GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000))))
 
     async def _grant_recorded(self, caller: FrameResponder, rid: int, sender: RouterHistory, token: str) -> None:
-        """Answer a reserve once its lease stands in the ledger."""
+        """Answer a reserve once its lease is in the ledger."""
         try:
             lease = await self._lease_service.record(token)
         except GanglineError as error:
@@ -579,7 +578,7 @@ class FrameServer:
         reason = REASONS.get(refusal)
         if reason is not None:
             self._reject(caller, rid, reason)
-            if reason is Reason.FULL and seat is None:  # free slots of the worker are no news of a seat's
+            if reason is Reason.FULL and seat is None:  # the worker's free slots say nothing about a seat's
                 caller.refused(slots)
             return
         total = self._core.load.total
@@ -611,7 +610,7 @@ class FrameServer:
     def _broken(
         self, sender: RouterHistory, caller: FrameResponder, frame: Frame, error: Exception, now: float
     ) -> None:
-        """Answer a frame that failed inside, unless it cannot be answered."""
+        """Answer a frame whose processing failed, unless its kind has no answer."""
         if frame[0] in (RequestOp.RELEASE, RequestOp.CREDIT, RequestOp.CANCEL, RequestOp.BEGIN):
             return
         answer = error_frame(

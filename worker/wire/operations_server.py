@@ -1,7 +1,7 @@
-"""Requests on a worker's own subjects in JSON or msgpack: for operators and for other languages.
+"""Requests on a worker's own subjects in JSON or msgpack, for operators and other languages.
 
-Each is answered exactly once, in the format of the request; errors travel as `Nats-Service-Error` and
-`Nats-Service-Error-Code` with a body that says more. A request without a reply subject gets no answer.
+Each is answered exactly once, in the format of the request; errors are sent as `Nats-Service-Error` and
+`Nats-Service-Error-Code` with a body that has the details. A request without a reply subject gets no answer.
 """
 
 from __future__ import annotations
@@ -104,17 +104,16 @@ class OperationsServer:
         """Requests and errors by operation."""
 
     def serve(self, operation: Operation, handler: Callable[[Responder, Any], None], *, large: bool = False) -> None:
-        """Let a further operation be carried out by `handler`, which answers now or later, or raises. For `large` see
-        Responder.body."""
+        """Add an operation. `handler` answers now or later, or raises. For `large` see Responder.body."""
         self._table.add({operation: handler}, large=large)
 
     def take(self, operation: str, message: Message) -> None:
-        """Carry out one request and answer it, now or when its task has run."""
+        """Carry out one request and answer it, now or when its task has ended."""
         self._table.take(operation, message)
         self._driver.after()
 
     def refuse(self, message: Message, error: GanglineError) -> None:
-        """Answer a message that is no request at all."""
+        """Answer a message that is not a valid request."""
         Responder(self._bus, message, self._log).fail(error)
 
     # -- leases ---------------------------------------------------------------------------------------------------
@@ -259,6 +258,6 @@ class OperationsServer:
             )
 
     def _signed(self, error: GanglineError) -> GanglineError:
-        """Another process with this id may have got the request, too: say which one has refused it."""
+        """Another process with this id may also have received the request: say which one refused it."""
         error.details.setdefault("epoch", self._core.epoch)
         return error

@@ -127,7 +127,7 @@ async def test_what_cannot_be_sent_is_an_error_where_it_was_said():
     async with feed_of(work) as rig:
         too_large = (await rig.hand.ask(*task(1, "work", ["large"], meta=JOB)))[2]
         assert too_large[0] == "payload_too_large"
-        assert "images.work: a progress value of 65538 bytes" in too_large[1]
+        assert "images.work: a progress value has 65538 bytes" in too_large[1]
         strange = (await rig.hand.ask(*task(2, "work", ["strange"], meta={**JOB, "job": "j2"})))[2]
         assert strange[0] == "invalid_result"
         assert "progress has the type object" in strange[1]

@@ -356,9 +356,9 @@ def test_bytes_are_found_wherever_the_annotation_has_them(annotation, given_valu
 def test_text_that_is_not_base64_is_an_invalid_argument():
     def work(x: bytes, y: list[bytes] = []) -> None: ...  # noqa: B006
 
-    with pytest.raises(InvalidArguments, match=r"x: bytes come as base64 text in JSON: .*, given '\*\*\*' \(str\)"):
+    with pytest.raises(InvalidArguments, match=r"x: bytes are base64 text in JSON: .*, given '\*\*\*' \(str\)"):
         bind(work, "***", json=True)
-    with pytest.raises(InvalidArguments, match="y: bytes come as base64"):
+    with pytest.raises(InvalidArguments, match="y: bytes are base64"):
         bind(work, "", ["é"], json=True)
 
 

@@ -156,10 +156,10 @@ def test_ended_tokens_are_forgotten_by_age_and_by_count():
 def test_a_token_is_never_granted_twice():
     bench = Bench()
     lease = bench.grant()
-    with pytest.raises(ValueError, match="never used again"):
+    with pytest.raises(ValueError, match="never reused"):
         bench.grant()
     bench.table.end(lease, LeaseTransition.RELEASE, 0.0)
-    with pytest.raises(ValueError, match="never used again"):
+    with pytest.raises(ValueError, match="never reused"):
         bench.grant()
 
 

@@ -22,9 +22,9 @@ class StreamCredit:
     ) -> None:
         """
         Args:
-            items: room at the start.
+            items: the initial credit.
             on_park: called by the producer's thread before it blocks.
-            on_unpark: called by whoever ends the block, before the producer's thread goes on.
+            on_unpark: called in the thread that ends the block, before the producer's thread continues.
         """
         self._changed = threading.Condition()
         self._items = items
@@ -50,7 +50,7 @@ class StreamCredit:
                     raise AssertionError("unparked without room")
 
     async def take_async(self) -> None:
-        """The same for a coroutine, which leaves its loop running meanwhile."""
+        """`take` for a coroutine, which leaves its loop running meanwhile."""
         while True:
             with self._changed:
                 if self._take_nowait():
@@ -61,14 +61,14 @@ class StreamCredit:
             await waiter
 
     def add(self, items: int) -> None:
-        """The reader took so many."""
+        """Grant credit: the reader has taken this many items."""
         with self._changed:
             self._items += items
             if self._items > 0:
                 self._wake()
 
     def close(self, reason: GanglineError) -> None:
-        """Nothing goes out any more; whoever waits gets the reason."""
+        """Stop the stream: `take` raises the reason, also where it waits."""
         with self._changed:
             self._closed = self._closed or reason
             self._wake()
@@ -128,13 +128,13 @@ class BlockingStream:
 def run_here(
     call: BoundCall, context: TaskContext, stream: BlockingStream | None, limit_bytes: int, run_coroutine: RunCoroutine
 ) -> Outcome:
-    """Run the task's function, in a copy of the context variables that is its own.
+    """Run the task's function. The caller gives it a copy of the context variables of its own.
 
     Args:
         call: what to run.
         context: becomes the current task's.
         stream: where items go; None collects them.
-        limit_bytes: of what is collected.
+        limit_bytes: maximum size of the collected items.
         run_coroutine: for tasks that need an event loop.
 
     Raises:

@@ -1,5 +1,4 @@
-"""What all executions have in common, in every executor: one outcome, one reason to stop, a deadline, a limit on
-items."""
+"""What executions have in common in every executor: one outcome, one reason to stop, a deadline, a limit on items."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class CollectedStream:
         self._bytes += len(codec.pack(value))
         if self._bytes > self._limit_bytes:
             raise InvalidResult(
-                f"{self._where}: the items are over {self._limit_bytes} bytes in all: ask for a stream, and read them "
+                f"{self._where}: the items exceed {self._limit_bytes} bytes in total: ask for a stream and read them "
                 "one by one",
                 details={"limit_bytes": self._limit_bytes, "items": len(self.items)},
             )
@@ -70,7 +69,7 @@ def failure_of(
         with_traceback: whether the caller may see the traceback.
 
     Returns:
-        Of a task that raised, its exception is the `__cause__`, for the log.
+        The error. If the task raised, the exception is its `__cause__`, for the log.
     """
     if reason is not None:
         return reason
@@ -98,13 +97,13 @@ class ChildTraceback(Exception):
 
 
 def failure_from_child(error: GanglineError, *, with_traceback: bool) -> GanglineError:
-    """The error that the caller gets, of a task that ran in a child process, which tells its traceback.
+    """The error that the caller gets for a task in a child process, which sends its traceback along.
 
     Args:
         with_traceback: whether the caller may see it.
 
     Returns:
-        With the traceback as its `__cause__`, for the log.
+        The error, with the traceback as its `__cause__`, for the log.
     """
     if isinstance(error, TaskFailed) and error.remote_traceback:
         details = dict(error.details)
@@ -150,9 +149,9 @@ OnDone = Callable[[Outcome], None]
 OnItem = Callable[[int, Any], None]
 
 MAX_COLLECTED_BYTES: Final = 8 << 20
-"""Of a stream that is collected into a list."""
+"""Maximum total size of a stream that is collected into a list."""
 DEFAULT_WINDOW = 64
-"""How many items of a stream are sent ahead of what its reader has taken."""
+"""How many items a stream may be ahead of its reader."""
 
 _log = logger_for(__name__)
 
@@ -165,12 +164,11 @@ class ExecutorSettings:
     """Whether callers get the traceback of an exception that a task raised. False keeps paths and lines of code on the
     worker."""
     max_collected_bytes: int = MAX_COLLECTED_BYTES
-    """The size limit of a list into which a stream is collected, if its caller did not ask for a stream."""
+    """Maximum size of the list into which a stream is collected if its caller did not ask for a stream."""
     warm_processes: int = 1
-    """Child processes started with the worker, if a task needs them. Further ones start when they are first needed."""
+    """Child processes started with the worker, if a task needs them. More start on demand."""
     idle_processes: int | None = None
-    """How many idle children are kept at most. None: as many as the pool has slots. Fewer save memory and cost start-
-    ups."""
+    """Maximum number of idle children. None: the pool's number of slots. Fewer save memory but cost startups."""
     process_start_s: float = 60.0
     """How long a child may take to import the tasks and enter its lifespans. Raise it for slow imports."""
 
@@ -201,7 +199,7 @@ class TaskExecution:
     Invariant: `_on_done` is called exactly once, never from inside `launch`, and nothing of the task runs after it.
     """
 
-    # No slots: what most executions never set is in the class, which makes instances cheaper to create.
+    # No __slots__: attributes that most instances never set are on the class, which makes instances cheaper to create.
 
     reason: GanglineError | None = None
     """Why it was told to stop."""
@@ -219,7 +217,7 @@ class TaskExecution:
         on_item: OnItem | None,
         on_abandoned: OnDone | None,
     ) -> None:
-        """See Executors.launch."""
+        """See ExecutorRegistry.launch."""
         self.call = call
         self.context = context
         self.loop = site.loop
@@ -266,7 +264,7 @@ class TaskExecution:
         raise NotImplementedError
 
     def stop(self, reason: GanglineError) -> None:
-        """Make the code stop, in the way of this executor."""
+        """Make the code stop, as far as this executor can."""
         raise NotImplementedError
 
     def finish(self, outcome: Outcome) -> None:
@@ -284,9 +282,7 @@ class TaskExecution:
         try:
             self._on_done(outcome)
         except Exception:
-            _log.exception(
-                "a finished task could not be reported", extra={"action": "report_failed", "id": self.context.id}
-            )
+            _log.exception("reporting a finished task failed", extra={"action": "report_failed", "id": self.context.id})
 
     def failed(self, error: BaseException) -> Outcome:
         """May be called from any thread."""
@@ -308,7 +304,7 @@ class TaskExecution:
 
 
 _TURN_ITEMS = 16
-"""A generator that awaits nothing lets others use the loop after this many items."""
+"""A generator that never awaits lets others use the loop after this many items."""
 
 
 class CoroutineExecution(TaskExecution):
@@ -399,7 +395,7 @@ class CoroutineExecution(TaskExecution):
                 if sequence % _TURN_ITEMS == 0:
                     await asyncio.sleep(0)
         except GeneratorExit:
-            closed = True  # the loop was closed meanwhile: nothing can be awaited, and the generator has been told
+            closed = True  # the loop was closed: nothing can be awaited, and the generator has got GeneratorExit too
             raise
         finally:
             if not closed:

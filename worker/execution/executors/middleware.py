@@ -21,10 +21,10 @@ class Launch(Protocol):
 
 
 class MiddlewareExecution(TaskExecution):
-    """One execution together with its middleware: it ends, and its slot is free, when all of them have ended.
+    """One execution together with its middleware: it ends, and frees its slot, when all of them have ended.
 
-    Cancelling cancels the task; middleware sees the outcome, and may clean up. If no task runs yet, or none any more,
-    it raises CancelledError in the middleware.
+    Cancelling cancels the task; middleware sees the outcome, and may clean up. Before and after the task, it raises
+    CancelledError in the middleware.
     """
 
     _begun = False
@@ -81,7 +81,7 @@ class MiddlewareExecution(TaskExecution):
             return Outcome(items=self._items)
         if self._called and value is self._value:
             return Outcome(value=value)
-        # Another result than the task's: it has to fit the annotation no less.
+        # The middleware has replaced the task's result: the new one has to fit the annotation too.
         return Outcome(value=to_wire(value, self.where) if task.streams else task.result.write(value))
 
     async def _run_task(self) -> Any:
@@ -98,7 +98,8 @@ class MiddlewareExecution(TaskExecution):
             try:
                 await asyncio.shield(ended)
             except asyncio.CancelledError as error:
-                # The middleware's own doing, such as a timeout. It goes on when the task has stopped, and no earlier.
+                # The middleware has cancelled it, for example by a timeout. It continues only when the task has
+                # stopped.
                 cancelled = error
                 self._inner.cancel(TaskCancelled(f"{self.where} was cancelled by its pool's middleware"))
         outcome = ended.result()
@@ -111,6 +112,6 @@ class MiddlewareExecution(TaskExecution):
         return outcome.value
 
     def _abandoned(self, outcome: Outcome) -> None:
-        """A thread was told to stop and has not yet."""
+        """A thread was told to stop but still runs."""
         if self.reason is not None and self._on_abandoned is not None and not self.done:
             self._on_abandoned(outcome)

@@ -1,14 +1,13 @@
-"""First steps in place: a coroutine that never has to wait costs no asyncio task, and no turn of the loop.
+"""Eager first steps: a coroutine that never has to wait costs no asyncio task and no turn of the loop.
 
-Executions are stepped one after the other in the turn in which they were launched, all of them as the same asyncio
-task, that of a *carrier*, which has started and waits for work. One that waits for something keeps the carrier: it is
-that execution's own task from then on, to its end, and the next carrier takes over the rest. So each execution sees one
-current task from its first step to its last, as `asyncio.timeout` and task groups need it, and no two that wait ever
-share one at a time.
+Executions are stepped one after another in the turn in which they are launched, all of them in one asyncio task: that
+of a *carrier*, which has started and waits for work. An execution that has to wait keeps the carrier: the task is its
+own until it ends, and the next carrier steps the rest. So each execution sees one current task from its first step to
+its last, as `asyncio.timeout` and task groups need, and two waiting executions never share one.
 
-Making a task takes longer than most steps of an execution do, and the garbage collector has to look at each. So a task
-is used again, if nobody can tell: if nobody has cancelled it, nobody else knows it, and nothing was left on it. Else it
-ends with its execution, as that one's own task would have.
+Creating a task takes longer than most executions' steps, and each is more work for the garbage collector. So a task is
+reused if nobody can tell: nobody has cancelled it, nobody else refers to it, and nothing was left on it. Otherwise it
+ends with its execution, as a task of its own would.
 """
 
 from __future__ import annotations
@@ -29,45 +28,45 @@ from ....schemas.deadline import UNDER
 from ...context.task_context import TaskContext
 
 IDLE: Final = "gangline idle"
-"""Name of the task of a carrier that carries nothing."""
+"""Name of an idle carrier's task."""
 
 Function = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class WaitingExecution(Protocol):
-    """An execution that waits for its end."""
+    """An execution whose coroutine had to wait."""
 
     def ended(self, result: Any, error: BaseException | None) -> None:
-        """What had to wait has come to its end: with a result, or with what it raised."""
+        """The coroutine has ended, with a result or with the error that it raised."""
 
 
 Traces = tuple[int, int, int]
-"""Who knows a task, and whom it knows, as counted in one of its own steps: references, weak references, and referents,
-among which are callbacks for its end, and attributes that somebody gave it."""
+"""What refers to a task and what it refers to, counted in one of its own steps: references, weak references, and
+referents, which include its done callbacks and attributes that somebody set on it."""
 
 
 class Home(Protocol):
-    """Where a carrier goes when it has nothing to carry."""
+    """Where idle carriers go."""
 
     context: contextvars.Context
-    """In which carriers run. What they carry has its own."""
+    """The context in which carriers run. Executions have their own."""
 
     def begun(self, traces: Traces) -> None:
-        """A carrier that has carried nothing yet has these."""
+        """The traces of a carrier that has carried nothing yet."""
 
     def back(self, carrier: Carrier) -> bool:
-        """It has carried something to its end; whether it may carry again."""
+        """Its execution has ended. Returns whether it may carry another."""
 
     def lost(self, carrier: Carrier) -> None:
-        """Somebody has cancelled it while it carried nothing."""
+        """Somebody has cancelled it while it was idle."""
 
 
 class Carrier:
     """One task, and the steps of what it carries.
 
-    Without anything to carry, the carrier itself is what its task waits for, in place of a future: asyncio hands the
-    task's wake-up over to `add_done_callback`, and calling that makes the task go on in the same call. So an execution
-    needs no turn of the loop to get from its first step onto its task.
+    While idle, its task awaits the carrier itself in place of a future: asyncio passes the task's wake-up to
+    `add_done_callback`, and calling that resumes the task in the same call. So an execution needs no turn of the loop
+    to get from its first step onto its task.
     """
 
     __slots__ = (
@@ -88,42 +87,42 @@ class Carrier:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, home: Home) -> None:
         self._asyncio_future_blocking = False
-        """What asyncio asks of what a task waits for."""
+        """asyncio needs this of whatever a task awaits."""
         self._loop = loop
         self._home = home
         self._cancelled = False
-        """Its task was cancelled while it carried nothing, and has not heard of it yet."""
+        """Its task was cancelled while idle, and has not been resumed since."""
         self._wake: Callable[[Carrier], object] | None = None
-        """Makes the task go on; None while it does not rest."""
+        """Resumes the task; None while it is not idle."""
         self._execution: WaitingExecution | None = None
-        """What it carries."""
+        """The execution that it carries."""
         self._variables: contextvars.Context | None = None
-        """The execution's own."""
+        """Those of the execution."""
         self._waits_for: Any = None
         """What its first step yielded, for the event loop."""
         self.value: Any = None
-        """What the last execution came to."""
+        """The result of the last execution."""
         self.error: BaseException | None = None
-        """What it raised."""
+        """The error that it raised."""
         self.spoiled = False
-        """It was cancelled, or its steps have ended: nothing more shall be started on it."""
+        """It was cancelled, or its steps have ended: start nothing more on it."""
         self._steps = self._stepping()
         self._steps.send(None)
         main = self._main()
-        # It is begun before its task: a task that is cancelled before its first step would end without a word, and
-        # what it carries by then with it.
+        # Started before its task: a task that is cancelled before its first step would end silently, together with the
+        # execution that it carries by then.
         main.send(None)
         self.task = loop.create_task(main, name=IDLE, context=home.context)
 
     @property
     def usable(self) -> bool:
-        """Not spoiled, as far as is known, and not cancelled either in a turn in which nobody could be told."""
+        """Neither known to be spoiled nor cancelled in a turn in which nobody could be told."""
         return not (self.spoiled or self.task.cancelling())
 
     def traces(self) -> Traces:
         task = self.task
         known = get_referents(task)
-        if type(task) is not asyncio.Task:  # one of a class of its own has attributes anyhow
+        if type(task) is not asyncio.Task:  # a task of another class has a __dict__
             known += [name for each in known if type(each) is dict for name in each]
         return getrefcount(task), getweakrefcount(task), len(known)
 
@@ -137,22 +136,22 @@ class Carrier:
         kwargs: dict[str, Any],
         context: TaskContext,
     ) -> bool:
-        """Run up to the first wait, or to the end: True, and `value` and `error` say how it ended, until the next
-        start. The task is to be the current one."""
+        """Run up to the first wait or to the end. True: it has ended, and `value` and `error` say how until the next
+        start. The carrier's task must be the current one."""
         try:
             waits_for = variables.run(self._steps.send, (function, args, kwargs, context))
         except GeneratorExit as error:
             self.spoiled, self.error = True, error
             return True
         if waits_for is self:
-            if self._wake is None:  # in its first turn, when a cancellation does not come by `cancel`
+            if self._wake is None:  # in its first turn, a cancellation does not reach `cancel`
                 self.spoiled = bool(self.task.cancelling() or self.task._must_cancel)
             return True
         self._variables, self._waits_for = variables, waits_for
         return False
 
     def carry(self, execution: WaitingExecution, name: str) -> None:
-        """What was started waits: be its task to its end. To be called outside of any task."""
+        """The started execution waits: be its task until it ends. Call this outside of any task."""
         self._execution = execution
         self.task.set_name(name)
         wake, self._wake = self._wake, None
@@ -161,8 +160,8 @@ class Carrier:
 
     @types.coroutine
     def _stepping(self) -> Generator[Any, Any, None]:
-        """All executions' steps, as one generator: yields what they wait for, and the carrier itself at an end. A
-        coroutine that is stepped by hand ends with an exception, which takes longer than many a task."""
+        """The steps of all executions as one generator: yields what they wait for, and the carrier itself when one
+        ends. A coroutine that is stepped by hand ends with an exception, which takes longer than many tasks do."""
         job = yield
         while True:
             self.value = self.error = None
@@ -172,9 +171,9 @@ class Carrier:
                 coroutine = function(*args, **kwargs)
                 self.value = yield from coroutine if type(coroutine) is _COROUTINE else coroutine.__await__()  # type: ignore[misc]
             except GeneratorExit:
-                raise  # it is told to end
+                raise  # it is being closed
             except BaseException as error:
-                # SystemExit and its like too: a task ends itself, never its worker.
+                # SystemExit and the like, too: a task ends itself, never its worker.
                 self.error = error
             job = function = args = kwargs = context = coroutine = None
             job = yield self
@@ -188,7 +187,7 @@ class Carrier:
         self._wake = wake
 
     def cancel(self, msg: object = None) -> bool:
-        """The task was cancelled while it carried nothing, or only a first step."""
+        """The task was cancelled while it was idle, or carried only a first step."""
         if not self._cancelled:
             self._cancelled = self.spoiled = True
             self._home.lost(self)
@@ -213,7 +212,7 @@ class Carrier:
     @types.coroutine
     def _rounds(self) -> Generator[Any, Any, None]:
         thrown: BaseException | None = None
-        """What is to be raised at the next wait."""
+        """To be raised at the next wait."""
         try:
             yield
             if self._execution is None:
@@ -227,9 +226,9 @@ class Carrier:
             assert self._variables is not None
             run, waits_for = self._variables.run, self._waits_for
             if thrown is not None and asyncio.isfuture(waits_for):
-                # It was cancelled before its task waited for that.
+                # It was cancelled before its task awaited this.
                 if waits_for.cancel():
-                    thrown = None  # this brings it
+                    thrown = None  # `waits_for` raises it
                 else:
                     waits_for._asyncio_future_blocking = False  # nobody waits for it any more
             while waits_for is not self:
@@ -269,7 +268,7 @@ _COROUTINE: Final = types.CoroutineType
 
 
 MOST_IDLE: Final = 512
-"""Carriers kept for executions to come; less than four kilobytes each."""
+"""Maximum number of idle carriers kept, each of less than 4 KB."""
 
 
 class Steppable(WaitingExecution, Protocol):
@@ -277,14 +276,14 @@ class Steppable(WaitingExecution, Protocol):
 
     @property
     def name(self) -> str:
-        """For its task."""
+        """Name of its task."""
 
     def begin(self, carrier: Carrier) -> bool:
         """Run up to the first wait; True: it has ended, and was reported. Never raises."""
 
 
 class Stepper:
-    """Steps the executions of one worker. Everything on the event loop."""
+    """Steps the executions of one worker. Used only on the event loop."""
 
     __slots__ = (
         "_away",
@@ -305,22 +304,22 @@ class Stepper:
         self._ready: deque[Steppable] = deque()
         self._scheduled = False
         self.context = contextvars.copy_context()
-        """That of carriers."""
+        """The context of carriers."""
         self._traces: Traces | None = None
-        """Of a task that nobody else knows."""
+        """Those of a task to which nobody else refers."""
         self._idle: list[Carrier] = []
         self._closed = False
         self.inside: Carrier | None = None
-        """Whose task is the current one, between `enter` and `leave` or `keep`."""
+        """The carrier whose task is the current one, between `enter` and `leave` or `keep`."""
         self._away = False
         """Between `enter` and `leave`."""
         self._outer: asyncio.Task[Any] | None = None
-        """What runs outside of those."""
+        """The current task outside of those."""
         self._carrier: Carrier | None = Carrier(loop, self)
-        """The next to carry something."""
+        """The next carrier to use."""
 
     def add(self, execution: Steppable) -> None:
-        """Step it in this turn, when whoever launches says so (`step`), and soon if nobody does."""
+        """Step it when the launcher calls `step`, in this turn; soon, if nobody does."""
         self._ready.append(execution)
         if not self._scheduled:
             self._scheduled = True
@@ -342,8 +341,8 @@ class Stepper:
     # -- by hand: whoever steps coroutines itself -----------------------------------------------------------------
 
     def enter(self) -> Carrier:
-        """What runs from here on runs as this one's task, until `leave`, or until `keep` gives that away. Again inside:
-        another one if somebody has cancelled this one."""
+        """Make a carrier's task the current one, until `leave`, or until `keep` gives it away. When entered already:
+        the same carrier, or another one if somebody has cancelled that."""
         inside = self.inside
         if inside is not None:
             if inside.usable:
@@ -364,7 +363,7 @@ class Stepper:
         return carrier
 
     def keep(self, execution: WaitingExecution, name: str) -> None:
-        """What was started waits: the task is its own from now on. For more to be started, `enter` again."""
+        """The started execution waits, and keeps the task. To start more, `enter` again."""
         carrier = self.inside
         assert carrier is not None, "entered first"
         self._carrier = self.inside = None

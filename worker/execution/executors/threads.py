@@ -24,7 +24,7 @@ Job = Callable[[], None]
 
 
 class ThreadExecutor:
-    """Threads kept for reuse. As many as run tasks at once, which the worker's slots bound.
+    """Threads kept for reuse: as many as tasks run at once, which the worker's slots limit.
 
     They are daemons, unlike those of ThreadPoolExecutor: code that does not return must not keep a worker from exiting.
     """
@@ -82,9 +82,9 @@ class ThreadExecutor:
 class ThreadExecution(TaskExecution):
     """One execution in a thread.
 
-    Waiting is announced to the loop by `run_in_executor`, as a *leg* from the start, or from the end of a block, to the
-    end or the next block: a virtual loop lets no time pass while a leg is out, and does while a reader lets a stream
-    wait.
+    The loop learns of the thread's work through `run_in_executor`, in *legs*: from the start, or from the end of a
+    block, to the next block or the end. A virtual loop lets no time pass during a leg, but does while a stream waits
+    for its reader.
     """
 
     __slots__ = ("_context_vars", "_inner", "_leg", "_lock", "_loop_vars", "_room", "_stream")
@@ -169,7 +169,7 @@ class ThreadExecution(TaskExecution):
 
 
 class _Given(Executor):
-    """Hands a future to `run_in_executor` that something else resolves."""
+    """Gives `run_in_executor` a future that is resolved elsewhere."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future

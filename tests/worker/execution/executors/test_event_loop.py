@@ -357,7 +357,7 @@ async def test_a_collected_stream_is_bounded_by_size(method):
     async with running(pool, ExecutorSettings(max_collected_bytes=10)) as harness:
         error = (await harness.run(method, n=1000)).error
     assert isinstance(error, InvalidResult)
-    assert "over 10 bytes in all: ask for a stream" in str(error)
+    assert "exceed 10 bytes in total: ask for a stream" in str(error)
     assert seen[-2:] == ["made 10", "closed"]
 
 
@@ -430,7 +430,7 @@ async def test_executors_that_do_not_run_launch_nothing():
 
     executors = ExecutorRegistry(pool)
     call = pool.find("work").bind(None, None)
-    with pytest.raises(ClosedError, match="do not run"):
+    with pytest.raises(ClosedError, match="are not running"):
         executors.launch(call, TaskContext(), on_done=lambda outcome: None)
     await executors.stop()
     await executors.start()

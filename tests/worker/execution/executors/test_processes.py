@@ -353,7 +353,7 @@ async def test_code_in_a_child_that_traces_goes_on_with_the_callers_trace(tmp_pa
         (POOL.replace("def work", "def other"), "a child process cannot import work from child_changed"),
         ("raise RuntimeError('not today')", "could not start: RuntimeError: not today"),
         ("import os; os._exit(9)", "could not start: it exited with code 9 while it started"),
-        (POOL.replace('"p"', '"q"'), r"child_changed\.work is no task of pool 'p' when a child process imports it"),
+        (POOL.replace('"p"', '"q"'), r"child_changed\.work is not a task of pool 'p' in a child process"),
         (POOL + "@pool.lifespan\ndef broken():\n    raise OSError('no disk')\n    yield\n", "OSError: no disk"),
     ],
 )

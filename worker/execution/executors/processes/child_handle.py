@@ -18,9 +18,9 @@ from ....pool.pool import Outcome
 from .protocol import Open, Splitter, ToChild, ToWorker, pack_for_child
 
 _REAP_S = 0.01
-"""Between two looks for a child that closed its socket, where the system has no pidfd."""
+"""Polling interval for the exit of a child that closed its socket."""
 _LAST_WORDS_S = 1.0
-"""How long the rest of what a dead child said is waited for; a process it left behind may hold the socket open."""
+"""How long to wait for the last messages of a dead child: a process that it left behind may hold the socket open."""
 
 
 class ChildListener(Protocol):
@@ -37,12 +37,12 @@ class ChildListener(Protocol):
 
     def child_progress(self, value: Any) -> None: ...
     def child_died(self, crash: TaskCrashed) -> None:
-        """The process has ended while it ran (killed by us or not)."""
+        """The process ended while the task ran, killed by us or not."""
         ...
 
 
 class ChildHandle(asyncio.Protocol):
-    """Starts a child, gives it one task after the other, and kills it. Used only on the event loop."""
+    """Starts a child, gives it one task after another, and kills it. Used only on the event loop."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class ChildHandle(asyncio.Protocol):
         """
         Args:
             opening: its first message.
-            on_exit: called once when the process has ended, whatever ended it, before its listener hears of it.
-            on_models: `models` has changed.
+            on_exit: called once when the process has ended for whatever reason, before the listener is told.
+            on_models: called when `models` has changed.
         """
         self._opening = opening
         self._on_exit = on_exit
@@ -87,7 +87,7 @@ class ChildHandle(asyncio.Protocol):
         """Spawn, import, open the lifespans.
 
         Raises:
-            GanglineError: it could not; the text says why.
+            GanglineError: the child could not start; the text says why.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -127,16 +127,16 @@ class ChildHandle(asyncio.Protocol):
             await self._loop.create_unix_connection(lambda: self, sock=sock)
         except NotImplementedError:
             raise GanglineError(
-                "child processes need an event loop with sockets, which a virtual one has not"
+                "child processes need an event loop with sockets, which a virtual one does not have"
             ) from None
 
     def run(self, listener: ChildListener, start: ToChild) -> None:
-        """Begin a task; the listener hears how it ends."""
+        """Start a task; the listener is told how it ends."""
         self._listener = listener
         self.send(start)
 
     def keep(self, listener: ChildListener) -> None:
-        """Tell the listener of the end of the process too, though its task has finished."""
+        """Tell the listener about the end of the process too, although its task has finished."""
         self._listener = listener
 
     def send(self, message: ToChild) -> None:
@@ -144,13 +144,13 @@ class ChildHandle(asyncio.Protocol):
             self._transport.write(pack_for_child(message))
 
     def kill(self) -> None:
-        """SIGKILL, to it and to all that it started. Idempotent."""
+        """Send SIGKILL to the child and to everything that it started. Idempotent."""
         self.doomed = True
         if self._popen is not None and self._popen.returncode is None:
             try:
                 os.killpg(self._popen.pid, signal.SIGKILL)
             except ProcessLookupError:
-                self._popen.kill()  # so early that it has no group yet
+                self._popen.kill()  # too early: it has no group yet
 
     async def ended(self) -> None:
         """Wait until the process has ended."""
@@ -194,7 +194,7 @@ class ChildHandle(asyncio.Protocol):
                     self._of_task(self._listener, kind, places)
 
     def _of_task(self, listener: ChildListener, kind: ToWorker, places: list[Any]) -> None:
-        """About the task that it runs."""
+        """A message about the running task."""
         match kind:
             case ToWorker.GANG:
                 listener.child_gang(*places)
@@ -217,7 +217,7 @@ class ChildHandle(asyncio.Protocol):
             try:
                 self._pidfd = os.pidfd_open(self._popen.pid)
             except OSError:
-                return  # an old kernel: the closed socket tells
+                return  # an old kernel: the closed socket tells us
             self._loop.add_reader(self._pidfd, self._poll_exit)
 
     def _poll_exit(self) -> None:
@@ -225,7 +225,7 @@ class ChildHandle(asyncio.Protocol):
         assert self._popen is not None
         self.doomed = True
         try:
-            os.killpg(self._popen.pid, signal.SIGKILL)  # before it is reaped, while the group is surely its own
+            os.killpg(self._popen.pid, signal.SIGKILL)  # not yet reaped, so the group is its own
         except (ProcessLookupError, PermissionError):
             pass
         if self._popen.poll() is None:
@@ -246,7 +246,7 @@ class ChildHandle(asyncio.Protocol):
             self._maybe_end()
 
     def _maybe_end(self) -> None:
-        """The end has come when it is reaped and has nothing more to say."""
+        """It has ended when it is reaped and has nothing more to send."""
         if self._exited.done() or self._popen is None or self._popen.returncode is None or not self._socket_closed:
             return
         self._exited.set_result(None)
@@ -257,7 +257,7 @@ class ChildHandle(asyncio.Protocol):
             self._ready.set_exception(
                 GanglineError(f"a child process of pool {self._opening.pool!r} could not start: {why}")
             )
-            self._ready.exception()  # looked at, even when nobody waits any more
+            self._ready.exception()  # mark it as retrieved, even if nobody waits any more
         listener, self._listener = self._listener, None
         if listener is not None:
             text, details = _how(self._popen.returncode)

@@ -45,8 +45,8 @@ def main(fd: int, parent: int) -> None:
         parent: pid of the worker.
     """
     _die_with(parent)
-    # The worker decides when we end: Ctrl-C and a manager's SIGTERM reach us too. Not SIG_IGN, which programs started
-    # by tasks would inherit.
+    # The worker decides when we end, but Ctrl-C and a service manager's SIGTERM may reach us too. Not SIG_IGN: programs
+    # started by tasks would inherit it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _ignore)
     os.set_inheritable(fd, False)
@@ -62,19 +62,19 @@ def _die_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it went before we could say so
+        os._exit(1)  # the worker died before prctl was called
 
 
 class _Child:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        # May be taken again by who has it: what the garbage collector finds in the middle of sending may log.
+        # Reentrant: finalizers that the garbage collector runs in the middle of a send may log.
         self._sending = threading.RLock()
         self._orders: queue.SimpleQueue[Open | StartTask | Close] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._gang = GangBridge(self._loop, self._ask_gang)
         self._room: StreamCredit | None = None
-        """Of the stream that runs. Set before the worker can know of it, so no credit comes without it."""
+        """Credit of the running stream. Set before its first item is sent, so no credit arrives without it."""
 
     def serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -117,7 +117,7 @@ class _Child:
         stream = BlockingStream(self._item, self._room) if order.streams else None
         try:
             call = task.bind(order.args, order.kwargs, json=order.json)
-            # For code here that traces: the tasks' modules set a provider up, or there is none.
+            # For task code that traces: the tasks' modules may have set up a provider.
             with tracer.span(f"gangline.process {task.full_name}", parent=context.trace):
                 own = contextvars.copy_context()
                 return own.run(run_here, call, context, stream, opening.max_collected_bytes, self._run_coroutine)
@@ -139,7 +139,7 @@ class _Child:
                 self._gang.answered(message)
             else:
                 if isinstance(message, StartTask):
-                    self._room = None  # credit that came late belonged to the stream before
+                    self._room = None  # late credit belongs to the previous stream
                 self._orders.put(message)
         os._exit(1)
 
@@ -160,7 +160,7 @@ class _Child:
             self._sock.sendall(message)
 
     def report(self, value: Any) -> None:
-        """What the task says of its progress: the worker knows where it goes."""
+        """Send the task's progress to the worker, which knows where it goes."""
         self._send(ToWorker.PROGRESS, value)
 
     def log(self, fields: dict[str, Any]) -> None:
@@ -176,10 +176,10 @@ class _Child:
 
 
 def find_pool(name: str, functions: tuple[tuple[str, str], ...]) -> Pool:
-    """Import every function, and give the pool that they were declared in.
+    """Import every function and return the pool in which they are declared.
 
     Raises:
-        GanglineError: a module does not import, or does not declare the task that it declared in the worker.
+        GanglineError: a module cannot be imported, or does not declare the task that it declared in the worker.
     """
     pool: Pool | None = None
     for module_name, qualname in functions:
@@ -194,7 +194,7 @@ def find_pool(name: str, functions: tuple[tuple[str, str], ...]) -> Pool:
             ) from error
         task = getattr(found, TASKS_ATTRIBUTE, {}).get(name)
         if task is None:
-            raise GanglineError(f"{module_name}.{qualname} is no task of pool {name!r} when a child process imports it")
+            raise GanglineError(f"{module_name}.{qualname} is not a task of pool {name!r} in a child process")
         if pool is not None and task.pool is not pool:
             raise GanglineError(f"the tasks of pool {name!r} belong to two Pool objects: import one from one module")
         pool = task.pool

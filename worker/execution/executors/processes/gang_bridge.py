@@ -12,7 +12,7 @@ from ....context.task_context import GangBinding, GangContext, GangInfo, TaskCon
 from .protocol import GangAnswer, GangCall
 
 Ask = Callable[[int, str, Any, int], None]
-"""Send a call to the worker: number, GangCall, value, root. From any thread."""
+"""Send a call to the worker: number, GangCall, value, root. Thread-safe."""
 
 
 class GangBridge:
@@ -25,7 +25,7 @@ class GangBridge:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     def attach(self, context: TaskContext) -> None:
-        """Let the gang of a task that begins reach its worker."""
+        """Connect a starting task's gang to the worker."""
         gang = gang_of(context)
         if gang is not None:
             link(
@@ -35,7 +35,7 @@ class GangBridge:
             )
 
     def answered(self, answer: GangAnswer) -> None:
-        """From the thread that listens to the worker."""
+        """Called in the thread that listens to the worker."""
         self._loop.call_soon_threadsafe(self._settle, answer)
 
     async def call(self, what: GangCall, value: Any = None, root: int = 0) -> Any:
@@ -61,7 +61,7 @@ class GangBridge:
 
 
 class _ChildTalk:
-    """A GangTalk in the child."""
+    """The Collectives of a task in the child."""
 
     __slots__ = ("_gang",)
 
@@ -81,7 +81,7 @@ class _ChildTalk:
 
 
 def _latest() -> GangInfo | None:
-    raise LookupError("a task in a child process knows its gang as it was at its start")
+    raise LookupError("a task in a child process knows its gang only as it was when the task started")
 
 
 async def answer_child(gang: GangContext | None, number: int, what: str, value: Any, root: int) -> GangAnswer:

@@ -1,4 +1,4 @@
-"""Tasks in child processes: for code that keeps a processor busy, hangs, or may take its process down.
+"""Tasks in child processes: for code that keeps a CPU busy, hangs, or may crash its process.
 
 Each child runs one task at a time and is reused. Cancellation and deadlines kill it and all processes that it started.
 The worker survives if a task kills its child.
@@ -42,15 +42,15 @@ class ProcessPool:
         self._most_idle = pool.slots if settings.idle_processes is None else settings.idle_processes
         self._children: set[ChildHandle] = set()
         self._idle: list[ChildHandle] = []
-        """Ready for a task; the most recently used last, and used first: its memory is warm."""
+        """Ready for a task, the most recently used last. That one is used first: its memory is warm."""
         self._starting = TaskSet("start of a child process")
         self._open: Open | None = None
 
     async def start(self) -> None:
-        """Start the first children, so that what they cannot import is known now.
+        """Start the first children, so that import errors show now.
 
         Raises:
-            InvalidSettings: a task that children cannot find.
+            InvalidSettings: children cannot import a task.
             GanglineError: a child could not start.
         """
         if not self._tasks:
@@ -69,12 +69,12 @@ class ProcessPool:
             raise
 
     async def stop(self) -> None:
-        """Close idle children; kill busy ones, and those that do not go in time."""
+        """Close idle children; kill busy ones, and those that do not exit in time."""
         await self._starting.stop()
         self._idle.clear()
         children = list(self._children)
         for child in children:
-            if child.busy:  # with what its owner has given up waiting for
+            if child.busy:  # its owner has given up waiting for the task
                 child.kill()
             else:
                 child.doomed = True
@@ -88,7 +88,7 @@ class ProcessPool:
             await asyncio.wait(late, timeout=_CLOSE_S)
 
     def begin(self, run: ProcessExecution) -> None:
-        """Give the run a child: an idle one (that has its model, if possible), or a new one as soon as it is up."""
+        """Give the run a child: an idle one (with its model loaded, if possible), or a new one once it has started."""
         idle = self._idle
         if idle:
             model_id = run.context.model_id
@@ -100,7 +100,7 @@ class ProcessPool:
         self._starting.start(self._begin_in_new(run))
 
     def give_back(self, child: ChildHandle) -> None:
-        """The child has nothing to do now."""
+        """Take back a child that has nothing to do."""
         if child.doomed:
             return
         if len(self._idle) < self._most_idle:
@@ -147,7 +147,7 @@ class ProcessPool:
         self._children.discard(child)
         if child in self._idle:
             self._idle.remove(child)
-            _log.warning("an idle child process ended by itself", extra={"action": "child_lost", "pid": child.pid})
+            _log.warning("an idle child process exited unexpectedly", extra={"action": "child_lost", "pid": child.pid})
         self._on_models()
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class ProcessExecution(TaskExecution):
         self._child: ChildHandle | None = None
         self._gang_calls = TaskSet("gang call of a child")
         self._outcome: Outcome | None = None
-        """How it ended, when it did so while its child was being killed."""
+        """The outcome, if the task ended while its child was being killed."""
         self.loop.call_soon(self._begin)
 
     def stop(self, reason: GanglineError) -> None:
@@ -176,7 +176,7 @@ class ProcessExecution(TaskExecution):
 
     def credit(self, items: int) -> None:
         if self.done:
-            return  # the child may run another's task by now
+            return  # the child may already run another task
         if self._child is not None:
             self._child.send(GrantCredit(items))
         else:
@@ -201,7 +201,7 @@ class ProcessExecution(TaskExecution):
         )
 
     def no_child(self, error: Exception) -> None:
-        """There is none for it; nothing of it has run."""
+        """No child could be started for it; none of its code has run."""
         text = f"{self.where} did not start: {error}"
         self.finish(Outcome(error=self.reason or TaskCrashed(text, may_have_started=False)))
 
@@ -233,7 +233,7 @@ class ProcessExecution(TaskExecution):
             told = failure_from_child(outcome.error, with_traceback=self.settings.send_tracebacks)
             outcome = outcome._replace(error=told)
         if child.doomed:
-            # Killed a moment too late: the slot is free when the process is gone.
+            # Killed a moment too late: the slot is freed when the process is gone.
             self._outcome = outcome
             child.keep(self)
             return
@@ -257,7 +257,7 @@ def address_of(task: DeclaredTask) -> tuple[str, str]:
     """Module and qualified name by which a child imports the function.
 
     Raises:
-        InvalidSettings: it lives in the script that was started, which has no name to import.
+        InvalidSettings: it is in the script that was started, which has no name to import.
     """
     module = task.function.__module__
     if module == "__main__":

@@ -1,7 +1,7 @@
 """The protocol between a worker and its child processes, over a socket pair.
 
 A message is its length in four bytes and then its body: pickle towards the child (arguments as they came from the wire,
-among them numbers that msgpack cannot write), msgpack towards the worker (only plain wire values come back).
+including numbers that msgpack cannot encode), msgpack towards the worker (only plain wire values come back).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _READ_BYTES = 1 << 16
 
 
 class ToWorker(IntEnum):
-    """First place of a message from the child."""
+    """First element of a message from the child."""
 
     READY = 0
     """`[0]`: everything is imported and the lifespans are open."""
@@ -36,9 +36,9 @@ class ToWorker(IntEnum):
     BROKEN = 5
     """`[5, text]`: it cannot serve; it exits next."""
     GANG = 6
-    """`[6, number, GangCall, value, root]`: a call of the task that runs, to its gang; answered by GangAnswer."""
+    """`[6, number, GangCall, value, root]`: the running task calls its gang; answered by GangAnswer."""
     PROGRESS = 7
-    """`[7, value]`: how far the task that runs is."""
+    """`[7, value]`: progress of the running task."""
 
 
 class GangCall(StrEnum):
@@ -70,7 +70,7 @@ class StartTask:
     kwargs: dict[str, Any] | None
     json: bool
     context: dict[str, Any]
-    """TaskContext's fields, but for the clock and the deadline; `gang` is a GangContext or None."""
+    """TaskContext's fields except the clock and the deadline; `gang` is a GangContext or None."""
     remaining_s: float | None
     """Until the deadline, for `current_task().remaining_s()`; the worker kills the child when it has passed."""
     streams: bool
@@ -113,7 +113,7 @@ def pack_for_worker(kind: ToWorker, *places: Any) -> bytes:
 
 
 class Splitter:
-    """Cuts a byte stream into bodies."""
+    """Splits a byte stream into message bodies."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -133,7 +133,7 @@ class Splitter:
 
 
 def messages_for_child(sock: socket.socket) -> Iterator[ToChild]:
-    """Every message as it comes, blocking; ends when the worker is gone."""
+    """Every message as it arrives. Blocks; ends when the worker is gone."""
     splitter = Splitter()
     while True:
         try:

@@ -39,7 +39,7 @@ _FLUSH_TIMEOUT_S: Final = 5.0
 _AGAIN_S: Final = 0.05
 _MAX_CHECKED_SUBJECTS: Final = 4096
 _PLAIN_SUBJECT: Final = re.compile(r"[-$\w]++(\.[-$\w]++)*+", re.ASCII)
-"""What is neither bad nor has a wildcard, told quickly."""
+"""Quick check for valid subjects without wildcards."""
 _BAD_SUBJECT: Final = re.compile(r"[\s\x00-\x1f\x7f]|^\.|\.$|\.\.")
 _WILDCARD: Final = re.compile(r"(^|\.)[*>](\.|$)")
 _MISPLACED: Final = re.compile(r"(^|\.)>\.")
@@ -49,20 +49,20 @@ _VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription
 async def connect(
     settings: ConnectionSettings | None = None, *, name: str = "", ambient: Environment | None = None
 ) -> NatsBus:
-    """Connect to the first server that takes us.
+    """Connect to the first server that accepts us.
 
     Args:
-        settings: how; `ConnectionSettings()` means the default address without identity.
+        settings: how to connect; `ConnectionSettings()` means the default address without an identity.
         name: shown in the server's connection list.
-        ambient: where the inbox's name comes from.
+        ambient: source of the inbox's name.
 
     Raises:
-        ServerUnreachable: none answered within `settings.connect_timeout_s`, or the identity was refused; the text
-            says which addresses were tried and what went wrong.
+        ServerUnreachable: no server answered within `settings.connect_timeout_s`, or the identity was refused; the text
+        has the tried addresses and the cause.
         InvalidSettings: a credentials, nkey or TLS file cannot be used.
         NotPermitted: this user may not subscribe to its own inbox.
 
-    Cancelling closes what was opened.
+    Cancelling closes the connection.
     """
     settings = settings or ConnectionSettings()
     bus = NatsBus(settings, name=name or settings.name, ambient=ambient or Environment())
@@ -71,7 +71,7 @@ async def connect(
 
 
 class NatsBus:
-    """A connection to NATS; implements port.Bus. Made by `connect`."""
+    """A connection to NATS; implements port.Bus. Created by `connect`."""
 
     def __init__(self, settings: ConnectionSettings, *, name: str, ambient: Environment) -> None:
         self.name = name
@@ -79,22 +79,22 @@ class NatsBus:
         self.ambient = ambient
         self.inbox = f"{settings.inbox_prefix}.{ambient.token()}"
         self._loop = asyncio.get_running_loop()
-        # Another level than the one that callers subscribe as `<inbox>.*`.
+        # A different level from `<inbox>.*`, to which callers subscribe.
         self._replies = ReplyMultiplexer(f"{self.inbox}.r", self._loop, ambient.token)
         self._checked: set[str] = set()
-        """Subjects that may be published to, so that each is checked once. Bounded."""
+        """Subjects that may be published to, so that each is checked only once. Limited in number."""
         self._listeners: dict[object, Callable[[ConnectionEvent], None]] = {}
         self._buckets: dict[str, NatsKeyValue] = {}
         self._only_read: set[str] = set()
-        """Buckets among these that nobody asked us to make."""
+        """Those of `_buckets` that nobody asked us to create."""
         self._streams: dict[str, NatsStream] = {}
         self._closed = False
         self._refused: set[str] = set()
-        """Subjects that the server forbade us to subscribe."""
+        """Subjects that the server forbade us to subscribe to."""
         self._untold: set[str] = set()
-        """Of these, those that nobody was told of."""
+        """Those of `_refused` that were not reported yet."""
         self._forbidden: set[str] = set()
-        """Subjects that the server forbade us to publish to. Bounded."""
+        """Subjects that the server forbade us to publish to. Limited in number."""
         self._client: BufferedNatsClient
         self.api = JetStreamApi(self, timeout_s=settings.storage_timeout_s)
 
@@ -114,9 +114,9 @@ class NatsBus:
             )
 
     async def _first_ping(self) -> None:
-        """A server that goes down just after the handshake is waited for, as one that is not there yet."""
+        """Wait for a server that goes down just after the handshake, as for one that is not up yet."""
         patience_s = self.settings.connect_timeout_s
-        lost = Disconnected(f"the nats-server did not answer within {patience_s:g} s: it is frozen or far")
+        lost = Disconnected(f"the nats-server did not answer within {patience_s:g} s: it is frozen or far away")
         try:
             async with asyncio.timeout(patience_s):
                 while True:
@@ -136,7 +136,7 @@ class NatsBus:
 
     @property
     def closed(self) -> bool:
-        """For good."""
+        """Whether it is closed for good."""
         return self._closed
 
     @property
@@ -145,11 +145,11 @@ class NatsBus:
 
     @property
     def server_version(self) -> str:
-        """Version of the server we are connected to, for example `2.15.1`."""
+        """Version of the connected server, for example `2.15.1`."""
         return str(self._client.server_info.get("version", "unknown"))
 
     def statistics(self) -> dict[str, int]:
-        """Counters for operators: what is buffered, waiting and was reconnected."""
+        """Counters for operators: buffered bytes, waiting requests, reconnects."""
         return {
             "buffered_bytes": self._client.buffered_bytes,
             "waiting_requests": self._replies.waiting,
@@ -185,7 +185,7 @@ class NatsBus:
         client.send(publication(subject, reply, data, block))
 
     def publish_known(self, subject: str, data: bytes, reply: str) -> None:
-        """Publish to a subject that the server made, or we did: without the checks, and without keeping it in mind."""
+        """Publish to a subject that the server or we made: without checks, and without remembering it."""
         if not self._client.ready:
             raise self._unusable()
         self._send(subject, data, reply, None)
@@ -199,7 +199,7 @@ class NatsBus:
         if subject in self._forbidden:
             raise _not_permitted("publish to", subject)
         if _PLAIN_SUBJECT.fullmatch(subject) is not None:
-            pass  # nearly all, each new inbox and key among them
+            pass  # nearly all, including each new inbox and key
         elif not subject or _BAD_SUBJECT.search(subject):
             raise InvalidName(f"subject {subject[:80]!r} is empty, or has spaces or empty parts")
         elif _WILDCARD.search(subject):
@@ -211,7 +211,7 @@ class NatsBus:
 
     @staticmethod
     def _check_length(subject: str) -> None:
-        # Half for the subject, half for the reply.
+        # Half for the subject, half for the reply subject.
         if len(subject.encode()) > MAX_SUBJECT_BYTES // 2:
             raise InvalidName(
                 f"subject {subject[:40]!r}... has {len(subject.encode())} bytes, at most {MAX_SUBJECT_BYTES // 2} are "
@@ -254,7 +254,7 @@ class NatsBus:
     def start_request(
         self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None
     ) -> tuple[str, asyncio.Future[Message]]:
-        """Publish a request; for those who have many under way. End it with `finish_request` or `forget_request`."""
+        """Publish a request, for callers with many in flight. End it with `finish_request` or `forget_request`."""
         if not self._client.ready:
             raise self._unusable()
         if subject not in self._checked:
@@ -272,11 +272,11 @@ class NatsBus:
         return await self._replies.wait(reply, future, timeout_s)
 
     def forget_request(self, reply: str) -> None:
-        """Nobody waits for the answer any more."""
+        """Stop waiting for the answer."""
         self._replies.forget(reply)
 
     def new_inbox(self) -> str:
-        """A subject of our own to subscribe; not guessable, not even by who knows `inbox`."""
+        """A new subject to subscribe to; not guessable, even by those who know `inbox`."""
         return f"{self.inbox}.i.{self.ambient.token()}"
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
@@ -322,7 +322,7 @@ class NatsBus:
         found = self._streams.get(name)
         if found is not None and found.settings == settings:
             return found
-        if found is not None:  # it was opened otherwise: what exists decides
+        if found is not None:  # opened with other settings: the existing ones decide
             check_configuration(
                 f"the stream {name}", stream_configuration(name, settings), stream_configuration(name, found.settings)
             )
@@ -347,7 +347,7 @@ class NatsBus:
         stream_name, stream_settings = object_stream(name, settings)
         found = self._streams.get(stream_name)
         if found is None:
-            # As `nats object add` makes it, with values that expire besides.
+            # As `nats object add` creates it, plus values that expire.
             opened = NatsStream(
                 self,
                 stream_name,
@@ -376,7 +376,7 @@ class NatsBus:
                 log.exception("a listener of the connection failed", extra={"action": "bus.listener_failed"})
 
     def on_disconnected(self, reason: str) -> None:
-        """The client's news; see direct.Observer."""
+        """See ConnectionObserver."""
         log.warning(
             "lost the connection to the nats-server (%s); trying again until it is back",
             reason,
@@ -391,10 +391,10 @@ class NatsBus:
         self._announce(ConnectionEvent.DISCONNECTED)
 
     def on_reconnected(self) -> None:
-        # Whose permissions were changed was disconnected.
+        # A user whose permissions change is disconnected.
         self._refused.clear()
         self._forbidden.clear()
-        log.info("connected to the nats-server again", extra={"action": "bus.reconnected", "bus": self.name})
+        log.info("reconnected to the nats-server", extra={"action": "bus.reconnected", "bus": self.name})
         self._announce(ConnectionEvent.RECONNECTED)
 
     def on_closed(self) -> None:
@@ -408,7 +408,7 @@ class NatsBus:
     def on_server_error(self, text: str) -> None:
         found = _VIOLATION.search(text)
         if found is None:
-            log.error("the nats-server complains: %s", text, extra={"action": "bus.server_error", "bus": self.name})
+            log.error("error from the nats-server: %s", text, extra={"action": "bus.server_error", "bus": self.name})
             return
         kind, subject = found.group(1).lower(), found.group(2)
         log.error(
@@ -421,7 +421,7 @@ class NatsBus:
             self._refused.add(subject)
             self._untold.add(subject)
             return
-        # From now on `publish` says so as well.
+        # From now on `publish` raises, too.
         self._checked.discard(subject)
         if len(self._forbidden) >= _MAX_CHECKED_SUBJECTS:
             self._forbidden.clear()

@@ -1,9 +1,9 @@
-"""Large values in a stream, in pieces, as the `nats` command and the clients of NATS store them.
+"""Large values in a stream, in chunks, as the `nats` CLI and NATS clients store them.
 
-Bucket `B` is the stream `OBJ_B`. The pieces of a value have the subject `$O.B.C.<nuid>`, a new one for each version;
-the newest message of `$O.B.M.<base64 of the name>` describes it. A version is written whole before it is described, and
-the pieces of the one before are removed after that: a reader finds the one or the other, or neither of them whole, and
-then reads again.
+Bucket `B` is the stream `OBJ_B`. The chunks of a value have the subject `$O.B.C.<nuid>`, a new one for each version;
+the newest message of `$O.B.M.<base64 of the name>` describes it. A version is written completely before its
+description, and the chunks of the previous one are removed afterwards: a reader finds one or the other, or neither
+completely, and then reads again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .port.bus import BucketSettings, StorageUnavailable, Stream, StreamMessage,
 
 _CHUNK_BYTES: Final = 128 * 1024
 _HEADERS_BYTES: Final = 1024
-"""Room for headers in a message of the largest size."""
+"""Room for headers in a message of maximum size."""
 _MOST_NAME_CHARS: Final = 512
 _TRIES: Final = 3
-"""So often one version is read that cannot be read whole: its description may come from a server that is behind."""
+"""How often to read a version that seems incomplete: its description may come from a lagging server."""
 
 
 def object_stream(name: str, settings: BucketSettings) -> tuple[str, StreamSettings]:
@@ -64,7 +64,7 @@ class _Description:
 
     @classmethod
     def from_message(cls, message: StreamMessage | None) -> _Description | None:
-        """None: no value of that name."""
+        """None: there is no value of this name."""
         if message is None:
             return None
         try:
@@ -100,7 +100,7 @@ class StreamObjectStore:
         before = await self.stream.last(subject)
         nuid = self._ambient.token()
         headers = {} if ttl_s is None else {"Nats-TTL": ttl_header(ttl_s)}
-        # The pieces outlive their description: who has read that may still read them.
+        # The chunks outlive their description: whoever has read that can still read them.
         longer = {} if ttl_s is None else {"Nats-TTL": ttl_header(ttl_s + 5)}
         pieces = [data[start : start + self._chunk_bytes] for start in range(0, len(data), self._chunk_bytes)]
         description = _Description(nuid=nuid, size=len(data), chunks=len(pieces), digest=_digest(data))
@@ -122,7 +122,7 @@ class StreamObjectStore:
             description = _Description.from_message(await self.stream.last(subject))
             if description is None:
                 return None
-            # One that was replaced while we read it does not count, however often its writer is faster than we are.
+            # A version replaced while we read it does not count, however often its writer is faster than we are.
             tries = tries + 1 if description == before else 1
             before = description
             try:
@@ -171,7 +171,7 @@ class StreamObjectStore:
         try:
             await self.stream.purge(self._pieces_at(nuid))
         except Unavailable:
-            pass  # pieces that nobody describes stay; nothing is wrong but their place
+            pass  # chunks without a description stay; they only waste space
 
     def _pieces_at(self, nuid: str) -> str:
         return f"$O.{self.name}.C.{nuid}"

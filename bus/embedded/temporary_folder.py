@@ -1,8 +1,8 @@
-"""Temporary folders that do not outlive their process for long, even if it was killed.
+"""Temporary folders that do not outlive their process for long, even if it is killed.
 
-Each folder has a file `owner.pid`, which its process keeps locked while it lives. The next process that creates a
-folder removes those whose lock is free. The lock decides, not the pid: pids are reused, and mean nothing to another
-container that shares the folder for temporary files; a lock always ends with its process.
+Each folder has a file `owner.pid`, which its process keeps locked. The next process that creates a folder removes those
+whose lock is free. The lock decides, not the pid: pids are reused, and mean nothing in another container that shares
+the temporary directory; a lock always ends with its process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TemporaryFolder:
     """A new folder, created at once; folders left behind by dead processes are removed first.
 
     Args:
-        prefix: of its name; only folders with the same prefix are removed.
+        prefix: the start of its name; only folders with the same prefix are removed.
 
     Raises:
         OSError: it cannot be created.
@@ -40,7 +40,7 @@ class TemporaryFolder:
         self._lock = _mark(self.path)
 
     def remove(self) -> None:
-        """Remove it with all that is in it. Idempotent; what cannot be removed stays."""
+        """Remove it with its contents. Idempotent; what cannot be removed stays."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -57,7 +57,7 @@ class TemporaryFolder:
 
 
 def sweep(prefix: str) -> list[Path]:
-    """Remove the folders of this user whose process is dead; returns them. Never fails, and waits for nobody."""
+    """Remove this user's folders whose process is dead; returns them. Never fails or blocks."""
     swept: list[Path] = []
     if fcntl is None:
         return swept
@@ -69,23 +69,21 @@ def sweep(prefix: str) -> list[Path]:
 
 
 def _mark(folder: Path) -> int | None:
-    """Write and lock the owner's file; the lock lives as long as the descriptor that is returned."""
+    """Write and lock the owner's file; the lock lasts as long as the returned descriptor is open."""
     if fcntl is None:
         return None
     unready = folder / f"{_OWNER}.new"
     lock = os.open(unready, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(lock, f"{os.getpid()}\n".encode())
-    unready.rename(
-        folder / _OWNER
-    )  # it appears locked: nobody can take a folder that is just being made for a dead one's
+    unready.rename(folder / _OWNER)  # it appears locked: nobody can take a folder in the making for a dead process's
     return lock
 
 
 def _remove_if_left(folder: Path) -> bool:
     """
     Raises:
-        OSError: it is no such folder, its process lives, or somebody else was quicker.
+        OSError: it is not such a folder, its process is alive, or another process was faster.
     """
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
@@ -101,7 +99,7 @@ def _remove_if_left(folder: Path) -> bool:
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-        # The mark goes last: what was interrupted here is swept another time.
+        # The mark is removed last: a sweep interrupted here is completed by another.
         owner.unlink()
         folder.rmdir()
     finally:

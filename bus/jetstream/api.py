@@ -18,7 +18,7 @@ CONSUMER_NOT_FOUND: Final = 10014
 WRONG_LAST_SEQUENCE: Final = 10071
 TRANSIENT_CONFLICT: Final = 10164
 TOO_MANY_BATCHES: Final = 10210
-"""As many atomic batches are open on the stream as the server allows, ours or others'."""
+"""The stream has as many open atomic batches, ours or others', as the server allows."""
 ID_IN_PROCESS: Final = 10158
 _NOT_ENABLED: Final = (10039, 10076)
 _BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
@@ -45,13 +45,13 @@ class ApiError(StorageUnavailable):
 
     @property
     def temporary(self) -> bool:
-        """Worth trying again soon: no leader yet, or not enough peers known yet."""
+        """Whether to try again soon: there is no leader yet, or too few known peers."""
         return self.details.get("status") == 503 or self.number in (10005, 10008, 10074)
 
     @property
     def busy(self) -> bool:
-        """Another write of this id or key is on its way through the cluster, perhaps our own earlier try: ask again.
-        Until then it is open whether that one is stored."""
+        """Another write with this id or key is in flight in the cluster, perhaps our own earlier attempt: try again.
+        Until then it is unknown whether that one is stored."""
         return self.number in _BUSY
 
 
@@ -69,8 +69,8 @@ class JetStreamApi:
         """One request, for example `STREAM.INFO.KV_X`; `what` completes "JetStream refused to ...".
 
         Raises:
-            ApiError: JetStream said no.
-            StorageUnavailable: no answer, or nobody serves JetStream.
+            ApiError: JetStream answered with an error.
+            StorageUnavailable: no answer, or JetStream is not available.
             Disconnected: no connection.
         """
         data = b"" if body is None else json.dumps(body).encode()
@@ -85,11 +85,11 @@ class JetStreamApi:
         return parse_answer(answer, what)
 
     async def require(self, timeout_s: float | None = None) -> None:
-        """Check once for each server version that what we need is there.
+        """Check once per server version that the server supports what we need.
 
         Raises:
-            ServerUnsupported: too old, or without JetStream; the text has the version.
-            StorageUnavailable: no answer, which is what a cluster without a leader gives.
+            ServerUnsupported: it is too old or has no JetStream; the text has the version.
+            StorageUnavailable: no answer, as from a cluster without a leader.
         """
         version = self._bus.server_version
         if version == self._checked_version:
@@ -124,8 +124,8 @@ def parse_answer(answer: Message, what: str) -> dict[str, Any]:
     """The JSON object of an answer.
 
     Raises:
-        ApiError: it says that it failed.
-        StorageUnavailable: it is not JetStream's.
+        ApiError: the answer is an error.
+        StorageUnavailable: the answer is not from JetStream.
     """
     try:
         body = json.loads(answer.data)
@@ -133,7 +133,7 @@ def parse_answer(answer: Message, what: str) -> dict[str, Any]:
         body = None
     if not isinstance(body, dict):
         raise StorageUnavailable(
-            f"something that is not JetStream answered when asked to {what}: see who else listens on the subject"
+            f"something other than JetStream answered the request to {what}: find out who else listens on the subject"
         )
     error = body.get("error")
     if error:

@@ -24,16 +24,16 @@ _MOST_RETRY_S: Final = 1.0
 
 
 class Resubscriber:
-    """Common to watches and readers: start, end, and pauses between attempts.
+    """The common part of watches and readers: start, end, and pauses between attempts.
 
-    A subclass implements `_run`, which settles `_ready` when it delivers for the first time (or cannot), and `stop`.
+    A subclass implements `stop` and `_run`, which settles `_ready` when it first delivers (or fails to).
     """
 
     def __init__(self, bus: Transport) -> None:
         self._bus = bus
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._broken = asyncio.Event()
-        """It must be opened again."""
+        """Set when it must be opened again."""
         self._backoff = Backoff(_FIRST_RETRY_S, _MOST_RETRY_S)
         self._task: asyncio.Task[None] | None = None
 
@@ -41,7 +41,7 @@ class Resubscriber:
         """Return when it is ready; `what` completes "JetStream did not ... in time".
 
         Raises:
-            GanglineError: it does not get ready; nothing is left running.
+            GanglineError: it did not become ready; nothing is left running.
         """
         stop_listening = self._bus.on_connection(self._on_connection)
         self._task = asyncio.ensure_future(self._run())
@@ -68,11 +68,11 @@ class Resubscriber:
         raise NotImplementedError
 
     def _on_connection(self, event: ConnectionEvent) -> None:
-        # A consumer may survive a short loss, but what it delivered meanwhile did not reach us.
+        # A consumer may survive a short disconnection, but what it delivered meanwhile did not reach us.
         self._broken.set()
 
     async def _pause(self) -> None:
-        """Wait until the connection is back, else a while, and longer each time."""
+        """Wait for the connection to come back, but no longer than the backoff."""
         try:
             async with asyncio.timeout(self._backoff.delay_s):
                 await self._broken.wait()
@@ -84,15 +84,15 @@ log = logging.getLogger("gangline.bus")
 
 _HEARTBEAT_S: Final = 1.0
 _SILENCE_S: Final = 3.5
-"""Three heartbeats missed."""
+"""Three missed heartbeats."""
 _FORGOTTEN_AFTER_S: Final = 30
-"""The server removes a consumer whose connection has gone for so long."""
+"""The server removes a consumer whose connection has been gone for this long."""
 
 
 class PushConsumer:
-    """One push consumer: what it delivers comes in order, and without gaps. `open` once, then `close`.
+    """One push consumer: delivers in order and without gaps. `open` once, then `close`.
 
-    It never recovers by itself: a gap, silence, or its loss at the server ends it.
+    It never recovers by itself: a gap, silence or its removal at the server ends it.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class PushConsumer:
     ) -> None:
         """
         Args:
-            take: gets each message, and what `delivery` says of it.
-            on_broken: nothing more will come; told once.
-            on_idle: all that there is has been delivered; told now and then.
+            take: called with each message and its `delivery`.
+            on_broken: called once when nothing more will come.
+            on_idle: called from time to time when everything has been delivered.
         """
         self._bus = bus
         self._stream = stream
@@ -118,7 +118,7 @@ class PushConsumer:
         self._inbox = bus.new_inbox()
         self._subscription: NatsSubscription | None = None
         self._asked = False
-        """It may be there."""
+        """Whether the consumer may exist at the server."""
         self._delivered = 0
         """Consumer sequence of the last message; the next must be one more."""
         self._over = False
@@ -127,12 +127,12 @@ class PushConsumer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self, what: str, **configuration: object) -> int:
-        """Make it; returns how many messages wait to be delivered.
+        """Create it; returns how many messages are pending.
 
         Raises:
             StorageUnavailable, Disconnected, ApiError.
         """
-        # A subscription of its own: JetStream delivers with the subject of the stored message, not with ours.
+        # A separate subscription: JetStream delivers with the subject of the stored message, not with ours.
         self._subscription = await self._bus.subscribe(self._inbox, self._receive)
         fixed = {
             "name": self._name,
@@ -159,7 +159,7 @@ class PushConsumer:
         return int(made.get("num_pending", 0))
 
     def close(self) -> None:
-        """Remove it, without waiting. Idempotent."""
+        """Remove it without waiting. Idempotent."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -239,10 +239,10 @@ class OrderedConsumer(Resubscriber):
         return f"<OrderedConsumer of {self._pattern!r} in {self._stream.name!r}, next {self._next}>"
 
     async def start(self) -> None:
-        """Return when the server delivers.
+        """Return when the server starts to deliver.
 
         Raises:
-            StorageUnavailable, Disconnected, ApiError: it does not; nothing is left running.
+            StorageUnavailable, Disconnected, ApiError: it did not; nothing is left running.
         """
         await self._begin(f"start to deliver {self._pattern!r}")
 
@@ -271,7 +271,7 @@ class OrderedConsumer(Resubscriber):
                     self._ready.set_exception(error)
                     return
                 log.debug(
-                    "a reader waits: %s", error, extra={"action": "bus.reader_waits", "stream": self._stream.name}
+                    "a reader is waiting: %s", error, extra={"action": "bus.reader_waits", "stream": self._stream.name}
                 )
             finally:
                 self._close()
@@ -281,7 +281,7 @@ class OrderedConsumer(Resubscriber):
         await self._stream.upkeep.ensure(look=bool(self._stream_created))
         created = self._stream.upkeep.created
         if self._stream_created and created != self._stream_created:
-            self._next = 1  # a new stream: its sequences begin again
+            self._next = 1  # a new stream: its sequences start again
         self._stream_created = created
         self._push = PushConsumer(self._bus, self._stream.name, self._take, self._broken.set)
         await self._push.open(

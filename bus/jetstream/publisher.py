@@ -1,4 +1,4 @@
-"""Publishes into a stream: many acknowledgements may be pending at once, with a single timer."""
+"""Publishes to a stream: many acknowledgements can be pending, with a single timer."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from .transport import Transport
 
 _TICK_S: Final = 0.25
-"""How exactly time-outs are kept."""
+"""Precision of timeouts."""
 _SILENCE_S: Final = 1.0
-"""After so long without an answer we look whether the stream is still there: somebody else who listens on the subject
-keeps the server from saying "no responders"."""
+"""After this long without an answer, check whether the stream still exists: another subscriber on the subject prevents
+a "no responders"."""
 _NO_LEADER_S: Final = 1.0
-"""How long a stream without a leader is tried; stepping down takes half of it at most."""
+"""How long to retry a stream without a leader; a step-down takes at most half of that."""
 _RETRY_S: Final = 0.05
 
 
 class _StreamMade(Exception):
-    """The stream did not exist; it was created now, and lacks the message."""
+    """The stream did not exist; it has been created and lacks the message."""
 
 
 class Publisher:
-    """Publications into one stream.
+    """Publications to one stream.
 
     Each is a request. The connection's counter identifies the answers, and one timer for all handles timeouts.
     """
@@ -44,7 +44,7 @@ class Publisher:
         self._patterns = [SubjectPattern(text) for text in subjects]
         self._under: tuple[str, ...] = tuple(text[:-1] for text in subjects if text.endswith(".>") and "*" not in text)
         self._flights: dict[asyncio.Future[Message], tuple[float, float]] = {}
-        """When each was sent, and its deadline; the oldest first."""
+        """When each was sent, and its deadline; oldest first."""
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -57,7 +57,7 @@ class Publisher:
         start = self._loop.time()
         deadline = start + (self._bus.api.timeout_s if timeout_s is None else timeout_s)
         earlier = False
-        """The server knows of an earlier try with this id, which may come to be stored."""
+        """The server knows an earlier attempt with this id, which may still be stored."""
         while True:
             if not self._upkeep.exists:
                 await self._upkeep.ensure()
@@ -104,7 +104,7 @@ class Publisher:
 
     @staticmethod
     def _judged(error: ApiError, earlier: bool) -> Unavailable:
-        """What the server says, as an error that tells whether to try again."""
+        """The server's error as an error that says whether to try again."""
         status = error.details.get("status")
         if error.temporary or not isinstance(status, int) or not 400 <= status < 500:
             return StorageUnavailable(error.message, details=error.details, may_have_started=earlier)
@@ -141,12 +141,12 @@ class Publisher:
                     if sent_at <= before and not future.done():
                         future.set_exception(_StreamMade())
         except (Unavailable, ClosedError):
-            pass  # whoever waits will hear of it
+            pass  # the waiting publishers get an error of their own
         finally:
             self._looking = None
 
     def stop(self) -> None:
-        """The bus closes."""
+        """The bus is closing."""
         if self._timer is not None:
             self._timer.cancel()
         if self._looking is not None:
@@ -154,7 +154,7 @@ class Publisher:
 
 
 def _plain(data: bytes) -> dict[str, Any] | None:
-    """The usual acknowledgement; None: look closer."""
+    """A plain acknowledgement; None: parse it fully."""
     if not data.startswith(b'{"stream":'):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The JetStream transport of a pull consumer; `consuming` makes the decisions."""
+"""The JetStream transport of a pull consumer; streams.pull_consumer makes the decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CONSUMER_EXISTS: Final = (10148, 10105, 10013)
 _TAKEN: Final = (10099, 10100)
-"""A work queue has a consumer of these subjects already."""
+"""A work queue already has a consumer for these subjects."""
 _PATIENCE_S: Final = 2.0
 _TIMED_OUT: Final = "408"
 _HEARTBEAT: Final = "100"
@@ -43,7 +43,7 @@ async def open_consumer(
     on_acknowledged: Callable[[list[int]], None] | None,
     on_end: Callable[[PullConsumer], None],
 ) -> PullConsumer:
-    """Make the consumer, or open the one of that name and filter.
+    """Create the consumer, or open the existing one with this name and filter.
 
     Raises:
         ConsumerTaken, StorageUnavailable, Disconnected.
@@ -103,10 +103,10 @@ def _delivered(info: dict[str, Any]) -> int:
 
 
 class JetStreamPullTransport:
-    """Implements consuming.PullTransport.
+    """Implements pull_consumer.PullTransport.
 
-    One wildcard subscription takes all: deliveries have the stored message's subject and an acknowledgement subject to
-    reply to; statuses come to `<inbox>.<generation>`, confirmations to `<inbox>.a<number>`.
+    One wildcard subscription receives everything: deliveries have the stored message's subject and an acknowledgement
+    subject to reply to; statuses come to `<inbox>.<generation>`, confirmations to `<inbox>.a<number>`.
     """
 
     def __init__(self, stream: ConsumedStream, name: str, pattern: str, owner: PullConsumer) -> None:
@@ -120,11 +120,11 @@ class JetStreamPullTransport:
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{name}"
         self._created = ""
         self._delivered = 0
-        """Consumer sequence of the newest delivery that we know of; the server takes no refusal of a later one."""
+        """Consumer sequence of the newest known delivery; the server accepts no refusal of a later one."""
         self._subscription: NatsSubscription | None = None
 
     async def open(self, created: str) -> None:
-        """Listen; `created` tells our consumer from another of its name."""
+        """Subscribe; `created` tells our consumer from another of the same name."""
         self._created = created
         self._subscription = await self._bus.subscribe(f"{self._inbox}.*", self._receive)
 
@@ -165,7 +165,7 @@ class JetStreamPullTransport:
         if tail.startswith("a"):
             if headers is None:
                 self._owner.on_acknowledged(int(tail[1:]))
-            else:  # 503: nobody takes acknowledgements of this consumer
+            else:  # 503: nobody accepts acknowledgements of this consumer
                 self._owner.on_trouble()
             return
         if headers is None or tail != str(self._owner.generation):

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 _NOT_DELETED: Final = 10043
 _DELETE_FAILED: Final = 10057
 _NOTHING_TO_DELETE: Final = ("no message found", "stream store EOF")
-"""Why it failed, when there was no such message."""
+"""Descriptions of the error if there was no such message."""
 
 
 class NatsStream:
-    """Implements port.Stream. Made by `NatsBus.stream`.
+    """Implements port.Stream. Created by `NatsBus.stream`.
 
     Args:
-        more: configuration beside what the settings say.
+        more: additional configuration.
         sources: see StreamAdmin.
     """
 
@@ -85,7 +85,7 @@ class NatsStream:
             subjects.update(page)
             if body is None or not page or len(subjects) >= int(found.get("total", 0)):
                 break
-            body["offset"] += len(page)  # the server lists so many subjects at once
+            body["offset"] += len(page)  # the server lists this many subjects at once
         state = found["state"]
         return StreamState(
             messages=int(state["messages"]),

@@ -1,4 +1,4 @@
-"""Creates a stream when it is first used, and again if a restarted server has lost it."""
+"""Creates a stream on first use, and again if a restarted server has lost it."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ log = logging.getLogger("gangline.bus")
 
 _RETRY_S: Final = 0.1
 _PATIENCE_S: Final = 2.0
-"""An API request without an answer for so long is asked again: whoever had it may be gone."""
+"""An API request without an answer for this long is repeated: its receiver may be gone."""
 
 
 class NotOurStream(NotPermitted):
-    """This requires a user with more permissions; one may be about to do it."""
+    """Only a user with more permissions can do this, and one may be about to."""
 
 
 class StreamAdmin:
     """One stream of a connection.
 
     Args:
-        stream: its name at the server.
-        label: its name for people.
-        configuration: with which it is created, and with which one that exists is compared.
-        sources: made before this one: a server that finds a source missing looks for it less and less often.
-        first: the sequence that one which is made now begins with; None: 1.
-        seen: the highest sequence that we know to be used. A cluster makes a stream that it lost by itself, and counts
-            from the same number on: what was used is skipped then.
+        stream: its name on the server.
+        label: its name in messages.
+        configuration: used to create it; an existing stream is compared with it.
+        sources: created before this one: a server that misses a source looks for it less and less often.
+        first: returns the first sequence of a stream created now; None: 1.
+        seen: returns the highest sequence known to be used. A cluster recreates a stream that it lost by itself, and
+            counts from the same number again: used sequences are skipped then.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class StreamAdmin:
         self._first = first
         self._seen = seen
         self.exists = False
-        """Whether the stream was there when we last looked; False after every reconnect."""
+        """Whether the stream existed at the last check; False after every reconnect."""
         self.made = False
-        """Whether the stream was ever there, or made by us."""
+        """Whether the stream has ever existed, or was created by us."""
         self.created = ""
-        """When it was made, as the server writes it: tells a new stream from an old one of the same name."""
+        """Creation time, as the server writes it: tells a new stream from an old one of the same name."""
         self._few_consumers = False
-        """This account may not have streams of as many consumers as ours ask for."""
+        """Whether the account's consumer limit is below what our streams ask for."""
         self._unbounded = False
-        """The server has no room to reserve."""
+        """Whether the server has no storage left to reserve."""
         self._warned = False
         self._making: asyncio.Future[bool] | None = None
         self._stop_listening = bus.on_connection(self._on_connection)
@@ -76,10 +76,10 @@ class StreamAdmin:
             self.exists = False
 
     async def ensure(self, *, look: bool = False) -> bool:
-        """Make the stream if it is not there; True if it was made now.
+        """Create the stream if it does not exist; True if it was created now.
 
         Args:
-            look: ask the server even if the stream was there before.
+            look: ask the server even if the stream existed before.
 
         Raises:
             StorageUnavailable, ServerUnsupported, Disconnected, InvalidSettings.
@@ -93,8 +93,8 @@ class StreamAdmin:
         return await asyncio.shield(self._making)
 
     async def restore(self, timeout_s: float) -> bool:
-        """Look whether the stream is there and make it if it is not; True if it was made. No answer within
-        `timeout_s` is no news, and no error."""
+        """Create the stream if it does not exist; True if it was created. No answer within `timeout_s` counts as False,
+        not as an error."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.ensure(look=True)
@@ -102,10 +102,10 @@ class StreamAdmin:
             return False
 
     async def vanished(self) -> bool:
-        """Whether JetStream says that the stream is not there.
+        """Whether JetStream says that the stream does not exist.
 
         Raises:
-            StorageUnavailable: it does not say.
+            StorageUnavailable: it does not answer.
         """
         try:
             await self._bus.api.call(f"STREAM.INFO.{self._stream}", what=f"look at {self._label}")
@@ -119,10 +119,11 @@ class StreamAdmin:
     async def ask(
         self, operation: str, body: Mapping[str, Any] | None = None, *, what: str, repeatable: bool = True
     ) -> dict[str, Any]:
-        """An API request about the stream, made again if it vanished; tried until the storage time-out is over.
+        """An API request about the stream, which is recreated if it vanished; repeated until the storage timeout is
+        over.
 
         Args:
-            repeatable: asked again even if it may have been done already.
+            repeatable: repeat it even if it may have been carried out.
 
         Raises:
             ApiError: refused for good.
@@ -154,7 +155,7 @@ class StreamAdmin:
     def _made(self, task: asyncio.Future[bool]) -> None:
         self._making = None
         if not task.cancelled():
-            task.exception()  # whoever waited has it; nobody may have
+            task.exception()  # those who waited have it; perhaps nobody did
 
     async def _make(self) -> bool:
         loop = asyncio.get_running_loop()
@@ -165,7 +166,7 @@ class StreamAdmin:
                 await self._bus.api.require(patience_s)
                 made = await self._look_or_create(patience_s)
             except (StorageUnavailable, NotOurStream) as error:
-                # A cluster that has just started or lost its leader: for a while nobody, or a refusal.
+                # A cluster that has just started or lost its leader: no answer or a refusal for a while.
                 lasting = isinstance(error, ApiError) and not error.temporary
                 if lasting or loop.time() + _RETRY_S > deadline:
                     raise
@@ -203,23 +204,23 @@ class StreamAdmin:
             )
         except NotPermitted as error:
             raise NotOurStream(
-                f"{self._label} is not there, and this user may not make it ({error.message}): start those first who "
-                f"may, for example a dispatcher or a coordinator",
+                f"{self._label} does not exist, and this user may not create it ({error.message}): first start a "
+                f"process that may, for example a dispatcher or a coordinator",
                 details=error.details,
             ) from error
         except ApiError as error:
             if error.number == OVERLAP:
                 raise InvalidSettings(
-                    f"{self._label} cannot be made, because another stream has its subjects: an earlier version made "
-                    "that one (docs/how-to/run-in-production.md, 'Upgrade the streams'), or somebody else. Remove it "
-                    "if it may go, or use another namespace"
+                    f"{self._label} cannot be created, because another stream has its subjects: an earlier version "
+                    "(docs/how-to/run-in-production.md, 'Upgrade the streams') or somebody else created that one. "
+                    "Remove it if you do not need it, or use another namespace"
                 ) from error
             if error.number == TOO_MANY_CONSUMERS and not self._few_consumers:
                 self._few_consumers = True
                 return await self._look_or_create(timeout_s)
             if configuration.get("max_bytes", UNLIMITED) != UNLIMITED and _is_full(error):
                 log.warning(
-                    "the server cannot reserve the %d bytes of %s, which has no bound now: give it more room, or set "
+                    "the server cannot reserve the %d bytes of %s, which has no limit now: give it more space, or set "
                     "GANGLINE_MAX_BYTES (%s)",
                     configuration["max_bytes"],
                     self._label,
@@ -247,14 +248,14 @@ class StreamAdmin:
             except (NotPermitted, ApiError) as error:
                 self._warn(", ".join(changes), f"open it once as an operator, or edit it ({error.message})")
             else:
-                log.info("%s was brought up to date: %s", self._label, changes, extra={"action": "bus.stream_updated"})
+                log.info("updated %s: %s", self._label, changes, extra={"action": "bus.stream_updated"})
         if found.get("allow_msg_schedules") and not self._configuration.get("allow_msg_schedules"):
-            self._warn("allow_msg_schedules", f"make it anew when it may go (nats stream rm {self._stream})")
+            self._warn("allow_msg_schedules", f"recreate it when you can do without it (nats stream rm {self._stream})")
 
     def _warn(self, fields: str, remedy: str) -> None:
         if not self._warned:
             log.warning(
-                "%s has %s as an earlier version made it, which lets whoever may write to it harm others: %s",
+                "%s has %s as an earlier version made it, which lets anyone who may write to it harm others: %s",
                 self._label,
                 fields,
                 remedy,
@@ -273,8 +274,8 @@ class StreamAdmin:
                 )
             except NotPermitted as error:
                 raise NotOurStream(
-                    f"{self._label} was lost and begins anew, and this user may not have it go on where it was "
-                    f"({error.message}): start those first who may, for example a coordinator or a dispatcher",
+                    f"{self._label} was lost and starts again, and this user may not let it continue where it was "
+                    f"({error.message}): first start a process that may, for example a coordinator or a dispatcher",
                     details=error.details,
                 ) from error
 

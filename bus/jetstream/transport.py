@@ -1,4 +1,4 @@
-"""What streams and buckets need from the connection: the bus, and requests of which many may be pending."""
+"""What streams and buckets need from the connection: the bus, and requests of which many can be pending."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Transport(Bus, Protocol):
     def closed(self) -> bool: ...
 
     def new_inbox(self) -> str:
-        """A subject of our own to subscribe; not guessable."""
+        """A new subject to subscribe to; not guessable."""
         ...
 
     def publish_known(self, subject: str, data: bytes, reply: str) -> None:
-        """Publish to a subject that the server made, or we did: without the checks, and without keeping it in mind."""
+        """Publish to a subject that the server or we made: without checks, and without remembering it."""
         ...
 
     def start_request(
         self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None
     ) -> tuple[str, asyncio.Future[Message]]:
-        """Publish a request; for those who have many under way. End it with `finish_request` or `forget_request`."""
+        """Publish a request, for callers with many in flight. End it with `finish_request` or `forget_request`."""
         ...
 
     async def finish_request(self, reply: str, future: asyncio.Future[Message], timeout_s: float) -> Message:
@@ -40,7 +40,7 @@ class Transport(Bus, Protocol):
         ...
 
     def forget_request(self, reply: str) -> None:
-        """Nobody waits for the answer any more."""
+        """Stop waiting for the answer."""
         ...
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:

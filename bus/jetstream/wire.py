@@ -14,16 +14,16 @@ from ..nats_client.protocol import decode_headers
 from ..port.bus import ConsumerSettings, ConsumerState, Message, StreamMessage, StreamSettings
 
 MAX_CONSUMERS: Final = 1_000_000
-"""In the configuration of each stream that we make. Without a number (-1) a server has a limit of its own, 1000 from
-version 2.15 on; and each queue of tasks is a consumer, and so is each watch of a bucket."""
+"""In the configuration of each stream that we create. Without a number (-1) the server has a limit of its own, 1000
+since version 2.15, and each task queue and each watch of a bucket is a consumer."""
 UNLIMITED: Final = -1
-"""For an account that may have fewer: its own limit holds."""
+"""For an account with a lower limit: that limit applies."""
 RESERVED: Final = (10002, 10023, 10028, 10047)
-"""The server's numbers for a stream whose `max_bytes` it cannot reserve."""
+"""The server's error numbers for a stream whose `max_bytes` it cannot reserve."""
 OVERLAP: Final = 10065
-"""The server's number for a stream with subjects of another."""
+"""The server's error number for a stream whose subjects overlap with another's."""
 TOO_MANY_CONSUMERS: Final = 10026
-"""The server's number for it."""
+"""The server's error number for too many consumers."""
 
 SECOND_NS: Final = 1_000_000_000
 ACK_PREFIX: Final = "$JS.ACK."
@@ -31,14 +31,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def check_name(name: str, what: str) -> str:
-    """Raises InvalidName if `name` cannot be that of a stream or a consumer."""
+    """Raises InvalidName if `name` is not valid for a stream or a consumer."""
     if not _NAME.fullmatch(name):
         raise InvalidName(f"{what} {name[:80]!r} may only have letters, digits, '_' and '-'")
     return name
 
 
 def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
-    """How a stream is made. (The server refuses schedules in a stream that discards new messages.)"""
+    """The configuration of a new stream. (The server refuses schedules in a stream that discards new messages.)"""
     configuration: dict[str, Any] = {
         "name": name,
         "subjects": list(settings.subjects),
@@ -52,7 +52,7 @@ def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
         "storage": str(settings.storage),
         "num_replicas": settings.replicas,
         "duplicate_window": int(_window_s(settings) * SECOND_NS),
-        # An answer to DIRECT.GET is the stored message as it is, and goes to whatever subject the request names.
+        # DIRECT.GET would send a stored message unchanged to any subject that the request names.
         "allow_direct": False,
         "allow_msg_ttl": settings.expiring,
         "allow_atomic": True,
@@ -68,7 +68,7 @@ def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
 
 
 def _window_s(settings: StreamSettings) -> float:
-    """The server wants it to be no longer than the messages live."""
+    """The server requires that it is no longer than messages are kept."""
     return min(settings.duplicates_s, settings.max_age_s) if settings.max_age_s else settings.duplicates_s
 
 
@@ -79,33 +79,33 @@ _FREE: Final = frozenset(
         *("deny_delete", "deny_purge", "allow_atomic", "allow_batched", "allow_msg_ttl"),
     )
 )
-"""What may differ in a stream that exists: operators tune it, or it takes nothing away. (What we need to be switched on
-is looked at besides.)"""
+"""What may differ in an existing stream: operators tune it, or it does no harm. (The switches that we need are checked
+as well.)"""
 _LIMITS: Final = frozenset(("max_age", "max_msgs"))
-"""Likewise, where messages have an end anyway."""
+"""What may differ, too, if messages expire anyway."""
 _MENDED: Final = frozenset(
     ("allow_direct", "mirror_direct", "allow_rollup_hdrs", "subject_delete_marker_ttl", "discard")
 )
-"""What an update brings to where it belongs."""
+"""What an update corrects."""
 _NEEDED: Final = ("allow_atomic", "allow_msg_ttl", "allow_msg_schedules")
 _NONE: Final[frozenset[str]] = frozenset()
 _NEVER_OFF: Final = frozenset(("allow_msg_schedules", "allow_rollup_hdrs"))
-"""What no update switches off: schedules, and the rollup that comes with them."""
+"""What no update switches off: schedules, and the rollup that they imply."""
 _MOVE: Final = "If it has tasks, move them (docs/how-to/run-in-production.md, 'Upgrade the streams'). "
 
 
 def check_configuration(what: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare the configuration of a stream that exists with the one that we would make. Everything counts that is not
-    known to be harmless: a stream with a subject more, a source or `republish` gives what is stored to somebody else.
+    """Compare the configuration of an existing stream with the one that we would create. Every difference counts unless
+    known to be harmless: a stream with another subject, a source or `republish` passes stored data on to others.
 
     Args:
-        what: for people, as in "stream 'X'".
+        what: its name in messages, as in "stream 'X'".
 
     Returns:
-        Changes that bring it to where it belongs, by an update; empty: it is as it should be.
+        The changes for an update; empty: it is as it should be.
 
     Raises:
-        InvalidSettings: it must not be used.
+        InvalidSettings: the stream must not be used.
     """
     name = wanted["name"]
     for switch in _NEEDED:
@@ -130,13 +130,13 @@ def check_configuration(what: str, wanted: Mapping[str, Any], found: Mapping[str
     if wrong:
         raise InvalidSettings(
             f"{what} exists with {'; '.join(wrong)[:800]}: another version made it, or somebody else. "
-            f"{_MOVE if kept else ''}Delete it (nats stream rm {name}) if it may go, or use another namespace"
+            f"{_MOVE if kept else ''}Delete it (nats stream rm {name}) if you do not need it, or use another namespace"
         )
     return changes
 
 
 def _normal(field: str, value: Any) -> Any:
-    """Without the difference between what is left out and what says nothing."""
+    """Normalize: an omitted value equals an empty one."""
     if field in ("subjects", "sources"):
         return sorted((_plain(each) for each in value or ()), key=json.dumps)
     if field in ("max_msgs", "max_msgs_per_subject"):
@@ -151,7 +151,7 @@ def _plain(value: Any) -> Any:
 
 
 def consumer_configuration(name: str, settings: ConsumerSettings) -> dict[str, Any]:
-    """A durable one, since others end with the server; `inactive_s` still removes it."""
+    """A durable consumer, since others end with the server; `inactive_s` still removes it."""
     configuration: dict[str, Any] = {
         "durable_name": name,
         "name": name,
@@ -171,7 +171,7 @@ def consumer_configuration(name: str, settings: ConsumerSettings) -> dict[str, A
 
 
 def consumer_state(info: Mapping[str, Any]) -> ConsumerState:
-    """From a consumer's info, without the metadata that the server adds."""
+    """Parse a consumer's info, without the metadata that the server adds."""
     configuration = info.get("config") or {}
     metadata = configuration.get("metadata") or {}
     return ConsumerState(
@@ -184,8 +184,8 @@ def consumer_state(info: Mapping[str, Any]) -> ConsumerState:
 
 
 def delivery(reply: str) -> list[int]:
-    """What an acknowledgement subject tells of a delivered message: how often it was delivered, its sequence in the
-    stream, which of the consumer's deliveries it is, when it was stored (in ns), and how many more wait.
+    """What an acknowledgement subject says about a delivered message: its delivery count, its sequence in the stream,
+    its consumer sequence, when it was stored (in ns), and how many more are pending.
 
     Nine parts, or at least eleven with domain and account before the stream:
     `$JS.ACK[.<domain>.<account>].<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>`
@@ -196,7 +196,7 @@ def delivery(reply: str) -> list[int]:
 
 
 def delivered_message(message: Message, of: list[int] | None = None) -> tuple[StreamMessage, int]:
-    """What a consumer delivered, and which of its deliveries it is. `of`: its `delivery`, if that is known."""
+    """The delivered message and its consumer sequence. `of`: its `delivery`, if known."""
     delivered, sequence, ordinal, at, _ = of or delivery(message.reply)
     stored = StreamMessage(
         message.subject, message.data, message.headers, sequence, at / SECOND_NS, delivered, message.reply
@@ -205,12 +205,12 @@ def delivered_message(message: Message, of: list[int] | None = None) -> tuple[St
 
 
 def ack_subject(stream: str, consumer: str, sequence: int, consumer_sequence: int) -> str:
-    """Where to acknowledge, or refuse, a message that was delivered and never came."""
+    """Where to acknowledge or refuse a message that was delivered but never arrived."""
     return f"{ACK_PREFIX}{stream}.{consumer}.1.{sequence}.{consumer_sequence}.0.0"
 
 
 def stored_message(message: Mapping[str, Any]) -> StreamMessage:
-    """From the answer of STREAM.MSG.GET."""
+    """Parse the answer of STREAM.MSG.GET."""
     block = base64.b64decode(message.get("hdrs") or "")
     return StreamMessage(
         subject=str(message["subject"]),
@@ -222,5 +222,5 @@ def stored_message(message: Mapping[str, Any]) -> StreamMessage:
 
 
 def unix_time(text: str) -> float:
-    """Of an RFC 3339 time with up to nine decimals."""
+    """Unix time of an RFC 3339 time with up to nine decimals."""
     return datetime.fromisoformat(text).timestamp()

@@ -1,7 +1,7 @@
 """Atomic batches (nats-server 2.12): all writes or none, in one round trip.
 
 All messages but the last are published; the last is a request that commits. Its acknowledgement is the commit point.
-Every stored message keeps its `Nats-Batch-Id`, so after a timeout it can be checked whether the batch was committed.
+Every stored message keeps its `Nats-Batch-Id`, so that after a timeout we can check whether the batch was committed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_WRITES: Final = 1000
 _BATCH_ID: Final = "Nats-Batch-Id"
 _SILENCE_S: Final = 2.0
-"""A commit that takes longer is sent again, under another id; conditions keep it from being written twice."""
+"""A commit that takes longer is sent again under another id; its conditions prevent a second write."""
 _RETRY_S: Final = 0.01
 _MOST_RETRY_S: Final = 0.2
 
@@ -41,7 +41,7 @@ class AtomicBatch:
         self._bus = bucket.bus
         self._writes = writes
         self._expected = [write.revision for write in writes]
-        """Revision to condition each write on; differs from the caller's 0 where a marker stands."""
+        """Revision that each write is conditioned on; differs from the caller's 0 where there is a marker."""
         self._tried: set[str] = set()
         """Batch ids whose outcome is unknown."""
 
@@ -49,7 +49,7 @@ class AtomicBatch:
         """The revision of the last write.
 
         Raises:
-            Conflict: some condition is not met, nothing was written.
+            Conflict: a condition is not met; nothing was written.
             StorageUnavailable: no leader, or the outcome is unknown.
             Disconnected.
         """
@@ -133,11 +133,11 @@ class AtomicBatch:
         return headers
 
     async def _after_conflict(self) -> int | None:
-        """Find out why: our own earlier commit (its revision), a marker where nothing should be (None: try again), or
-        a condition that is really not met.
+        """Find the cause: our own earlier commit (returns its revision), a marker where nothing should be (None: try
+        again), or a condition that is really not met.
 
         Raises:
-            Conflict: that.
+            Conflict: the condition is really not met.
         """
         last = await self._bucket.stored(self._writes[-1].key)
         committed = self._committed(last)
@@ -155,7 +155,7 @@ class AtomicBatch:
             elif actual != write.revision or (stored is not None and stored.marker):
                 raise conflict(write, stored)
         if not changed:
-            # Every condition holds by now: it was met again in between. Not ours to judge; let the caller read.
+            # Every condition is met by now. That is not ours to judge; let the caller read.
             raise Conflict("a condition of the atomic batch was not met a moment ago: read the keys again")
         return None
 
@@ -171,7 +171,7 @@ class AtomicBatch:
         return None
 
     def _is_mine(self, last: StoredEntry) -> bool:
-        """An earlier `commit` of the same content whose outcome its caller never learnt."""
+        """Whether this is an earlier `commit` of the same content whose outcome its caller never learnt."""
         wanted = self._writes[-1]
         same = last.marker if wanted.value is None else last.value == wanted.value
         return same and last.headers.get("Nats-Batch-Sequence") == str(len(self._writes))

@@ -33,7 +33,7 @@ _MAX_UNSURE_BATCHES: Final = 256
 
 
 class NatsKeyValue:
-    """Implements port.KeyValue. Made by `NatsBus.bucket`."""
+    """Implements port.KeyValue. Created by `NatsBus.bucket`."""
 
     def __init__(self, bus: Transport, name: str, settings: BucketSettings) -> None:
         self.name = check_bucket(name)
@@ -49,7 +49,7 @@ class NatsKeyValue:
             seen=lambda: self._seen,
         )
         self._seen = 0
-        """The highest revision seen: those of a bucket made anew go on above it."""
+        """The highest revision seen: a recreated bucket continues above it."""
         self._watches: set[BucketWatch] = set()
         self._writer = KvWriter(self)
         self.unsure_batches: deque[str] = deque(maxlen=_MAX_UNSURE_BATCHES)
@@ -60,17 +60,17 @@ class NatsKeyValue:
 
     @property
     def made(self) -> bool:
-        """Whether the stream was ever there, or made by us."""
+        """Whether the stream has ever existed, or was created by us."""
         return self._upkeep.made
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
     async def ensure(self, *, look: bool = False) -> bool:
-        """Make the stream if it is not there; see StreamAdmin.ensure."""
+        """Create the stream if it does not exist; see StreamAdmin.ensure."""
         return await self._upkeep.ensure(look=look)
 
     async def restore(self, timeout_s: float) -> bool:
-        """Look for the stream without insisting; see StreamAdmin.restore."""
+        """Restore the stream if possible; see StreamAdmin.restore."""
         return await self._upkeep.restore(timeout_s)
 
     def _see(self, revision: int) -> int:
@@ -78,7 +78,7 @@ class NatsKeyValue:
         return revision
 
     async def vanished(self) -> bool:
-        """Whether JetStream says that the stream is not there; see StreamAdmin.vanished."""
+        """Whether JetStream says that the stream does not exist; see StreamAdmin.vanished."""
         return await self._upkeep.vanished()
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -90,11 +90,11 @@ class NatsKeyValue:
         return None if stored is None or stored.marker else stored.entry()
 
     async def stored(self, key: str) -> StoredEntry | None:
-        """The newest message of a key from the stream's leader, markers included."""
+        """The newest message of a key, read from the stream's leader; also a marker."""
         return await self.read({"last_by_subj": self.prefix + key})
 
     async def read(self, query: Mapping[str, Any]) -> StoredEntry | None:
-        """One message from the stream's leader; None: there is none."""
+        """One message, read from the stream's leader; None: there is none."""
         try:
             answer = await self.bus.api.call(f"STREAM.MSG.GET.{self.stream}", query, what=f"read from {self.name}")
         except ApiError as error:
@@ -164,7 +164,7 @@ class NatsKeyValue:
         return await self.bus.subscribe(self.prefix + check_pattern(pattern), passed)
 
     def stop(self) -> None:
-        """The bus closes: end the watches."""
+        """The bus is closing: end the watches."""
         for watch in list(self._watches):
             watch.stop()
         self._upkeep.stop()

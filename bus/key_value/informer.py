@@ -1,17 +1,17 @@
-"""A local copy of a part of a bucket: listed, updated by observed writes, and listed again every few seconds.
+"""A local copy of part of a bucket: listed, updated by observed writes, and listed again every few seconds.
 
-Works on any bucket of the port, with the operations that every user is allowed: list, read a key, observe.
+Works on any bucket of the port, with the operations that every user may use: list, read a key, observe.
 
 Laws:
 
-1. Storage decides. An observed write may still be refused by storage, or not be visible there yet. So its key is read,
-   and read again until storage shows the write, for `STORED_WITHIN_S`; then the stored value counts.
+1. Storage decides. An observed write may still be refused by storage, or not be visible there yet. So its key is read
+   until storage shows the write, for at most `STORED_WITHIN_S`; after that the stored value counts.
 2. Lists and reads are sequential, so none undoes another.
-3. A failure removes nothing. A list may come from a replica that lags behind: keys that it lacks, or shows in an older
-   version, are handled as `Absent` says.
+3. A failure removes nothing. A list may come from a lagging replica: keys that it lacks, or has in an older version,
+   are handled as `Absent` says.
 4. A value that cannot be parsed changes nothing: the previous one stays.
-5. `on_change` is called for all keys of a list and for each key that is read, changed or not, once the whole list is
-   known. A listener that wants only changes compares old and new.
+5. `on_change` is called for all keys of a list, once the whole list is known, and for each key that is read, changed or
+   not. A listener that wants only changes compares old and new.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STORED_WITHIN_S: Final = 2.0
 _LOOK_AGAIN_S: Final = 0.05
 _AGAIN_S: Final = 0.05
 _AGAIN_MAX_S: Final = 1.0
-"""Between two tries to list for the first time; later it is `resync_s`."""
+"""Maximum pause between attempts at the first list; later it is `resync_s`."""
 
 V = TypeVar("V")
 
@@ -49,27 +49,27 @@ class Absent(Enum):
     """What to do if a list lacks a known key."""
 
     GONE = "gone"
-    """It is gone, and what the list shows is how things stand, be it older: for those who remove nothing by it."""
+    """It is gone, and the list counts even if it is older: for users who remove nothing because of it."""
     ASK = "ask"
-    """The stream's leader is asked for it, and for what the list shows older than it is known."""
+    """Read it, and keys that the list has in an older version than known, from the stream's leader."""
     TWICE = "twice"
     """It is gone when two lists in a row lack it: one alone may be of a bucket that vanished and is being filled again.
-    The leader is asked for what the list shows older than it is known."""
+    Keys that the list has in an older version than known are read from the leader."""
 
 
 class _Passed(NamedTuple):
     value: bytes | None
     """None: a deletion."""
     until: float
-    """Loop time from which storage's word counts, whatever passed."""
+    """Loop time from which the stored value counts, whatever passed."""
 
 
 class _Known(NamedTuple, Generic[V]):
     revision: int
     digest: int
-    """Both of what was read last, valid or not."""
+    """Revision and digest of the last read value, valid or not."""
     value: V | None
-    """What could be parsed last, if values are kept."""
+    """The last value that could be parsed, if values are kept."""
     valid: bool
 
     def is_of(self, entry: KvEntry) -> bool:
@@ -77,7 +77,7 @@ class _Known(NamedTuple, Generic[V]):
 
 
 class BucketInformer(Generic[V]):
-    """See the module's text. Nothing is read before `start`, `ready` or `refresh`."""
+    """See the module's docstring. Nothing is read before `start`, `ready` or `refresh`."""
 
     def __init__(
         self,
@@ -103,21 +103,22 @@ class BucketInformer(Generic[V]):
     ) -> None:
         """
         Args:
-            bucket: opens it; repeated until it succeeds.
-            observed: patterns of keys whose writes are looked at as they pass.
-            parse: the value of an entry. None: it is none of ours. GanglineError or ValueError: it cannot be read.
-            on_change: told key, old and new value; None: there is none. What it returns is awaited, before anything
-                else is read: it must not wait for `refresh`.
-            on_passing: sees a write first, as it passes; True: it need not be read.
-            on_unreadable: told once of each value that cannot be parsed; it is logged unless given.
-            listed: patterns that are listed, asked for one by one, each when what the one before showed was told.
-                All of `observed` at once unless given.
-            subscribe: what else is followed, from before the first list on.
-            keep: whether values are kept. If not, `on_change` is never told an old one, and there is nothing to get.
-            resync_s: how often all is listed again, in case a write was missed.
-            patience_s: how long `ready` waits at most.
-            without_after_s: with a connection, and without storage that answers, `ready` returns after so long. None:
-                it waits on, and raises what no wait can mend.
+            bucket: opens the bucket; repeated until it succeeds.
+            observed: patterns of keys whose writes are observed as they pass.
+            parse: returns the value of an entry; None: it is not ours. Raises GanglineError or ValueError: it cannot be
+                parsed.
+            on_change: called with key, old and new value; None: there is none. An awaitable that it returns is awaited
+                before anything else is read, so it must not wait for `refresh`.
+            on_passing: called first with each passing write; True: it need not be read.
+            on_unreadable: called once with each value that cannot be parsed; by default it is logged.
+            listed: the patterns to list, one by one, each after the changes of the previous one were reported. By
+                default all of `observed` at once.
+            subscribe: makes another subscription, before the first list.
+            keep: whether values are kept. If not, `on_change` never gets an old one, and `get` returns None.
+            resync_s: how often everything is listed again, in case a write was missed.
+            patience_s: the longest wait in `ready`.
+            without_after_s: if connected but without an answer from storage, `ready` returns after this long. None: it
+                waits on, and raises errors that waiting cannot fix.
             kind, what, owner: for logs and errors, as in action `KIND.pull_failed`, `cannot read WHAT`, `OWNER was
                 stopped`.
         """
@@ -141,32 +142,32 @@ class BucketInformer(Generic[V]):
         self._log = log
         self._known: dict[str, _Known[V]] = {}
         self._deleted: dict[str, int] = {}
-        """Last revisions of keys that are gone: a copy that lags behind may still show them."""
+        """Last revisions of keys that are gone: a lagging replica may still show them."""
         self._missing: set[str] = set()
-        """What the last list lacked."""
+        """Known keys that the last list lacked."""
         self._lookups: dict[str, _Passed] = {}
-        """Keys to be read, with what passed there."""
+        """Keys to read, with the last passing write."""
         self._kv: KeyValue | None = None
         self._subscriptions: list[Subscription] | None = None
         self._unlisten: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
-        """Done when everything was listed, or could not be."""
+        """Done when everything has been listed or that has failed."""
         self._asked: list[asyncio.Future[None]] = []
-        """Who waits for the next list."""
+        """Waiters for the next list."""
         self._list_at = 0.0
-        """Loop time."""
+        """Loop time of the next list."""
         self._connected_at = 0.0
         self._wake = asyncio.Event()
         self._failing = False
         self._stopped = False
         self.pulls = 0
-        """How often all was listed."""
+        """How often everything was listed."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> asyncio.Future[None]:
-        """Begin to follow. Returns what is done when everything was listed for the first time. Idempotent.
+        """Start to follow. Returns a future that is done when everything has been listed once. Idempotent.
 
         Raises:
             ClosedError: it was stopped.
@@ -182,14 +183,14 @@ class BucketInformer(Generic[V]):
         return first
 
     async def ready(self, deadline: float | None = None) -> None:
-        """Wait until all was listed.
+        """Wait until everything has been listed.
 
         Args:
             deadline: loop time.
 
         Raises:
-            Disconnected, Unavailable: not before the deadline, or never; nothing was sent.
-            ClosedError: it was stopped, now or meanwhile.
+            Disconnected, Unavailable: it was not listed before the deadline, or cannot be; nothing was sent.
+            ClosedError: it was stopped, before or meanwhile.
         """
         if not self.settled:
             first = self.start()
@@ -209,11 +210,10 @@ class BucketInformer(Generic[V]):
         """List now.
 
         Args:
-            keys: when it returns, at least these are known as they stood when it was called. (The list may come from a
-                copy that lags behind.)
+            keys: on return, at least these are as fresh as the call. (The list may come from a lagging replica.)
 
         Raises:
-            Disconnected, StorageUnavailable: they could not be read.
+            Disconnected, StorageUnavailable: the list or a key could not be read.
             ClosedError: it was stopped.
         """
         self.start()
@@ -230,19 +230,19 @@ class BucketInformer(Generic[V]):
             now = asyncio.get_running_loop().time()
             for key in keys:
                 under_way = self._lookups.get(key)
-                if under_way is None or under_way.until <= now:  # what is being read may be older than this question
+                if under_way is None or under_way.until <= now:  # the read in progress may be older than this request
                     self._lookups[key] = _Passed(None, now)
             self._wake.set()
 
     def close(self) -> None:
-        """Follow nothing any more; what is known stays. Whoever waits is told at once."""
+        """Stop following; known values stay. Waiters get an error at once."""
         self._stopped = True
         if self._task is not None:
             self._task.cancel()
         self._refuse(self._closed())
 
     async def stop(self) -> None:
-        """`close`, and wait until it is over. Idempotent, and safe before `start`."""
+        """`close`, and wait until everything has ended. Idempotent; safe before `start`."""
         self.close()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -265,22 +265,22 @@ class BucketInformer(Generic[V]):
 
     @property
     def pulled(self) -> bool:
-        """Whether all was ever listed."""
+        """Whether everything has ever been listed."""
         return self.pulls > 0
 
     @property
     def settled(self) -> bool:
-        """Whether nobody need wait in `ready`."""
+        """Whether `ready` would return at once."""
         first = self._first
         return not self._stopped and first is not None and first.done() and first.exception() is None
 
     def get(self, key: str) -> V | None:
-        """The value, as it was read last."""
+        """The value, as last read."""
         known = self._known.get(key)
         return None if known is None else known.value
 
     def revision(self, key: str) -> int:
-        """Of what was read last, be it valid or not; 0: there is none."""
+        """Revision of the last read value, valid or not; 0: there is none."""
         known = self._known.get(key)
         return 0 if known is None else known.revision
 
@@ -317,7 +317,7 @@ class BucketInformer(Generic[V]):
                 self._failed(error)
                 pause_s = again_s
                 again_s = min(self._resync_s if self.pulled else _AGAIN_MAX_S, 2 * again_s)
-                if self._connected_at <= began_at:  # else the connection is back since
+                if self._connected_at <= began_at:  # otherwise the connection has come back since
                     self._list_at = max(self._list_at, loop.time() + pause_s)
                 if not self._bus.connected:
                     self._connected_at = loop.time()
@@ -336,7 +336,7 @@ class BucketInformer(Generic[V]):
                     await self._wake.wait()
 
     def _failed(self, error: GanglineError) -> None:
-        # Said aloud once; that the connection is lost was said already.
+        # Log a warning once; the lost connection has already been logged.
         quiet = self._failing or isinstance(error, Disconnected) or not self._bus.connected
         self._failing = not isinstance(error, Disconnected) and self._bus.connected
         level = logging.DEBUG if quiet else logging.WARNING
@@ -349,7 +349,7 @@ class BucketInformer(Generic[V]):
             self._unlisten = None
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
-            self._first.exception()  # nobody need wait for it
+            self._first.exception()  # perhaps nobody awaits it
         self._refuse_asked(error)
 
     def _refuse_asked(self, error: GanglineError) -> None:
@@ -370,7 +370,7 @@ class BucketInformer(Generic[V]):
         try:
             if listing:
                 asked, self._asked = self._asked, []
-                self._list_at = loop.time() + self._resync_s  # a reconnect meanwhile sets it back
+                self._list_at = loop.time() + self._resync_s  # a reconnect meanwhile resets it
                 await self._list_all(kv)
             await self._look_all_up(kv)
         except BaseException:
@@ -447,7 +447,7 @@ class BucketInformer(Generic[V]):
             case Absent.TWICE:
                 told += [self._drop(key) for key in missing if key in self._missing]
                 self._missing -= entries.keys()
-                self._missing ^= set(missing)  # those that were in it have just gone
+                self._missing ^= set(missing)  # those that were in it have just been dropped
         for change in told:
             await self._tell(change)
 
@@ -458,7 +458,7 @@ class BucketInformer(Generic[V]):
             change = self._take(entry) if entry is not None else self._drop(key)
             stored = None if entry is None else entry.value
             seen = stored == passed.value or loop.time() >= passed.until
-            if seen and self._lookups.get(key) is passed:  # else another write passed meanwhile
+            if seen and self._lookups.get(key) is passed:  # otherwise another write has passed meanwhile
                 del self._lookups[key]
             await self._tell(change)
 
@@ -467,7 +467,7 @@ class BucketInformer(Generic[V]):
         return known is not None and known.is_of(entry)
 
     def _take(self, entry: KvEntry) -> tuple[str, V | None, V | None] | None:
-        """Returns what is to be told."""
+        """Returns the change to report."""
         key = entry.key
         known = self._known.get(key)
         old = None if known is None else known.value
@@ -501,7 +501,7 @@ class BucketInformer(Generic[V]):
             if more is not None:
                 await more
         except GanglineError:
-            raise  # it is told again
+            raise  # it will be reported again
         except Exception:
             self._log.exception("a change of %s failed: %s", self._what, change[0], extra=self._extra("bug"))
 

@@ -2,8 +2,8 @@
 
 A bucket in memory is lost with its server and created again, and a stream counts from 1 by default. But revisions serve
 as fencing tokens: resources refuse lower ones, and writes are conditional on them. So a bucket starts at the current
-time, in microseconds since 2020: the previous bucket had less than one write per microsecond, so its revisions were
-lower. In case the creator's clock is behind, the last revision that it remembers counts as well.
+time in microseconds since 2020: the previous bucket had less than one write per microsecond, so its revisions were
+lower. In case the creator's clock is behind, the last revision that it remembers counts, too.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 from typing import Final
 
 _BEGIN: Final = 1_577_836_800
-"""2020-01-01 in Unix time. Microseconds since then stay below 2**53, and so exact in JSON, until 2305."""
+"""2020-01-01 in Unix time. Microseconds since then stay below 2**53, and thus exact in JSON, until 2305."""
 _MICROSECONDS: Final = 1_000_000
 _SLACK: Final = 60 * _MICROSECONDS
-"""What others may have written after the last that we saw."""
+"""Room for writes of others after the last one that we saw."""
 
 
 def made_at(revision: int) -> float:
-    """Unix time at which the bucket was made that has this revision: some microseconds too late, one for each write."""
+    """Unix time at which the bucket with this revision was created, plus one microsecond for each write."""
     return _BEGIN + revision / _MICROSECONDS
 
 
 def first_revision(wall: float, seen: int = 0) -> int:
-    """Of a bucket that is made now.
+    """The first revision of a bucket created now.
 
     Args:
         wall: Unix time.
-        seen: the highest revision that is remembered of an earlier bucket of that name; 0: none.
+        seen: the highest remembered revision of an earlier bucket of this name; 0: none.
     """
     return max(int((wall - _BEGIN) * _MICROSECONDS), seen + _SLACK if seen else 1)

@@ -1,7 +1,7 @@
-"""All living keys of a bucket that match a pattern, in as few round trips as possible.
+"""All current keys of a bucket that match a pattern, in as few round trips as possible.
 
 Up to 1024 keys are listed by name and read at once; for more, a short-lived consumer delivers them. (The server could
-send many keys in answer to one DIRECT.GET. But whoever may ask that may have any stored message sent to any subject, so
+answer one DIRECT.GET with many keys. But anyone who may use that could have any stored message sent to any subject, so
 our buckets do not allow it.)
 """
 
@@ -29,7 +29,7 @@ _RETRY_S: Final = 0.05
 
 
 async def snapshot(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[KvEntry]:
-    """Living keys in the order of their revisions; [] when the bucket vanished.
+    """Current keys in revision order; [] if the bucket vanished.
 
     Raises:
         StorageUnavailable, Disconnected.
@@ -40,7 +40,7 @@ async def snapshot(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[KvEnt
             if found is None:
                 try:
                     found = await _by_consumer(bucket, patterns)
-                except NotPermitted:  # a worker, say, which can wait a little longer
+                except NotPermitted:  # for example a worker, which can wait a little longer
                     found = await _patiently(bucket, patterns, sys.maxsize) or []
     except TimeoutError:
         raise StorageUnavailable(
@@ -51,7 +51,7 @@ async def snapshot(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[KvEnt
 
 
 async def _patiently(bucket: BucketOwner, patterns: tuple[str, ...], most: int) -> list[StoredEntry] | None:
-    """`_by_name`, through the absence of a leader; [] when the bucket vanished."""
+    """`_by_name`, with retries while there is no leader; [] if the bucket vanished."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + NO_LEADER_S
     while True:
@@ -60,7 +60,7 @@ async def _patiently(bucket: BucketOwner, patterns: tuple[str, ...], most: int) 
         except StorageUnavailable as error:
             if isinstance(error, ApiError):
                 if error.number == STREAM_NOT_FOUND:
-                    if bucket.made:  # whoever may make it again does so
+                    if bucket.made:  # recreate it, if this user may
                         with contextlib.suppress(NotPermitted):
                             await bucket.restore(NO_LEADER_S)
                     return []
@@ -72,11 +72,11 @@ async def _patiently(bucket: BucketOwner, patterns: tuple[str, ...], most: int) 
 
 
 async def _by_name(bucket: BucketOwner, patterns: tuple[str, ...], most: int) -> list[StoredEntry] | None:
-    """Ask which keys there are, and read each. What was written since the first question is read as well, in the order
-    in which it was written: else a list could have a new key and lack an older one.
+    """List the keys and read each. Later writes are read as well, in order: otherwise a list could have a new key and
+    lack an older one.
 
     Returns:
-        None: more than `most` keys, or they change too fast.
+        None: there are more than `most` keys, or they change too fast.
     """
     keys: set[str] = set()
     seen: int | None = None
@@ -109,7 +109,7 @@ async def _by_name(bucket: BucketOwner, patterns: tuple[str, ...], most: int) ->
 
 
 async def _by_consumer(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[StoredEntry]:
-    found: dict[str, StoredEntry] = {}  # a key that changes meanwhile comes again
+    found: dict[str, StoredEntry] = {}  # a key that changes meanwhile is delivered again
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def take(event: StoredEntry | OrderedMessage) -> None:

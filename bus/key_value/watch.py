@@ -1,7 +1,7 @@
-"""A watch that resumes: after reconnects, gaps and lost buckets it reads everything again and tells the difference.
+"""A watch that resumes: after reconnects, gaps and lost buckets it reads everything again and reports the differences.
 
-The server says nothing of a key that expires. So a watch knows from the header of each value how long it lives, and
-asks for the key then.
+The server does not announce expired keys. So a watch takes each value's time to live from its header, and reads the key
+when that is over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 class OrderedMessage(Enum):
     CAUGHT_UP = "caught up"
-    """All that was there when the feed opened has been delivered."""
+    """Everything that existed when the feed opened has been delivered."""
     BROKEN = "broken"
     """Nothing more will come."""
 
@@ -39,26 +39,26 @@ class OrderedFeed:
     """One short-lived push consumer on a bucket: the newest message of each key, then every change, without gaps.
     `open` once, then `close`.
 
-    A feed never repairs itself: on a gap, on silence, or when its consumer goes it says BROKEN once and is done.
-    Whoever uses it opens another.
+    A feed never recovers by itself: on a gap, on silence or when its consumer is gone, it sends BROKEN once and has
+    ended. Its user opens another.
     """
 
     def __init__(self, bucket: BucketOwner, patterns: tuple[str, ...], handler: FeedHandler) -> None:
         self._bucket = bucket
         self._subjects = [bucket.prefix + text for text in patterns]
         self._handler = handler
-        # An idle consumer has nothing more to give: what was pending has been overwritten or has expired meanwhile.
+        # An idle consumer has nothing more to deliver: pending values were overwritten or have expired.
         self._push = PushConsumer(
             bucket.bus, bucket.stream, self._take, lambda: handler(OrderedMessage.BROKEN), self._reach_end
         )
         self._delivered = 0
         self._pending: int | None = None
-        """How many messages were waiting when the consumer was made; None until its answer came."""
+        """How many messages were pending when the consumer was created; None until the answer arrives."""
         self._caught_up = False
         self.close = self._push.close
 
     async def open(self) -> bool:
-        """Make the consumer; False when the bucket does not exist.
+        """Create the consumer; False if the bucket does not exist.
 
         Raises:
             StorageUnavailable, Disconnected.
@@ -98,7 +98,7 @@ class OrderedFeed:
 log = logging.getLogger("gangline.bus")
 
 _LOOK_AGAIN_S: Final = 0.1
-"""How long after its time a key is asked for, and asked for again: servers are late by up to a quarter of a second."""
+"""How long after its expiry a key is read, and read again: servers are up to a quarter of a second late."""
 _MOST_LOOK_AGAIN_S: Final = 1.0
 """... if storage does not answer."""
 
@@ -106,7 +106,7 @@ _MOST_LOOK_AGAIN_S: Final = 1.0
 class BucketWatch(Resubscriber):
     """Implements port.Subscription; see port.KeyValue.watch.
 
-    Invariant: `_known` has exactly the keys that the handler was last told with PUT.
+    Invariant: `_known` has exactly the keys whose last event for the handler was a PUT.
     """
 
     def __init__(
@@ -119,16 +119,16 @@ class BucketWatch(Resubscriber):
         self._handler = handler
         self._known: dict[str, int] = {}
         self._seen: set[str] | None = None
-        """Living keys of the snapshot under way; None when it is over."""
+        """Keys of the snapshot in progress; None when it is complete."""
         self._expiries: TimerQueue[tuple[str]] = TimerQueue()
-        """When known keys are due to expire, by loop time."""
+        """When known keys expire, in loop time."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0
-        """Its loop time; uvloop's timers for what is due already do not tell theirs."""
+        """Its loop time; uvloop's timers do not tell theirs if it has passed."""
         self._looks = TaskSet("expired key")
 
     async def start(self) -> None:
-        """Return when the first snapshot was handled.
+        """Return when the first snapshot has been handled.
 
         Raises:
             Disconnected, StorageUnavailable: the first snapshot did not come; nothing is left running.
@@ -155,7 +155,7 @@ class BucketWatch(Resubscriber):
                     self._backoff.reset()
                     await self._broken.wait()
                 else:
-                    # The bucket vanished. Made again here, since nothing would tell us when somebody else does.
+                    # The bucket vanished. Recreate it here, since nothing would tell us when somebody else does.
                     self._reconcile()
                     if await self._bucket.ensure(look=True):
                         continue
@@ -199,13 +199,13 @@ class BucketWatch(Resubscriber):
         if ttl_s is None:
             self._expiries.cancel((stored.key,))
             return
-        # The server's clock may differ from ours: then this is too early, and we look again.
+        # The server's clock may differ from ours: then this is too early, and we read it again.
         left_s = min(max(stored.at + ttl_s - self._bus.ambient.wall(), 0.0), ttl_s) + _LOOK_AGAIN_S
         self._expiries.set((stored.key,), asyncio.get_running_loop().time() + left_s)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        """For the next key that is due."""
+        """Set the timer for the next key that is due."""
         at = self._expiries.next_at
         if self._alarm is not None:
             if at is not None and self._alarm_at <= at:
@@ -231,7 +231,7 @@ class BucketWatch(Resubscriber):
         except GanglineError:
             stored, again_s = None, _MOST_LOOK_AGAIN_S
         if self._known.get(key) != revision or self._seen is not None:
-            return  # the feed was faster, or tells all of it
+            return  # the feed was faster, or a new snapshot covers it
         if again_s == _LOOK_AGAIN_S and stored is None:
             del self._known[key]
             self._call(KvEntry(key=key, value=b"", revision=revision, operation=KvOperation.DELETE))
@@ -240,7 +240,7 @@ class BucketWatch(Resubscriber):
             self._set_alarm()
 
     def _reconcile(self) -> None:
-        """The snapshot is complete: what it does not have went while we were blind."""
+        """The snapshot is complete: keys that it lacks were removed while we were disconnected."""
         seen, self._seen = self._seen, None
         for key in [key for key in self._known if key not in (seen or ())]:
             revision = self._known.pop(key)

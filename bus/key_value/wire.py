@@ -1,4 +1,4 @@
-"""How a key-value bucket looks as a stream: names, headers, markers and configuration."""
+"""A key-value bucket as a stream: names, headers, markers and configuration."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..port.bus import BucketSettings, KvEntry, KvOperation, KvWrite
 
 _SECOND_NS: Final = 1_000_000_000
 MARKER_TTL_S: Final = 10
-"""How long the trace of a deleted key stays, for watchers that are a little behind."""
+"""How long the marker of a deleted key is kept, for watchers that are a little behind."""
 WRITE_ID: Final = "Gangline-Write"
-"""Names one conditional write, so that its writer knows it again after a time-out."""
+"""Names one conditional write, so that its writer recognises it after a timeout."""
 MESSAGE_ID: Final = "Nats-Msg-Id"
-"""Names one unconditional write: sent twice, it is stored once."""
+"""Names one unconditional write: if sent twice, it is stored once."""
 
 _OPERATION: Final = "KV-Operation"
 _BUCKET: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -54,7 +54,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def stream_configuration(bucket: str, settings: BucketSettings) -> dict[str, Any]:
-    """What `nats kv add` would make, with atomic batches and expiring keys besides."""
+    """What `nats kv add` would create, plus atomic batches and expiring keys."""
     return {
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],
@@ -70,8 +70,8 @@ def stream_configuration(bucket: str, settings: BucketSettings) -> dict[str, Any
         "num_replicas": settings.replicas,
         "duplicate_window": 120 * _SECOND_NS,
         "allow_direct": False,
-        # Whoever may write one key could remove all with it. It is forced on by markers of expired keys
-        # (`subject_delete_marker_ttl`), so there are none: a watch finds out by itself.
+        # It would let anyone who may write one key remove all. Markers of expired keys (`subject_delete_marker_ttl`)
+        # require it, so there are none: a watch detects expiry by itself.
         "allow_rollup_hdrs": False,
         "deny_delete": True,
         "allow_msg_ttl": True,
@@ -80,7 +80,7 @@ def stream_configuration(bucket: str, settings: BucketSettings) -> dict[str, Any
 
 
 def write_headers(write: KvWrite) -> dict[str, str]:
-    """Headers of one write, conditions aside."""
+    """Headers of one write, without its conditions."""
     headers: dict[str, str] = {}
     if write.value is None:
         # PURGE rather than DEL: a marker that expires without leaving another marker.
@@ -92,10 +92,10 @@ def write_headers(write: KvWrite) -> dict[str, str]:
 
 
 def ttl_header(ttl_s: float) -> str:
-    """Whole seconds, rounded up; at least one.
+    """In whole seconds, rounded up, at least one.
 
     Raises:
-        InvalidSettings: not a positive number.
+        InvalidSettings: it is not a positive number.
     """
     if not 0 < ttl_s < math.inf:
         raise InvalidSettings(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for a permanent key")
@@ -118,11 +118,11 @@ class StoredEntry:
     revision: int
     headers: Mapping[str, str]
     at: float = 0.0
-    """Unix time of its writing, by the server's clock, where that is known."""
+    """Unix time of the write by the server's clock, if known."""
 
     @property
     def ttl_s(self) -> float | None:
-        """How long after its writing it expires; None: never."""
+        """How long after the write it expires; None: never."""
         text = self.headers.get("Nats-TTL", "")
         return float(text[:-1]) if text.endswith("s") and text[:-1].isdecimal() else None
 
@@ -140,7 +140,7 @@ class StoredEntry:
 
 
 def stored_from_api(prefix: str, message: Mapping[str, Any]) -> StoredEntry:
-    """From the answer of STREAM.MSG.GET."""
+    """Parse the answer of STREAM.MSG.GET."""
     block = base64.b64decode(message.get("hdrs") or "")
     return StoredEntry(
         key=str(message["subject"])[len(prefix) :],
@@ -151,7 +151,7 @@ def stored_from_api(prefix: str, message: Mapping[str, Any]) -> StoredEntry:
 
 
 class BucketOwner(Protocol):
-    """Implemented by NatsKeyValue; more is told there."""
+    """Implemented by NatsKeyValue; see there."""
 
     name: str
     bus: Transport

@@ -1,10 +1,10 @@
-"""Writing single keys: conditions, time-outs, vanished buckets.
+"""Writes of single keys: conditions, timeouts, vanished buckets.
 
-A write is sent again after a second of silence, since the leader that had it may be gone. It is stored once all the
-same: an unconditional one because the server knows its `Nats-Msg-Id`, a conditional one because its condition is met
-once. A conditional one has a name in a header of ours (not in `Nats-Msg-Id`: a cluster remembers that of a write that
-failed, too). When its outcome stays unknown (time-out, lost connection, cancelled caller) the name is kept, and a later
-Conflict on that key is compared with what is stored: then our own write stands in the way, and not somebody else's.
+A write is sent again after a second of silence, since the leader that got it may be gone. It is stored only once: an
+unconditional one because the server knows its `Nats-Msg-Id`, a conditional one because its condition is met only once.
+A conditional write has a name in a header of ours (not in `Nats-Msg-Id`: a cluster also remembers that of a failed
+write). If its outcome stays unknown (timeout, lost connection, cancelled caller), the name is kept, and on a later
+Conflict the stored value's name shows whether our own write caused it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangline.bus")
 
 SILENCE_S: Final = 1.0
-"""An acknowledgement that takes longer makes us look whether the bucket is still there (observers of its subjects keep
-the server from saying "no responders") and send again."""
+"""If an acknowledgement takes longer, check whether the bucket still exists (observers of its subjects prevent a "no
+responders") and send again."""
 NO_LEADER_S: Final = 1.0
-"""How long a bucket without a leader is tried before the caller hears of it; stepping down takes half of it at most."""
+"""How long to retry a bucket without a leader before the caller gets an error; a step-down takes at most half of
+that."""
 _RETRY_S: Final = 0.05
 _CONFLICT_TRIES: Final = 8
 _MAX_UNSURE_KEYS: Final = 1024
 _PIPELINE: Final = 256
-"""Writes between two looks at the buffer."""
+"""Writes between two checks of the buffer."""
 
 
 class KvWriter:
@@ -46,7 +47,7 @@ class KvWriter:
         self._id = bucket.bus.ambient.token()
         self._count = 0
         self._unsure: OrderedDict[str, set[str]] = OrderedDict()
-        """Names of conditional writes whose outcome we never learnt, by key. Bounded."""
+        """Names of conditional writes with unknown outcomes, by key. Limited in number."""
 
     def new_id(self) -> str:
         """A name for one write, unique over all writers."""
@@ -54,7 +55,7 @@ class KvWriter:
         return f"{self._id}.{self._count}"
 
     def is_own(self, stored: StoredEntry | None) -> bool:
-        """Whether that revision was written by a write of ours with an unknown outcome."""
+        """Whether this revision is from a write of ours with an unknown outcome."""
         if stored is None:
             return False
         return stored.headers.get(WRITE_ID, "") in self._unsure.get(stored.key, ())
@@ -104,14 +105,14 @@ class KvWriter:
                 if _same(stored, write):
                     self._unsure.pop(write.key, None)
                     return stored.revision
-                expected = stored.revision  # our own lost write: go on from it
+                expected = stored.revision  # our own lost write: continue from it
                 continue
             expected = self._expected_after(write, stored)
         raise Conflict(f"key {write.key!r} keeps changing: read it again", details={"key": write.key})
 
     @staticmethod
     def _expected_after(write: KvWrite, stored: StoredEntry | None) -> int:
-        """What to expect instead of 0 when a marker stands where nothing should be.
+        """The revision to expect instead of 0 if there is a marker.
 
         Raises:
             Conflict: the condition is really not met.
@@ -123,7 +124,7 @@ class KvWriter:
     # -- many -----------------------------------------------------------------------------------------------------
 
     async def store_many(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
-        """All in flight together; those that do not succeed at once go the careful way of `store`."""
+        """Write all together; those that fail at first are written again with `store`."""
         if not writes:
             return []
         results: list[int | Unavailable | None] = [None] * len(writes)
@@ -143,7 +144,7 @@ class KvWriter:
         under_way = []
         try:
             for number, write in enumerate(writes, 1):
-                # Unconditional ones go without a name: the server would have to remember each of very many.
+                # Unconditional writes have no name: the server would have to remember very many.
                 write_id = "" if write.revision is None else self.new_id()
                 headers = _headers(write, write_id, write.revision)
                 subject = self._bucket.prefix + write.key
@@ -165,7 +166,7 @@ class KvWriter:
         under_way: list[tuple[str, asyncio.Future[Message], str]],
         results: list[int | Unavailable | None],
     ) -> list[tuple[int, Unavailable]]:
-        """Fill `results`; return the places that need another try, each with what went wrong."""
+        """Fill `results`; return the indexes that need another attempt, each with its error."""
         late: list[tuple[int, Unavailable]] = []
         try:
             patience_s = min(SILENCE_S, self._bus.api.timeout_s)
@@ -184,8 +185,8 @@ class KvWriter:
         return late
 
     async def _settle(self, write: KvWrite, error: Unavailable, *, newest: bool) -> int | Unavailable:
-        """Second try of one of many. An unconditional write that may be stored already is simply written again, unless
-        a newer one of the same key went out with it."""
+        """Second attempt of one write. An unconditional write that may already be stored is simply repeated, unless a
+        newer one of the same key was sent with it."""
         refused = isinstance(error, ApiError) and error.number == WRONG_LAST_SEQUENCE
         lasting = isinstance(error, ApiError) and not refused and not error.temporary and not error.busy
         if refused and not newest:
@@ -199,7 +200,7 @@ class KvWriter:
 
 
 class Publication:
-    """One write on its way: sent again after silence or "no responders", until acknowledged."""
+    """One write in flight: sent again after silence or "no responders", until acknowledged."""
 
     def __init__(self, bucket: BucketOwner, write: KvWrite, headers: dict[str, str]) -> None:
         self._bucket = bucket
@@ -212,13 +213,13 @@ class Publication:
         self._leaderless_since: float | None = None
         self._busy_since: float | None = None
         self._under_way: dict[asyncio.Future[Message], str] = {}
-        """Reply subjects of what was sent and not answered."""
+        """Reply subjects of unanswered requests."""
 
     async def acknowledged(self) -> int:
         """The revision.
 
         Raises:
-            ApiError: refused; the number says why.
+            ApiError: it was refused; the number says why.
             StorageUnavailable: no leader for a second, or no acknowledgement in time.
             Disconnected.
         """
@@ -267,7 +268,7 @@ class Publication:
             raise error
         self._busy_since = self._busy_since or now
         if error.number == ID_IN_PROCESS and now - self._busy_since > SILENCE_S:
-            # A cluster may remember an id whose write failed, for minutes: go on under another.
+            # A cluster may remember the id of a failed write for minutes: continue under another.
             self._headers[MESSAGE_ID] += "+"
             self._busy_since = now
         await asyncio.sleep(_RETRY_S)
@@ -291,12 +292,12 @@ def _headers(write: KvWrite, write_id: str, expected: int | None) -> dict[str, s
 
 
 def revision_of(answer: Message, key: str) -> int:
-    """The sequence in a publish acknowledgement; raises ApiError."""
+    """The sequence in a publish acknowledgement. Raises ApiError."""
     return int(parse_answer(answer, f"write {key}")["seq"])
 
 
 def conflict(write: KvWrite, stored: StoredEntry | None) -> Conflict:
-    """The error of a condition that is not met."""
+    """The error for a condition that is not met."""
     actual = 0 if stored is None or stored.marker else stored.revision
     return Conflict(
         f"key {write.condition_key or write.key!r} is at revision {actual}, not {write.revision}: read it again",

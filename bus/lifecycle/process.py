@@ -1,4 +1,4 @@
-"""What a process that lives on one connection listens to: signals, and the connection's end."""
+"""What ends a process with one connection: signals, and the end of the connection."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def on_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
-    """Call `first` at the first SIGINT or SIGTERM and `second` at each further one, on the running loop.
+    """Call `first` on the first SIGINT or SIGTERM and `second` on each further one, on the running loop.
 
-    Needs the main thread, and not Windows, which has no such thing.
+    Needs the main thread. Not supported on Windows.
     """
     seen = 0
 
@@ -41,9 +41,9 @@ def on_signals(first: Callable[[], object], second: Callable[[], object]) -> Ite
 
 @contextmanager
 def settled_memory() -> Iterator[None]:
-    """Keep what exists now out of the garbage collector's way until the end: modules, models and declarations of a
-    process that begins to serve are there to stay, and looking through them again and again, as the collector does once
-    many requests are under way, costs more than the requests."""
+    """Hide all current objects from the garbage collector until the end: modules, models and declarations of a process
+    that starts to serve stay for good, and traversing them again and again while many requests are in flight costs more
+    than the requests."""
     gc.collect()
     gc.freeze()
     try:
@@ -55,11 +55,11 @@ def settled_memory() -> Iterator[None]:
 async def run_until_left(
     bus: Bus, life: Coroutine[object, object, None], *, finish: Callable[[], bool], stop: Callable[[], object]
 ) -> None:
-    """Run `life` to its end, with signals and the connection's end looked after. Cancelling cancels `life`.
+    """Run `life` to its end, and handle signals and the end of the connection. Cancelling cancels `life`.
 
     Args:
-        finish: what the first signal does; False: nothing has begun that could finish, so `life` is cancelled.
-        stop: what each further signal does.
+        finish: called on the first signal; False: there is nothing to finish yet, so `life` is cancelled.
+        stop: called on each further signal.
 
     Raises:
         Disconnected: the server closed the connection for good.
@@ -100,13 +100,13 @@ async def run_service(
     leave: Callable[[], Coroutine[Any, Any, None]] | None = None,
     also: Callable[[Callable[[], object]], AbstractContextManager[None]] | None = None,
 ) -> None:
-    """Start `service`, and return when it was stopped: by a signal, or by the program itself. Needs the main thread.
+    """Start `service` and return when it has stopped, because of a signal or the program itself. Needs the main thread.
 
     Args:
-        before: done first; a signal that comes meanwhile ends it all.
-        leave: what the first SIGTERM or SIGINT does; `service.stop` if not given. Further ones stop the service. One
-            that comes during the start ends the start, which is no error.
-        also: what else may stop it: a context around all of this, given a function that does.
+        before: awaited first; a signal meanwhile ends everything.
+        leave: called on the first SIGTERM or SIGINT; by default `service.stop`. Further signals stop the service. A
+            signal during the start ends the start, which is not an error.
+        also: makes a context around all of this; it gets a function that stops the service.
 
     Raises:
         Disconnected: the server closed the connection for good.
@@ -130,7 +130,7 @@ async def run_service(
             async with service:
                 await service.wait_closed()
         except ClosedError:
-            if not ends:  # else it was stopped while it started, as it was told to
+            if not ends:  # otherwise it was stopped during its start, as requested
                 raise
 
     with also(stop) if also is not None else nullcontext():

@@ -1,5 +1,4 @@
-"""How a service starts while storage is away: a server that restarts just now, or a cluster that holds an election, is
-waited for."""
+"""Lets a service start while storage is unavailable: it waits for a restarting server or a cluster's election."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ RETRY_S: Final = 0.25
 
 
 class StartPatience:
-    """Repeats the steps of one start until they succeed. No try begins later than `timeout_s` from now on, but for one:
-    the one before may have asked while nobody led, and such questions are not answered later."""
+    """Repeats the steps of one start until they succeed. Attempts start within `timeout_s` from now, plus one: the one
+    before may have asked while there was no leader, and such requests are never answered."""
 
     def __init__(self, timeout_s: float, log: Log) -> None:
         self._loop = asyncio.get_running_loop()
@@ -27,16 +26,16 @@ class StartPatience:
         self._log = log
 
     async def __call__(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do a step, which must leave nothing behind when it fails.
+        """Run a step, which must leave nothing behind if it fails.
 
         Raises:
-            Unavailable: it still failed when the time was over. Errors that no wait can mend come at once.
+            Unavailable: it still fails after the timeout. Errors that waiting cannot fix are raised at once.
         """
         while True:
             last = self._loop.time() >= self._give_up_at
             try:
                 return await step()
-            except NotOurStream:  # somebody else makes it
+            except NotOurStream:  # another component creates it
                 if last:
                     raise
             except (ServerUnsupported, NotPermitted, WorkerIdTaken):
@@ -44,5 +43,5 @@ class StartPatience:
             except Unavailable as error:
                 if last:
                     raise
-                self._log.debug("start goes on later: %s", error, extra={"action": "start.retry"})
+                self._log.debug("start will be retried: %s", error, extra={"action": "start.retry"})
             await asyncio.sleep(RETRY_S)

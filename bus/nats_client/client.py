@@ -1,16 +1,16 @@
-"""nats-py's client with the hot paths and the dangerous ones replaced. Only this and `reconnect` import `nats`.
+"""nats-py's client with the hot and the dangerous code paths replaced. Only this module and `reconnect` import `nats`.
 
-What stays from nats-py is the handshake: choosing a server, INFO and CONNECT, credentials, nkeys and TLS. Replaced are
+What remains of nats-py is the handshake: choosing a server, INFO and CONNECT, credentials, nkeys and TLS. Replaced are
 
-* publishing: commands go straight into the client's pending list and out in one write per turn of the event loop,
+* publishing: commands go directly into the client's pending list and out in one write per turn of the event loop,
   instead of one coroutine, one future and one queue hop per message;
-* receiving: what the socket gives is cut by `ProtocolParser` and handed to the subscribers in the same call, instead of
-  a stream's buffer, two coroutines, a queue and a task per subscription;
-* flushing, reconnecting and closing: nats-py loses its read loop to a cancelled flush or to an error in a callback,
-  sends what was published while disconnected after the reconnect, stops reconnecting on errors it does not know, and
-  waits for ever for a frozen server to take its last bytes.
+* receiving: `ProtocolParser` splits received bytes and hands messages to the subscribers in the same call, instead of a
+  stream's buffer, two coroutines, a queue and a task per subscription;
+* flushing, reconnecting and closing: nats-py loses its read loop to a cancelled flush or an error in a callback, sends
+  messages published while disconnected after the reconnect, stops reconnecting on unknown errors, and waits for ever
+  for a frozen server to take its last bytes.
 
-This is private API, hence the check of the version below and the upper bound in pyproject.toml.
+This uses private API, hence the version check below and the upper bound in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ NATS_PY_VERSION: Final[str] = __version__
 
 
 def check_client_version(version: str) -> None:
-    """Refuse a nats-py whose private parts were not tested.
+    """Refuse a nats-py version whose private API was not tested.
 
     Raises:
         ImportError: with the command that installs the right one.
     """
     if not version.startswith(_TESTED):
         raise ImportError(
-            f"nats-py {version} is installed, but gangline was tested with {_TESTED}x only, since it uses parts that "
+            f"nats-py {version} is installed, but gangline was only tested with {_TESTED}x, since it uses parts that "
             f"may change: run `pip install 'nats-py>=2.16,<2.17'`"
         )
 
@@ -57,24 +57,24 @@ check_client_version(NATS_PY_VERSION)
 
 
 class BufferedNatsClient(ReconnectingClient):
-    """See the module's text. One instance is one connection, and is opened once."""
+    """See the module's docstring. One instance is one connection, and is opened once."""
 
     def __init__(self, observer: ConnectionObserver, *, jitter: Callable[[], float], wants_tls: bool) -> None:
         super().__init__(observer, jitter=jitter, wants_tls=wants_tls)
         self._flush_scheduled = False
         self._deliveries: dict[bytes, Callable[[Message], None]] = {}
         self._interests: dict[bytes, bytes] = {}
-        """The SUB command of each subscription by its sid; sent again after a reconnect."""
+        """The SUB command of each subscription by sid; sent again after a reconnect."""
         self._last_sid = 0
         self._background = TaskSet("connection")
         self._turn_end: list[Callable[[], None]] = []
-        """Those who have something to publish at the end of this turn."""
+        """Callbacks that publish at the end of this turn."""
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     @property
     def buffered_bytes(self) -> int:
-        """What was published and is not yet in the kernel."""
+        """Published bytes that are not yet in the kernel."""
         return int(self._pending_data_size) + self._written_bytes()
 
     def _written_bytes(self) -> int:
@@ -84,7 +84,7 @@ class BufferedNatsClient(ReconnectingClient):
     # -- sending --------------------------------------------------------------------------------------------------
 
     def send(self, command: bytes) -> None:
-        """Queue a command; all that is queued in one turn of the loop leaves in one write."""
+        """Queue a command; all commands queued in one turn of the loop are sent in one write."""
         self._pending.append(command)
         self._pending_data_size += len(command)
         if not self._flush_scheduled:
@@ -92,14 +92,14 @@ class BufferedNatsClient(ReconnectingClient):
             self._loop.call_soon(self._write_pending)
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
-        """Call it, once, just before what this turn has queued is written: what it queues leaves in the same write."""
+        """Call it once, just before the commands of this turn are written: what it queues is sent in the same write."""
         self._turn_end.append(callback)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._write_pending)
 
     def prompt(self, publish: Callable[[], None]) -> None:
-        """Call it, and write at once what it queues, unless a write is due at the end of this turn anyhow."""
+        """Call it, and write at once what it queues, unless a write is due at the end of this turn anyway."""
         if self._flush_scheduled:
             publish()
             return
@@ -110,11 +110,11 @@ class BufferedNatsClient(ReconnectingClient):
             self._write_pending()
 
     def push(self) -> None:
-        """Hand what is queued to the socket now, though more is to come in this turn."""
+        """Hand queued commands to the socket now, although more will come in this turn."""
         transport = self._socket()
         if transport is None or transport.is_closing() or self._status != Client.CONNECTED:
             return
-        # uvloop writes at the end of the turn too, unless a transport has more to write than it may keep.
+        # uvloop also writes at the end of the turn, unless a transport has more to write than it may buffer.
         transport.set_write_buffer_limits(high=0)
         try:
             self._write()
@@ -148,7 +148,7 @@ class BufferedNatsClient(ReconnectingClient):
             log.debug("write failed: %s", error, extra={"action": "bus.write_failed"})
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        """nats-py calls this after queueing a command of its own."""
+        """nats-py calls this after queueing one of its own commands."""
         self._write_pending()
         done = self._loop.create_future()
         done.set_result(None)
@@ -169,7 +169,7 @@ class BufferedNatsClient(ReconnectingClient):
     # -- subscriptions --------------------------------------------------------------------------------------------
 
     def add_subscription(self, subject: str, queue: str, deliver: Callable[[Message], None]) -> bytes:
-        """Register interest, also while disconnected; returns the sid."""
+        """Register interest, even while disconnected; returns the sid."""
         if self.is_closed:
             raise ClosedError("this connection was closed: open another one")
         self._last_sid += 1
@@ -190,7 +190,7 @@ class BufferedNatsClient(ReconnectingClient):
             self.send(b"UNSUB %b\r\n" % sid)
 
     async def drain_subscription(self, sid: bytes) -> None:
-        """End the interest; deliver what comes until the server has confirmed that nothing more will."""
+        """End the interest; deliver messages until the server has confirmed it."""
         self._end_interest(sid)
         try:
             if sid in self._deliveries:
@@ -210,7 +210,7 @@ class BufferedNatsClient(ReconnectingClient):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def _read_loop(self) -> None:
-        # A parser for each connection: nothing of a broken message can leak into the next.
+        # One parser per connection: no part of a broken message can leak into the next connection.
         parser = ProtocolParser(self._deliver, self._control)
         reason: Exception = nats_errors.UnexpectedEOF()
         transport = self._transport
@@ -218,7 +218,7 @@ class BufferedNatsClient(ReconnectingClient):
         try:
             if transport is not None and reader is not None:
                 self._bypass(reader, transport, parser)
-                # From here on there is nothing to be read but the end.
+                # From here on only the end of the stream can be read.
                 while self._status == Client.CONNECTED and transport is self._transport:
                     if not await transport.read(_READ_BYTES):
                         break
@@ -233,26 +233,26 @@ class BufferedNatsClient(ReconnectingClient):
             self._lose(reason)
 
     def _bypass(self, reader: asyncio.StreamReader, transport: Any, parser: ProtocolParser) -> None:
-        """Take what the socket gives as it comes, not by way of the stream's buffer and a task that is woken for it."""
+        """Receive directly from the socket, not through the stream's buffer and a task that has to wake up."""
 
         def received(chunk: bytes) -> None:
             if transport is not self._transport or self._status != Client.CONNECTED:
                 return
-            # What this leads to leaves when all of it is worked off, and needs no turn of the loop for that.
+            # Replies are sent when the whole chunk is processed, without another turn of the loop.
             self._flush_scheduled = True
             try:
                 parser.feed(chunk)
             except ProtocolViolation as error:
                 self._lose(error)
             except Exception as error:
-                # A defect of ours must cost a reconnect, not leave a connection that looks alive and hears nothing.
+                # A bug of ours must cost a reconnect, not leave a connection that looks alive but receives nothing.
                 log.exception("the read loop failed; reconnecting", extra={"action": "bus.read_failed"})
                 self._lose(error)
             self._write_pending()
 
         socket = self._socket()
         if socket is not None and socket.get_extra_info("ssl_object") is not None:
-            # nats-py made TLS of the connection without telling the protocol, which else complains of it at the end.
+            # nats-py upgraded to TLS without telling the protocol, which otherwise complains at the end.
             socket.get_protocol()._over_ssl = True  # type: ignore[attr-defined]
         buffered = bytes(reader._buffer)  # type: ignore[attr-defined]
         reader._buffer.clear()  # type: ignore[attr-defined]
@@ -300,7 +300,7 @@ class BufferedNatsClient(ReconnectingClient):
             self._max_payload = int(info.get("max_payload", self._max_payload))
             await self._process_info(info)
         except (ValueError, TypeError, AttributeError) as error:
-            log.warning("the server sent an INFO that cannot be read: %s", error, extra={"action": "bus.info_invalid"})
+            log.warning("the server sent an unreadable INFO: %s", error, extra={"action": "bus.info_invalid"})
 
 
 class NatsSubscription:
@@ -320,7 +320,7 @@ class NatsSubscription:
         await self._client.drain_subscription(self._sid)
 
     def stop(self) -> None:
-        """`unsubscribe` without an await; nothing in it waits."""
+        """`unsubscribe` without await; it never waits."""
         self._client.remove_subscription(self._sid)
 
     def __repr__(self) -> str:

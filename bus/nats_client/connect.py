@@ -1,4 +1,4 @@
-"""Opening the client: bounded, with errors that say what to do."""
+"""Opens the client, within a time limit and with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CANCEL_TRIES: Final = 20
 
 
 class ConnectionWatcher:
-    """Passes the news on and keeps what went wrong while opening."""
+    """Passes events on and keeps the last error while opening."""
 
     def __init__(self, observer: ConnectionObserver) -> None:
         self._observer = observer
@@ -37,9 +37,9 @@ class ConnectionWatcher:
 async def open_client(
     settings: ConnectionSettings, *, name: str, observer: ConnectionObserver, ambient: Environment
 ) -> BufferedNatsClient:
-    """Connect within `settings.connect_timeout_s`; errors as jetstream.connect.
+    """Connect within `settings.connect_timeout_s`; errors as nats_bus.connect.
 
-    nats-py's own `connect` may never return from a dead server, hence a task that is given up.
+    nats-py's own `connect` may never return with a dead server, hence a task that can be abandoned.
     """
     watcher = ConnectionWatcher(observer)
 
@@ -61,7 +61,7 @@ async def open_client(
 
 
 async def _give_up(client: BufferedNatsClient, opening: asyncio.Future[None]) -> None:
-    # nats-py swallows cancellation in places: insist.
+    # nats-py swallows cancellation in places: repeat it.
     for _ in range(_CANCEL_TRIES):
         if opening.done():
             break
@@ -71,10 +71,10 @@ async def _give_up(client: BufferedNatsClient, opening: asyncio.Future[None]) ->
 
 
 def _identity_in(urls: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The addresses without what stands before their @, and that as options.
+    """The addresses without their userinfo, and the userinfo as options.
 
-    nats-py takes it as it is written, percent signs and all, and has none for servers that it discovers later.
-    Addresses with different identities are left as they are.
+    nats-py does not percent-decode it, and does not use it for servers discovered later. Addresses with different
+    identities are not changed.
     """
     found = {urlsplit(url).netloc.rpartition("@")[0] for url in urls}
     userinfo = found.pop() if len(found) == 1 else ""
@@ -126,7 +126,7 @@ def _explain(settings: ConnectionSettings, error: BaseException | None) -> Gangl
         )
     if error is not None and not isinstance(error, OSError | TimeoutError) and type(error).__module__ != "nats.errors":
         return InvalidSettings(
-            f"the credentials or nkey file cannot be used ({text}): it must be what `nsc` wrote",
+            f"the credentials or nkey file cannot be used ({text}): it must be a file written by `nsc`",
             details=details,
         )
     return ServerUnreachable(

@@ -1,6 +1,6 @@
-"""The NATS client protocol, the two halves that are hot: building publications and cutting up what arrives.
+"""The hot parts of the NATS client protocol: building publications and parsing received bytes.
 
-No IO and no state but the bytes of an incomplete message.
+No IO, and no state except the bytes of an incomplete message.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from ...schemas.errors.base import InvalidRequest
 from ...schemas.wire.headers import why_not_writable
 
 MAX_SUBJECT_BYTES: Final = 3072
-"""Subject and reply together. The server closes the connection on a control line over 4096 bytes, and the command, the
-queue or two sizes stand in it as well."""
+"""Maximum of subject and reply subject together. The server closes the connection on a control line over 4096 bytes,
+which also has the command and the queue or two sizes."""
 
 _CRLF: Final = b"\r\n"
 _VERSION: Final = b"NATS/1.0"
 _BLANKS: Final = " \t\n\r\v\f"
-"""What `bytes.strip` takes for blanks."""
+"""What `bytes.strip` strips."""
 
 Deliver = Callable[[bytes, bytes, bytes, bytes, bytes], None]
 """Called with sid, subject, reply, data and the raw header block (empty: none)."""
 
 
 class ProtocolViolation(Exception):
-    """What arrived is not the NATS protocol; the connection cannot be used any more."""
+    """The received bytes are not the NATS protocol; the connection cannot be used any more."""
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
     """The header block of a publication.
 
     Raises:
-        InvalidRequest: a name or a value that would break the protocol.
+        InvalidRequest: a name or value would break the protocol.
     """
     lines = ["NATS/1.0"]
     for name, value in headers.items():
@@ -44,7 +44,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def decode_headers(block: bytes) -> dict[str, str]:
-    """Headers of a message; a status line becomes `Status` and `Description`. Malformed lines are left out."""
+    """Headers of a message; a status line becomes `Status` and `Description`. Malformed lines are skipped."""
     first, _, rest = block.partition(_CRLF)
     headers: dict[str, str] = {}
     status = first[len(_VERSION) :].strip()
@@ -53,7 +53,7 @@ def decode_headers(block: bytes) -> dict[str, str]:
         description = status[3:].strip()
         if description:
             headers["Description"] = description.decode("utf-8", "replace")
-    if rest.isascii():  # nearly always: then all of it is read at once
+    if rest.isascii():  # nearly always: then decode all of it at once
         for field in rest.decode("ascii").split("\r\n"):
             field_name, mark, text = field.partition(":")
             if mark and field_name:
@@ -67,7 +67,7 @@ def decode_headers(block: bytes) -> dict[str, str]:
 
 
 def publication(subject: str, reply: str, data: bytes, headers: bytes = b"") -> bytes:
-    """PUB, or HPUB when there are headers. The caller has checked the subjects and the size."""
+    """PUB, or HPUB if there are headers. The caller has checked subjects and size."""
     if headers:
         sizes = f"{len(headers)} {len(headers) + len(data)}"
         return b"%b%b%b\r\n" % (f"HPUB {subject} {reply} {sizes}\r\n".encode(), headers, data)
@@ -75,7 +75,7 @@ def publication(subject: str, reply: str, data: bytes, headers: bytes = b"") -> 
 
 
 class ProtocolParser:
-    """Cuts the server's bytes into messages and control lines, in whatever pieces they come."""
+    """Splits the server's bytes into messages and control lines, however they are chunked."""
 
     __slots__ = ("_control", "_deliver", "_missing", "_parts")
 
@@ -84,11 +84,10 @@ class ProtocolParser:
         self._control = control
         self._parts: list[bytes] = []
         self._missing = 0
-        """How many bytes are certainly needed before anything more can be cut; avoids joining large messages at each
-        piece."""
+        """Minimum number of bytes needed to complete anything; avoids joining large messages at each chunk."""
 
     def feed(self, chunk: bytes) -> None:
-        """Take what was read; calls `deliver` and `control` for all that is complete.
+        """Process a chunk; calls `deliver` and `control` for everything that is complete.
 
         Raises:
             ProtocolViolation: drop the connection.
@@ -103,7 +102,7 @@ class ProtocolParser:
         self._parts = [rest] if rest else []
 
     def _cut(self, data: bytes) -> int:
-        """Handle every complete message; return where the incomplete rest begins."""
+        """Handle every complete message; return where the incomplete rest starts."""
         position, length = 0, len(data)
         while position < length:
             line_end = data.find(_CRLF, position)

@@ -1,7 +1,7 @@
-"""The life of a connection: opening, losing, regaining, closing. The half of `direct` that is not hot.
+"""The life cycle of a connection: open, lose, reconnect, close. The part of `client` that is not hot.
 
-nats-py's own reconnecting is not used: it ends on errors that it does not know, and waits for ever for a frozen server
-to take its last bytes. Its choice of a server and its handshake are.
+nats-py's own reconnect is not used: it ends on unknown errors, and waits for ever for a frozen server to take its last
+bytes. Its choice of a server and its handshake are used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class ConnectionObserver(Protocol):
-    """Who is told what happens to the connection; nothing of it may raise."""
+    """Is told what happens to the connection; its methods must not raise."""
 
     def on_disconnected(self, reason: str) -> None: ...
 
@@ -34,47 +34,47 @@ class ConnectionObserver(Protocol):
     def on_closed(self) -> None: ...
 
     def on_server_error(self, text: str) -> None:
-        """An `-ERR` line, as the server wrote it."""
+        """An `-ERR` line as the server wrote it."""
         ...
 
     def on_attempt_failed(self, error: Exception) -> None:
-        """One try to connect failed; the next follows."""
+        """An attempt to connect failed; the next follows."""
         ...
 
 
 class ReconnectingClient(Client):
-    """A client that never gives up once it was connected. One instance is one connection, and is opened once."""
+    """A client that never gives up once it has been connected. One instance is one connection, and is opened once."""
 
     def __init__(self, observer: ConnectionObserver, *, jitter: Callable[[], float], wants_tls: bool) -> None:
         super().__init__()
         self._observer = observer
         self._jitter = jitter
-        """Seconds to wait before the same server is tried again."""
+        """Seconds to wait before trying the same server again."""
         self._wants_tls = wants_tls
         self._loop = asyncio.get_running_loop()
         self._over = False
 
     @property
     def is_closed(self) -> bool:
-        """For good. nats-py's status alone cannot tell: a handshake that is still under way overwrites it."""
+        """Whether it is closed for good. nats-py's status alone cannot tell: a handshake in progress overwrites it."""
         return self._over or bool(self._status == Client.CLOSED)
 
     @property
     def ready(self) -> bool:
-        """Publishing is possible. (`is_connected` costs three calls, and is also true while draining.)"""
+        """Whether publishing is possible. (`is_connected` costs three calls, and is also true while draining.)"""
         return bool(self._status == Client.CONNECTED)
 
     @property
     def server_info(self) -> dict[str, Any]:
-        """The INFO that the server last sent."""
+        """The server's latest INFO."""
         return dict(self._server_info)
 
     def _write_pending(self) -> None:
-        """Hand what is queued to the transport."""
+        """Hand queued commands to the transport."""
         raise NotImplementedError
 
     def _subscribe_again(self) -> bytes:
-        """The SUB commands of all that is subscribed."""
+        """The SUB commands of all subscriptions."""
         raise NotImplementedError
 
     def _forget_subscriptions(self) -> None:
@@ -83,12 +83,12 @@ class ReconnectingClient(Client):
     # -- opening --------------------------------------------------------------------------------------------------
 
     async def open(self, **options: Any) -> None:
-        """Connect; tries for ever. The caller bounds it and calls `shut` if it gives up.
+        """Connect; never gives up by itself. The caller limits the time, and calls `shut` if it gives up.
 
         Raises:
-            nats.errors.Error: the server refuses our identity.
+            nats.errors.Error: the server refused our identity.
         """
-        options["allow_reconnect"] = False  # so that the first failure comes back here, not into nats-py's own loop
+        options["allow_reconnect"] = False  # so that the first failure comes here, not to nats-py's own loop
         try:
             await super().connect(error_cb=self._report, **options)
         except (OSError, nats_errors.Error, TimeoutError) as error:
@@ -98,12 +98,12 @@ class ReconnectingClient(Client):
 
     @staticmethod
     def _raise_if_final(error: Exception) -> None:
-        """No other try can succeed: wrong identity or wrong certificate."""
+        """Raise errors that no other attempt can fix: wrong identity or certificate."""
         if isinstance(error, ssl.SSLError) or "authorization violation" in str(error).lower():
             raise error
 
     async def _establish(self) -> None:
-        """Try the servers in turn until one takes us."""
+        """Try the servers in turn until one accepts us."""
         while not self.is_closed:
             self._abort_transport()
             self._transport = None  # the old one may still be busy closing
@@ -116,7 +116,7 @@ class ReconnectingClient(Client):
             except (asyncio.CancelledError, GeneratorExit):
                 raise
             except Exception as error:
-                # Whatever it was: an address that is not NATS, a server shutting down, a protocol error.
+                # Whatever the cause: an address that is not NATS, a server shutting down, a protocol error.
                 if self.is_closed:
                     self._stay_closed()
                     return
@@ -134,13 +134,13 @@ class ReconnectingClient(Client):
             return
 
     def _stay_closed(self) -> None:
-        """End a connection that came about although we were closed meanwhile: asyncio.wait_for, with which nats-py
+        """End a connection that was made although we were closed meanwhile: asyncio.wait_for, with which nats-py
         connects, swallows a cancellation that comes together with the result."""
         self._status = Client.CLOSED
         self._stop_io()
 
     async def _process_connect_init(self) -> None:
-        """nats-py's handshake takes a server that hangs up instead of its last PONG for one that took us, and then
+        """nats-py's handshake takes a server that hangs up instead of sending the last PONG for a success, and then
         nobody would ever try again."""
         await super()._process_connect_init()
         if self._status == Client.CONNECTING:
@@ -162,9 +162,10 @@ class ReconnectingClient(Client):
         return writer is not None and writer.transport.get_extra_info("ssl_object") is not None
 
     async def _report(self, error: Exception) -> None:
-        """nats-py's `error_cb`: must not raise, for that would end its loops."""
+        """nats-py's `error_cb`. It must not raise: that would end nats-py's loops."""
         if self.is_closed:
-            # asyncio.wait_for swallows a cancellation that comes together with an error, and nats-py would try on.
+            # asyncio.wait_for swallows a cancellation that comes together with an error, and nats-py would continue to
+            # try.
             raise asyncio.CancelledError
         try:
             self._observer.on_attempt_failed(error)
@@ -174,14 +175,14 @@ class ReconnectingClient(Client):
     # -- round trips ----------------------------------------------------------------------------------------------
 
     async def ping(self, timeout_s: float) -> None:
-        """Round trip after all that was sent so far. May be cancelled at any time.
+        """Make a round trip after everything sent so far. Can be cancelled at any time.
 
         Raises:
             Disconnected: no answer in time, or the connection was lost.
         """
         if not self.ready or self._transport is None:
             raise Disconnected("no connection to a nats-server right now: try again when it is back")
-        self._write_pending()  # nats-py's own flush sends its PING before what is pending
+        self._write_pending()  # nats-py's own flush sends its PING before pending commands
         pong: asyncio.Future[Any] = self._loop.create_future()
         self._pongs.append(pong)
         self._transport.write(b"PING\r\n")
@@ -189,30 +190,32 @@ class ReconnectingClient(Client):
             async with asyncio.timeout(timeout_s):
                 await pong
         except TimeoutError:
-            raise Disconnected(f"the nats-server did not answer within {timeout_s:g} s: it is frozen or far") from None
+            raise Disconnected(
+                f"the nats-server did not answer within {timeout_s:g} s: it is frozen or far away"
+            ) from None
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
-        """nats-py's ping task calls this; no error of the transport may end that task."""
+        """nats-py's ping task calls this; no transport error may end that task."""
         self._pongs.append(future or self._loop.create_future())
         self._write_pending()
         if self._transport is not None:
             self._transport.write(b"PING\r\n")
 
     async def flush(self, timeout: float = 5) -> None:
-        """nats-py calls this nowhere on our paths; kept right all the same."""
+        """nats-py never calls this on our paths; correct all the same."""
         await self.ping(timeout)
 
     def _pong(self) -> None:
         self._pings_outstanding = 0
         if self._pongs:
             waiting = self._pongs.pop(0)
-            if not waiting.done():  # whoever cancelled a flush is still in the list, to keep the order
+            if not waiting.done():  # a cancelled flush stays in the list to keep the order
                 waiting.set_result(True)
 
     # -- losing and regaining -------------------------------------------------------------------------------------
 
     async def _process_op_err(self, e: Exception) -> None:
-        """nats-py's ping task calls this when the server stopped answering."""
+        """nats-py's ping task calls this when the server has stopped answering."""
         self._lose(e)
 
     def _lose(self, reason: Exception) -> None:
@@ -220,8 +223,8 @@ class ReconnectingClient(Client):
             return
         self._status = Client.RECONNECTING
         self._err = reason
-        # What was published and not written must not arrive after the reconnect: whoever published it has been told
-        # by then that it is lost.
+        # Published but unwritten messages must not be sent after the reconnect: by then their publishers have been told
+        # that they are lost.
         self._pending = []
         self._pending_data_size = 0
         self._stop_io()
@@ -229,7 +232,7 @@ class ReconnectingClient(Client):
         for pong in pongs:
             if not pong.done():
                 pong.set_exception(Disconnected(f"the connection to the nats-server was lost ({_text(reason)})"))
-                pong.exception()  # nobody may be waiting any more
+                pong.exception()  # perhaps nobody awaits it any more
         self._observer.on_disconnected(_text(reason))
         if self._reconnection_task is not None:
             self._reconnection_task.cancel()
@@ -248,12 +251,12 @@ class ReconnectingClient(Client):
             try:
                 await self.ping(self.options["connect_timeout"])
             except Disconnected as error:
-                if self.ready:  # it took us, but does not answer
+                if self.ready:  # it accepted us, but does not answer
                     self._status = Client.RECONNECTING
                     self._stop_io()
                     self._observer.on_attempt_failed(error)
                     continue
-                return  # lost again meanwhile: another task is at it
+                return  # lost again meanwhile: another task handles it
             self._observer.on_reconnected()
             return
 
@@ -265,13 +268,13 @@ class ReconnectingClient(Client):
         self._abort_transport()
 
     def _abort_transport(self) -> None:
-        """Drop the socket at once: a polite close waits until a frozen server takes the rest."""
+        """Drop the socket at once: a graceful close waits until a frozen server takes the rest."""
         for writer in (getattr(self._transport, "_io_writer", None), getattr(self._transport, "_bare_io_writer", None)):
             if writer is not None:
                 writer.transport.abort()
 
     async def shut(self) -> None:
-        """Send what is queued, at most for two seconds, and close for good. Idempotent."""
+        """Send queued commands, for at most two seconds, and close for good. Idempotent."""
         if self.is_closed:
             return
         if self.ready:
@@ -283,7 +286,7 @@ class ReconnectingClient(Client):
                 self._finish()
                 raise
         self._finish()
-        # So that the cancelled tasks have ended and the socket is let go before the caller closes the loop.
+        # Let the cancelled tasks end and release the socket before the caller closes the loop.
         tasks = (self._reading_task, self._ping_interval_task, self._flusher_task, self._reconnection_task)
         ending = {task for task in tasks if task is not None and task is not asyncio.current_task()}
         if ending:

@@ -1,8 +1,7 @@
-"""Answers to our own requests: one wildcard subscription, told apart by a random token each.
+"""Answers to our own requests: one wildcard subscription; each request has a random token.
 
-Whoever is asked sees the prefix. If tokens could be guessed, it could also answer requests that others were asked.
-nats-py's random inbox for each request costs a system call and two tasks; tokens that are drawn many at a time cost a
-slice of a text.
+A responder sees the prefix. If it could guess tokens, it could also answer requests sent to others. nats-py's random
+inbox for each request costs a system call and two tasks; tokens drawn many at a time cost a slice of a string.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from ...schemas.errors.base import GanglineError
 from ..port.bus import Answered, Handler, Message, NoResponders, RequestTimeout
 
 _TOKEN_CHARS: Final = 16
-"""96 bits: nobody can try so many."""
+"""96 bits: nobody can try that many."""
 
 
 class PendingRequest:
-    """Takes the place of a future for who wants to be called. What goes wrong is told in a turn of its own: whoever is
-    called may ask anew, and the errors of many come at once."""
+    """Replaces a future for callers that want a callback. Errors are passed in another turn: the callback may send a
+    new request, and the errors of many come at once."""
 
     __slots__ = ("_loop", "_then", "timer")
 
@@ -40,7 +39,7 @@ class PendingRequest:
         self._loop.call_soon(self._end(), error)
 
     def exception(self) -> None:
-        """Nobody looks for it later."""
+        """No-op: the callback got the error."""
 
     def _end(self) -> Answered:
         then, self._then = self._then, None
@@ -63,20 +62,20 @@ class ReplyMultiplexer:
         self._waiting: dict[str, tuple[asyncio.Future[Message] | PendingRequest, str]] = {}
         self._streams: dict[str, Handler] = {}
         self._asked: dict[str, tuple[str, Callable[[GanglineError], None]]] = {}
-        """Of streams: the subject that was asked, and who is told that the server forbids that."""
+        """Of streams: the requested subject, and the callback if the server forbids it."""
 
     @property
     def pattern(self) -> str:
-        """What to subscribe."""
+        """The subject to subscribe to."""
         return f"{self._prefix}*"
 
     @property
     def waiting(self) -> int:
-        """Requests without an answer so far."""
+        """Number of unanswered requests."""
         return len(self._waiting)
 
     def receive(self, message: Message) -> None:
-        """The handler of the one subscription. Late and doubled answers are dropped."""
+        """The handler of the one subscription. Late and duplicate answers are dropped."""
         waiter = self._waiting.pop(message.subject, None)
         if waiter is None:
             stream = self._streams.get(message.subject)
@@ -99,7 +98,7 @@ class ReplyMultiplexer:
         return reply, future
 
     def call(self, subject: str, then: Answered, timeout_s: float) -> str:
-        """As `expect`, for who wants to be called with the answer or the error."""
+        """Like `expect`, with a callback for the answer or the error."""
         reply = f"{self._prefix}{self._token()[:_TOKEN_CHARS]}"
         call = PendingRequest(self._loop, then)
         self._waiting[reply] = (call, subject)
@@ -111,7 +110,7 @@ class ReplyMultiplexer:
         _time_out(call, timeout_s)
 
     def take_back(self, reply: str, error: GanglineError) -> None:
-        """A call could not even be asked."""
+        """A call could not be sent."""
         waiter = self._waiting.pop(reply, None)
         if waiter is not None:
             waiter[0].set_exception(error)
@@ -120,11 +119,11 @@ class ReplyMultiplexer:
         self._waiting.pop(reply, None)
 
     def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
-        """A new reply subject that takes any number of answers, until `close_stream`.
+        """A new reply subject that accepts any number of answers, until `close_stream`.
 
         Args:
-            subject: what will be asked.
-            on_refused: told when the server forbids that.
+            subject: where the request will be sent.
+            on_refused: called if the server forbids that.
         """
         reply = f"{self._prefix}{self._token()[:_TOKEN_CHARS]}"
         self._streams[reply] = handler
@@ -141,10 +140,10 @@ class ReplyMultiplexer:
             del self._waiting[reply]
             if not future.done():
                 future.set_exception(make_error(reply))
-                future.exception()  # whoever waited may have been cancelled in this very turn
+                future.exception()  # its waiter may have been cancelled in this very turn
 
     def refuse(self, make_error: Callable[[], GanglineError], subject: str) -> None:
-        """The server forbids to publish to a subject: end what waits for an answer from there."""
+        """The server forbids publishing to a subject: end all waits for an answer from there."""
         self.fail(lambda _: make_error(), subject=subject)
         for asked, on_refused in list(self._asked.values()):
             if asked == subject:
@@ -156,10 +155,10 @@ class ReplyMultiplexer:
                 yield reply, future
 
     async def wait(self, reply: str, future: asyncio.Future[Message], timeout_s: float) -> Message:
-        """The answer; the request is forgotten however this ends.
+        """Wait for the answer; forgets the request however this ends.
 
         Raises:
-            RequestTimeout: nothing came within `timeout_s`.
+            RequestTimeout: no answer came within `timeout_s`.
         """
         # A bare timer: asyncio.timeout and wait_for cost more than the rest of the request.
         timer = self._loop.call_later(timeout_s, _time_out, future, timeout_s)

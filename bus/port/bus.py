@@ -1,14 +1,14 @@
-"""The one seam to NATS: what the rest of the package may ask of a bus, and nothing more.
+"""The one seam to NATS: everything that the rest of the package may use of a bus.
 
-Two implementations pass the same conformance suite: `jetstream` (the only module family that imports `nats`) and
-`memory` (for tests, the simulator and users' own tests).
+Two implementations pass the same conformance suite: `nats_bus` (whose `nats_client` alone imports `nats`) and `memory`
+(for tests, the simulator and users' own tests).
 
 Publishing is synchronous: it writes into the connection's buffer and returns, so that the hot path needs no task and no
-await. Whoever may produce faster than the socket takes must await `writable()` now and then. Handlers are plain
-functions, called on the event loop in the order of arrival; they must not block and must not raise (a handler that
-raises is logged, with the subject, and nothing else is lost).
+await. Publishers that may be faster than the socket must await `writable()` from time to time. Handlers are plain
+functions, called on the event loop in order of arrival; they must not block or raise (an error is logged with the
+subject, and nothing else is lost).
 
-Buckets are in `key_value`, streams in `stream`; all of it can be had from here.
+Buckets are in `key_value`, streams in `stream`; this module exports all of it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ __all__ = [
 
 
 class NoResponders(Unavailable):
-    """The server knows that nobody listens on that subject. Known at once; the request reached nobody."""
+    """The server knows that nobody listens on the subject. It says so at once; the request reached nobody."""
 
     code = "no_responders"
 
@@ -108,22 +108,22 @@ class Conflict(Unavailable):
 
 
 class StorageUnavailable(Unavailable):
-    """JetStream did not take the operation (no leader, stream missing, time-out). It may have been written."""
+    """JetStream did not accept the operation (no leader, stream missing, timeout). It may have been written."""
 
     code = "storage_unavailable"
     may_have_started = True
 
 
 class NotPermitted(Unavailable):
-    """The server forbids this user to publish or to subscribe there. It will not succeed before the user's permissions
-    are changed. `details["subject"]` says where."""
+    """The server forbids this user to publish or subscribe there. It will not succeed until the user's permissions are
+    changed. `details["subject"]` is the subject."""
 
     code = "not_permitted"
     status = 403
 
 
 class Message:
-    """One received message. `headers` is None when there are none."""
+    """A received message. `headers` is None if there are none."""
 
     __slots__ = ("data", "headers", "reply", "subject")
 
@@ -145,11 +145,11 @@ class ConnectionEvent(StrEnum):
     """What happened to the connection; see Bus.on_connection."""
 
     DISCONNECTED = "disconnected"
-    """Publishing raises Disconnected until RECONNECTED. What was in flight either way may be lost."""
+    """Publishing raises Disconnected until RECONNECTED. Messages in flight in either direction may be lost."""
     RECONNECTED = "reconnected"
-    """Subscriptions are live again. Whatever was only known from watching must be pulled again."""
+    """Subscriptions are live again. State known only from watching must be read again."""
     CLOSED = "closed"
-    """For good: closed by us, or by an error that cannot be survived."""
+    """Closed for good: by us, or by an unrecoverable error."""
 
 
 class Bus(Protocol):
@@ -158,14 +158,14 @@ class Bus(Protocol):
     name: str
     """Shown in the server's connection list."""
     inbox: str
-    """This connection's own prefix for reply subjects, without a trailing dot; unguessable."""
+    """This connection's own prefix for reply subjects, without a trailing dot; not guessable."""
 
     @property
     def connected(self) -> bool: ...
 
     @property
     def max_payload(self) -> int:
-        """Largest body plus headers that the server takes, in bytes."""
+        """Maximum size of body plus headers that the server accepts, in bytes."""
         ...
 
     def publish(
@@ -174,30 +174,30 @@ class Bus(Protocol):
         """Send without waiting.
 
         Raises:
-            Disconnected: nothing was sent, nor will be after a reconnect.
+            Disconnected: nothing was sent, or will be after a reconnect.
             PayloadTooLarge: over `max_payload`; checked before sending, since the server would close the connection.
-            NotPermitted: the server refused an earlier message to this subject. The first one is lost without an error.
+            NotPermitted: the server refused an earlier message to this subject. The first one is lost silently.
             ClosedError: the bus was closed.
         """
         ...
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, at the end of this turn of the event loop, just before what the turn has published
-        leaves. For those who collect: what they publish then is not held up by another turn. It must not raise."""
+        """Call `callback` once, at the end of this turn of the event loop, just before the messages of the turn are
+        sent. For batching: messages that it publishes are not delayed by another turn. It must not raise."""
         ...
 
     def prompt(self, publish: Callable[[], None]) -> None:
-        """Call `publish` now, and let what it publishes leave at once rather than at the end of this turn. For those
-        who know that this turn has nothing to add."""
+        """Call `publish` now, and send its messages at once rather than at the end of this turn. For callers that know
+        that this turn publishes nothing else."""
         ...
 
     def push(self) -> None:
-        """Let what was published so far leave now, not at the end of this turn of the event loop. For those who have
-        more to publish in it, when whoever gets this part can work on it meanwhile. No-op while disconnected."""
+        """Send the messages published so far now, not at the end of this turn of the event loop. For callers that will
+        publish more in this turn while the receiver can already work on this part. No-op while disconnected."""
         ...
 
     async def writable(self) -> None:
-        """Wait until the write buffer is below its high-water mark (default 2 MiB); returns at once when it is."""
+        """Wait until the write buffer is below its high-water mark (default 2 MiB)."""
         ...
 
     async def request(
@@ -206,7 +206,7 @@ class Bus(Protocol):
         """Publish and wait for one answer. Cancelling forgets the answer; the request may still have arrived.
 
         Raises:
-            NoResponders: at once, when nobody listens.
+            NoResponders: at once, if nobody listens.
             RequestTimeout: after `timeout_s`.
             Disconnected: no connection, or it was lost while waiting (the request may have arrived).
             NotPermitted: the server forbids this user to publish there.
@@ -214,8 +214,8 @@ class Bus(Protocol):
         ...
 
     def ask(self, subject: str, data: bytes = b"", *, timeout_s: float, then: Answered) -> None:
-        """`request` without a task or a future, for those who ask many. `then` is called once, on the loop, after this
-        has returned: with the answer, or with the error that `request` would raise."""
+        """`request` without a task or a future, for callers with many requests. `then` is called once, on the loop,
+        after this returns: with the answer, or with the error that `request` would raise."""
         ...
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> SubjectSubscription:
@@ -225,12 +225,13 @@ class Bus(Protocol):
         `Status: 503` and no data.
 
         Raises:
-            NotPermitted: the server refused an earlier subscription to this subject. The first time `flush` says so.
+            NotPermitted: the server refused an earlier subscription to this subject. The first refusal is raised by
+                `flush`.
         """
         ...
 
     async def flush(self) -> None:
-        """Wait until the server has seen all that was published and subscribed so far (at most 5 s).
+        """Wait until the server has seen everything published and subscribed so far (at most 5 s).
 
         Raises:
             NotPermitted: the server forbids this user a subscription made since the last flush.
@@ -239,7 +240,7 @@ class Bus(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Make a round trip to the server (at most 5 s). What it sent before, such as "no responders", has
+        """Make a round trip to the server (at most 5 s). Messages that it sent before, such as "no responders", have
         then arrived.
 
         Raises:
@@ -248,34 +249,34 @@ class Bus(Protocol):
         ...
 
     def on_connection(self, listener: Callable[[ConnectionEvent], None]) -> Callable[[], None]:
-        """Call `listener` on the loop at every change; returns a function that stops that."""
+        """Call `listener` on the loop at every change; returns a function that removes it."""
         ...
 
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
-        """Open a bucket, making it if need be (with atomic batches and expiring keys).
+        """Open a bucket, creating it if necessary (with atomic batches and expiring keys).
 
         Args:
-            make: False makes nothing, asks nothing and never raises: for those who only read. Where there is no bucket
-                they see it empty, until the first write makes it.
+            make: False creates nothing, sends nothing and never raises: for callers that only read. A missing bucket
+                looks empty until the first write creates it.
 
         Raises:
-            ServerUnsupported: no JetStream, or a server older than 2.12, with its version in the text.
+            ServerUnsupported: no JetStream, or a server older than 2.12; the text has its version.
         """
         ...
 
     async def stream(self, name: str, settings: StreamSettings) -> Stream:
-        """Open a stream, making it if need be.
+        """Open a stream, creating it if necessary.
 
         Raises:
             ServerUnsupported: as `bucket`.
-            InvalidSettings: it exists with other subjects, or another retention.
+            InvalidSettings: it exists with other subjects or another retention.
         """
         ...
 
     async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
-        """Open an object store, making it if need be."""
+        """Open an object store, creating it if necessary."""
         ...
 
     async def close(self) -> None:
-        """Send what is buffered and close. Idempotent; pending requests raise ClosedError."""
+        """Send buffered messages and close. Idempotent; pending requests raise ClosedError."""
         ...

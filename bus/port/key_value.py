@@ -1,4 +1,4 @@
-"""The seam to key-value buckets: see `port`, which has all of this too."""
+"""The seam to key-value buckets; port.bus exports all of this, too."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class KvWrite:
     value: bytes | None
     """None deletes."""
     ttl_s: float | None = None
-    """Expires so long after the write; rounded up to whole seconds. None: permanent."""
+    """Time to live after the write, rounded up to whole seconds. None: permanent."""
     revision: int | None = None
     """Write only if the key is at this revision; 0: only if it does not exist (an expired or deleted key does not
     exist). None: unconditionally."""
     condition_key: str | None = None
-    """`revision` is that of this other key instead (atomic batches only)."""
+    """`revision` applies to this other key instead (atomic batches only)."""
 
 
 class Storage(StrEnum):
@@ -60,7 +60,7 @@ class BucketSettings:
     """How to create a bucket if it does not exist. An existing bucket is used as it is.
 
     Raises:
-        InvalidSettings: a value is out of its bounds.
+        InvalidSettings: a value is out of bounds.
     """
 
     storage: Storage = Storage.MEMORY
@@ -70,21 +70,21 @@ class BucketSettings:
     1."""
     max_bytes: int = 256 * MEBIBYTE
     """Maximum size of the bucket in bytes, reserved on the server; when it is full, writes of new keys are refused. -1:
-    as much as the server allows, which is also what it gets where the server cannot reserve so much."""
+    as much as the server allows, which also applies if the server cannot reserve that much."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 5:
             raise InvalidSettings(f"replicas is {self.replicas}: JetStream keeps 1 to 5, and 3 suits most clusters")
         if self.max_bytes != -1 and self.max_bytes < 1:
-            raise InvalidSettings(f"max_bytes is {self.max_bytes}: give at least 1, or -1 for no bound")
+            raise InvalidSettings(f"max_bytes is {self.max_bytes}: give at least 1, or -1 for no limit")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> BucketSettings:
-        """What `GANGLINE_STORAGE` (`memory` or `file`), `GANGLINE_REPLICAS` and `GANGLINE_MAX_BYTES` say; the defaults
-        where they are unset.
+        """The values of `GANGLINE_STORAGE` (`memory` or `file`), `GANGLINE_REPLICAS` and `GANGLINE_MAX_BYTES`; defaults
+        for those that are unset.
 
         Raises:
-            InvalidSettings: names the variable and what it may be.
+            InvalidSettings: names the variable and its allowed values.
         """
         environ = os.environ if environ is None else environ
         most = bytes_from(environ)
@@ -99,16 +99,16 @@ class BucketSettings:
 
 
 def bytes_from(environ: Mapping[str, str]) -> int | None:
-    """What `GANGLINE_MAX_BYTES` says: the bound of each stream and bucket, -1 for none; None: it is unset.
+    """The value of `GANGLINE_MAX_BYTES`: the limit of each stream and bucket, -1 for none; None: it is unset.
 
     Raises:
-        InvalidSettings: it is no number.
+        InvalidSettings: it is not a number.
     """
     text = environ.get("GANGLINE_MAX_BYTES")
     if not text:
         return None
     if not text.removeprefix("-").isdecimal():
-        raise InvalidSettings(f"GANGLINE_MAX_BYTES is {text!r}: use a number of bytes, or -1 for no bound")
+        raise InvalidSettings(f"GANGLINE_MAX_BYTES is {text!r}: use a number of bytes, or -1 for no limit")
     return int(text)
 
 
@@ -118,9 +118,9 @@ KvHandler = Callable[[KvEntry], None]
 class KeyValue(Protocol):
     """A JetStream KV bucket. Keys are `[-/_=.a-zA-Z0-9]+`; patterns have `*` and `>` as subjects do.
 
-    Every method raises `Disconnected` without a connection and `StorageUnavailable` when JetStream does not answer
-    within `timeout_s` of the bus (default 5 s) or has no leader. A bucket that vanished (a memory stream after a
-    server restart) is made again by the next write; readers see it empty.
+    Every method raises `Disconnected` without a connection and `StorageUnavailable` if JetStream does not answer within
+    `timeout_s` of the bus (default 5 s) or has no leader. A bucket that vanished (a memory stream after a server
+    restart) is recreated by the next write; readers see it empty.
     """
 
     name: str
@@ -130,10 +130,10 @@ class KeyValue(Protocol):
         ...
 
     async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
-        """A snapshot of all living keys that match any of the patterns, each at its newest revision.
+        """A snapshot of all keys that match any of the patterns, each at its newest revision.
 
-        It may come from a copy that lags behind, as a whole: it lacks nothing that is older than the newest that it
-        shows. Ask for a key that was just written as well to know how new it is.
+        It may come from a lagging replica, but it is consistent: nothing older than its newest entry is missing. To
+        know how new it is, include a key that was just written.
         """
         ...
 
@@ -141,37 +141,37 @@ class KeyValue(Protocol):
         """Write and return the new revision; `ttl_s` and `revision` as in KvWrite.
 
         Raises:
-            Conflict: `revision` given and not met. After a time-out, a caller's own write is recognised.
+            Conflict: `revision` was given and not met. After a timeout, a caller's own write is recognised.
         """
         ...
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
-        """Delete; a key that does not exist is not an error."""
+        """Delete; it is not an error if the key does not exist."""
         ...
 
     async def write(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
-        """Many writes in flight together, each on its own: a revision or an error for each, in order. (A delete gives
-        the revision of its marker.) Never raises for a single one."""
+        """Many independent writes in flight together: returns a revision or an error for each, in order. (A delete
+        returns the revision of its marker.) Never raises for a single one."""
         ...
 
     async def commit(self, writes: Sequence[KvWrite]) -> int:
-        """Atomic batch: all or none, at most 1000. Returns the revision of the last.
+        """Atomic batch: all writes or none, at most 1000. Returns the revision of the last.
 
         Raises:
-            Conflict: some condition was not met; nothing was written. Transient conflicts are retried inside.
+            Conflict: a condition was not met; nothing was written. Transient conflicts are retried internally.
         """
         ...
 
     async def watch(self, pattern: str, handler: KvHandler) -> Subscription:
         """Call `handler` with the newest revision of every matching key, then with each change, expiry included.
 
-        Resumes by itself after reconnects and lost buckets; then entries may come again, and keys that went meanwhile
-        come as DELETE. Returns after the first snapshot was handled.
+        Resumes by itself after reconnects and lost buckets; then entries may be repeated, and keys that disappeared
+        meanwhile come as DELETE. Returns when the first snapshot has been handled.
         """
         ...
 
     async def observe(self, pattern: str, handler: KvHandler) -> Subscription:
-        """A live feed of writes as they pass, with no history and no guarantee: sees writes that storage refused or
-        has not taken yet (revision 0), sees no expiry, misses what passes while disconnected. Cheap, and it goes on
-        while JetStream has no leader: made for heartbeats, together with `entries`."""
+        """A live feed of writes as they pass, without history or guarantees: it includes writes that storage refuses or
+        has not stored yet (revision 0), does not show expiry, and misses writes while disconnected. Cheap, and works
+        while JetStream has no leader: for heartbeats, together with `entries`."""
         ...

@@ -1,4 +1,4 @@
-"""The seam to streams, their consumers, and large values: see `port`, which has all of this too."""
+"""The seam to streams, their consumers, and large values; port.bus exports all of this, too."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 class Retention(StrEnum):
     LIMITS = "limits"
-    """Messages stay until they are too old or deleted."""
+    """Messages are kept until they are too old or deleted."""
     WORK_QUEUE = "workqueue"
-    """Messages stay until they are acknowledged. The filters of its consumers may not overlap: the server refuses a
-    second consumer of a subject, so having one is a lock."""
+    """Messages are kept until they are acknowledged. The filters of its consumers must not overlap: the server refuses
+    a second consumer of a subject, so a consumer is also a lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSource:
-    """Another stream, whose messages on `subjects` are stored in this one as well, on `to`. Both end in `>`. It is made
+    """Another stream, whose messages on `subjects` are also stored in this one, on `to`. Both end in `>`. It is created
     with this one."""
 
     name: str
@@ -35,66 +35,66 @@ class StreamSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """How a stream is made when it does not exist yet; one that exists is used if what matters is the same. Atomic
-    batches are always allowed."""
+    """How to create a stream if it does not exist. An existing one is used if all settings that matter are the same.
+    Atomic batches are always allowed."""
 
     subjects: tuple[str, ...]
     retention: Retention = Retention.LIMITS
     storage: Storage = Storage.FILE
     replicas: int = 1
     max_age_s: float = 0.0
-    """0: for ever."""
+    """0: unlimited."""
     max_bytes: int = -1
     keeps_old: bool = False
-    """When it is full, new messages are refused. If not, the oldest go. (A server refuses schedules in one that keeps
-    them.)"""
+    """When it is full, refuse new messages; otherwise the oldest are dropped. (A server refuses schedules in a stream
+    that keeps the oldest.)"""
     schedules: bool = False
-    """Takes `Nats-Schedule`. The server then takes `Nats-Rollup`, too, by which whoever may write there removes what
-    others wrote; and one with sources takes no schedules."""
+    """Accepts `Nats-Schedule`. Then the server also accepts `Nats-Rollup`, with which any writer can remove others'
+    messages. A stream with sources cannot have schedules."""
     expiring: bool = True
-    """Takes `Nats-TTL`. If not, it means nothing on messages that come from a source."""
+    """Accepts `Nats-TTL`. If not, it has no effect on messages from a source."""
     sources: tuple[StreamSource, ...] = ()
     duplicates_s: float = 120.0
-    """A message with a `Nats-Msg-Id` that was used within so long is acknowledged and dropped. A server that restarts
-    knows only those of messages that are still stored: what was done and removed from a work queue is taken again."""
+    """A message whose `Nats-Msg-Id` was used within this time is acknowledged and dropped. A restarted server only
+    knows the ids of stored messages: it accepts a message again that was removed from a work queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
     """A pull consumer whose messages are acknowledged one by one.
 
-    It is made with the name and metadata given; see `Stream.consume`.
+    It is created with the given name and metadata; see `Stream.consume`.
     """
 
     filter: str
     ack_wait_s: float = 30.0
-    """What was not acknowledged for so long is delivered again."""
+    """A message not acknowledged for this long is delivered again."""
     max_pending: int = 10_000
-    """Most messages that may be delivered and not acknowledged."""
+    """Maximum number of delivered, unacknowledged messages."""
     metadata: Mapping[str, str] | None = None
     inactive_s: float = 0.0
-    """The server removes it when it was not used for so long; 0: never."""
+    """The server removes it when unused for this long; 0: never."""
 
 
 class StreamMessage(NamedTuple):
-    """One stored message. A tuple, since there are many of them."""
+    """One stored message. A tuple, since there are many."""
 
     subject: str
     data: bytes
     headers: Mapping[str, str] | None
     sequence: int
     at: float
-    """Unix time, of the server's clock."""
+    """Unix time by the server's clock."""
     delivered: int = 1
-    """How often this consumer delivered it, this one included."""
+    """How often this consumer delivered it, including this delivery."""
     ack: str = ""
-    """Where to publish the acknowledgement; empty for what was not delivered by a consumer."""
+    """Where to publish the acknowledgement; empty if it was not delivered by a consumer."""
 
 
 class Published(NamedTuple):
     sequence: int
     duplicate: bool = False
-    """It was there already: `sequence` is that of the first."""
+    """It was stored before: `sequence` is that of the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class StreamState:
     first_sequence: int
     last_sequence: int
     subjects: Mapping[str, int]
-    """Messages of each subject that was asked for."""
+    """Number of messages of each requested subject."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +112,13 @@ class ConsumerState:
     name: str
     filter: str
     pending: int
-    """Messages that match and were not delivered yet."""
+    """Matching messages that were not delivered yet."""
     unacknowledged: int
     metadata: Mapping[str, str]
 
 
 class ConsumerLost(Unavailable):
-    """The consumer does not exist any more: somebody deleted it, or took its place."""
+    """The consumer no longer exists: it was deleted or replaced."""
 
     code = "consumer_lost"
     status = 409
@@ -135,15 +135,15 @@ StreamHandler = Callable[[StreamMessage], None]
 
 
 class Consumer(Protocol):
-    """A pull consumer of ours. Messages come to the handler it was opened with, on the loop, in order."""
+    """Our pull consumer. Messages come to the handler that it was opened with, on the loop, in order."""
 
     name: str
 
     def pull(self, count: int) -> None:
-        """Ask for so many more messages; they come when there are some. What is asked for adds up. Asked for again by
-        itself when a request expires, or when the connection or the server comes back; then what is outstanding is
-        asked for again, never more than that. (Only when a server was silent for seconds, and then answers the old
-        requests after all, more may come than was asked for. It counts against what is pulled next.)
+        """Request `count` more messages; they come when available. Requests add up. When one expires, or the connection
+        or the server comes back, the outstanding messages are requested again automatically, never more. (Only if a
+        server was silent for seconds and then answers the old requests after all, more may come than was requested; the
+        surplus is deducted from the next pull.)
 
         Never raises for a lost connection.
         """
@@ -151,13 +151,13 @@ class Consumer(Protocol):
 
     @property
     def wanted(self) -> int:
-        """Messages asked for that have not come yet."""
+        """Requested messages that have not come yet."""
         ...
 
     def ack(self, message: StreamMessage) -> None:
-        """It is done with, and goes. Sent with the next flush; sent again after a reconnect until the server has
-        confirmed it, or the consumer is lost. Should a server forget it and deliver the message again, that is
-        acknowledged again and not handed over. Never raises for a lost connection."""
+        """Acknowledge a message, which is then removed. Sent at the end of the turn, and again after a reconnect until
+        the server has confirmed it or the consumer is lost. If a server forgets it and delivers the message again, that
+        is acknowledged again and not passed on. Never raises for a lost connection."""
         ...
 
     async def settled(self) -> None:
@@ -169,20 +169,20 @@ class Consumer(Protocol):
         ...
 
     async def state(self) -> ConsumerState:
-        """As the server has it now.
+        """The consumer's current state on the server.
 
         Raises:
-            ConsumerLost: it is not there (and `on_lost` is called).
+            ConsumerLost: it does not exist (and `on_lost` is called).
             StorageUnavailable, Disconnected.
         """
         ...
 
     async def close(self, *, delete: bool = False) -> None:
-        """Stop delivery; `delete` removes it on the server, so that what is not acknowledged can be had by the next
-        consumer at once. Waits up to two seconds until acknowledgements are confirmed. Idempotent.
+        """Stop delivery; `delete` removes it on the server, so that the next consumer gets unacknowledged messages at
+        once. Waits up to two seconds until acknowledgements are confirmed. Idempotent.
 
         Raises:
-            Disconnected, StorageUnavailable: with `delete`, it could not be removed; it was closed all the same.
+            Disconnected, StorageUnavailable: with `delete`, it could not be removed; it is closed all the same.
         """
         ...
 
@@ -195,22 +195,22 @@ class Stream(Protocol):
     async def publish(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Published:
-        """Store a message; returns when it is stored. Many at once share round trips.
+        """Store a message; returns when it is stored. Concurrent calls share round trips.
 
         Raises:
             PayloadTooLarge: nothing was sent.
-            InvalidName: the stream does not take this subject; nothing was sent.
-            Refused: the server says why it will never take this (a schedule it does not understand, for example).
+            InvalidName: the stream does not have this subject; nothing was sent.
+            PublishRefused: the server will never accept this (for example an invalid schedule); the text says why.
             StorageUnavailable: it may have been stored, if `may_have_started`; give it a `Nats-Msg-Id` and try again.
         """
         ...
 
     async def state(self, pattern: str | None = None) -> StreamState:
-        """Counts; with those of each subject that matches."""
+        """Counts, including those of each subject that matches `pattern`."""
         ...
 
     async def get(self, sequence: int) -> StreamMessage | None:
-        """The message of that sequence, from the leader."""
+        """The message with this sequence, from the leader."""
         ...
 
     async def next(self, pattern: str, sequence: int = 1) -> StreamMessage | None:
@@ -222,17 +222,16 @@ class Stream(Protocol):
         ...
 
     async def delete(self, sequence: int) -> bool:
-        """Remove one message; False when it was not there."""
+        """Remove one message; False if it did not exist."""
         ...
 
     async def purge(self, pattern: str, *, before: int | None = None) -> int:
-        """Remove the messages of these subjects (`before`: only those of a lower sequence); how many they were."""
+        """Remove the messages of these subjects (`before`: only those with a lower sequence); returns their number."""
         ...
 
     async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
-        """Call `handler` with every stored message that matches, from sequence `start` on, and with each new one as it
-        comes; in order, none twice, none left out, also across reconnects. Leaves the messages where they are (not for
-        work queues)."""
+        """Call `handler` with every matching stored message from sequence `start` on, and with each new one; in order
+        and exactly once, also across reconnects. Does not remove messages. Not for work queues."""
         ...
 
     async def consume(
@@ -244,18 +243,19 @@ class Stream(Protocol):
         on_lost: Callable[[], None] | None = None,
         on_acknowledged: Callable[[list[int]], None] | None = None,
     ) -> Consumer:
-        """Make a pull consumer, or open the one that has that name and filter. (What that one delivered to somebody
-        else, who did not acknowledge it, comes after the acknowledgement wait; delete it first to have it at once.)
+        """Create a pull consumer, or open the existing one with this name and filter. (Messages that it delivered to a
+        former user and that were not acknowledged come after the acknowledgement wait; delete it first to get them at
+        once.)
 
-        What a broken connection swallowed is delivered again soon after it is back, and then not in order.
+        Messages lost with a broken connection are delivered again soon after the reconnect, but not in order.
 
         Args:
-            on_lost: called once, on the loop, when the server says that the consumer is no more. Nothing is delivered
-                after it, and acknowledgements go nowhere.
+            on_lost: called once, on the loop, when the server says that the consumer no longer exists. After that
+                nothing is delivered, and acknowledgements have no effect.
 
         Raises:
-            ConsumerTaken: the stream is a work queue and another consumer has (some of) these subjects; or the one of
-                that name has others.
+            ConsumerTaken: the stream is a work queue and another consumer has (some of) these subjects, or the consumer
+                with this name has another filter.
         """
         ...
 
@@ -264,29 +264,29 @@ class Stream(Protocol):
         ...
 
     async def delete_consumer(self, name: str) -> bool:
-        """Remove one; its unacknowledged messages can be had by the next at once. False: it was not there."""
+        """Remove a consumer; the next one gets its unacknowledged messages at once. False: it did not exist."""
         ...
 
 
 class PublishRefused(Unavailable):
-    """The server will never take this message; the text has its reason. Nothing was stored."""
+    """The server will never accept this message; the text says why. Nothing was stored."""
 
     code = "refused"
     status = 400
 
 
 class ObjectStore(Protocol):
-    """Large values, in pieces. Compatible with `nats object`."""
+    """Large values, stored in chunks. Compatible with `nats object`."""
 
     async def put(self, name: str, data: bytes, *, ttl_s: float | None = None) -> None:
-        """Store; a value of that name is replaced."""
+        """Store a value; replaces one with the same name."""
         ...
 
     async def get(self, name: str) -> bytes | None:
-        """None: not there.
+        """None: there is no such value.
 
         Raises:
-            StorageUnavailable: it cannot be read whole (digest or size differ).
+            StorageUnavailable: it cannot be read completely (digest or size differ).
         """
         ...
 

@@ -11,7 +11,7 @@ class SubjectPattern:
     """A subject with wildcards: `*` stands for one token, a last `>` for one or more.
 
     Raises:
-        InvalidName: an empty token, white space, or `>` before the end.
+        InvalidName: there is an empty token, white space, or a `>` before the end.
     """
 
     __slots__ = ("_literal", "_tokens", "text")
@@ -50,10 +50,10 @@ def overlap(one: str, other: str) -> bool:
 
 
 def check_subject(subject: str) -> None:
-    """Refuse what a server would refuse to route.
+    """Raise if a server would not route this subject.
 
     Raises:
-        InvalidName: empty, an empty token, white space or a wildcard.
+        InvalidName: it is empty or has an empty token, white space or a wildcard.
     """
     bad = not subject or ".." in subject or subject[0] == "." or subject[-1] == "."
     if bad or any(char in " \t\r\n" for char in subject) or "*" in subject or ">" in subject:

@@ -1,4 +1,4 @@
-"""What buckets, streams and the bus itself hand out."""
+"""What buckets, streams and the bus itself return."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Subscription(Protocol):
 
 @runtime_checkable
 class SubjectSubscription(Subscription, Protocol):
-    """Of the messages on a subject."""
+    """A subscription to a subject."""
 
     async def drain(self) -> None:
-        """As `unsubscribe`, but messages that the server sent before it heard of that are still delivered.
+        """Like `unsubscribe`, but messages that the server sent before it processed that are still delivered.
 
-        For those who answer requests: what was sent to them was sent to nobody else. Returns when the server has
-        confirmed, after 5 s, or when the connection is lost; raises nothing. Idempotent.
+        For responders: their requests were sent to nobody else. Returns when the server has confirmed, after 5 s, or
+        when the connection is lost; never raises. Idempotent.
         """
         ...

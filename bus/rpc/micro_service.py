@@ -1,7 +1,7 @@
 """A responder of the NATS micro protocol, so that `nats service ls|info|stats` shows us.
 
-Answers `$SRV.PING|INFO|STATS`, alone, with the service's name, and with name and id. Only discovery: the endpoints
-themselves are served elsewhere. See https://github.com/nats-io/nats-architecture-and-design (ADR-32).
+Answers `$SRV.PING|INFO|STATS`, alone, with the service's name, and with name and id. This is only discovery: the
+endpoints are served elsewhere. See https://github.com/nats-io/nats-architecture-and-design (ADR-32).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 def package_version() -> str:
-    """Of the installed distribution; empty when it runs from a bare folder."""
+    """Version of the installed distribution; empty if it runs from a bare folder."""
     try:
         return metadata.version("gangline")
     except metadata.PackageNotFoundError:
@@ -55,15 +55,15 @@ class EndpointStatistics:
     processing_s: float = 0.0
     """Time spent on all requests together."""
     data: Mapping[str, Any] | None = None
-    """Anything more, JSON-compatible."""
+    """Additional JSON-compatible data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceDescription:
-    """What a service is; checked when constructed.
+    """Describes a service; validated at construction.
 
     Raises:
-        InvalidSettings: a name or version that the protocol does not allow.
+        InvalidSettings: the protocol does not allow the name or version.
     """
 
     name: str
@@ -85,9 +85,9 @@ class MicroService:
     """Answers discovery for one instance of a service.
 
     Args:
-        bus: where.
-        describe: what it is, now; called for each request, and must be quick. Its name never changes.
-        statistics: called for each STATS request; must be quick.
+        bus: the connection.
+        describe: returns the current description; called for each request, so it must be fast. The name never changes.
+        statistics: called for each STATS request; must be fast.
         ambient: for the instance's id and the start time.
         instance: the id; random if empty.
     """
@@ -103,7 +103,7 @@ class MicroService:
     ) -> None:
         """
         Raises:
-            InvalidSettings: a name, version or id that the protocol does not allow.
+            InvalidSettings: the protocol does not allow the name, version or id.
         """
         ambient = ambient or Environment()
         self.id = instance or ambient.token()
@@ -120,7 +120,7 @@ class MicroService:
         return f"<MicroService {self._name} {self.id}>"
 
     async def start(self) -> None:
-        """Subscribe. Does nothing if started."""
+        """Subscribe. No-op if started."""
         if self._subscriptions:
             return
         handlers: dict[str, Handler] = {"PING": self._ping, "INFO": self._info, "STATS": self._stats}
@@ -131,7 +131,7 @@ class MicroService:
         ]
 
     async def stop(self) -> None:
-        """Be seen no more. Idempotent, and safe before `start`."""
+        """Stop answering. Idempotent; safe before `start`."""
         subscriptions, self._subscriptions = self._subscriptions, []
         await asyncio.gather(*(subscription.unsubscribe() for subscription in subscriptions))
 
@@ -177,11 +177,11 @@ class MicroService:
         try:
             self._bus.publish(message.reply, json.dumps(body).encode())
         except (Unavailable, PayloadTooLarge):
-            pass  # whoever looks asks again
+            pass  # the requester asks again
 
 
 def statistics_of(counts: Mapping[str, Sequence[int]]) -> list[EndpointStatistics]:
-    """Of requests and errors by endpoint."""
+    """Statistics from requests and errors by endpoint."""
     return [EndpointStatistics(name=name, requests=each[0], errors=each[1]) for name, each in counts.items()]
 
 

@@ -1,4 +1,4 @@
-"""What an answer says, to who asked."""
+"""Parses answers for the requester."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def error_in(answer: Message) -> GanglineError | None:
-    """The error that an answer carries, if it does."""
+    """The error in an answer, if any."""
     text = answer.headers.get(headers.ERROR) if answer.headers else None
     if text is None:
         return None
@@ -34,28 +34,28 @@ def error_in(answer: Message) -> GanglineError | None:
 
 
 def raise_if_error(answer: Message) -> None:
-    """Raise the error that an answer carries, if it does."""
+    """Raise the error in an answer, if any."""
     error = error_in(answer)
     if error is not None:
         raise error
 
 
 def read_answer(answer: Message, model: type[R], who: object) -> R:
-    """The record that `who` answered.
+    """The record in the answer of `who`.
 
     Raises:
-        MalformedMessage: it is none.
-        GanglineError: the error that the answer carries.
+        MalformedMessage: there is none.
+        GanglineError: the error in the answer.
     """
     raise_if_error(answer)
     return parse_answer(answer, model, who)
 
 
 def parse_answer(answer: Message, model: type[R], who: object) -> R:
-    """As `read_answer`, of an answer that carries no error."""
+    """Like `read_answer`, for an answer without an error."""
     try:
         if not answer.headers:
             return model.model_validate_json(answer.data)
         return model.model_validate(codec.decode(answer.data, codec.Format.of(answer.headers)))
     except (ValidationError, MalformedMessage) as error:
-        raise MalformedMessage(f"unreadable answer of {who}: {error}") from error
+        raise MalformedMessage(f"unreadable answer from {who}: {error}") from error

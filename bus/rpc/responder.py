@@ -1,7 +1,7 @@
-"""Requests in JSON or msgpack, and their answers: once, in the request's own format, and no larger than a message.
+"""Requests in JSON or msgpack, and their answers: once, in the request's format, and no larger than a message.
 
-An error is answered as `Nats-Service-Error` and `Nats-Service-Error-Code`, with a body that says more. Who gives no
-reply subject is served in silence.
+An error is sent as `Nats-Service-Error` and `Nats-Service-Error-Code`, with a body that has the details. A request
+without a reply subject is carried out but not answered.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..port.bus import Bus, Handler, Message
 from ..port.types import SubjectSubscription
 
 _ENVELOPE_BYTES: Final = 1024
-"""Room that an answer's headers may take."""
+"""Room for an answer's headers."""
 _MAX_HEADER_CHARS: Final = 500
 _SHORT_CHARS: Final = 2000
-"""Of an error's message, where the whole error does not fit."""
+"""Length of an error's message if the whole error does not fit."""
 
 
 class Responder:
-    """Who sent one request, and how to answer it."""
+    """One request, and how to answer it."""
 
     __slots__ = ("_bus", "_log", "_message", "answered", "fmt")
 
@@ -41,17 +41,17 @@ class Responder:
         try:
             self.fmt = Format.of(message.headers)
         except MalformedMessage:
-            self.fmt = Format.JSON  # that of the error
+            self.fmt = Format.JSON  # the error is sent in JSON
 
     def body(self, *, large: bool = False) -> Any:
         """The decoded body.
 
         Args:
-            large: it may be as large as a message, since it carries arguments, or comes from a coordinator.
+            large: it may be as large as a message, since it has arguments or comes from a coordinator.
 
         Raises:
-            MalformedMessage: it cannot be read.
-            PayloadTooLarge: it has more bytes, or more values, than it may.
+            MalformedMessage: it cannot be decoded.
+            PayloadTooLarge: it has too many bytes or values.
         """
         decode = codec.decode_arguments if large else codec.decode_request
         return decode(self._message.data, Format.of(self._message.headers))
@@ -62,7 +62,7 @@ class Responder:
 
     @property
     def traceparent(self) -> str | None:
-        """The caller's span, as W3C writes it; None without one, and if it is too long to be one."""
+        """The caller's span in W3C format; None if there is none or it is too long."""
         value = self.headers.get(headers.TRACEPARENT)
         return value if value is None or len(value) <= MAX_TRACEPARENT_CHARS else None
 
@@ -72,11 +72,11 @@ class Responder:
 
     @property
     def is_heard(self) -> bool:
-        """Somebody waits for the answer."""
+        """Whether somebody waits for the answer."""
         return bool(self._message.reply)
 
     def reply(self, value: BaseModel, *, shorter: BaseModel | None = None) -> None:
-        """Answer with a record; with `shorter` where `value` does not fit a message."""
+        """Answer with a record; with `shorter` if `value` does not fit into a message."""
         limit = self._bus.max_payload - _ENVELOPE_BYTES
         size = 0
         for candidate in (value, shorter):
@@ -89,7 +89,7 @@ class Responder:
             size = len(encoded)
         self.fail(
             PayloadTooLarge(
-                f"the answer has {size} bytes and at most {limit} fit a message: ask for less, or raise the server's "
+                f"the answer has {size} bytes and a message takes at most {limit}: ask for less, or raise the server's "
                 "max_payload",
                 details={"size": size, "limit": limit},
             )
@@ -99,7 +99,7 @@ class Responder:
         """Answer with a task's bare result.
 
         Raises:
-            InvalidResult: it cannot be written, or is too large for a message.
+            InvalidResult: it cannot be serialized, or is too large for a message.
         """
         try:
             encoded = codec.encode(value, self.fmt)
@@ -108,27 +108,28 @@ class Responder:
         limit = self._bus.max_payload - _ENVELOPE_BYTES
         if len(encoded) > limit:
             raise InvalidResult(
-                f"{what} is {len(encoded)} bytes and at most {limit} fit a message: store it and return where, or "
+                f"{what} is {len(encoded)} bytes and a message takes at most {limit}: store it and return where, or "
                 "raise the server's max_payload",
                 details={"size": len(encoded), "limit": limit},
             )
         self._send(encoded, {headers.WORKER: worker} if worker else {})
 
     def fail(self, error: Exception) -> GanglineError:
-        """Answer with an error. One that is none of ours is a bug: it is logged, and told without its details.
+        """Answer with an error. An exception that is not a GanglineError is a bug: it is logged, and sent without
+        details.
 
         Returns:
-            The error that was told.
+            The error that was sent.
         """
         if not isinstance(error, GanglineError):
             self._log.error("request %s failed", self.subject, exc_info=error, extra={"action": "request.failed"})
-            error = GanglineError(f"internal error ({type(error).__name__}): the log of who answers says more")
+            error = GanglineError(f"internal error ({type(error).__name__}): see the log of the process that answered")
         fields = {headers.ERROR: _header_text(error.message), headers.ERROR_CODE: str(error.status)}
         self._send(self._error_body(error), fields)
         return error
 
     def _error_body(self, error: GanglineError) -> bytes:
-        """What has no form on the wire, or does not fit, is left out."""
+        """Details that cannot be serialized or do not fit are omitted."""
         wire = error.to_wire()
         for body in (wire, {**wire, "message": error.message[:_SHORT_CHARS], "details": {}}):
             try:
@@ -151,17 +152,17 @@ class Responder:
         try:
             self._bus.publish(self._message.reply, body, headers=fields or None)
         except GanglineError as error:
-            # Whoever asked has a patience of seconds, and asks again.
+            # The requester times out after seconds, and asks again.
             extra = {"action": "answer.lost", "subject": self.subject}
             self._log.debug("answer to %s not sent: %s", self.subject, error, extra=extra)
 
 
 class OperationTable:
-    """Operations by name. Each request for one is given to its handler, which answers now or later, or raises.
+    """Operations by name. Each request goes to its operation's handler, which answers now or later, or raises.
 
     Args:
-        who: has them, as in "a worker".
-        counts: requests and errors by operation, counted on.
+        who: whose operations they are, as in "a worker".
+        counts: requests and errors by operation, to be continued.
     """
 
     def __init__(self, who: str, bus: Bus, log: Log, *, counts: dict[str, list[int]] | None = None) -> None:
@@ -179,7 +180,7 @@ class OperationTable:
             self._large.update(handlers)
 
     def take(self, operation: str, message: Message) -> None:
-        """One request; it is answered exactly once."""
+        """Carry out one request; it is answered exactly once."""
         responder = Responder(self._bus, message, self._log)
         handler = self._handlers.get(operation)
         counts = [0, 0] if handler is None else self.counts.setdefault(operation, [0, 0])
@@ -195,7 +196,7 @@ class OperationTable:
 
 
 class CountingResponder:
-    """Answers each request with what a function makes of its body. Counts, for discovery."""
+    """Answers each request with the result of a function of its body. Counts requests and errors, for discovery."""
 
     def __init__(self, bus: Bus, log: Log) -> None:
         self._bus = bus
@@ -206,7 +207,7 @@ class CountingResponder:
         self._later = TaskSet("answer", log)
 
     def serve(self, message: Message, handle: Callable[[Any], BaseModel]) -> None:
-        """Answer with what `handle` makes of the body, or with the error that it raises."""
+        """Answer with the result of `handle`, or with the error that it raises."""
         responder = self._begin(message)
         try:
             responder.reply(handle(responder.body()))
@@ -214,7 +215,7 @@ class CountingResponder:
             self._fail(responder, error)
 
     def serve_later(self, message: Message, handle: Callable[[Any], Awaitable[BaseModel]]) -> None:
-        """As `serve`, when `handle` is done."""
+        """Like `serve`, when `handle` is done."""
 
         async def serve() -> None:
             responder = self._begin(message)
@@ -238,13 +239,13 @@ class CountingResponder:
 
 
 def _header_text(text: str) -> str:
-    """One line of ASCII that may stand in a header."""
+    """One line of ASCII that is valid in a header."""
     line = " ".join(text.split()) or "error"
     return line.encode("ascii", "backslashreplace").decode()[:_MAX_HEADER_CHARS]
 
 
 class Listening:
-    """Several subscriptions that live and end together."""
+    """Several subscriptions that end together."""
 
     def __init__(self) -> None:
         self._subscriptions: list[SubjectSubscription] = []
@@ -267,7 +268,7 @@ class Listening:
 
 
 async def listen(bus: Bus, subjects: Iterable[str], handler: Handler, *, queue: str = "") -> Listening:
-    """Deliver what comes on any of `subjects`; otherwise as Bus.subscribe. All of them, or none."""
+    """Subscribe to all of `subjects`, or to none; otherwise like Bus.subscribe."""
     listening = Listening()
     try:
         for subject in subjects:

@@ -22,10 +22,10 @@ _SECRETS: Final = frozenset({"password", "token", "user"})
 class ConnectionSettings:
     """Everything needed to connect to a NATS server. Validated at construction.
 
-    Use `from_url`, `from_context` or `from_environment` unless you have each value at hand.
+    Use `from_url`, `from_context` or `from_environment` unless you have all values at hand.
 
     Raises:
-        InvalidSettings: a value is out of its bounds, a file is missing, or two identities are given at once.
+        InvalidSettings: a value is out of bounds, a file is missing, or two identities are given.
     """
 
     urls: tuple[str, ...] = (DEFAULT_URL,)
@@ -96,7 +96,7 @@ class ConnectionSettings:
             raise InvalidSettings("password is given without user: give both, or use token")
 
     def __repr__(self) -> str:
-        """Without secrets: neither passwords and tokens, nor what stands before the @ of an address."""
+        """Without secrets: no passwords or tokens, and no userinfo in addresses."""
         shown: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -116,13 +116,13 @@ class ConnectionSettings:
 
     @property
     def wants_tls(self) -> bool:
-        """Refuse a server that does not offer TLS."""
+        """Whether to refuse a server that does not offer TLS."""
         return bool(
             self.tls_first or self.tls_ca or self.tls_certificate or any(url.startswith("tls://") for url in self.urls)
         )
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """A context that checks the server's certificate; None when nothing about TLS was asked for.
+        """A context that checks the server's certificate; None if TLS was not requested.
 
         Raises:
             InvalidSettings: a certificate or key cannot be read.
@@ -149,16 +149,16 @@ class ConnectionSettings:
         """A context of the `nats` CLI (`nats context ls`); the selected one if `name` is None.
 
         Raises:
-            InvalidSettings: there is no such context, or it cannot be used; the text lists those that exist.
+            InvalidSettings: there is no such context, or it cannot be used; the text lists the known ones.
         """
         return cls(**{**context_fields(name), **others})
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, /, **others: Any) -> ConnectionSettings:
         """What the `nats` CLI would use: NATS_URL, NATS_CONTEXT, NATS_USER and so on, else its selected context, else
-        the default address; and GANGLINE_INBOX_PREFIX. `others` go before all of them.
+        the default address; plus GANGLINE_INBOX_PREFIX. `others` override all of these.
 
-        The selected context is left aside when NATS_URL names a server, so that its secrets go nowhere else.
+        The selected context is ignored if NATS_URL names a server, so that its secrets go nowhere else.
         """
         return cls(**{**environment_fields(environ), **others})
 

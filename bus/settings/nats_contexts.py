@@ -1,4 +1,4 @@
-"""Reading what the `nats` CLI knows: its contexts and its environment variables.
+"""Reads the contexts and environment variables of the `nats` CLI.
 
 Contexts live in `$XDG_CONFIG_HOME/nats/context/<name>.json` (`~/.config` if unset); the name of the selected one is in
 `$XDG_CONFIG_HOME/nats/context.txt`.
@@ -71,10 +71,10 @@ def context_names(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def context_fields(name: str | None = None, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Fields of ConnectionSettings that a context gives.
+    """Fields of ConnectionSettings from a context.
 
     Raises:
-        InvalidSettings: no such context, unreadable, or it asks for something that is not supported.
+        InvalidSettings: the context does not exist, is unreadable, or needs something that is not supported.
     """
     if name is None:
         name = selected_context(environ)
@@ -110,7 +110,7 @@ def _translate(name: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment_fields(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Fields of ConnectionSettings that the environment and the selected context give; see
+    """Fields of ConnectionSettings from the environment and the selected context; see
     ConnectionSettings.from_environment."""
     environ = os.environ if environ is None else environ
     fields: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def environment_fields(environ: Mapping[str, str] | None = None) -> dict[str, An
 
 
 def _bare_user_is_a_token(fields: dict[str, Any]) -> dict[str, Any]:
-    """The `nats` CLI takes a user without a password for a token."""
+    """Like the `nats` CLI, treat a user without a password as a token."""
     if fields.get("user") and not fields.get("password") and not fields.get("token"):
         fields["token"] = fields.pop("user")
     return fields

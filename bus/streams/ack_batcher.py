@@ -1,8 +1,8 @@
-"""Acknowledgements of one consumer: sent at the end of the turn, kept until the server has confirmed them.
+"""Acknowledgements of one consumer: sent at the end of the turn, and kept until the server has confirmed them.
 
 All of one turn are a *batch*, of which the server confirms the last: a connection keeps the order, so it has the others
-by then. Only when the consumer's leader changes in the midst of a batch, its beginning may be lost and its last be
-confirmed; so the newest confirmed batches are sent again after trouble. What the server knows already it ignores.
+by then. But if the consumer's leader changes in the middle of a batch, its start may be lost although its last is
+confirmed; so the newest confirmed batches are sent again after trouble. The server ignores what it already knows.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from ...schemas.errors.base import ClosedError, GanglineError, Unavailable
 from ..port.bus import StreamMessage
 
 RESEND_S: Final = 2.0
-"""A batch without a confirmation for so long is sent again."""
+"""A batch without a confirmation for this long is sent again."""
 _REMEMBERED: Final = 16_384
 _NEWEST: Final = 64
 """Confirmed batches that are sent again after trouble."""
 
 Batch = dict[int, str]
-"""Sequences, with where to acknowledge each."""
+"""Sequences, each with its acknowledgement subject."""
 Send = Callable[[Batch, int], None]
 """Sends a batch, to be confirmed by its number; raises Unavailable without a connection."""
 
 
 class AckBatcher:
-    """What we are done with.
+    """The acknowledgements of one consumer.
 
-    Invariant: a sequence is in `_unconfirmed` or in `_confirmed`, never in both; an unconfirmed one is to be sent, or
-    in the batch of its number.
+    Invariant: a sequence is in `_unconfirmed` or in `_confirmed`, never in both; an unconfirmed one is pending, or in
+    the batch of its number.
 
-    A server that dies may forget an acknowledgement that it has confirmed, and deliver the message again. So the newest
-    confirmed ones are remembered (as many as `remembered`, at least 16,384).
+    A server that crashes may forget a confirmed acknowledgement and deliver the message again. So the newest confirmed
+    ones are remembered (`remembered` of them, at least 16,384).
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class AckBatcher:
         on_confirmed: Callable[[list[int]], None] | None = None,
         remembered: int = 0,
     ) -> None:
-        """`on_confirmed` is told of sequences once the server has them."""
+        """`on_confirmed` is called with the sequences that the server has confirmed."""
         self._send = send
         self._at_turn_end = at_turn_end
         self._on_confirmed = on_confirmed
         self._loop = asyncio.get_running_loop()
         self._unconfirmed: dict[int, int] = {}
-        """With the number of the batch that it was last sent in; 0: it is to be sent."""
+        """With the number of the batch in which it was last sent; 0: it is pending."""
         self._pending: Batch = {}
-        """To be sent at the end of this turn, or when there is a connection again."""
+        """To be sent at the end of this turn, or after the reconnect."""
         self._scheduled = False
         self._batches: dict[int, tuple[Batch, float]] = {}
-        """Sent and not confirmed, with when."""
+        """Sent but unconfirmed batches, with the time when they were sent."""
         self._number = 0
         self._newest: deque[Batch] = deque(maxlen=_NEWEST)
         self._confirmed: OrderedDict[int, None] = OrderedDict()
@@ -66,7 +66,7 @@ class AckBatcher:
         self._over: GanglineError | None = None
 
     def __contains__(self, sequence: int) -> bool:
-        """Whether we are done with it."""
+        """Whether it has been acknowledged."""
         return sequence in self._confirmed or sequence in self._unconfirmed
 
     @property
@@ -74,7 +74,7 @@ class AckBatcher:
         return len(self._unconfirmed)
 
     def add(self, message: StreamMessage) -> None:
-        """Acknowledge; also again, when it was delivered once more."""
+        """Acknowledge a message, also when it was delivered again."""
         if self._over is not None:
             return
         sequence = message.sequence
@@ -86,7 +86,7 @@ class AckBatcher:
             self._at_turn_end(self._flush)
 
     def confirm(self, number: int) -> None:
-        """The server has that batch."""
+        """The server has confirmed a batch."""
         batch, _ = self._batches.pop(number, ({}, 0.0))
         if not batch:
             return
@@ -108,7 +108,7 @@ class AckBatcher:
             self._on_confirmed(done)
 
     def resend(self) -> None:
-        """Something is wrong with the consumer, or was with the connection: what was under way may be lost."""
+        """Send everything again: after trouble with the consumer or the connection, acknowledgements may be lost."""
         batches = [*self._newest, *(batch for batch, _ in self._batches.values()), self._pending]
         self._newest.clear()
         self._batches.clear()
@@ -119,10 +119,10 @@ class AckBatcher:
         self._flush()
 
     async def settled(self) -> None:
-        """Wait until all so far are confirmed.
+        """Wait until all acknowledgements so far are confirmed.
 
         Raises:
-            ConsumerLost, ClosedError: they never will be.
+            ConsumerLost, ClosedError: they will never be.
         """
         if not self._unconfirmed:
             return
@@ -139,7 +139,7 @@ class AckBatcher:
         """No confirmation will come any more. Idempotent."""
         if self._over is not None:
             return
-        self._flush()  # what was acknowledged in this turn
+        self._flush()  # the acknowledgements of this turn
         self._over = error
         if self._timer is not None:
             self._timer.cancel()

@@ -1,17 +1,18 @@
-"""A pull consumer, whatever the bus: who asks for how much and when, what is acknowledged, and what is done when
+"""A pull consumer on any bus: how many messages it requests and when, what is acknowledged, and what it does when
 answers stop coming.
 
-The bus supplies a `PullTransport`, which sends for us and tells us what came.
+The bus supplies a `PullTransport`, which sends for us and reports what arrives.
 
-How asking works: the application says how many messages it wants; `_asked` of them stand in requests at the server. A
-request ends by delivering all that it asked for, or with a status that says how many are left; only those are asked for
-again. After a lost connection, a lost leader or silence nobody can tell what became of the requests: then a new
-*generation* begins, and all that is wanted is asked for once more. If only the news was slow, and the old requests
-deliver after all, more comes than was wanted; that much less is asked for by the next `pull`.
+Requests: the application says how many messages it wants; `_asked` of them are in requests at the server. A request
+ends when it has delivered all its messages, or with a status that says how many are left; only those are requested
+again. After a lost connection, a lost leader or silence, the fate of the requests is unknown: then a new *generation*
+begins, and everything wanted is requested again. If the old requests were only slow and deliver after all, more comes
+than was wanted; the next `pull` requests that many fewer.
 
-What was delivered into a connection that broke would come again only after the acknowledgement wait. So a new
-generation begins by asking how far the server has delivered, and refuses (negative acknowledgement) what never came.
-What was only late then comes twice, the second time with a higher `delivered`. What is acknowledged never comes again.
+Messages delivered into a broken connection would be delivered again only after the acknowledgement wait. So a new
+generation first asks how far the server has delivered, and refuses (negative acknowledgement) what never arrived.
+Messages that were only late then come twice, the second time with a higher `delivered`. Acknowledged messages never
+come again.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from .ack_batcher import AckBatcher, Batch
 log = logging.getLogger("gangline.bus")
 
 HEARTBEAT_S: Final = 2.0
-"""How often the server says that an idle request still stands."""
+"""How often the server confirms that an idle request is still open."""
 SILENCE_S: Final = 4.5
-"""Two heartbeats missed."""
+"""Two missed heartbeats."""
 EXPIRES_S: Final = 30.0
-"""A request that asked for more than there is ends after so long, and is made again."""
+"""A request for more messages than available ends after this long, and is repeated."""
 _FIRST_RETRY_S: Final = 0.1
 _MOST_RETRY_S: Final = 1.0
 _MOST_REFUSALS: Final = 5
@@ -43,7 +44,7 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStatus:
-    """A consumer as the server has it."""
+    """A consumer's state on the server."""
 
     state: ConsumerState
     delivered: int
@@ -51,7 +52,7 @@ class ConsumerStatus:
 
 
 class Connection(Protocol):
-    """What a consumer needs of its bus."""
+    """What a consumer needs from its bus."""
 
     @property
     def connected(self) -> bool: ...
@@ -62,7 +63,7 @@ class Connection(Protocol):
 
 
 class PullTransport(Protocol):
-    """One consumer's way to the server and back. What comes is told to `PullConsumer.take` and the other `on_...`."""
+    """One consumer's way to the server and back. It reports to the `on_...` methods of PullConsumer."""
 
     def ask(self, count: int, generation: int) -> None:
         """Ask for messages.
@@ -73,18 +74,18 @@ class PullTransport(Protocol):
         ...
 
     def acknowledge(self, batch: Batch, number: int) -> None:
-        """Send acknowledgements, and have the last of them confirmed. Raises Unavailable without a connection."""
+        """Send acknowledgements, and let the server confirm the last. Raises Unavailable without a connection."""
         ...
 
     def refuse(self, sequence: int) -> None:
-        """What was delivered and never came: deliver it again. Raises Unavailable without a connection."""
+        """Let the server deliver a message again that never arrived. Raises Unavailable without a connection."""
         ...
 
     async def look(self) -> ConsumerStatus | None:
-        """None: the consumer is no more, or is another of the same name.
+        """The consumer's state. None: it no longer exists, or is another of the same name.
 
         Raises:
-            Unavailable: the server does not say.
+            Unavailable: the server does not answer.
         """
         ...
 
@@ -93,11 +94,11 @@ class PullTransport(Protocol):
         ...
 
     async def remove(self) -> None:
-        """Delete the consumer, if it is there."""
+        """Delete the consumer, if it exists."""
         ...
 
     def stop(self) -> None:
-        """Nothing more is to be delivered. Idempotent."""
+        """Stop delivery. Idempotent."""
         ...
 
 
@@ -112,8 +113,8 @@ class PullConsumer:
 
     Args:
         on_lost, on_acknowledged: see port.Stream.consume.
-        on_end: called once, when it is lost or closed.
-        remembered: how many acknowledged messages are known again if they come once more.
+        on_end: called once when it is lost or closed.
+        remembered: how many acknowledged messages are recognised if they are delivered again.
     """
 
     def __init__(
@@ -136,41 +137,41 @@ class PullConsumer:
         self._link: PullTransport
         self._life = _Phase.OPEN
         self._wanted = 0
-        """Asked for by the application and not delivered; below 0 when more came than was wanted."""
+        """Wanted by the application and not delivered; below 0 if more came than was wanted."""
         self._asked = 0
-        """Of these, what stands in requests of this generation."""
+        """How many of these are in requests of this generation."""
         self._generation = 0
         self._newest = 0
-        """Highest sequence that was delivered to us."""
+        """Highest sequence delivered to us."""
         self._ordinal = 0
-        """The consumer's delivery that came last; 0: none in this generation."""
+        """Consumer sequence of the last delivery; 0: none in this generation."""
         self._gaps: list[tuple[int, int]] = []
-        """Sequences among which some were delivered and did not come."""
+        """Ranges of sequences of which some were delivered but did not arrive."""
         self._filling: asyncio.Task[None] | None = None
         self._refused: dict[int, int] = {}
-        """Refused, and not seen since; with how often. Given up after some times: then somebody else deleted it."""
+        """Refused and not seen since, with how often. Given up after a few times: then somebody else has deleted it."""
         self._acks = AckBatcher(
             self._acknowledge, at_turn_end=bus.at_turn_end, on_confirmed=on_acknowledged, remembered=remembered
         )
         self._scheduled = False
         self._repairing: asyncio.Task[None] | None = None
         self._pause_s = 0.0
-        """Before the next look at the server; grows while trouble goes on."""
+        """Pause before the next request to the server; grows while the trouble continues."""
         self._heard_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stop_listening: Callable[[], None] = bus.on_connection(self._on_connection)
 
     def attach(self, link: PullTransport) -> None:
-        """Whom to send by."""
+        """Set the transport."""
         self._link = link
 
     def open(self, delivered: int) -> None:
-        """The consumer is there, and had delivered up to that stream sequence. What of it was not acknowledged (by a
-        former owner of the name) comes again after the acknowledgement wait."""
+        """The consumer exists, and has delivered up to this stream sequence. Messages that a former user of the name
+        did not acknowledge come again after the acknowledgement wait."""
         self._newest = max(self._newest, delivered)
 
     def abandon(self) -> None:
-        """It could not be made."""
+        """The consumer could not be created."""
         self._end(_Phase.CLOSED, ClosedError(f"consumer {self.name!r} could not be made"))
 
     def __repr__(self) -> str:
@@ -192,8 +193,8 @@ class PullConsumer:
         return max(self._wanted, 0)
 
     def _ask_soon(self) -> None:
-        """Ask at the end of this turn, so that all that is pulled in one turn makes one request."""
-        # A request for each single message would pile up at the server: at least half is asked for at once.
+        """Ask at the end of this turn, so that all pulls of one turn make one request."""
+        # A request for each message would pile up at the server: ask for at least half at once.
         if not self._scheduled and self._asked * 2 <= self._wanted and self._wanted > self._asked:
             self._scheduled = True
             self._bus.at_turn_end(self._ask)
@@ -206,7 +207,7 @@ class PullConsumer:
         try:
             self._link.ask(missing, self._generation)
         except (Unavailable, ClosedError):
-            return  # the reconnect asks
+            return  # the reconnect asks again
         self._asked += missing
         self._heard_at = self._loop.time()
         if self._timer is None:
@@ -215,7 +216,7 @@ class PullConsumer:
     # -- what comes -----------------------------------------------------------------------------------------------
 
     def on_message(self, message: StreamMessage, ordinal: int) -> None:
-        """The link: a message was delivered; `ordinal` counts the consumer's deliveries."""
+        """Called by the transport: a message was delivered; `ordinal` counts the consumer's deliveries."""
         if self._life is not _Phase.OPEN:
             return
         self._hear()
@@ -247,7 +248,7 @@ class PullConsumer:
         self._ask_soon()
 
     def on_heartbeat(self) -> None:
-        """The link: a request still stands."""
+        """Called by the transport: a request is still open."""
         self._hear()
 
     def _hear(self) -> None:
@@ -255,25 +256,26 @@ class PullConsumer:
         self._pause_s = 0.0
 
     def on_request_ended(self, left: int) -> None:
-        """The link: a request of this generation is over; so many messages of it did not come."""
+        """Called by the transport: a request of this generation has ended with `left` undelivered messages."""
         self._hear()
         self._asked = max(self._asked - left, 0)
         self._ask_soon()
 
     def on_trouble(self) -> None:
-        """The link: the consumer may be gone, or without a leader; or requests were dropped, nobody knows how many."""
+        """Called by the transport: the consumer may be gone or have no leader, or an unknown number of requests was
+        dropped."""
         if self._repairing is None:
             self._begin_again()
 
     def on_acknowledged(self, number: int) -> None:
-        """The link: the server has that batch of acknowledgements."""
+        """Called by the transport: the server has confirmed a batch of acknowledgements."""
         self._acks.confirm(number)
 
     # -- repairing ------------------------------------------------------------------------------------------------
 
     @property
     def generation(self) -> int:
-        """What belongs to another is news of yesterday."""
+        """The current generation; statuses of another are outdated."""
         return self._generation
 
     def _on_connection(self, event: ConnectionEvent) -> None:
@@ -303,7 +305,7 @@ class PullConsumer:
         self._timer = self._loop.call_at(ends_at, self._listen_for_silence)
 
     def _begin_again(self) -> None:
-        """A new generation, once it is clear that the consumer is still there."""
+        """Start a new generation, once it is clear that the consumer still exists."""
         if self._life is not _Phase.OPEN:
             return
         self._forget_requests()
@@ -314,11 +316,11 @@ class PullConsumer:
 
     async def _repair(self) -> None:
         while True:
-            if self._pause_s:  # at once the first time
+            if self._pause_s:  # none the first time
                 await asyncio.sleep(self._pause_s)
             self._pause_s = min(max(self._pause_s * 2, _FIRST_RETRY_S), _MOST_RETRY_S)
             if not self._bus.connected:
-                return  # the reconnect begins again
+                return  # the reconnect starts again
             try:
                 newest = self._newest
                 view = await self._link.look()
@@ -330,7 +332,9 @@ class PullConsumer:
             except ClosedError:
                 return
             except GanglineError as error:
-                log.debug("a consumer waits: %s", error, extra={"action": "bus.consumer_waits", "consumer": self.name})
+                log.debug(
+                    "a consumer is waiting: %s", error, extra={"action": "bus.consumer_waits", "consumer": self.name}
+                )
         self._repairing = None
         self._ask_soon()
 
@@ -349,7 +353,7 @@ class PullConsumer:
                 self._refused.pop(sequence, None)
 
     def _fill_soon(self, first: int, last: int) -> None:
-        """Some of these were lost on the way, though the connection held."""
+        """Some of these were lost in transit, although the connection held."""
         self._gaps.append((first, last))
         if self._filling is None:
             self._filling = self._loop.create_task(self._fill(), name=f"gaps of consumer {self.name}")
@@ -360,15 +364,15 @@ class PullConsumer:
                 first, last = self._gaps.pop()
                 self._refuse(await self._link.stored(first, last))
         except GanglineError as error:
-            # It comes again after the acknowledgement wait, if not before.
-            log.debug("a gap stays: %s", error, extra={"action": "bus.consumer_waits", "consumer": self.name})
+            # The messages come again after the acknowledgement wait, if not before.
+            log.debug("a gap was not filled: %s", error, extra={"action": "bus.consumer_waits", "consumer": self.name})
         finally:
             self._filling = None
 
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _lose(self) -> None:
-        """The server says that it is no more."""
+        """The server says that the consumer no longer exists."""
         if self._life is not _Phase.OPEN:
             return
         self._end(_Phase.LOST, self._lost_error())
@@ -380,7 +384,7 @@ class PullConsumer:
 
     def _lost_error(self) -> ConsumerLost:
         return ConsumerLost(
-            f"consumer {self.name!r} is no more: it was deleted, or another took its place; make a new one",
+            f"consumer {self.name!r} no longer exists: it was deleted or replaced; create a new one",
             details={"consumer": self.name},
         )
 
@@ -422,7 +426,7 @@ class PullConsumer:
     async def close(self, *, delete: bool = False) -> None:
         if self._life is not _Phase.OPEN:
             return
-        self._life = _Phase.CLOSED  # no delivery from here on, and only one caller gets here
+        self._life = _Phase.CLOSED  # no delivery from here on; only one caller gets here
         try:
             if self._bus.connected and self._acks.unconfirmed:
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):

@@ -76,5 +76,5 @@ async def test_who_may_not_make_a_bucket_waits_for_somebody_who_may(connect_to, 
 async def test_who_may_not_make_a_stream_is_told_to_start_somebody_who_may(connect_to, secured, namespace):
     server = secured(users(f"$JS.API.STREAM.INFO.{namespace}"))
     bus = await connect_to(as_user(server.url, "few"), storage_timeout_s=0.5)
-    with pytest.raises(NotPermitted, match="is not there, and this user may not make it.*STREAM.CREATE"):
+    with pytest.raises(NotPermitted, match="does not exist, and this user may not create it.*STREAM.CREATE"):
         await bus.stream(namespace, StreamSettings(subjects=(f"{namespace}.>",)))

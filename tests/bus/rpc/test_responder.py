@@ -66,7 +66,7 @@ def test_an_answer_has_the_format_of_its_request_and_can_be_read_by_who_asked(fi
     (answer,) = bus.answers
     assert answer.subject == "inbox" and (answer.headers or None) == fields
     assert read_answer(answer, Number, "it") == Number(number=5)
-    with pytest.raises(MalformedMessage, match="unreadable answer of it"):
+    with pytest.raises(MalformedMessage, match="unreadable answer from it"):
         parse_answer(answer, Text, "it")
 
 
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_answered_shorter_or_with_an_error_that_has_both_si
     asked(bus).reply(Text(text="x" * 3000), shorter=Text(text="x"))
     assert read_answer(bus.answers[0], Text, "it").text == "x"
     asked(bus).reply(Text(text="x" * 3000))
-    with pytest.raises(PayloadTooLarge, match="3011 bytes and at most 976"):
+    with pytest.raises(PayloadTooLarge, match="3011 bytes and a message takes at most 976"):
         raise_if_error(bus.answers[1])
 
 
@@ -114,7 +114,7 @@ def test_results_are_bare_and_name_their_worker():
 
 def test_a_result_that_cannot_be_sent_is_an_error():
     responder = asked(Sent(2000))
-    with pytest.raises(InvalidResult, match="the result of a.b is 3002 bytes and at most 976"):
+    with pytest.raises(InvalidResult, match="the result of a.b is 3002 bytes and a message takes at most 976"):
         responder.result("x" * 3000, "p.w", what="the result of a.b")
     with pytest.raises(InvalidResult, match="the result cannot be written as JSON"):
         responder.result(object(), "p.w")

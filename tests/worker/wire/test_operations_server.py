@@ -252,7 +252,7 @@ async def test_wrong_arguments_and_failures_of_the_task_are_told_apart(rig: Rig)
     rig.hub.max_payload = 10_000
     body, status = await dispatch("big", [20_000])
     assert body["code"] == "invalid_result"
-    assert "at most 8976 fit a message" in body["message"]
+    assert "a message takes at most 8976" in body["message"]
     assert rig.worker.core.load == Load(0, 2, 2)
 
 

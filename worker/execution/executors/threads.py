@@ -16,9 +16,12 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from ....schemas.errors.base import GanglineError
+from ....telemetry.logs import logger_for
 from ...pool.pool import Outcome
 from .blocking_stream import BlockingStream, Ending, StreamCredit, run_here
 from .execution import TaskExecution
+
+_log = logger_for("worker")
 
 Job = Callable[[], None]
 
@@ -27,6 +30,12 @@ class ThreadExecutor:
     """Threads kept for reuse: as many as tasks run at once, which the worker's slots limit.
 
     They are daemons, unlike those of ThreadPoolExecutor: code that does not return must not keep a worker from exiting.
+
+    Threads call the event loop in groups: one wake-up for all calls that are made before the loop gets to them.
+
+    A *leg* is the work of one thread from the start, or from the end of a block, to the next block or the end. The loop
+    learns of legs through one call of `run_in_executor`, from the first that begins to the last that ends: a virtual
+    loop lets no time pass meanwhile.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,6 +47,12 @@ class ThreadExecutor:
         """`_total` less the jobs that run or wait for a thread to wake up."""
         self._total = 0
         self._closed = False
+        self._calls: deque[tuple[contextvars.Context, Callable[..., None], tuple[Any, ...]]] = deque()
+        self._woken = False
+        """The loop has been woken, and has not begun to make the calls."""
+        self._legs_lock = threading.Lock()
+        self._legs = 0
+        self._leg: Future[None]
 
     def run(self, job: Job) -> None:
         """Run it in an idle thread, or in a new one."""
@@ -49,6 +64,50 @@ class ThreadExecutor:
                 return
             self._total += 1
         threading.Thread(target=self._work, name=f"{self._name}-{next(self._numbers)}", daemon=True).start()
+
+    def tell(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context,
+        callback: Callable[..., None],
+        *args: Any,
+    ) -> None:
+        """Have the loop call this in `context`, in order. May be called from any thread.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        self._calls.append((context, callback, args))
+        if not self._woken:
+            self._woken = True
+            loop.call_soon_threadsafe(self._make_calls)
+
+    def _make_calls(self) -> None:
+        self._woken = False  # first: calls that are added from here on are either in time, or wake the loop again
+        calls = self._calls
+        for _ in range(len(calls)):
+            context, callback, args = calls.popleft()
+            try:
+                context.run(callback, *args)
+            except Exception:
+                _log.exception("%s failed", callback, extra={"action": "thread.tell"})
+
+    def begin_leg(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A thread begins to work. Call it on the loop."""
+        with self._legs_lock:
+            self._legs += 1
+            if self._legs > 1:
+                return
+            leg = self._leg = Future()
+        loop.run_in_executor(_Given(leg), _nothing)
+
+    def end_leg(self) -> None:
+        """It has ended, or waits for the reader of its stream. Call it in the thread, after `tell`."""
+        with self._legs_lock:
+            self._legs -= 1
+            leg = None if self._legs else self._leg
+        if leg is not None:
+            leg.set_result(None)
 
     def close(self) -> None:
         """Idle threads end; busy ones end after their job."""
@@ -80,20 +139,16 @@ class ThreadExecutor:
 
 
 class ThreadExecution(TaskExecution):
-    """One execution in a thread.
+    """One execution in a thread. While its stream waits for the reader, it has no leg, so time passes."""
 
-    The loop learns of the thread's work through `run_in_executor`, in *legs*: from the start, or from the end of a
-    block, to the next block or the end. A virtual loop lets no time pass during a leg, but does while a stream waits
-    for its reader.
-    """
-
-    __slots__ = ("_context_vars", "_inner", "_leg", "_lock", "_loop_vars", "_room", "_stream")
+    __slots__ = ("_context_vars", "_inner", "_lock", "_loop_vars", "_room", "_stream", "_threads")
 
     def start(self, window: int, threads: ThreadExecutor) -> None:  # type: ignore[override]
+        self._threads = threads
         self._lock = threading.Lock()
         self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Task[Ending]] | None = None
         """The thread's own loop and task, if the function needs one. Guarded by `_lock`."""
-        self._room = StreamCredit(window, on_park=self._end_leg, on_unpark=self._begin_leg)
+        self._room = StreamCredit(window, on_park=threads.end_leg, on_unpark=self._begin_leg)
         self._stream = None if self._on_item is None else BlockingStream(self._pass_item, self._room)
         self._context_vars = contextvars.copy_context()
         self._loop_vars = contextvars.copy_context()
@@ -119,16 +174,8 @@ class ThreadExecution(TaskExecution):
         if self.reason is None and self._on_item is not None:
             self._on_item(sequence, value)
 
-    # -- legs -----------------------------------------------------------------------------------------------------
-
     def _begin_leg(self) -> None:
-        """On the loop."""
-        self._leg: Future[None] = Future()
-        self.loop.run_in_executor(_Given(self._leg), _nothing)
-
-    def _end_leg(self) -> None:
-        """In the thread."""
-        self._leg.set_result(None)
+        self._threads.begin_leg(self.loop)
 
     # -- in the thread --------------------------------------------------------------------------------------------
 
@@ -138,8 +185,8 @@ class ThreadExecution(TaskExecution):
         except BaseException as error:
             outcome = self.failed(error)
         try:
-            self.loop.call_soon_threadsafe(self.finish, outcome, context=self._loop_vars)
-            self._end_leg()
+            self._threads.tell(self.loop, self._loop_vars, self.finish, outcome)
+            self._threads.end_leg()
         except RuntimeError:
             pass  # The loop has closed: nobody is left to hear of it.
 
@@ -165,7 +212,7 @@ class ThreadExecution(TaskExecution):
                 self._inner = None
 
     def _pass_item(self, sequence: int, value: Any) -> None:
-        self.loop.call_soon_threadsafe(self._item, sequence, value, context=self._loop_vars)
+        self._threads.tell(self.loop, self._loop_vars, self._item, sequence, value)
 
 
 class _Given(Executor):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,6 +48,8 @@ _EARLY_ITEMS: Final = 1024
 """How many may overtake it."""
 _MOST_AT_ONCE: Final = 64
 """Messages of the feed that are asked for at once."""
+_AHEAD: Final = 256
+"""Messages that are read before their reader takes them."""
 
 _log = logger_for("dispatcher")
 
@@ -78,7 +80,7 @@ async def follow(
     """
     names = queries.streams.names
     jobs = await until_answered("opening the stream of jobs", queries.streams.jobs, _log)
-    news: asyncio.Queue[StreamMessage | _Ended] = asyncio.Queue()
+    news: asyncio.Queue[StreamMessage | _Ended] = asyncio.Queue(_AHEAD)
     pattern = names.job(ref.id, kinds[0] if len(kinds) == 1 else "*")
     wanted = {names.job(ref.id, kind) for kind in kinds}
 
@@ -90,16 +92,16 @@ async def follow(
             signs.news.set()
             newest = [await _last(jobs, subject) for subject in sorted(wanted)]
         except GanglineError as error:
-            news.put_nowait(_Ended(None, error, 0))
+            await news.put(_Ended(None, error, 0))
         else:
             last = max((message.sequence for message in newest if message is not None), default=0)
-            news.put_nowait(_Ended(record, None, last))
+            await news.put(_Ended(record, None, last))
 
     async def read() -> None:
         try:
-            await _read(jobs, pattern, signs, news.put_nowait)
+            await _read(jobs, pattern, signs, news.put)
         except GanglineError as error:
-            news.put_nowait(_Ended(None, error, 0))
+            await news.put(_Ended(None, error, 0))
 
     feed = await until_answered("hearing of a job", lambda: queries.bus.subscribe(pattern, signs.hear), _log)
     forget = queries.bus.on_connection(signs.connection)
@@ -116,6 +118,8 @@ async def follow(
                 async with asyncio.timeout(GAP_S if missing is not None else None if end is None else REST_S):
                     item = await news.get()
             except TimeoutError:
+                if not signs.readable:
+                    continue
                 if missing is not None:
                     raise missing from None
                 break  # it was deleted, or grew too old
@@ -142,6 +146,8 @@ class _Signs:
         self.news = asyncio.Event()
         self.newest = b""
         """The last message that passed. It may not be stored yet, or never."""
+        self.readable = False
+        """Storage has answered the last look."""
 
     def hear(self, message: Message) -> None:
         self.newest = message.data
@@ -152,7 +158,7 @@ class _Signs:
             self.news.set()
 
 
-async def _read(jobs: Stream, pattern: str, signs: _Signs, found: Callable[[StreamMessage], None]) -> None:
+async def _read(jobs: Stream, pattern: str, signs: _Signs, found: Callable[[StreamMessage], Awaitable[None]]) -> None:
     """Tell all that is stored, and what comes. Without a consumer: whoever may make one chooses where JetStream
     delivers."""
     sequence, width = 0, 1
@@ -161,9 +167,9 @@ async def _read(jobs: Stream, pattern: str, signs: _Signs, found: Callable[[Stre
         for pause_s in looks:
             await asyncio.sleep(pause_s)
             data = b""
-            while messages := await _next(jobs, pattern, range(sequence + 1, sequence + 1 + width)):
+            while messages := await _next(jobs, pattern, range(sequence + 1, sequence + 1 + width), signs):
                 for message in messages:
-                    found(message)
+                    await found(message)
                 sequence, data = messages[-1].sequence, messages[-1].data
                 # Where messages of other jobs lie between, several questions have one answer.
                 width = min(2 * width, _MOST_AT_ONCE) if len(messages) == width else len(messages)
@@ -172,12 +178,14 @@ async def _read(jobs: Stream, pattern: str, signs: _Signs, found: Callable[[Stre
         looks = LOOKS_S if await heard_within(signs.news, LOOK_S) else LOOKS_S[:1]
 
 
-async def _next(jobs: Stream, pattern: str, starts: range) -> list[StreamMessage]:
+async def _next(jobs: Stream, pattern: str, starts: range, signs: _Signs) -> list[StreamMessage]:
     """The first message from each of these sequences on: all messages from the first on, without gaps."""
+    signs.readable = False
     try:
         found = await asyncio.gather(*(jobs.next(pattern, start) for start in starts))
     except (Disconnected, StorageUnavailable):
         return []  # the reconnection, or the next look
+    signs.readable = True
     # Nothing from one start on, and yet something from a later one: stored meanwhile, and more may lie before it.
     there = {
         message.sequence: message for message in itertools.takewhile(lambda each: each is not None, found) if message

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
+from gangline.bus.port.bus import StorageUnavailable
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs import job as jobs_feed
 from gangline.runtime.clock import Environment
@@ -170,6 +171,37 @@ async def test_an_item_that_comes_after_the_end_is_waited_for() -> None:
         assert not items.done()
         await tell_items(rig, job.id, "c", start=2)
         assert await items == list("abcd")
+    await its.close()
+
+
+class Leaderless:
+    """A stream that has lost its leader."""
+
+    async def next(self, *_: object) -> Any:
+        raise StorageUnavailable("no leader")
+
+
+async def test_what_was_told_before_the_end_is_read_though_storage_has_no_leader_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, hub, ambient = Names(), MemoryServer(), Environment()
+    its, read, away = hub.connect("dispatcher"), jobs_feed._next, True
+
+    async def next_(jobs: Any, *rest: Any) -> Any:
+        return await read(cast("Any", Leaderless()) if away else jobs, *rest)
+
+    monkeypatch.setattr(jobs_feed, "_next", next_)
+    async with Client(hub.connect("client"), names=names, tasks=STORAGE, owns_bus=True) as client:
+        rig = JobsRig(names, client, its, hub, ambient)
+        job = await client.submit("images.echo")
+        await rig.tell(JobProgress(job=job.id, attempt=1, number=1, at=2.0, value="half"))
+        await rig.end(job.id)
+        events = asyncio.ensure_future(collect(job.events()))
+        await asyncio.sleep(5 * jobs_feed.REST_S)
+        assert not events.done()
+        away = False
+        progress, end = await events
+        assert (progress.value, end.state) == ("half", JobState.DONE)
     await its.close()
 
 

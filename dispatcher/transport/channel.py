@@ -348,13 +348,13 @@ class WorkerChannel:
             Disconnected: no connection; the doubt is settled after the reconnect.
         """
         self.flush()
-        self.checks += 1
-        self.doubted_to = self.messages
         check.outbound = OutboundMessage(self)
         check.outbound.epoch = self.worker.epoch
         frame = encode_frame((RequestOp.CHECK, check.id, task_ids))
         data = join_request(self.worker.epoch, self._sink.sender, [frame])
-        self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks}")
+        self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks + 1}")
+        self.checks += 1
+        self.doubted_to = self.messages
 
     def _parcel_for(self, frame: bytes) -> OutboundMessage:
         """The message for a frame: the current one, unless it would become too large, or might have more lists and maps

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
@@ -404,6 +405,9 @@ class StreamRegistry:
         self._readings: dict[MemoryOrderedConsumer, None] = {}
         self._takers: dict[str, StreamStore | None] = {}
         """Which stream takes a subject, as far as it was asked. Bounded."""
+        self._held = 0
+        self._unsourced: deque[tuple[StreamStore, StreamMessage]] = deque()
+        """What streams have stored that others take from them, while `hold_sources`."""
 
     def __repr__(self) -> str:
         return f"<StreamRegistry {list(self._stores.values())!r}>"
@@ -488,6 +492,23 @@ class StreamRegistry:
             for consumer in store.consumers.values():
                 consumer.drop_requests(lambda _: True)
 
+    @property
+    def sourcing(self) -> bool:
+        """Whether a stream takes messages from another one."""
+        return any(store.settings.sources for store in self._stores.values())
+
+    def hold_sources(self) -> None:
+        """Streams take nothing from others before `release_sources`; both may be nested. After the loss of a stream's
+        leader the server looks for sources again only after a while."""
+        self._held += 1
+
+    def release_sources(self) -> None:
+        self._held -= 1
+        while not self._held and self._unsourced:
+            store, message = self._unsourced.popleft()
+            if self._stores.get(store.name) is store and message.sequence in store.messages:
+                self._source(store, message)
+
     def resume(self) -> None:
         """Storage works again."""
         for store in self._stores.values():
@@ -512,10 +533,16 @@ class StreamRegistry:
             del self._readings[reading]
 
     def _stored(self, store: StreamStore, message: StreamMessage) -> None:
-        for other in list(self._stores.values()):
-            other.take_from(store.name, message)
+        if self._held:
+            self._unsourced.append((store, message))
+        else:
+            self._source(store, message)
         for tap in self._hub.stored_taps:
             tap(store.name, message)
         for reading in list(self._readings):
             if reading.stream == store.name:
                 reading.resync(store)
+
+    def _source(self, store: StreamStore, message: StreamMessage) -> None:
+        for other in list(self._stores.values()):
+            other.take_from(store.name, message)

@@ -334,3 +334,16 @@ def that_nobody_listens_is_proof(patch: pytest.MonkeyPatch) -> None:
             pool._lost(worker, "nobody listens")
 
     patch.setattr(WorkerFailureDetector, "_suspect", suspect)
+
+
+def _waits_for_an_election(plan: Plan) -> bool:
+    steps = () if plan.durable is None else plan.durable.steps
+    return plan.elects and any(step.delay_s is not None and step.kind is JobKind.WATCH for step in steps)
+
+
+@durable_mutant("outcome", needs=_waits_for_an_election, seeds=150)
+def what_a_schedule_has_published_is_unknown_until_its_queue_has_it(patch: pytest.MonkeyPatch) -> None:
+    async def comes(self: JobQueries, *args: Any) -> bool:
+        return False
+
+    patch.setattr(JobQueries, "_comes", comes)

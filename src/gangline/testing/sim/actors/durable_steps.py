@@ -53,7 +53,9 @@ class JobStepRunner:
             return
         match step.kind:
             case JobKind.WATCH:
-                await self._watch(job)
+                # Where due tasks may be late in their queue, as somebody who knows nothing but the id.
+                unseen = step.delay_s is not None and self._world.plan.elects
+                await self._watch(self._client.job(job.id) if unseen else job)
             case JobKind.REPLAY:
                 await self._watch(job)
                 await asyncio.sleep(step.doom_after_s)

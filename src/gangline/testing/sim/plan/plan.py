@@ -228,6 +228,14 @@ class Plan:
     """What happens at moments; see aims."""
 
     @property
+    def elects(self) -> bool:
+        """The server that leads JetStream falls silent at some time, and another one is elected."""
+        leader = leader_of(self.seed)
+        return any(
+            event.accident in (Accident.SILENCE, Accident.SPLIT) and event.amount == leader for event in self.events
+        )
+
+    @property
     def calm(self) -> bool:
         """No faults but those that are aimed."""
         accidents = {event.accident for event in self.events}

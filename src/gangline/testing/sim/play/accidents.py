@@ -23,6 +23,8 @@ CATCHES_UP_S = 0.1
 """By then, a server that wakes up has served each of its connections."""
 ELECTED_S = 4.0
 """How long a cluster has no JetStream leader when that one falls silent."""
+SOURCED_S = 16.0
+"""How long after an election a stream may take nothing from its sources."""
 
 
 class Accidents:
@@ -217,10 +219,18 @@ class Accidents:
             return
         hub.storage_down()
         hub.stand_still()
+        sourcing = hub.streams.sourcing
+        if sourcing:
+            hub.streams.hold_sources()
 
         def elected() -> None:
             hub.storage_back()
             hub.go_on()
+            if sourcing and self._over:
+                hub.streams.release_sources()
+            elif sourcing:
+                draw = random.Random(f"{self._world.plan.seed}-sources {server} {for_s}")
+                self._begin("a look for sources", draw.uniform(0.0, SOURCED_S), hub.streams.release_sources, SILENCE)
 
         if for_s > ELECTED_S:
             self._leader = (server + 1) % SERVERS

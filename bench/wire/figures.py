@@ -64,6 +64,10 @@ FIGURES: Final = (
     _most("idle_msgs_per_s", 2, "messages per second of an idle worker", unit="/s"),
     _least("trace_off_cost", 0.98, "calls one at a time, tracing configured off / no tracing"),
     _least("trace_on_cost", 0.6, "calls one at a time, each traced / no tracing"),
+    _least("metrics_on_c64", 0.85, "64 at once with metrics / with nothing observed"),
+    _least("trace_1pct_c64", 0.85, "64 at once, 1 % of the traces sampled / with nothing observed"),
+    _least("metrics_and_1pct_c64", 0.75, "64 at once with metrics and 1 % of the traces / with nothing observed"),
+    _least("trace_100pct_c64", 0.33, "64 at once, each traced / with nothing observed"),
 )
 BY_NAME: Final = {figure.name: figure for figure in FIGURES}
 

@@ -6,7 +6,7 @@ from .figures import Measured, measured, ratios
 from .rates import Report
 from .resting import at_rest
 from .site import Site
-from .tracing import TRACES
+from .tracing import OBSERVED
 
 _FORMED = 5
 """Gangs per round."""
@@ -15,26 +15,38 @@ _FORMED = 5
 async def measure_tracing(
     site: Site, *, rounds: int, seconds: float, report: Report
 ) -> tuple[list[Measured], dict[str, list[float]]]:
-    """The same calls by three pairs of client and worker. The figures are of calls one at a time; also returns the
-    ratios with 64 at once, where the spans themselves (15 to 20 us each, three per call) are most of the cost.
+    """The same calls by pairs of client and worker that are observed differently. Also returns all ratios with 64 at
+    once.
     """
     clients = {}
-    for trace in TRACES:
-        await site.worker(f"trace-{trace}", 512, trace=trace)
-        clients[trace] = await site.client(f"trace-{trace}", trace)
-    rates: dict[tuple[str, int], list[float]] = {(trace, many): [] for trace in TRACES for many in (1, 64)}
-    for trace, many in rates:
-        await clients[trace].ask("closed", what="call", concurrency=many, seconds=seconds / 2)
+    for observed in OBSERVED:
+        await site.worker(f"trace-{observed}", 512, trace=observed)
+        clients[observed] = await site.client(f"trace-{observed}", observed)
+    serial = ("none", "off", "on")
+    rates: dict[tuple[str, int], list[float]] = {(observed, 1): [] for observed in serial}
+    rates |= {(observed, 64): [] for observed in OBSERVED}
+    for observed, many in rates:
+        await clients[observed].ask("closed", what="call", concurrency=many, seconds=seconds / 2)
     for number in range(rounds):
-        report(f"tracing, round {number + 1} of {rounds}")
-        for trace, many in rates if number % 2 == 0 else reversed(rates):
+        report(f"telemetry, round {number + 1} of {rounds}")
+        for observed, many in rates if number % 2 == 0 else reversed(rates):
             # One at a time there are few of them, and differences of a few hundredths matter.
-            done = await clients[trace].ask(
+            done = await clients[observed].ask(
                 "closed", what="call", concurrency=many, seconds=3 * seconds if many == 1 else seconds
             )
-            rates[trace, many].append(done["count"] / done["seconds"])
-    figures = [measured(f"trace_{trace}_cost", ratios(rates[trace, 1], rates["none", 1])) for trace in ("off", "on")]
-    return figures, {f"trace_{trace}_c64": list(ratios(rates[trace, 64], rates["none", 64])) for trace in ("off", "on")}
+            rates[observed, many].append(done["count"] / done["seconds"])
+    loaded = {observed: ratios(rates[observed, 64], rates["none", 64]) for observed in OBSERVED if observed != "none"}
+    figures = [measured(f"trace_{each}_cost", ratios(rates[each, 1], rates["none", 1])) for each in ("off", "on")]
+    figures += [measured(name, loaded[observed]) for name, observed in _OBSERVED_C64]
+    return figures, {f"trace_{observed}_c64": list(row) for observed, row in loaded.items()}
+
+
+_OBSERVED_C64 = (
+    ("metrics_on_c64", "metrics"),
+    ("trace_1pct_c64", "1pct"),
+    ("metrics_and_1pct_c64", "production"),
+    ("trace_100pct_c64", "on"),
+)
 
 
 async def measure_gangs(site: Site, *, rounds: int, report: Report) -> tuple[list[Measured], dict[str, list[float]]]:

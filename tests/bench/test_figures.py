@@ -33,6 +33,10 @@ NAMES = [
     "idle_msgs_per_s",
     "trace_off_cost",
     "trace_on_cost",
+    "metrics_on_c64",
+    "trace_1pct_c64",
+    "metrics_and_1pct_c64",
+    "trace_100pct_c64",
 ]
 
 

@@ -2,16 +2,22 @@
 
 Other modules need only `tracer`. Without a real provider every method returns at once with a span that does nothing; a
 hot path can check `tracer.enabled` to avoid even building attributes.
+
+Whether a request is sampled is decided once, where its trace begins, and before any span is made: with the standard
+samplers (always on or off, or a ratio, respecting parents) that needs no call to the SDK. A request that is not sampled
+carries its `traceparent` on, and nobody makes a span for it. Any other sampler is asked for each span.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from random import getrandbits
 from types import ModuleType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from opentelemetry import context as _context
 from opentelemetry import trace as _trace
@@ -59,11 +65,19 @@ class ProviderProbe:
 
     __call__ = real
 
+    @property
+    def provider(self) -> object:
+        """The one that was seen last."""
+        return self._seen
+
     def _is_real(self, provider: object) -> bool:
         # The proxies used until a provider is set are private classes of the API, with several names.
         return provider is not None and not isinstance(provider, self._noop) and "Proxy" not in type(provider).__name__
 
 
+_UNSAMPLED: Final = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]").fullmatch
+_FLAGS: Final = 0b11
+"""Sampled; and that the trace id is random."""
 Kind = Literal["client", "server", "internal", "producer", "consumer"]
 AttributeValue = str | bool | int | float
 Attributes = Mapping[str, AttributeValue]
@@ -78,17 +92,66 @@ _KINDS: Final = {
     "producer": _trace.SpanKind.PRODUCER,
     "consumer": _trace.SpanKind.CONSUMER,
 }
-# https://www.w3.org/TR/trace-context/#traceparent-header; version ff is invalid, later versions may append fields.
-_TRACEPARENT: Final = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+# https://www.w3.org/TR/trace-context/#traceparent-header; version ff and ids of zeros are invalid, later versions may
+# append fields.
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
+)
+
+
+class Unsampled(str):
+    """The `traceparent` of a request that is not sampled: it is carried on, and no span is made."""
+
+    __slots__ = ()
+
+
+class NewTrace:
+    """A trace that is sampled and whose first span is still to be started."""
+
+    __slots__ = ("context", "trace_id")
+
+    def __init__(self, trace_id: int, context: _context.Context | None) -> None:
+        self.trace_id = trace_id
+        self.context = context
+
+    def __repr__(self) -> str:
+        return f"<NewTrace {self.trace_id:032x}>"
+
+
+class UnsampledSpan(_trace.NonRecordingSpan):
+    """Stands for the current span of a request that is not sampled, so that spans of users' code are not either."""
+
+    def __init__(self, traceparent: Unsampled) -> None:
+        self.traceparent = traceparent
+        self._parsed: _trace.SpanContext | None = None
+
+    def get_span_context(self) -> _trace.SpanContext:
+        if self._parsed is None:
+            self._parsed = _parse(self.traceparent) or _trace.INVALID_SPAN_CONTEXT
+        return self._parsed
+
+    def __repr__(self) -> str:
+        return f"<UnsampledSpan {self.traceparent}>"
+
+
+_current: Final = _context.get_current
+_SPAN_KEY: Final = next(iter(_trace.set_span_in_context(_trace.INVALID_SPAN, _context.Context())))
+
+
+def enter_unsampled(traceparent: Unsampled) -> None:
+    """The rest of this `contextvars` context belongs to a request that is not sampled."""
+    _context.attach(_context.Context({_SPAN_KEY: UnsampledSpan(traceparent)}))
 
 
 class Span:
-    """One span, or nothing if tracing is off. `end` must be called once; later calls do nothing."""
+    """One span, or nothing: if tracing is off, or if its request is not sampled. `end` must be called once; later calls
+    do nothing."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("_carried", "_span")
 
-    def __init__(self, span: _trace.Span | None) -> None:
+    def __init__(self, span: _trace.Span | None, carried: Unsampled | None = None) -> None:
         self._span = span
+        self._carried = carried
 
     @property
     def recording(self) -> bool:
@@ -108,7 +171,7 @@ class Span:
 
     def end(self, error: BaseException | None = None) -> None:
         """End the span. An error marks it as failed, with the error code as `error.type`."""
-        span, self._span = self._span, None
+        span, self._span, self._carried = self._span, None, None
         if span is None:
             return
         if error is not None and span.is_recording():
@@ -119,21 +182,29 @@ class Span:
             span.set_status(_trace.StatusCode.ERROR, str(error) or type(error).__name__)
         span.end()
 
+    @property
+    def carried(self) -> Unsampled | None:
+        """What a request that is not sampled carries on."""
+        return self._carried
+
     def traceparent(self) -> str | None:
         """`traceparent` of this span, for the wire; None if tracing is off or the span has ended."""
-        return None if self._span is None else _format(self._span.get_span_context())
+        return self._carried if self._span is None else _valid(self._span.get_span_context())
 
     def context(self) -> _context.Context | None:
         """The context for child spans; None if tracing is off or the span has ended."""
-        return None if self._span is None else _trace.set_span_in_context(self._span)
+        if self._span is not None:
+            return _trace.set_span_in_context(self._span)
+        return None if self._carried is None else _trace.set_span_in_context(UnsampledSpan(self._carried))
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make this span the parent of spans started inside the block, without ending it."""
-        if self._span is None:
+        context = self.context()
+        if context is None:
             yield
             return
-        token = _context.attach(_trace.set_span_in_context(self._span))
+        token = _context.attach(context)
         try:
             yield
         finally:
@@ -147,6 +218,81 @@ NO_SPAN: Final = Span(None)
 """Returned by `tracer.start` while tracing is off; shared, since it has no state."""
 
 
+Parent = str | Span | NewTrace | None
+
+
+class DecidedIds(threading.local):
+    """The provider's ids, except that a trace which was decided on before keeps its id."""
+
+    def __init__(self, ids: Any) -> None:
+        self._ids = ids
+        self.trace_id = 0
+        """For the next trace of this thread; 0: a new one."""
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id or int(self._ids.generate_trace_id())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ids, name)
+
+
+# The descriptions are part of OpenTelemetry's specification; the samplers' parts are private.
+_STANDARD: Final = re.compile(
+    r"(?P<parents>ParentBased\{root:)?"
+    r"(?:(?P<on>AlwaysOnSampler)|(?P<off>AlwaysOffSampler)|TraceIdRatioBased\{(?P<rate>[-+.\de]+)\})"
+    r"(?(parents),remoteParentSampled:AlwaysOnSampler,remoteParentNotSampled:AlwaysOffSampler,"
+    r"localParentSampled:AlwaysOnSampler,localParentNotSampled:AlwaysOffSampler\})"
+)
+_ALL: Final = 1 << 64
+
+
+class Sampling:
+    """One provider's sampler and ids, as far as they are known to be standard."""
+
+    __slots__ = ("_below", "_bound", "_flags", "_random", "api", "ids", "parents", "provider", "sampler")
+
+    def __init__(self, provider: Any) -> None:
+        self.provider = provider
+        self.sampler: Any = getattr(provider, "sampler", None)
+        self.api: Any = None if provider is None else provider.get_tracer(SCOPE)
+        """The provider's tracer for our spans."""
+        self.ids: DecidedIds | None = None
+        describe = getattr(self.sampler, "get_description", str)
+        found = _STANDARD.fullmatch(str(describe()))
+        self.parents = found is not None and found["parents"] is not None
+        """A parent's decision is respected."""
+        self._bound = -1
+        """The lower half of a sampled trace's id is below it; -1: ask the sampler."""
+        self._random = False
+        """The ids are OpenTelemetry's own, which have no meaning."""
+        self._flags = "00"
+        ids = getattr(self.api, "id_generator", None)
+        if found is None or ids is None:
+            return
+        self.api.id_generator = self.ids = DecidedIds(ids)
+        self._bound = -1 if found["on"] else 0 if found["off"] else round(float(found["rate"]) * _ALL)
+        self._below = f"{self._bound:016x}"
+        self._random = 0 <= self._bound < _ALL and type(ids).__name__ == "RandomIdGenerator"
+        told = getattr(ids, "is_trace_id_random", None)
+        if told is not None and told():
+            self._flags = "02"
+
+    def of_new_trace(self, context: _context.Context | None) -> Unsampled | NewTrace | None:
+        """What a request without a parent starts with. None: the sampler is to be asked, which starting a span does."""
+        if self._random:  # the same as below, in half the time
+            digits = "%048x" % getrandbits(192)  # noqa: UP031
+            if digits[16:32] < self._below:
+                return NewTrace(int(digits[:32], 16) or 1, context)
+            return Unsampled(f"00-{digits[:32]}-{digits[32:]}-{self._flags}")
+        ids = self.ids
+        if self._bound < 0 or ids is None:
+            return None
+        trace_id = ids.generate_trace_id()
+        if trace_id % _ALL < self._bound:
+            return NewTrace(trace_id, context)
+        return Unsampled(f"00-{trace_id:032x}-{ids.generate_span_id():016x}-{self._flags}")
+
+
 class Tracer:
     """Starts spans with the process's tracer provider, which may be set at any time."""
 
@@ -154,13 +300,38 @@ class Tracer:
         self._probe = ProviderProbe(_trace, "_TRACER_PROVIDER", _trace.get_tracer_provider, _trace.NoOpTracerProvider)
         self.on = self._probe.real
         """The function behind `enabled`, for hot paths."""
-        self._tracer: _trace.Tracer | None = None
-        self._provider: object = None
+        self._sampling = Sampling(None)
 
     @property
     def enabled(self) -> bool:
         """Whether a real provider is set. Cheap (60 ns), and checked again each time."""
         return self._probe()
+
+    def decide(self, parent: Parent = None) -> Parent:
+        """Decide whether a request is sampled. Call it only while `enabled`, and only once for each request.
+
+        Args:
+            parent: see `start`.
+
+        Returns:
+            `Unsampled`: carry it on and start no span. Anything else is the parent to start a span with.
+        """
+        kind = type(parent)
+        if kind is Unsampled or kind is NewTrace:
+            return parent
+        if isinstance(parent, Span):
+            return parent if parent.carried is None else parent.carried
+        sampling = self._known()
+        if parent is not None:
+            if sampling.parents and _UNSAMPLED(parent) is not None:
+                return Unsampled(parent)
+            return parent if _match(parent) is not None else sampling.of_new_trace(_context.Context()) or parent
+        current = _current().get(_SPAN_KEY)
+        if type(current) is UnsampledSpan:
+            return current.traceparent
+        if isinstance(current, _trace.Span) and (context := current.get_span_context()).is_valid:
+            return None if context.trace_flags & 1 or not sampling.parents else Unsampled(_format(context))
+        return sampling.of_new_trace(None)
 
     def start(
         self,
@@ -168,20 +339,32 @@ class Tracer:
         *,
         kind: Kind = "internal",
         attributes: Attributes | None = None,
-        parent: str | Span | None = None,
+        parent: Parent = None,
     ) -> Span:
         """Start a span; it must be ended.
 
         Args:
             name: with low cardinality, such as `gangline.call images.thumbnail`; never with an id in it.
-            parent: a span of this process that has not ended, or a `traceparent` from the wire. None: the current span
-                of this context. A malformed one starts a new trace, as the standard requires.
+            parent: a span of this process that has not ended, a `traceparent` from the wire, or what `decide` has
+                returned. None: the current span of this context. A malformed one starts a new trace, as the standard
+                requires.
         """
         if not self._probe():
             return NO_SPAN
-        context = _context_under(parent)
-        span = self._api().start_span(name, context=context, kind=_KINDS[kind], attributes=attributes)
-        return Span(span)
+        parent = self.decide(parent)
+        if type(parent) is Unsampled:
+            return Span(None, parent)
+        sampling = self._known()
+        if not isinstance(parent, NewTrace):
+            context = _context_under(parent)
+            return Span(sampling.api.start_span(name, context=context, kind=_KINDS[kind], attributes=attributes))
+        assert sampling.ids is not None
+        sampling.ids.trace_id = parent.trace_id
+        try:
+            context = parent.context
+            return Span(sampling.api.start_span(name, context=context, kind=_KINDS[kind], attributes=attributes))
+        finally:
+            sampling.ids.trace_id = 0
 
     def span(
         self,
@@ -189,7 +372,7 @@ class Tracer:
         *,
         kind: Kind = "internal",
         attributes: Attributes | None = None,
-        parent: str | None = None,
+        parent: Parent = None,
     ) -> AbstractContextManager[Span]:
         """`start` as a context manager: the span is current inside the block, and ends with any error that leaves
         it."""
@@ -198,7 +381,7 @@ class Tracer:
         return self._span(name, kind, attributes, parent)
 
     @contextmanager
-    def _span(self, name: str, kind: Kind, attributes: Attributes | None, parent: str | None) -> Iterator[Span]:
+    def _span(self, name: str, kind: Kind, attributes: Attributes | None, parent: Parent) -> Iterator[Span]:
         span = self.start(name, kind=kind, attributes=attributes, parent=parent)
         try:
             with span.current():
@@ -214,20 +397,21 @@ class Tracer:
             return None
         if span is not None:
             return span.traceparent()
-        return _format(_trace.get_current_span().get_span_context())
+        return _valid(_trace.get_current_span().get_span_context())
 
-    def _api(self) -> _trace.Tracer:
-        provider = _trace.get_tracer_provider()
-        if self._tracer is None or provider is not self._provider:
-            self._provider = provider
-            self._tracer = provider.get_tracer(SCOPE)
-        return self._tracer
+    def _known(self) -> Sampling:
+        sampling, provider = self._sampling, self._probe.provider
+        if sampling.provider is not provider or sampling.sampler is not getattr(provider, "sampler", None):
+            sampling = self._sampling = Sampling(provider)
+        return sampling
 
 
-def _format(context: _trace.SpanContext) -> str | None:
-    if not context.is_valid:
-        return None
+def _format(context: _trace.SpanContext) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def _valid(context: _trace.SpanContext) -> str | None:
+    return _format(context) if context.is_valid else None
 
 
 def _context_under(parent: str | Span | None) -> _context.Context | None:
@@ -238,17 +422,25 @@ def _context_under(parent: str | Span | None) -> _context.Context | None:
 
 def _remote_context(traceparent: str) -> _context.Context:
     """A context whose current span is the remote one; an empty context if it cannot be parsed."""
+    root, remote = _context.Context(), _parse(traceparent)
+    return root if remote is None else _trace.set_span_in_context(_trace.NonRecordingSpan(remote), root)
+
+
+def _match(traceparent: str) -> re.Match[str] | None:
     found = _TRACEPARENT.fullmatch(traceparent)
-    root = _context.Context()
-    if found is None or (found[1] == "00" and len(traceparent) != 55):
-        return root
-    remote = _trace.SpanContext(
+    return None if found is None or (len(traceparent) != 55 and found[1] == "00") else found
+
+
+def _parse(traceparent: str) -> _trace.SpanContext | None:
+    found = _match(traceparent)
+    if found is None:
+        return None
+    return _trace.SpanContext(
         trace_id=int(found[2], 16),
         span_id=int(found[3], 16),
         is_remote=True,
-        trace_flags=_trace.TraceFlags(int(found[4], 16) & _trace.TraceFlags.SAMPLED),
+        trace_flags=_trace.TraceFlags(int(found[4], 16) & _FLAGS),
     )
-    return _trace.set_span_in_context(_trace.NonRecordingSpan(remote), root)
 
 
 def _error_type(error: BaseException) -> str:

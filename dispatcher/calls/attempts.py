@@ -95,7 +95,7 @@ class TaskTarget(AttemptTarget):
             DeadlineExceeded: the deadline passed; the worker was told to cancel the task.
         """
         order, exchange = self.order, caller.exchange
-        spans = self.spans and span is not NO_SPAN
+        spans = self.spans and span is not NO_SPAN and span.carried is None
         if spans:
             span = _attempt_span(self.worker, self.routed_request.attempts, span)
         flight = TaskRequest(exchange.new_id(), self.worker, exchange.loop, self.books, self.routed_request)

@@ -27,7 +27,7 @@ from ...schemas.schedules import check_schedule
 from ...schemas.text import plain
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ...telemetry.metrics.router_and_worker import RouterMetrics
-from ...telemetry.tracing import NO_SPAN, Span, tracer
+from ...telemetry.tracing import NO_SPAN, Parent, Span, tracer
 from ..routing.outcome import TryOutcome
 from ..routing.pool_core import RoutedRequest
 from ..transport.channel import Outcome
@@ -262,7 +262,8 @@ class Call:
     # No __slots__: most calls never set these, and class attributes make calls cheaper to create.
 
     flags = 0
-    span_parent: str | None = None
+    span_parent: Parent = None
+    """With which its span starts, or the trace that it carries on."""
     run = 0
     """Number of the gang run that it belongs to; 0: none."""
     generation = 0
@@ -282,7 +283,7 @@ class Call:
         options: CallOptions,
         deadline: float | None,
         flags: int = 0,
-        span_parent: str | None = None,
+        span_parent: Parent = None,
         run: int = 0,
     ) -> None:
         self.endpoint = endpoint

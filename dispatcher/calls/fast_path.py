@@ -1,6 +1,6 @@
 """The fast path of plain calls: from the arguments to the wire in one function.
 
-Most calls have no options except, perhaps, a deadline: no key, model or labels, no trace, one slot of any worker. Their
+Most calls have no options except, perhaps, a deadline: no key, model or labels, no span, one slot of any worker. Their
 routing state would be the same for all, so none is created: each flight counts on its worker as one slot from placement
 to end. Special cases are left to `AttemptLoop`, whether they show before sending (no free slot, a queue) or after (any
 answer but a result); it continues as if it had made the first attempt. A call on the fast path costs about half of one
@@ -18,7 +18,7 @@ from ...schemas.deadline import UNDER
 from ...schemas.errors.base import GanglineError
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ...telemetry.metrics.router_and_worker import RouterMetrics
-from ...telemetry.tracing import tracer
+from ...telemetry.tracing import Parent, Unsampled, tracer
 from ..pools.pool import RoutedPool
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
@@ -74,6 +74,8 @@ class PlainFlight(ShortFlight):
     timeout_s: float | None = None
     timeouts: TimeoutQueue[PlainFlight] | None = None
     """The queue that ends it at its deadline."""
+    trace: Unsampled | None = None
+    """What it carries on, if tracing is on."""
 
     @property
     def deadline(self) -> float | None:
@@ -140,16 +142,26 @@ class FastPath:
         """By target; each is valid as long as its pool is the plain one."""
         self._timeouts: dict[float, TimeoutQueue[PlainFlight]] = {}
         """By timeout. Most calls of a client have the same, and are answered in time; see TimeoutQueue for the cost."""
+        self.parent: Parent = None
+        """After a request was declined: what its span is to be started with, or the trace that it carries on."""
 
     def launch(
-        self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: CallOptions, flags: int
+        self,
+        target: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        options: CallOptions,
+        flags: int,
+        parent: str | None = None,
     ) -> PlainFlight | None:
-        """Send a call with plain options, if nothing else is special about it; None: nothing was done."""
+        """Send a call with plain options, if nothing else is special about it. None: nothing was done, and `parent`
+        says how its trace goes on."""
+        self.parent = parent
         way = self._ways.get(target)
         if way is None or self.plain_pools.get(way.endpoint) is not way.pool:
             way = self._find(target)
         under = _under()
-        if way is None or _traced() or (under is not None and under.deadline is not None):
+        if way is None or (under is not None and under.deadline is not None) or not self._spanless():
             return None
         method, pool = way.method, way.pool
         worker = pool.core.place_plain(method)
@@ -166,11 +178,16 @@ class FastPath:
         return flight
 
     def allows(self, options: CallOptions) -> bool:
-        """Whether a request with these options needs nothing special now."""
-        if not options.plain or _traced():
-            return False
+        """Whether a request with these options needs nothing special now; see `launch` for `parent`."""
+        self.parent = None
         under = _under()
-        return under is None or under.deadline is None
+        return options.plain and (under is None or under.deadline is None) and self._spanless()
+
+    def _spanless(self) -> bool:
+        if _traced():
+            self.parent = tracer.decide(self.parent)
+            return type(self.parent) is Unsampled
+        return True
 
     def send(
         self,
@@ -192,7 +209,12 @@ class FastPath:
             if timeouts is None or deadline_ms <= 0:
                 return False
             flight.method, flight.timeout_s, flight.timeouts = method, timeout_s, timeouts
-        frame = (_TASK, flight.id, method, args or None, kwargs or None, deadline_ms, token, None, flags, None)
+        trace = self.parent
+        if type(trace) is Unsampled:
+            flight.trace = trace
+        else:
+            trace = None
+        frame = (_TASK, flight.id, method, args or None, kwargs or None, deadline_ms, token, trace, flags, None)
         try:
             self.exchange.launch(flight, frame)
         except GanglineError:
@@ -209,8 +231,7 @@ class FastPath:
 
     def answered(self, flight: PlainFlight) -> None:
         """The task has its result; only called while `measured`."""
-        seconds = self.exchange.loop.time() - flight.sent_at
-        self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, None)
+        self._metrics.answered(flight.endpoint, flight.pool.name, self.exchange.loop.time() - flight.sent_at)
 
     def failed(self, flight: PlainFlight, error: BaseException) -> None:
         """The answer is no longer awaited: the caller was cancelled, the router stopped, or the deadline passed."""

@@ -14,6 +14,7 @@ from ...runtime.failure_detector import TimeoutQueue
 from ...schemas.limits import MIN_TTL_S
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
+from ...telemetry.tracing import Parent
 from ..calls.call import CallOptions
 from ..calls.fast_path import FastPath, PlainFlight, ShortFlight
 from ..routing.outcome import TryOutcome
@@ -130,11 +131,17 @@ class LeaseFastPath:
         self.probes.close()
         self._fast_path.close()
 
+    @property
+    def parent(self) -> Parent:
+        """See FastPath.parent."""
+        return self._fast_path.parent
+
     # -- choosing -------------------------------------------------------------------------------------------------
 
     def reserve(self, endpoint: str, options: CallOptions) -> PlainReserve | None:
         """Send a reservation to a worker; None: nothing was done."""
         fast_path = self._fast_path
+        fast_path.parent = None
         pool = fast_path.plain_pools.get(endpoint)
         timed = options.timeout_s is not None or fast_path.timeout_s is not None
         if pool is None or timed or not fast_path.allows(options):
@@ -166,6 +173,7 @@ class LeaseFastPath:
     ) -> PlainFlight | None:
         """Send a task to the selected slot and mark the selection used; None: nothing was done."""
         hold, exchange = selection.hold, self._exchange
+        self._fast_path.parent = None
         if (
             selection.state is not OPEN
             or method not in hold.worker.methods
@@ -194,6 +202,7 @@ class LeaseFastPath:
     ) -> PlainFlight | None:
         """Send a task on a lease that has a free slot; None: nothing was done."""
         exchange = self._exchange
+        self._fast_path.parent = None
         declared = hold.worker.methods.get(method)
         if (
             declared is None

@@ -93,6 +93,7 @@ class Lease(HeldSlotsInfo):
         flight = fast_path.on_lease(self.hold, self._slots, method, args, kwargs, self._options)
         if flight is None:
             order = self._order(method, args, kwargs)
+            order.span_parent = fast_path.parent
             with self._observe(order) as (request, span):
                 return await self._caller.run(self._target(order, request), span)
         try:
@@ -102,7 +103,7 @@ class Lease(HeldSlotsInfo):
             raise
         if type(outcome) is not list or outcome[0] != _OK:
             order = self._order(method, args, kwargs)
-            order.deadline = flight.deadline
+            order.deadline, order.span_parent = flight.deadline, flight.trace
             with self._observe(order, since=flight.sent_at) as (request, span):
                 request.attempts = 1
                 target = self._target(order, request)

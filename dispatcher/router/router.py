@@ -135,9 +135,11 @@ class Router:
     ) -> Any:
         """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
         plain = options.plain and self._state == "running"
-        flight = self._fast_path.launch(target, args, kwargs, options, flags) if plain else None
+        flight = self._fast_path.launch(target, args, kwargs, options, flags, parent) if plain else None
         if flight is None:
             order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
+            if plain:
+                order.span_parent = self._fast_path.parent
             with self._observed_routed(order) as (routed_request, span):
                 return await self._run(order, routed_request, span)
         try:
@@ -226,6 +228,7 @@ class Router:
         if type(outcome) is not list or outcome[0] != _OK:
             order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
             order.pool, order.deadline = selection.pool, flight.deadline
+            order.span_parent = flight.trace
             with self.observed(order, since=flight.sent_at) as (_, span):
                 target = self._selected(selection, order)
                 return await self.caller.run(target, span, tried=(target, outcome))
@@ -242,6 +245,7 @@ class Router:
         options: CallOptions,
     ) -> Any:
         order = self._order_on(selection, method, args, kwargs, options)
+        order.span_parent = self._held_express.parent
         with self.observed(order) as (_, span):
             return await self.caller.run(self._selected(selection, order), span)
 
@@ -511,6 +515,7 @@ class Router:
     async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Call) -> Any:
         """The answer to a plain call was not a result: continue on the general path."""
         pool, since, order.deadline = flight.pool, flight.sent_at, flight.deadline
+        order.span_parent = flight.trace
         routed_request = pool.core.tried_plain(
             order.routed_request(self._max_attempts), flight.worker, flight.id, since
         )

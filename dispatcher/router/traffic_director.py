@@ -14,7 +14,7 @@ from ...schemas.errors.base import ClosedError, GanglineError, NoWorkers
 from ...schemas.records.routes import RouteRecord
 from ...schemas.wire.frames import AnswerOp, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
-from ...telemetry.tracing import tracer
+from ...telemetry.tracing import Parent, tracer
 from ..calls.attempts import AttemptLoop, AttemptTarget
 from ..calls.call import DEFAULTS, CallOptions
 from ..gangs.set_registry import SetRegistry
@@ -318,7 +318,16 @@ class EndpointReserver:
             self._check_open()
             flags, deadline, ttl_s = ReserveFlag.SINGLE_USE, self._deadline(options), fast_path.terms.ttl_s
             return choosing.chosen(
-                await self.reserve(endpoint, None, 1, ttl_s=ttl_s, flags=flags, options=options, deadline=deadline)
+                await self.reserve(
+                    endpoint,
+                    None,
+                    1,
+                    ttl_s=ttl_s,
+                    flags=flags,
+                    options=options,
+                    deadline=deadline,
+                    parent=fast_path.parent,
+                )
             )
         try:
             outcome = await asked.future
@@ -357,6 +366,7 @@ class EndpointReserver:
         options: CallOptions,
         deadline: float | None,
         sets: bool = False,
+        parent: Parent = None,
     ) -> HeldSlots:
         """Reserve slots of one worker, or of one gang of a standing set.
 
@@ -380,7 +390,8 @@ class EndpointReserver:
             queue=options.queue,
         )
         asked = SlotRequest(routed_request, ttl_s, flags, deadline)
-        with tracer.span("gangline.reserve", kind="client", attributes={"gangline.pool": endpoint}) as span:
+        facts = {"gangline.pool": endpoint}
+        with tracer.span("gangline.reserve", kind="client", attributes=facts, parent=parent) as span:
             hold = await self._somewhere(endpoint, asked, options, sets=sets)
             span.set(gangline__worker=str(hold.worker.id), gangline__pool=hold.pool.name)
         return self._held(hold)

@@ -36,8 +36,10 @@ _refused = counter(
 _restarts = counter("gangline.gang.restarts", "{restart}", "Restarts and repairs", (*_NAMESPACE, "reason", "kind"))
 _ended = counter("gangline.gang.ended", "{gang}", "Gangs that ended for good", (*_NAMESPACE, "reason"))
 _terms = counter("gangline.coordinator.terms", "{term}", "Elections won", _NAMESPACE)
-_form_time = histogram("gangline.gang.form_time", "s", "From request or restart until formed", SECONDS)
-_teardown_time = histogram("gangline.gang.teardown_time", "s", "From the decision until all slots are free", SECONDS)
+_form_time = histogram("gangline.gang.form_time", "s", "From request or restart until formed", ("namespace",), SECONDS)
+_teardown_time = histogram(
+    "gangline.gang.teardown_time", "s", "From the decision until all slots are free", ("namespace",), SECONDS
+)
 
 _leaders: weakref.WeakSet[CoordinatorMetrics] = weakref.WeakSet()
 
@@ -89,7 +91,7 @@ class CoordinatorMetrics:
     def formed(self, seconds: float) -> None:
         """A gang was formed, this long after it was requested (or restarted)."""
         if metrics_enabled():
-            _form_time.record(seconds, {"namespace": self.namespace})
+            _form_time.record(seconds, (self.namespace,))
 
     def restarted(self, reason: str, kind: str) -> None:
         """A failure led to a `restart` of the gang, or to the `repair` of members."""
@@ -98,7 +100,7 @@ class CoordinatorMetrics:
     def torn_down(self, seconds: float) -> None:
         """A generation ended, this long after the decision."""
         if metrics_enabled():
-            _teardown_time.record(seconds, {"namespace": self.namespace})
+            _teardown_time.record(seconds, (self.namespace,))
 
     def ended(self, reason: str) -> None:
         """A gang ended for good."""

@@ -36,8 +36,10 @@ _retried = counter(
     "gangline.queue.retried", "{task}", "Failed attempts that are followed by another", ("endpoint", "code")
 )
 _takeovers = counter("gangline.queue.takeovers", "{queue}", "Takeovers of the queue", _ENDPOINT)
-_wait_time = histogram("gangline.queue.wait_time", "s", "From publication to the first start", SECONDS)
-_recovery_time = histogram("gangline.queue.recovery_time", "s", "From a takeover to the first possible start", SECONDS)
+_wait_time = histogram("gangline.queue.wait_time", "s", "From publication to the first start", ("endpoint",), SECONDS)
+_recovery_time = histogram(
+    "gangline.queue.recovery_time", "s", "From a takeover to the first possible start", ("endpoint",), SECONDS
+)
 
 
 class QueueLevels(NamedTuple):
@@ -71,7 +73,7 @@ class DurableMetrics:
         """An attempt was sent; `waited_s` is the time since publication, given for a first attempt."""
         self._started[endpoint, pool] += 1
         if waited_s is not None and metrics_enabled():
-            _wait_time.record(waited_s, {"endpoint": endpoint})
+            _wait_time.record(waited_s, (endpoint,))
 
     def done(self, endpoint: str) -> None:
         """A task succeeded."""
@@ -96,7 +98,7 @@ class DurableMetrics:
     def recovered(self, endpoint: str, seconds: float) -> None:
         """After a takeover, tasks start from now on."""
         if metrics_enabled():
-            _recovery_time.record(seconds, {"endpoint": endpoint})
+            _recovery_time.record(seconds, (endpoint,))
 
     def statistics(self) -> dict[str, int]:
         """Sums over endpoints: started, done, cancelled, dead, retried, takeovers."""

@@ -42,7 +42,19 @@ from typing import Final
 
 from ...schemas.wire.frames import Load
 from ..logs import logger_for
-from .instruments import ATTEMPTS, OTHER, SECONDS, Tally, counter, gauge, histogram, level, metrics_enabled
+from .instruments import (
+    ATTEMPTS,
+    MOST_VALUES,
+    OTHER,
+    SECONDS,
+    Tally,
+    Values,
+    counter,
+    gauge,
+    histogram,
+    level,
+    metrics_enabled,
+)
 
 _log: Final = logger_for("telemetry")
 
@@ -59,8 +71,8 @@ _held_back = level(
     "gangline.router.held_back", "{request}", "Requests that wait because of a route's limits", ("endpoint",)
 )
 _shadows = counter("gangline.router.shadows", "{request}", "Copies for shadow pools", (*_ENDPOINT, "outcome"))
-_attempts = histogram("gangline.router.attempts", "{attempt}", "Attempts per request", ATTEMPTS)
-_fulfilment = histogram("gangline.router.fulfilment_time", "s", "From request to answer", SECONDS)
+_attempts = histogram("gangline.router.attempts", "{attempt}", "Attempts per request", _ENDPOINT, ATTEMPTS)
+_fulfilment = histogram("gangline.router.fulfilment_time", "s", "From request to answer", _ENDPOINT, SECONDS)
 
 
 class RouterMetrics:
@@ -76,6 +88,7 @@ class RouterMetrics:
         self._shadows = _shadows.of(self)
         self._served: set[str] = set()
         """Endpoints for which at least one attempt was sent to a worker: they exist, so there are few."""
+        self._times: dict[tuple[str, str], tuple[Values, Values]] = {}
 
     def request(self, endpoint: str, pool: str) -> None:
         """A request was accepted."""
@@ -94,9 +107,21 @@ class RouterMetrics:
                 self._served.add(endpoint)
             elif not attempts and endpoint not in self._served:
                 endpoint = pool = OTHER
-            attributes = {"endpoint": endpoint, "pool": pool}
-            _fulfilment.record(seconds, attributes)
-            _attempts.record(attempts, attributes)
+            _fulfilment.record(seconds, (endpoint, pool))
+            _attempts.record(attempts, (endpoint, pool))
+
+    def answered(self, endpoint: str, pool: str, seconds: float) -> None:
+        """`finished` after one attempt and without an error. Call it only while `metrics_enabled`."""
+        times = self._times.get((endpoint, pool))
+        if times is None:
+            self._served.add(endpoint)
+            times = self._times[endpoint, pool] = _fulfilment.of((endpoint, pool)), _attempts.of((endpoint, pool))
+        fulfilment, attempts = times
+        fulfilment.add(seconds)
+        attempts.add(1)
+        if len(fulfilment) >= MOST_VALUES:
+            fulfilment.flush()
+            attempts.flush()
 
     def queued(self, pool: str, change: int) -> None:
         """A request started (+1) or stopped (-1) waiting for a worker."""
@@ -166,7 +191,7 @@ _started = counter("gangline.worker.tasks.started", "{task}", "Tasks started", (
 _finished = counter("gangline.worker.tasks.finished", "{task}", "Tasks ended", (*_WORKER, "method", "outcome"))
 _leases = counter("gangline.worker.leases", "{lease}", "Events of leases", (*_WORKER, "event"))
 _rejections = counter("gangline.worker.rejections", "{request}", "Rejected requests", (*_WORKER, "reason"))
-_task_time = histogram("gangline.worker.task_time", "s", "Execution time", SECONDS)
+_task_time = histogram("gangline.worker.task_time", "s", "Execution time", (*_WORKER, "method"), SECONDS)
 
 
 class WorkerMetrics:
@@ -186,6 +211,7 @@ class WorkerMetrics:
         self._rejections = _rejections.of(self)
         self._keys: dict[str, tuple[tuple[str, str, str], tuple[str, str, str, str]]] = {}
         """By method: the keys under which a start and a success are counted."""
+        self._times: dict[str, Values] = {}
         _workers.add(self)
 
     def started(self, method: str, count: int = 1) -> None:
@@ -196,7 +222,7 @@ class WorkerMetrics:
         self._started[keys[0]] += count
 
     def succeeded(self, method: str, count: int) -> None:
-        """This many executions started and succeeded; their durations are not known."""
+        """This many executions started and succeeded; `took` tells how long each took."""
         self._started[self.pool, self.worker, method] += count
         self._finished[self.pool, self.worker, method, "ok"] += count
 
@@ -207,7 +233,16 @@ class WorkerMetrics:
         else:
             self._finished[self.pool, self.worker, method, outcome] += 1
         if metrics_enabled():
-            _task_time.record(seconds, {"pool": self.pool, "worker": self.worker, "method": method})
+            self.took(method, seconds)
+
+    def took(self, method: str, seconds: float) -> None:
+        """An execution took so long. Call it only while `metrics_enabled`."""
+        values = self._times.get(method)
+        if values is None:
+            values = self._times[method] = _task_time.of((self.pool, self.worker, method))
+        values.add(seconds)
+        if len(values) >= MOST_VALUES:
+            values.flush()
 
     def leases(self, granted: int, expired: int, released: int) -> None:
         """This many leases were granted, expired, or ended otherwise."""
@@ -243,7 +278,11 @@ class WorkerMetrics:
 _events = counter("gangline.worker.gangs", "{event}", "Events of gangs", (*_WORKER, "event"))
 _members = level("gangline.worker.gang_members", "{member}", "Members of formed gangs", _WORKER)
 _teardown = histogram(
-    "gangline.worker.gang_teardown_time", "s", "From the start of a teardown until all members have ended", SECONDS
+    "gangline.worker.gang_teardown_time",
+    "s",
+    "From the start of a teardown until all members have ended",
+    _WORKER,
+    SECONDS,
 )
 
 
@@ -267,8 +306,7 @@ class WorkerGangMetrics:
         """A teardown is complete and took this long."""
         self.event("stopped")
         if metrics_enabled():
-            pool, worker = self._where
-            _teardown.record(seconds, {"pool": pool, "worker": worker})
+            _teardown.record(seconds, self._where)
 
     def statistics(self) -> dict[str, int]:
         """Counts by event, and the current `members`."""

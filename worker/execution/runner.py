@@ -17,7 +17,7 @@ from ...schemas.errors.base import (
 )
 from ...schemas.names import WorkerId, public_id
 from ...telemetry.logs import LineLimit, logger_for
-from ...telemetry.tracing import NO_SPAN, Span, tracer
+from ...telemetry.tracing import NO_SPAN, Parent, Span, tracer
 from ..context.progress import Progress
 from ..context.task_context import TaskContext, report_to
 from ..ledger.core_driver import CoreDriver
@@ -343,7 +343,7 @@ class TaskRunner:
         *,
         token: str | None,
         deadline_at: float | None,
-        trace: str | None,
+        trace: Parent,
         meta: dict[str, Any] | None,
         stream: bool,
         held: Callable[[TaskRun], None] | None = None,
@@ -355,6 +355,7 @@ class TaskRunner:
         """
         task, driver = call.task, self._driver
         span = NO_SPAN
+        carried = trace if isinstance(trace, str) else None
         if tracer.enabled:
             span = tracer.start(
                 f"gangline.task {task.full_name}",
@@ -362,11 +363,11 @@ class TaskRunner:
                 parent=trace,
                 attributes={"gangline.worker": str(self._worker), "gangline.task_id": str(record.id)},
             )
-            trace = span.traceparent()
+            carried = span.traceparent()
         run = TaskRun(self, record, task, caller, driver.now())
         run.span = span
         record.handle = run
-        context = RunContext(record, task.name, driver, token, trace, meta, deadline_at)
+        context = RunContext(record, task.name, driver, token, carried, meta, deadline_at)
         if caller.progress is not None:
             report_to(context, caller.progress)
         self.counts["started"] += 1

@@ -24,7 +24,7 @@ from ...schemas.wire.codec import pack
 from ...schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, ReserveFlag, TaskFlag, TaskState
 from ...telemetry.logs import Log
 from ...telemetry.metrics.instruments import metrics_enabled
-from ...telemetry.tracing import tracer
+from ...telemetry.tracing import Parent, Unsampled, enter_unsampled, tracer
 from ..context.task_context import end, report_to, stop
 from ..execution.executor_registry import ExecutorRegistry
 from ..execution.executors.stepper import Stepper
@@ -115,16 +115,23 @@ class InlineRunner:
         """Tasks that waited or failed since `enter`, by method."""
         self._succeeded: dict[str, int] = {}
         """Tasks that succeeded at once since `enter`, by method."""
+        self.traced = False
+        """Tracing is on: tasks that are sampled have spans, and go the general way."""
+        self._measured = False
+        self._begun_at = 0.0
+        """When the current execution began: when the one before it ended."""
         self.plain: frozenset[DeclaredTask] = _NONE
         """Tasks that can run inline now, unless they have a stream or a gang."""
 
     def enter(self) -> None:
         """Start of a message."""
-        # Only the general way records spans and execution times.
         executors = self._executors
-        if executors.running and not tracer.on() and not metrics_enabled():
+        if executors.running:
             self.plain = executors.plain
             self._stepper = executors.stepper
+        self.traced, self._measured = tracer.on(), metrics_enabled()
+        if self._measured:
+            self._begun_at = self._driver.now()
         # The general way handles slightly larger answers: it knows who may get one again under a longer id.
         self._room = self._answers.largest_frame - ID_BYTES
 
@@ -146,18 +153,22 @@ class InlineRunner:
         record: TaskRecord,
         task: DeclaredTask,
         frame: Frame,
+        trace: str | None,
         caller: FrameResponder | JobRun,
         deadline_at: float | None,
         now: float,
     ) -> None:
-        """Run an admitted task to its end or its first wait.
+        """Run an admitted task without a span, to its end or its first wait.
 
         Raises:
             InvalidArguments: the arguments do not fit; nothing has started.
         """
-        _, task_id, _, args, kwargs, _, token, trace, flags, meta = frame
+        _, task_id, _, args, kwargs, _, token, _, flags, meta = frame
         given, named = task.signature.bind(args, kwargs, flags & _JSON != 0)
         context = RunContext(record, task.name, self._driver, token, trace, meta, deadline_at, self._scope)
+        variables = copy_context()
+        if type(trace) is Unsampled:
+            variables.run(enter_unsampled, trace)
         self._launched += 1
         if not isinstance(caller, FrameResponder):
             report_to(context, caller.progress)
@@ -166,16 +177,20 @@ class InlineRunner:
         carrier = self._stepper.inside
         if carrier is None or carrier.spoiled:
             carrier = self._stepper.enter()
-        if not carrier.start(copy_context(), task.function, given, named, context):
+        if not carrier.start(variables, task.function, given, named, context):
             run = self._adopt(record, task, caller, context, now)
             run.carrier = carrier.task
             self._stepper.keep(run, task.full_name)
+            if self._measured:
+                self._begun_at = self._driver.now()
             return
         value, error = carrier.value, carrier.error
         carrier.value = carrier.error = None
         answer = self._written(task_id, task, value) if error is None else None
         if answer is None:
             self._adopt(record, task, caller, context, now).over(value, error)
+            if self._measured:
+                self._begun_at = self._driver.now()
             return
         self._let_go(context)
         self._core.complete(record, answer, now)
@@ -186,6 +201,9 @@ class InlineRunner:
         if self._journal.enabled:
             self._runs.ended(record, task.name, caller)
         self._succeeded[task.name] = self._succeeded.get(task.name, 0) + 1
+        if self._measured:
+            began_at, self._begun_at = self._begun_at, self._driver.now()
+            self._driver.metrics.took(task.name, self._begun_at - began_at)
 
     def _adopt(
         self, record: TaskRecord, task: DeclaredTask, caller: FrameResponder | JobRun, context: RunContext, now: float
@@ -364,15 +382,21 @@ class FrameServer:
             self._refused(sender, caller, task_id, record, task.slots, token, now)
             return
         try:
+            inline = self._inline
+            trace: Parent = frame[7]
+            if inline.traced:
+                trace = tracer.decide(trace)
             if (
                 flags & ~_JSON == 0
                 and (record.lease is None or record.lease.in_gang is None)
-                and task in self._inline.plain
+                and task in inline.plain
+                and (not inline.traced or type(trace) is Unsampled)
             ):
                 teller = caller if job is None else self._jobs.begin(job, record, caller, stream=False)
-                self._inline.run(record, task, frame, teller, None if deadline_at == NEVER else deadline_at, now)
+                carried = trace if isinstance(trace, str) else None
+                inline.run(record, task, frame, carried, teller, None if deadline_at == NEVER else deadline_at, now)
             else:
-                self._start(record, task, job, caller, frame, None if deadline_at == NEVER else deadline_at)
+                self._start(record, task, job, caller, frame, trace, None if deadline_at == NEVER else deadline_at)
         except BaseException as error:
             if job is not None:
                 core.jobs.undo(job.key)
@@ -389,6 +413,7 @@ class FrameServer:
         job: JobName | None,
         caller: FrameResponder,
         frame: Frame,
+        trace: Parent,
         deadline_at: float | None,
     ) -> None:
         """Start an admitted task the general way.
@@ -396,7 +421,7 @@ class FrameServer:
         Raises:
             InvalidArguments: the arguments do not fit; nothing has started.
         """
-        _, _, _, args, kwargs, _, token, trace, flags, meta = frame
+        _, _, _, args, kwargs, _, token, _, flags, meta = frame
         call: BoundCall = task.bind(args, kwargs, json=flags & _JSON != 0)
         stream = flags & _STREAM != 0
         self._runs.start(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler
 
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated, UnknownMethod
 from gangline.schemas.wire.frames import Load, RequestOp
 from gangline.telemetry.tracing import tracer
+from gangline.worker.execution.runner import TaskRunner
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
@@ -59,6 +65,78 @@ async def test_a_call_is_one_trace_from_client_to_worker(spans: InMemorySpanExpo
     assert ("gangline.attempt", "gangline.call traced.inner") in parents
     assert ("gangline.task traced.inner", "gangline.attempt") in parents
     assert ("gangline.reserve", "test.root") in parents
+
+
+def provide(monkeypatch: pytest.MonkeyPatch, sampler: Sampler) -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(sampler, shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    return exporter
+
+
+def never(*_: object, **__: object) -> Any:
+    pytest.fail("taken the general path")
+
+
+async def test_what_is_not_sampled_stays_on_the_fast_path_carries_its_trace_and_is_measured(
+    monkeypatch: pytest.MonkeyPatch, read: Read
+) -> None:
+    exporter = provide(monkeypatch, ParentBasedTraceIdRatio(0.0))
+    rig = Rig()
+    await rig.start()
+    pool, seen = Pool("quiet", slots=4), []
+
+    @pool.task
+    async def inner() -> str | None:
+        with trace.get_tracer("user").start_as_current_span("theirs"):
+            return tracer.traceparent()
+
+    @pool.task
+    async def outer() -> tuple[str | None, str | None]:
+        await asyncio.sleep(0)
+        return tracer.traceparent(), await rig.client.call("quiet.inner")
+
+    async with Worker(pool, bus=rig.hub.connect("w"), names=rig.names):
+        await rig.client.call("quiet.inner")  # finds the pool
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.client._router, "order", never)
+            patch.setattr(TaskRunner, "start", never)
+            seen.append(await rig.client.call("quiet.inner"))
+            async with rig.client.choose_worker("quiet") as selection:
+                seen.append(await rig.client.dispatch(selection, "inner"))
+            async with rig.client.lease("quiet") as lease:
+                seen.append(await lease.call("inner"))
+        ours, theirs = await rig.client.call("quiet.outer")
+    await rig.stop()
+    traces = [of.split("-")[1] for of in (*seen, ours)]
+    assert len(set(traces)) == 4
+    assert theirs.split("-")[1] == ours.split("-")[1]
+    assert all(of.endswith(("-00", "-02")) for of in (*seen, ours, theirs))
+    assert exporter.get_finished_spans() == ()
+    assert read("gangline.router.fulfilment_time")["quiet", "quiet"] == 6
+    assert read("gangline.router.attempts")["quiet", "quiet"] == 6
+    assert sum(read("gangline.worker.task_time").values()) >= 6
+
+
+async def test_what_is_sampled_is_seen_whole_and_what_is_not_is_not_seen_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exporter = provide(monkeypatch, ParentBasedTraceIdRatio(0.5))
+    rig = Rig()
+    await rig.start()
+    async with Worker(pool_of(), bus=rig.hub.connect("w"), names=rig.names):
+        for _ in range(64):
+            await rig.client.call("traced.inner")
+    await rig.stop()
+    by_trace: dict[int, list[str]] = {}
+    for span in exporter.get_finished_spans():
+        assert span.context is not None
+        by_trace.setdefault(span.context.trace_id, []).append(span.name)
+    assert 8 < len(by_trace) < 56  # of 64: outside once in ten thousand million runs
+    assert {tuple(sorted(names)) for names in by_trace.values()} == {
+        ("gangline.attempt", "gangline.call traced.inner", "gangline.task traced.inner")
+    }
 
 
 async def test_a_failed_call_marks_its_spans(spans: InMemorySpanExporter) -> None:

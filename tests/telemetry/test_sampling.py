@@ -1,0 +1,188 @@
+"""Whether a request is sampled is decided once, where its trace begins; one that is not makes no span anywhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    DEFAULT_OFF,
+    Decision,
+    ParentBased,
+    ParentBasedTraceIdRatio,
+    Sampler,
+    SamplingResult,
+    TraceIdRatioBased,
+)
+
+from gangline.telemetry.tracing import NewTrace, Unsampled, enter_unsampled, tracer
+
+SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+NOT_SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+
+Install = Callable[..., InMemorySpanExporter]
+
+
+class Counted(IdGenerator):
+    """Trace ids spread evenly over all that a ratio divides."""
+
+    def __init__(self) -> None:
+        self.traces = (number << 64 | (number * 0x9E3779B97F4A7C15) % (1 << 64) for number in itertools.count(1))
+        self.spans = itertools.count(1)
+
+    def generate_trace_id(self) -> int:
+        return next(self.traces)
+
+    def generate_span_id(self) -> int:
+        return next(self.spans)
+
+
+class EveryOther(Sampler):
+    """Not one of the standard ones."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def should_sample(self, *_: object, **__: object) -> SamplingResult:
+        self.asked += 1
+        return SamplingResult(Decision.RECORD_AND_SAMPLE if self.asked % 2 else Decision.DROP)
+
+    def get_description(self) -> str:
+        return "EveryOther"
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    providers: list[TracerProvider] = []
+
+    def with_sampler(sampler: Sampler, ids: IdGenerator | None = None) -> InMemorySpanExporter:
+        exporter = InMemorySpanExporter()
+        provider = TracerProvider(sampler, id_generator=ids or RandomIdGenerator(), shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        providers.append(provider)
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+        assert tracer.enabled
+        return exporter
+
+    yield with_sampler
+    for provider in providers:
+        provider.shutdown()
+
+
+@pytest.mark.parametrize("sampler", [ParentBasedTraceIdRatio(0.3), TraceIdRatioBased(0.3)], ids=["parents", "bare"])
+@pytest.mark.parametrize("decided_before", [True, False])
+def test_a_ratio_samples_just_the_traces_that_the_sdk_would(install: Install, sampler: Sampler, decided_before: bool):
+    exporter, ids = install(sampler, Counted()), Counted()
+    expected = [
+        number
+        for number in itertools.islice(ids.traces, 1000)
+        if sampler.should_sample(None, number, "x").decision.is_sampled()
+    ]
+    assert 250 < len(expected) < 350
+    for _ in range(1000):
+        span = tracer.start("x", parent=tracer.decide() if decided_before else None)
+        assert span.traceparent()
+        span.end()
+    assert [span.context.trace_id for span in exporter.get_finished_spans()] == expected
+
+
+@pytest.mark.parametrize("sampler", [DEFAULT_OFF, ALWAYS_OFF])
+def test_what_is_never_sampled_carries_a_new_trace_on(install: Install, sampler: Sampler):
+    exporter = install(sampler)
+    carried = tracer.decide()
+    assert type(carried) is Unsampled
+    assert carried != tracer.decide()
+    with tracer.span("outer", parent=carried) as outer:
+        assert outer.traceparent() == carried
+        assert not outer.recording
+        assert tracer.traceparent() == carried
+        outer.set(anything=1)
+        outer.event("anything")
+        inner = tracer.start("inner", parent=outer)
+        assert inner.traceparent() == tracer.start("current").traceparent() == carried
+        inner.end(ValueError("no"))
+        assert inner.traceparent() is None
+    assert exporter.get_finished_spans() == ()
+
+
+def test_all_are_sampled_by_default(install: Install):
+    exporter = install(ParentBased(ALWAYS_ON))
+    assert tracer.decide() is None
+    tracer.start("x").end()
+    assert len(exporter.get_finished_spans()) == 1
+
+
+def test_a_parents_decision_is_respected(install: Install):
+    exporter = install(ParentBasedTraceIdRatio(1 / 3))
+    assert type(tracer.decide(NOT_SAMPLED)) is Unsampled
+    for _ in range(50):
+        tracer.start("never", parent=NOT_SAMPLED).end()
+        tracer.start("always", parent=SAMPLED).end()
+    spans = exporter.get_finished_spans()
+    assert {span.name for span in spans} == {"always"}
+    assert len(spans) == 50
+
+
+def test_a_sampler_that_asks_no_parent_decides_for_each_span(install: Install):
+    exporter = install(TraceIdRatioBased(1.0))
+    assert tracer.decide(NOT_SAMPLED) == NOT_SAMPLED
+    tracer.start("x", parent=NOT_SAMPLED).end()
+    assert len(exporter.get_finished_spans()) == 1
+
+
+def test_another_sampler_is_asked_once_for_each_span(install: Install):
+    sampler = EveryOther()
+    exporter = install(sampler)
+    for _ in range(10):
+        tracer.start("x", parent=tracer.decide()).end()
+        tracer.start("y", parent=tracer.decide(SAMPLED)).end()
+    assert sampler.asked == 20
+    assert {span.name for span in exporter.get_finished_spans()} == {"x"}
+
+
+def test_spans_of_users_in_a_request_that_is_not_sampled_are_not_sampled_either(install: Install):
+    exporter = install(ParentBased(ALWAYS_ON))
+    context = copy_context()
+    context.run(enter_unsampled, Unsampled(NOT_SAMPLED))
+
+    def work() -> None:
+        with trace.get_tracer("user").start_as_current_span("theirs") as span:
+            assert f"{span.get_span_context().trace_id:032x}" == NOT_SAMPLED.split("-")[1]
+            assert tracer.decide() is not None
+        assert tracer.decide() == NOT_SAMPLED
+
+    context.run(work)
+    assert exporter.get_finished_spans() == ()
+    assert tracer.decide() is None
+
+
+@pytest.mark.parametrize(
+    "malformed", ["", "00-", NOT_SAMPLED + "-more", f"00-{'0' * 32}-b7ad6b7169203331-00", f"ff{NOT_SAMPLED[2:]}"]
+)
+def test_a_malformed_parent_starts_a_new_trace(install: Install, malformed: str):
+    exporter = install(ParentBasedTraceIdRatio(0.5), Counted())
+    with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(7, 7, is_remote=False))):
+        decisions = [tracer.decide(malformed) for _ in range(100)]
+        kinds = {type(decision) for decision in decisions}
+        assert kinds == {Unsampled, NewTrace}
+        for decision in decisions:
+            tracer.start("x", parent=decision).end()
+    spans = exporter.get_finished_spans()
+    assert 30 < len(spans) < 70
+    assert all(span.parent is None for span in spans)
+
+
+def test_a_sampler_that_is_replaced_counts_at_once(install: Install):
+    install(DEFAULT_OFF)
+    assert type(tracer.decide()) is Unsampled
+    trace.get_tracer_provider().sampler = ParentBased(ALWAYS_ON)  # type: ignore[attr-defined]
+    assert tracer.decide() is None

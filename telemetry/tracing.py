@@ -254,7 +254,7 @@ class Sampling:
     def __init__(self, provider: Any) -> None:
         self.provider = provider
         self.sampler: Any = getattr(provider, "sampler", None)
-        self.api: Any = None if provider is None else provider.get_tracer(SCOPE)
+        self.api: Any = provider and provider.get_tracer(SCOPE)
         """The provider's tracer for our spans."""
         self.ids: DecidedIds | None = None
         describe = getattr(self.sampler, "get_description", str)
@@ -269,7 +269,7 @@ class Sampling:
         ids = getattr(self.api, "id_generator", None)
         if found is None or ids is None:
             return
-        self.api.id_generator = self.ids = DecidedIds(ids)
+        self.ids = self.api.id_generator = DecidedIds(ids)
         self._bound = -1 if found["on"] else 0 if found["off"] else round(float(found["rate"]) * _ALL)
         self._below = f"{self._bound:016x}"
         self._random = 0 <= self._bound < _ALL and type(ids).__name__ == "RandomIdGenerator"
@@ -316,8 +316,7 @@ class Tracer:
         Returns:
             `Unsampled`: carry it on and start no span. Anything else is the parent to start a span with.
         """
-        kind = type(parent)
-        if kind is Unsampled or kind is NewTrace:
+        if type(parent) is Unsampled or isinstance(parent, NewTrace):
             return parent
         if isinstance(parent, Span):
             return parent if parent.carried is None else parent.carried

@@ -417,7 +417,7 @@ class TwoPhaseStart:
         return f"TwoPhaseStart({sum(self._flights.values())} of {self._size} held, begun={self.begun})"
 
     async def first_held(self) -> None:
-        """Wait until one rank holds its slots. Cancelled when the attempt ends before."""
+        """Wait until one rank holds its slots. Cancelled if the attempt ends before that."""
         await self._first
 
     def sent(self, flight: TaskRequest) -> None:
@@ -442,7 +442,7 @@ class TwoPhaseStart:
             if not held and not flight.future.done():
                 self._caller.abandon(flight)
                 flight.future.set_exception(
-                    LeaseBusy(f"{flight.worker.id} did not say within {HELD_WITHIN_S:g} s that it has room")
+                    LeaseBusy(f"{flight.worker.id} did not confirm within {HELD_WITHIN_S:g} s that it has free slots")
                 )
 
     def close(self) -> None:

@@ -60,9 +60,9 @@ class SubmitOptions:
     """How long after its submission (or its scheduled time) it may start and run, in seconds; after that it becomes a
     dead letter, `expired`."""
     delay_s: float | None = None
-    """Start it not before this many seconds from now."""
+    """Do not start it before this many seconds from now."""
     at: datetime | None = None
-    """Start it not before this time, which must have a time zone."""
+    """Do not start it before this time, which must have a time zone."""
     cron: str | None = None
     """Recurring: a six-field cron expression, seconds first (`0 0 3 * * *`), or `@every 5m`, `@hourly`, `@daily`."""
     ordered: bool | None = None
@@ -98,7 +98,7 @@ class SubmitOptions:
             raise InvalidSettings(f"at is {self.at!r}, which is after the year 2261: give an earlier time")
         given = [name for name in ("delay_s", "at", "cron") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise InvalidSettings(f"{' and '.join(given)} exclude each other: give one")
+            raise InvalidSettings(f"{' and '.join(given)} exclude each other: give only one")
 
 
 class ClientOptions(TypedDict, total=False):
@@ -247,9 +247,7 @@ class CallOptions:
         """
         if self.submit is not None:
             given = ", ".join(self.submit.given)
-            raise InvalidRequest(
-                f"{given}: these options are for submit alone, and a call does not heed them; nothing was sent"
-            )
+            raise InvalidRequest(f"{given}: these options apply to submit only, not to calls; nothing was sent")
 
 
 DEFAULTS: Final = CallOptions()
@@ -269,9 +267,9 @@ class Call:
     generation = 0
     """The gang's generation as the sender knows it; 0: not sent."""
     hold = False
-    """Only take the slots, and wait for BEGIN."""
+    """Take only the slots, and wait for BEGIN."""
     tenant = ""
-    """The account of whoever asked for it; empty: Gangline's own."""
+    """The account that requested it; empty: Gangline's own."""
 
     def __init__(
         self,
@@ -430,7 +428,7 @@ def _refuses(outcome: Outcome, kind: type[GanglineError] | tuple[type[GanglineEr
 
 class RequestTelemetry:
     """`with RequestTelemetry(...) as (routed_request, span)`: counts a request on entry and exit, and traces it if
-    tracing is on. A class and not a generator, because it is entered at every call."""
+    tracing is on. A class, not a generator, because it is entered on every call."""
 
     __slots__ = ("_began_at", "_counted", "_loop", "_metrics", "_order", "_since", "_span", "_routed")
 
@@ -446,7 +444,7 @@ class RequestTelemetry:
     ) -> None:
         """
         Args:
-            counted: count the request on entry; False: on exit, because its pool is not known before.
+            counted: count the request on entry; False: on exit, because its pool is unknown before.
             since: when the fast path sent it, if it has already been counted.
         """
         self._counted = counted

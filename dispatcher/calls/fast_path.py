@@ -62,7 +62,7 @@ class ShortFlight(AwaitedRequest):
 
     @property
     def sent_at(self) -> float:
-        """Loop time, not after it was sent."""
+        """Loop time; not later than the send."""
         return self.future.get_loop().time() if self.outbound is None else self.outbound.begun_at
 
 
@@ -219,7 +219,7 @@ class FastPath:
             self.exchange.launch(flight, frame)
         except GanglineError:
             return False
-        if timeouts is not None and timeout_s is not None and not flight.future.done():  # else it was lost at once
+        if timeouts is not None and timeout_s is not None and not flight.future.done():  # otherwise it was lost at once
             timeouts.add(flight, flight.sent_at + timeout_s)
         return True
 

@@ -19,7 +19,7 @@ _ITEM: Final = int(AnswerOp.ITEM)
 
 
 class StreamRequest(InFlightRequest):
-    """A TASK whose items are read one by one."""
+    """A TASK whose items are read one at a time."""
 
     checked = True
 
@@ -35,7 +35,7 @@ class StreamRequest(InFlightRequest):
         self.end: Outcome | GanglineError | None = None
         """The frame, outcome or error after the last item."""
         self.on_stall: Callable[[], None] = _nothing
-        """Called when the worker reports it is still running, but nothing arrived although all received items were
+        """Called when the worker reports that the task still runs, but nothing arrived although all received items were
         read."""
         self._seen = -1
         """Items received when the worker last reported that it is running."""
@@ -45,7 +45,7 @@ class StreamRequest(InFlightRequest):
         if frame[0] == _ITEM:
             sequence = frame[2]
             if sequence > self.received:
-                self._finish(self._broken(f"item {self.received} is missing, item {sequence} came"))
+                self._finish(self._broken(f"item {self.received} is missing, item {sequence} arrived"))
                 return True
             if sequence == self.received and self.end is None:
                 self.received += 1
@@ -53,7 +53,7 @@ class StreamRequest(InFlightRequest):
                 self._wake()
             return False
         if frame[0] == AnswerOp.END and frame[2] != self.received:
-            self._finish(self._broken(f"{frame[2]} items were sent, {self.received} came"))
+            self._finish(self._broken(f"{frame[2]} items were sent, {self.received} arrived"))
         else:
             self._finish(frame)
         return True
@@ -122,7 +122,7 @@ def streams(worker: WorkerEntry, order: Call) -> bool:
 def no_stream(order: Call) -> InvalidRequest:
     """The error for a task that returns one result; nothing was sent."""
     return InvalidRequest(
-        f"{order.target} does not stream, it has one result: use call() for it, or have the task yield its items",
+        f"{order.target} does not stream, it has one result: use call() for it, or let the task yield its items",
         details={"target": order.target},
     )
 

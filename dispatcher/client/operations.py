@@ -36,7 +36,7 @@ V = TypeVar("V", bound=Record)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A living worker, as recorded in the ledger."""
+    """An active worker, as recorded in the ledger."""
 
     registration: Registration
     heartbeat: Heartbeat
@@ -65,7 +65,7 @@ class Operations:
         raise NotImplementedError
 
     async def workers(self, pool: str | None = None) -> list[WorkerInfo]:
-        """Living workers of one pool, or of all pools, sorted by name.
+        """Active workers of one pool, or of all pools, sorted by name.
 
         Raises:
             Disconnected, StorageUnavailable: the ledger could not be read.

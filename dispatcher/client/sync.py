@@ -181,8 +181,8 @@ class SyncGang(SyncProxy[Gang]):
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:
-        """Ranks that are lost and being replaced while the others go on (`restart="restart_member"`), ascending.
-        Tasks in progress there have ended with GangRestarted; new ones wait for the replacement."""
+        """Ranks that are lost and being replaced while the others continue (`restart="restart_member"`),
+        ascending. Tasks in progress there have ended with GangRestarted; new ones wait for the replacement."""
         return self._target.lost_ranks
 
     @property
@@ -244,8 +244,8 @@ class SyncGang(SyncProxy[Gang]):
 
 
 class SyncJob(SyncProxy[Job]):
-    """Job for plain code. Made by `Client.submit`, or by `Client.job` from its id. It needs no close; it may
-    be dropped at any time, and looked up again by its id from anywhere."""
+    """Job for plain code. A handle to a job, from `Client.submit`, or from `Client.job` with its id. It needs
+    no close: you can drop it at any time, and look the job up again by its id from anywhere."""
 
     @property
     def id(self) -> str:
@@ -263,11 +263,11 @@ class SyncJob(SyncProxy[Job]):
 
     @property
     def repeats(self) -> bool:
-        """It is a recurring schedule (`cron`); each run is a job of its own."""
+        """Whether it is a recurring schedule (`cron`); each run is a job of its own."""
         return self._target.repeats
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What the task returned. Waits for its end, through lost connections. See Job.result."""
+        """The task's result. Waits for its end, also across lost connections. See Job.result."""
         return self._thread.run(self._target.result(timeout_s))
 
     def status(self) -> JobInfo:
@@ -400,7 +400,7 @@ class SyncClient(OwningProxy[Client]):
         return self._thread.call(self._target.statistics)
 
     def workers(self, pool: str | None = None) -> list[WorkerInfo]:
-        """Living workers of one pool, or of all pools, sorted by name. See Client.workers."""
+        """Active workers of one pool, or of all pools, sorted by name. See Client.workers."""
         return self._thread.run(self._target.workers(pool))
 
     def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:

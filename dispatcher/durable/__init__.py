@@ -1,1 +1,1 @@
-"""Durable tasks: what the dispatcher does with what was submitted."""
+"""Durable tasks: the dispatcher of submitted tasks."""

@@ -1,7 +1,7 @@
-"""What others see of a dispatcher, and the requests that it answers.
+"""The requests that a dispatcher answers, and how others see it.
 
-A dispatcher answers `<ns>.dispatcher.<id>.{ping,stats}`, and is a NATS service. People and clients send requests about
-one queue to `<ns>.queue.<endpoint>.{get,cancel,stats,why}`: only its owner listens, so that the server reports at once
+A dispatcher answers `<ns>.dispatcher.<id>.{ping,stats}`, and is a NATS service. Clients and operators send requests
+about one queue to `<ns>.queue.<endpoint>.{get,cancel,stats,why}`: only its owner listens, so the server reports at once
 if nobody owns the queue.
 """
 
@@ -27,12 +27,12 @@ SERVICE: Final = "gangline-dispatcher"
 
 
 class DispatcherNatsService:
-    """Of one dispatcher."""
+    """The NATS service of one dispatcher."""
 
     def __init__(
         self, context: DispatcherContext, *, responder: CountingResponder, statistics: Callable[[], DispatcherStats]
     ) -> None:
-        """`statistics` is called for each `stats`, and must be quick."""
+        """`statistics` is called for each `stats` request, and must be fast."""
         self._bus, self._names, self._dispatcher = context.bus, context.names, context.dispatcher
         self._guard = context.guard
         self._responder = responder
@@ -101,7 +101,7 @@ class DispatcherNatsService:
 
 
 class QueueOperations:
-    """Of one queue."""
+    """The operations of one queue."""
 
     def __init__(
         self,
@@ -129,7 +129,8 @@ class QueueOperations:
         await self._listening.drain()
 
     async def abandon(self) -> None:
-        """As `stop`, but at once, and nothing more is answered: somebody else owns the queue, and has the requests."""
+        """Like `stop`, but at once and without further answers: another dispatcher owns the queue, and gets the
+        requests."""
         await self._listening.unsubscribe()
 
     def _on_request(self, message: Message) -> None:
@@ -183,6 +184,6 @@ class QueueOperations:
 
 def _unknown(operation: str, known: list[str]) -> Callable[[Any], Any]:
     def refuse(_body: Any) -> Any:
-        raise InvalidRequest(f"no operation {operation[:40]!r}; there are {', '.join(known)}")
+        raise InvalidRequest(f"no operation {operation[:40]!r}; known are {', '.join(known)}")
 
     return refuse

@@ -34,10 +34,10 @@ from .workers.failure_detector import DoubtMonitor, WorkerFailureDetector
 from .workers.pool_observer import KnownPools
 
 _GIVEN_UP_AT_ONCE: Final = 64
-"""Queues of vanished endpoints given up at each look, so that storage has time for others."""
+"""Queues of vanished endpoints given up per search, so that storage has time for others."""
 _ANY_NUMBER: Final = 10_000_000
 _LITTLE: Final = 64
-"""Only queues with at most so many tasks in hand are handed over for balance."""
+"""Only queues with at most this many fetched tasks are handed over for balance."""
 
 
 class DispatcherState(StrEnum):
@@ -57,18 +57,18 @@ class DispatcherStatistics:
     peers: int = 0
     """Other dispatchers that have queues."""
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    """Since the start: taken, lost, handed_over, started, freezes, workers_lost, strays."""
+    """Counts since the start: taken, lost, handed_over, started, freezes, workers_lost, strays."""
 
 
 class Dispatcher(Service[DispatcherState]):
-    """Runs durable tasks: takes queues that nobody has, and hands them over when it stops.
+    """Runs durable tasks: takes queues without an owner, and hands them over when it stops.
 
     ::
 
         async with Dispatcher(bus) as dispatcher:
             await dispatcher.wait_closed()
 
-    The bus is the caller's: open before `start`, and not closed here.
+    The caller opens the bus before `start` and closes it; the dispatcher does not.
 
     Raises:
         Unavailable: from `start`: no connection, or storage did not answer within `start_timeout_s`.
@@ -91,12 +91,12 @@ class Dispatcher(Service[DispatcherState]):
         Args:
             bus: an open connection.
             names: the namespace; `gangline` if not given.
-            settings: see there.
-            tasks: how streams and buckets are made if they do not exist yet; as the environment says if not given.
-            bucket: how the ledger is made if it does not exist yet.
-            router_settings: of the router with which it leases slots.
+            settings: see DispatcherSettings.
+            tasks: how to create streams and buckets if they do not exist; by default from the environment.
+            bucket: how to create the ledger if it does not exist.
+            router_settings: settings of the router with which it leases slots.
             ambient: wall clock, randomness and tokens; the system's if not given.
-            name: shown in the ledger as the owner of leases, and to people.
+            name: shown in the ledger as the owner of leases, and in logs.
         """
         super().__init__("this dispatcher", DispatcherState)
         self.bus = bus
@@ -104,7 +104,7 @@ class Dispatcher(Service[DispatcherState]):
         self.settings = settings = settings or DispatcherSettings()
         self.ambient = ambient = ambient or Environment()
         self.id = ambient.token()
-        """Unique."""
+        """A unique id."""
         self.name = name = name or bus.name
         self.metrics = DurableMetrics()
         self._log = log = logger_for("durable", dispatcher=self.id)
@@ -173,13 +173,13 @@ class Dispatcher(Service[DispatcherState]):
         await self.bus.flush()
         self.state = DispatcherState.RUNNING
         self._ownership.say("joined")
-        self._log.info("runs durable tasks", extra={"action": "dispatcher.started"})
+        self._log.info("running durable tasks", extra={"action": "dispatcher.started"})
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Hand all queues over and leave; other dispatchers take them at once. Running tasks continue. Idempotent.
+        """Hand over all queues and leave; other dispatchers take them at once. Running tasks continue. Idempotent.
 
         Args:
-            grace_s: how long running tasks may finish here first; None: the setting.
+            grace_s: how long to wait first for running tasks to finish here; None: the setting.
         """
         if self.state is not DispatcherState.CLOSED and grace_s is not None:
             self._grace_s = grace_s
@@ -207,7 +207,7 @@ class Dispatcher(Service[DispatcherState]):
         self._log.info("left", extra={"action": "dispatcher.left"})
 
     def hurry(self) -> None:
-        """End the grace time of a `stop` that is under way."""
+        """End the grace time of a `stop` in progress."""
         for queue in self._leaving:
             queue.hurry()
 
@@ -215,12 +215,12 @@ class Dispatcher(Service[DispatcherState]):
 
     @property
     def queues(self) -> dict[str, QueueRunner]:
-        """By endpoint; not to be changed."""
+        """The queues by endpoint; read-only."""
         return self._queues
 
     async def _take(self, take: Take) -> str | None:
         endpoint = take.endpoint
-        # A stop may cancel this at any moment; giving the queue back continues, and `_stop` waits for it.
+        # A stop may cancel this at any moment; releasing the queue continues, and `_stop` waits for it.
         queue = QueueRunner(self._context, endpoint, on_lost=self._on_lost)
         try:
             consumer = await queue.take(take)
@@ -246,7 +246,7 @@ class Dispatcher(Service[DispatcherState]):
 
     def _found(self, endpoints: frozenset[str]) -> None:
         self._ownership.found(endpoints)
-        # A mistyped endpoint, for example, whose tasks are dead: its consumer can go.
+        # For example a mistyped endpoint whose tasks are dead: its consumer can be deleted.
         idle = [name for name, queue in self._queues.items() if name not in endpoints and queue.idle]
         if idle:
             self._hand_over(idle[:_GIVEN_UP_AT_ONCE])
@@ -256,8 +256,8 @@ class Dispatcher(Service[DispatcherState]):
         )
 
     def _give_up(self, count: int) -> None:
-        """Hand over queues with few tasks, which are taken again in no time; first those of which nothing was started
-        yet. A queue that is being taken over is kept until that is done."""
+        """Hand over queues with few tasks, which can be taken quickly; first those that have started nothing. A queue
+        that is being taken over is kept until that is done."""
         idle = [
             name for name, queue in sorted(self._queues.items()) if queue.core.open and len(queue.entries) <= _LITTLE
         ]
@@ -336,13 +336,13 @@ async def _end(queue: QueueRunner, operations: QueueOperations | None) -> None:
 
 
 async def run_dispatcher(dispatcher: Dispatcher) -> None:
-    """Start `dispatcher` and return when it has left: told so by a signal, or by the program itself.
+    """Start `dispatcher` and return when it has left, because of a signal or the program itself.
 
-    The first SIGTERM or SIGINT hands its queues over (with the grace of its settings), the second does so at once. One
-    that comes before the start is done ends the start. Cancelling hands over, too. Needs the main thread.
+    The first SIGTERM or SIGINT hands over its queues (with the grace time of its settings), the second does so at once.
+    A signal during the start ends the start. Cancelling hands over, too. Needs the main thread.
 
     Args:
-        dispatcher: not yet started; its bus is open, and stays so.
+        dispatcher: not yet started; its bus is open, and stays open.
 
     Raises:
         Disconnected: the server closed the connection for good.

@@ -1,4 +1,4 @@
-"""Requests to the leading coordinator. Only the leader subscribes, so "no responders" means at once that none leads."""
+"""Requests to the leading coordinator. Only the leader subscribes, so "no responders" means that none leads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ASK_AGAIN_S: Final = 5.0
 """A request without an answer for this long is sent again, because a new leader does not have the queue of the old one.
 The first time after a second, then after twice as long each time, up to this."""
 _LAST_WORD_S: Final = 1.0
-"""How long after the deadline the coordinator may still report why the gang was not formed."""
+"""How long after the deadline to wait for the coordinator's report why the gang was not formed."""
 _LAST_ASK_S: Final = 0.25
 """A request is not sent again less than this before the deadline: the previous one waits for the final report."""
 _RETRY_FIRST_S: Final = 0.05
@@ -54,7 +54,7 @@ class CoordinatorClient:
         self._bus = bus
         self._names = names
         self._publicly = False
-        """The last coordinator that answered does not listen on private subjects."""
+        """Whether the last coordinator that answered does not listen on private subjects."""
 
     async def ask(self, operation: GangOperation, request: BaseModel, timeout_s: float) -> GangReply:
         """Send one request about a gang. Raises as `ask_for`."""
@@ -68,7 +68,7 @@ class CoordinatorClient:
             RequestTimeout, Disconnected: no answer.
             GanglineError: the coordinator's error answer.
         """
-        # Defaults are left out: a coordinator of an earlier version may not know every field.
+        # Defaults are omitted: a coordinator of an earlier version may not know every field.
         body = request.model_dump_json(exclude_defaults=True).encode()
         try:
             message = await self._request(operation, body, timeout_s)

@@ -136,8 +136,8 @@ class Gang:
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:
-        """Ranks that are lost and being replaced while the others go on (`restart="restart_member"`), ascending. Tasks
-        in progress there have ended with GangRestarted; new ones wait for the replacement."""
+        """Ranks that are lost and being replaced while the others continue (`restart="restart_member"`), ascending.
+        Tasks in progress there have ended with GangRestarted; new ones wait for the replacement."""
         return tuple(sorted(self._newest.lost))
 
     @property

@@ -83,7 +83,7 @@ class RankSlots(NamedTuple):
     worker: WorkerEntry
     token: str
     books: Settlement
-    """What accounts for the request until the task has ended."""
+    """Accounts for the request until the task has ended."""
     routed_request: RoutedRequest
 
 
@@ -192,8 +192,8 @@ class MemberChannel:
         backoff = Backoff(0.025, 0.5)
         give_up_at = self._loop.time() + LOST_AFTER_S
         while worker is None and pool.discovery is not None and self._loop.time() < give_up_at:
-            # The coordinator knows this worker. It may have registered a moment ago, or have been silent for so long
-            # that this router gave it up, with its next heartbeat on the way. If it is really gone, the gang is torn
+            # The coordinator knows this worker. It may have registered a moment ago, or have been silent so long that
+            # this router gave it up although its next heartbeat is on its way. If it is really gone, the gang is torn
             # down meanwhile.
             limit = give_up_at if deadline is None else min(give_up_at, deadline)
             with contextlib.suppress(Unavailable, TimeoutError):
@@ -343,7 +343,7 @@ class Formation:
         self.lines = lines
         self._seats = seats
         self.down: Callable[[], GanglineError] | None = None
-        """Makes the error that says why it has ended; None while it lives."""
+        """Makes the error that says why it has ended; None while it exists."""
         self.lost: dict[int, Callable[[], GanglineError]] = {}
         """Ranks that are lost and being replaced while the others go on; the value makes the error that says so."""
         self._runs = itertools.count(1)
@@ -372,7 +372,7 @@ class Formation:
         return next(self._runs)
 
     def end(self, error: GanglineError, stay: Set[str] = frozenset()) -> None:
-        """End the generation. Idempotent. Members whose tokens are in `stay` go on in the next one."""
+        """End the generation. Idempotent. Members whose tokens are in `stay` continue in the next one."""
         if self.down is None:
             self.down = make = copier(error)
             self._tell()

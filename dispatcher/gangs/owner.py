@@ -65,7 +65,7 @@ class GangOwner:
     ) -> None:
         """`request` has the ids of the gang and its owner token."""
         self.on_released: Callable[[GangOwner], object] = _nothing
-        """Called once, when the gang was released and nothing is left to do."""
+        """Called once when the gang has been released and nothing is left to do."""
         assert request.id is not None and request.owner_token is not None
         self.request = request
         self.id = request.id

@@ -212,7 +212,7 @@ class SetRegistry:
         except NotPermitted as error:
             if not self._forbidden:
                 self._forbidden = True
-                _log.warning("standing sets are not served: %s", error, extra={"action": "gangset.not_permitted"})
+                _log.warning("cannot serve standing sets: %s", error, extra={"action": "gangset.not_permitted"})
             return None
 
     def refuse(self, error: GanglineError) -> None:

@@ -41,8 +41,7 @@ from .members import Formation, MemberChannelFactory, RankSlots
 
 _STREAM: Final = int(TaskFlag.STREAM)
 _WORD_S: Final = 1.0
-"""How long a task that was cancelled by neither the caller nor the router waits for the news that its gang was torn
-down."""
+"""How long a task that neither the caller nor the router cancelled waits for the report that its gang was torn down."""
 
 
 _REMEMBERED: Final = 1000
@@ -235,8 +234,8 @@ class StandingSetRouter:
         """
         if asked.flags & ReserveFlag.SYNC:
             raise InvalidRequest(
-                f"{self.name!r} is a standing set: the slots of its gangs stand in the ledger with the gang, and a "
-                "lease of them does not: ask with ledger='behind'"
+                f"{self.name!r} is a standing set: the slots of its gangs are in the ledger with the gang, and a "
+                "lease of them is not: use ledger='behind'"
             )
         return SetReserveTarget(self, reserver, asked)
 
@@ -256,7 +255,7 @@ class StandingSetRouter:
             if self._formations:
                 raise
             raise NoWorkers(
-                f"no gang of standing set {self.name!r} is ready: 'gangline gangset status {self.name}' tells why",
+                f"no gang of standing set {self.name!r} is ready: 'gangline gangset status {self.name}' says why",
                 details=error.details,
             ) from error
 

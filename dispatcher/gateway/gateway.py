@@ -135,9 +135,8 @@ class GatewaySettings:
     """Maximum size of the bodies of all calls in progress, in bytes; one more is answered with QueueFull at once. At
     least 1 MB. Decoded arguments take several times as much memory."""
     tenant_share: float = 0.5
-    """How much of `max_pending` one tenant (an account that imports calls) may use while no other calls. There is
-    always room left for one that comes later: with 0.5, n tenants that all call without end get 1/(n+1) each. Above 0,
-    below 1."""
+    """Share of `max_pending` that one tenant (an account that imports calls) may use while no other calls. Room is
+    always left for later ones: with 0.5, n tenants that call continuously get 1/(n+1) each. Above 0, below 1."""
     drain_grace_s: float = 30.0
     """How long `drain` lets calls finish before it ends them, in seconds. At least 0."""
 
@@ -163,11 +162,11 @@ _ENDPOINT: Final = "call"
 
 @dataclass(slots=True)
 class _Pending:
-    """What one tenant has in progress."""
+    """Calls of one tenant in progress."""
 
     calls: int = 0
     bytes: int = 0
-    """Of their bodies."""
+    """Total size of their bodies."""
 
 
 class GatewayState(StrEnum):
@@ -229,7 +228,7 @@ class Gateway(Service[GatewayState]):
         self._listening = Listening()
         self._pending = TaskSet("gateway call")
         self._by_tenant: dict[str, _Pending] = {"": _Pending()}
-        """Calls in progress. Those of Gangline's own account stay here, though there may be none."""
+        """Calls in progress. The entry of Gangline's own account is kept even if there are none."""
         self._requests = 0
         self._errors = 0
         self._last_error = ""
@@ -309,11 +308,11 @@ class Gateway(Service[GatewayState]):
             (pending.bytes, self._pending_bytes(), size, settings.max_pending_bytes, "bytes of calls"),
         ):
             if now + more > most:
-                return QueueFull(f"this gateway has {now} {what} under way: ask again later")
+                return QueueFull(f"this gateway has {now} {what} in progress: try again later")
             if tenant and used * (1 - share) >= (most - now) * share:
                 return QueueFull(
-                    f"tenant {tenant!r} has {used} {what} under way, as many as this gateway takes from it now: "
-                    "ask again later",
+                    f"tenant {tenant!r} has {used} {what} in progress, as many as this gateway accepts from it now: "
+                    "try again later",
                     details={"tenant": tenant, "pending": used},
                 )
         return None
@@ -362,7 +361,7 @@ class Gateway(Service[GatewayState]):
         names = self.names
         return ServiceDescription(
             name=SERVICE,
-            description="Answers calls by tasks of Gangline workers",
+            description="Answers calls with tasks of Gangline workers",
             metadata={"namespace": names.namespace, "node": self.router.settings.node or socket.gethostname()},
             endpoints=(Endpoint(name=_ENDPOINT, subject=names.calls, queue_group=names.gateway_queue),),
         )

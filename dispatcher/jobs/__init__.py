@@ -1,1 +1,1 @@
-"""Submitted tasks, the client's half. Imports only: calls, schemas."""
+"""Submitted tasks, the client's side. Imports only: calls, schemas."""

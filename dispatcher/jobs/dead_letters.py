@@ -1,4 +1,4 @@
-"""Dead letters: tasks that will not be tried again. They can be read, replayed or dropped."""
+"""Dead letters: tasks that will not be retried. They can be read, replayed or dropped."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _DROPPED: Final = frozenset(
 
 BURIED: Final = "dead"
 _MOST_DIGITS: Final = 20
-"""Of a sequence in the server's 64 bits; Python refuses to read a number of thousands."""
+"""Of a sequence in the server's 64 bits; Python refuses to parse a number with thousands of digits."""
 """Prefix of a dead letter's message id, before the sequence of the task's message."""
 
 
@@ -60,21 +60,21 @@ def buried_sequence(given: Mapping[str, str]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One task that will not be tried again."""
+    """One task that will not be retried."""
 
     job: str
     endpoint: str
-    """As published; may be no valid name."""
+    """As published; may be an invalid name."""
     method: str
     reason: str
     """See schemas.records.jobs.DeadReason."""
     attempts: int
     error: JobFailure | None
-    """The last; if the task raised, `details` has `type` and `traceback`."""
+    """The last error; if the task raised, `details` has `type` and `traceback`."""
     dead_at: float
     """Unix time."""
     sequence: int
-    """In the dead-letter stream."""
+    """Its sequence in the dead-letter stream."""
     subject: str
     """Subject that the task was published to."""
     data: bytes
@@ -162,7 +162,7 @@ class DeadLetters:
         return await self._whole(found[0])
 
     async def _now(self, letter: str | DeadLetter) -> DeadLetter:
-        """A letter as it is in the stream now; of a job, its newest."""
+        """A letter as it is in the stream now; for a job id, its newest."""
         if isinstance(letter, str):
             return await self.find(letter)
         message = await (await self._streams.dead()).get(letter.sequence)
@@ -174,7 +174,7 @@ class DeadLetters:
         return await self._whole(DeadLetter.parse(message, self._names.tasks[:-1]))
 
     async def _whole(self, letter: DeadLetter) -> DeadLetter:
-        """With its body, also from the object store."""
+        """The letter with its body, if necessary from the object store."""
         stored = header_of(letter.headers, headers.DEAD_OBJECT)
         if stored is None or letter.data:
             return letter
@@ -182,14 +182,14 @@ class DeadLetters:
         return letter if body is None else replace(letter, data=body)
 
     async def replay(self, which: str | DeadLetter) -> JobRef:
-        """Publish the task again, as the same job. Its attempts are counted on from the last, so that its fence grows.
+        """Publish the task again as the same job. Its attempt numbers continue after the last, so that its fence grows.
 
-        After a failure the letter is still there and can be replayed again: within two minutes that makes no second
+        After a failure the letter still exists and can be replayed again: within two minutes that creates no second
         task.
 
         Raises:
             UnknownJob: there is no such letter.
-            JobError: the job has ended otherwise meanwhile, or another client replays it.
+            JobError: the job has ended otherwise meanwhile, or another client is replaying it.
             InvalidRequest: its subject is not a task subject.
         """
         letter = await self._now(which)
@@ -260,7 +260,7 @@ class DeadLetters:
             await reading.unsubscribe()
 
     async def _wait_for_its_end(self, letter: DeadLetter) -> bool:
-        """Wait until no dispatcher has the message in hand: while it stores the end, it would take the replayed message
+        """Wait until no dispatcher has the message fetched: while it stores the end, it would take the replayed message
         for a duplicate. False: there was nothing to wait for.
 
         Raises:
@@ -282,8 +282,8 @@ class DeadLetters:
         )
 
     async def _forget_message(self, letter: DeadLetter) -> None:
-        """The dispatcher may have been killed before it acknowledged the message. Without a record, that message would
-        be taken for a task that has not ended, and the replayed one for its duplicate."""
+        """Delete the old message: the dispatcher may have been killed before it acknowledged that. Without a record, it
+        would be taken for an unfinished task, and the replayed one for its duplicate."""
         sequence = buried_sequence(letter.headers)
         tasks = await self._streams.tasks()
         message = None if sequence is None else await tasks.get(sequence)
@@ -299,7 +299,7 @@ class DeadLetters:
             return
         record = parse_result(job, entry.value)
         if record.state is not JobState.DEAD:
-            raise JobError(f"job {job!r} is {record.state.value} by now: drop its dead letter", details={"job": job})
+            raise JobError(f"job {job!r} is now {record.state.value}: drop its dead letter", details={"job": job})
         if record.attempts > letter.attempts:
             # Another client was faster, and it is dead again: our message would be taken for a duplicate.
             raise JobError(f"job {job!r} was replayed and is dead again: replay it again", details={"job": job})

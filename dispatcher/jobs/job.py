@@ -1,4 +1,4 @@
-"""A submitted task from its client's side: its result, its state, and its feed (states, progress, items of a task that
+"""The client's side of a submitted task: its result, its state, and its feed (states, progress, items of a task that
 yields), from the beginning even for late readers."""
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ REST_S: Final = 5.0
 GAP_S: Final = 10.0
 """How long to wait for an item that others have overtaken."""
 _EARLY_ITEMS: Final = 1024
-"""How many may overtake it."""
+"""How many items may overtake it."""
 _MOST_AT_ONCE: Final = 64
-"""Messages of the feed that are asked for at once."""
+"""Messages of the feed that are requested at once."""
 _AHEAD: Final = 256
 """Messages that are read before their reader takes them."""
 
@@ -103,7 +103,7 @@ async def follow(
         except GanglineError as error:
             await news.put(_Ended(None, error, 0))
 
-    feed = await until_answered("hearing of a job", lambda: queries.bus.subscribe(pattern, signs.hear), _log)
+    feed = await until_answered("subscribing to a job", lambda: queries.bus.subscribe(pattern, signs.hear), _log)
     forget = queries.bus.on_connection(signs.connection)
     tasks = TaskSet("job feed", _log)
     tasks.start(wait())
@@ -122,7 +122,7 @@ async def follow(
                     continue
                 if missing is not None:
                     raise missing from None
-                break  # it was deleted, or grew too old
+                break  # it was deleted or expired
             if isinstance(item, _Ended):
                 if item.error is not None:
                     raise item.error
@@ -140,12 +140,12 @@ async def follow(
 
 
 class _Signs:
-    """What says that there is more to read."""
+    """Signs that there is more to read."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
         self.newest = b""
-        """The last message that passed. It may not be stored yet, or never."""
+        """The last message that passed. It may be stored later or never."""
         self.readable = False
         """Storage has answered the last look."""
 
@@ -159,7 +159,7 @@ class _Signs:
 
 
 async def _read(jobs: Stream, pattern: str, signs: _Signs, found: Callable[[StreamMessage], Awaitable[None]]) -> None:
-    """Tell all that is stored, and what comes. Without a consumer: whoever may make one chooses where JetStream
+    """Report all stored messages and new ones. Without a consumer: whoever may create one chooses where JetStream
     delivers."""
     sequence, width = 0, 1
     looks: tuple[float, ...] = LOOKS_S[:1]
@@ -171,7 +171,7 @@ async def _read(jobs: Stream, pattern: str, signs: _Signs, found: Callable[[Stre
                 for message in messages:
                     await found(message)
                 sequence, data = messages[-1].sequence, messages[-1].data
-                # Where messages of other jobs lie between, several questions have one answer.
+                # If messages of other jobs are in between, several requests have one answer.
                 width = min(2 * width, _MOST_AT_ONCE) if len(messages) == width else len(messages)
             if data and data == signs.newest:
                 break
@@ -194,7 +194,7 @@ async def _next(jobs: Stream, pattern: str, starts: range, signs: _Signs) -> lis
 
 
 async def _last(jobs: Stream, subject: str) -> StreamMessage | None:
-    return await until_answered("reading what was told of a job", lambda: jobs.last(subject), _log)
+    return await until_answered("reading a job's events", lambda: jobs.last(subject), _log)
 
 
 async def events_of(queries: JobQueries, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
@@ -297,11 +297,11 @@ class _Items:
             await value_of(queries.streams, record)
             raise failure_of(record)
         if record.items is None:
-            raise InvalidRequest(f"job {self._job!r} yields no items: result() has what it returned")
+            raise InvalidRequest(f"job {self._job!r} yields no items: use result() for its result")
 
     def _missing(self, index: int) -> StreamBroken:
         return StreamBroken(
-            f"items {self._next} to {index - 1} of job {self._job!r} are not there: items are kept for a limited time",
+            f"items {self._next} to {index - 1} of job {self._job!r} no longer exist: items are kept for limited time",
             details={"job": self._job, "next": self._next},
         )
 
@@ -316,7 +316,7 @@ def _item(message: StreamMessage) -> JobItem | None:
 
 def _unreadable(message: StreamMessage, error: ValidationError) -> None:
     extra = {"action": "job.unreadable", "subject": message.subject, "sequence": message.sequence}
-    _log.warning("a message on %s cannot be read: %s", message.subject, error, extra=extra)
+    _log.warning("unreadable message on %s: %s", message.subject, error, extra=extra)
 
 
 ASK_TIMEOUT_S = 5.0
@@ -324,8 +324,8 @@ ASK_TIMEOUT_S = 5.0
 
 
 class Job:
-    """Made by `Client.submit`, or by `Client.job` from its id. It needs no close; it may be dropped at any time, and
-    looked up again by its id from anywhere."""
+    """A handle to a job, from `Client.submit`, or from `Client.job` with its id. It needs no close: you can drop it at
+    any time, and look the job up again by its id from anywhere."""
 
     def __init__(self, queries: JobQueries, ref: JobRef) -> None:
         """`ref`: with valid names."""
@@ -348,11 +348,11 @@ class Job:
 
     @property
     def repeats(self) -> bool:
-        """It is a recurring schedule (`cron`); each run is a job of its own."""
+        """Whether it is a recurring schedule (`cron`); each run is a job of its own."""
         return self._ref.repeats
 
     async def result(self, timeout_s: float | None = None) -> Any:
-        """What the task returned. Waits for its end, through lost connections.
+        """The task's result. Waits for its end, also across lost connections.
 
         Args:
             timeout_s: how long to wait; the job continues. None: no limit.

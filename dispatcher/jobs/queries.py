@@ -1,4 +1,4 @@
-"""The state of jobs and queues, from the dispatchers, or from the streams where they cannot tell; and the end of jobs:
+"""The state of jobs and queues, from the dispatchers, or from the streams if these do not know; and the end of jobs:
 waiting for it, and its result."""
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from .storage import TaskStreams, until_answered
 from .stored import SCANNED, JobRef, SearchResult, find, find_due, info_of_schedule, info_of_task, target_of
 
 RESULT_TTL_S: Final = 3600.0
-"""Of the record of a job that is cancelled in the stream."""
+"""How long to keep the record of a job that is cancelled in the stream."""
 UNHELD_TTL_S: Final = 30 * 86_400.0
-"""... while its queue has no dispatcher: it must be there when one comes."""
+"""The same while its queue has no dispatcher: it must exist when one comes."""
 
 _AGAIN_S: Final = 1.5
-"""Without an answer for so long, a question is repeated: the dispatcher that had it may have died."""
+"""A request without an answer for this long is repeated: the dispatcher that got it may have died."""
 
 TAKEN_WITHIN_S: Final = 3.0
 """A dispatcher looks for new queues every second (`look_s`), and takes one in less than that."""
@@ -77,7 +77,7 @@ class JobQueries:
         found = await self._record(ref.id)
         if found is None or ref.endpoint in (None, found.endpoint) or job_endpoint(ref.id) is not None:
             return found
-        # Another endpoint's job has taken the id: see OutcomeStore.
+        # Another endpoint's job has used the id: see OutcomeStore.
         return await self._record(f"{ref.endpoint}.{ref.id}")
 
     async def _record(self, job: str) -> ResultRecord | None:
@@ -86,7 +86,7 @@ class JobQueries:
             return None
         try:
             return parse_result(job, entry.value)
-        except MalformedMessage as error:  # no end of a job: its dispatcher writes over it
+        except MalformedMessage as error:  # not the end of a job: its dispatcher overwrites it
             _log.warning("%s", error.message, extra={"action": "record.unreadable", "key": entry.key})
             return None
 
@@ -114,12 +114,12 @@ class JobQueries:
         if (schedule := await self._schedule(ref)) is not None:  # or was scheduled
             return info_of_schedule(ref, schedule, self._names)
         if await self._comes(ref):
-            text = "its time has come, and the server is bringing it to its queue; or it has ended, and left no result"
+            text = "its time has come and the server is moving it to its queue, or it has ended without a result"
             raise UnknownJob(f"job {ref.id!r} is not known yet: {text}", details={"job": ref.id, "certain": False})
         raise self._unknown(ref, absent=not held, certain=found.certain)
 
     async def cancel(self, ref: JobRef, timeout_s: float) -> bool:
-        """Cancel the job; False: it had ended.
+        """Cancel the job; False: it had already ended.
 
         Raises:
             UnknownJob: it is not known.
@@ -144,7 +144,7 @@ class JobQueries:
             return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
         if not await self._cancel_stored(ref, found, held=held):
             return False
-        if await self._schedule(ref) is not None:  # its dispatcher gave it back to the server just before
+        if await self._schedule(ref) is not None:  # its dispatcher has just returned it to the server
             await (await self.streams.schedules()).purge(self._names.schedule(ref.id))
         await self._stop_started(ref, timeout_s)
         return True
@@ -165,12 +165,12 @@ class JobQueries:
                 JobObstacle(kind="schedule", text=info.reason or "its time has not come", until=info.next_try_at),
             )
         elif info.state is JobState.QUEUED:
-            text = info.reason or "its dispatcher has not looked so far down the queue yet"
+            text = info.reason or "its dispatcher has not read that far down the queue yet"
             obstacles = (JobObstacle(kind="position", text=text),)
         return JobWhyReply(job=info, obstacles=obstacles)
 
     async def in_hand(self, ref: JobRef, timeout_s: float) -> bool:
-        """Whether the dispatcher of its endpoint has this very message in hand, or cannot say yet."""
+        """Whether the dispatcher of its endpoint has fetched this very message, or does not know yet."""
         assert ref.endpoint is not None and ref.sequence is not None, ref
         try:
             info = await self._ask(ref.endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, timeout_s)
@@ -224,11 +224,11 @@ class JobQueries:
         return {name for text in filters if _is_name(name := text.removeprefix(prefix).removesuffix(".>"))}
 
     def _unknown(self, ref: JobRef, *, absent: bool, certain: bool) -> UnknownJob:
-        text = "never submitted here, a cron that was cancelled, or ended so long ago that its result is no longer kept"
+        text = "never submitted here, a cancelled cron, or ended so long ago that its result is no longer kept"
         if not certain:
-            text = f"not among the first {SCANNED} that wait, nor among those that ended"
+            text = f"not among the first {SCANNED} waiting tasks, nor among the ended ones"
             if ref.endpoint is None:
-                text += "; name its endpoint (--endpoint), so that the search begins there"
+                text += "; name its endpoint (--endpoint) to search there first"
         if ref.endpoint is not None and absent:
             text += f" ({_nobody(ref.endpoint)})"
         return UnknownJob(f"job {ref.id!r} is not known: {text}", details={"job": ref.id, "certain": certain})
@@ -239,14 +239,14 @@ class JobQueries:
         """Text about a task whose queue has no dispatcher that answers."""
         if self._ambient.wall() - published_at < TAKEN_WITHIN_S:
             return (
-                f"no dispatcher has the queue of {endpoint!r} yet: one that runs takes it within seconds, and if none "
-                "does, start one with 'gangline dispatcher'"
+                f"no dispatcher has the queue of {endpoint!r} yet: a running one takes it within seconds; if none "
+                "runs, start one with 'gangline dispatcher'"
             )
         with contextlib.suppress(GanglineError):
             if endpoint in await self._had():
                 return (
                     f"the queue of {endpoint!r} is changing hands, or its dispatcher has died: another one takes it "
-                    "within seconds, and if none runs, start one with 'gangline dispatcher'"
+                    "within seconds; if none runs, start one with 'gangline dispatcher'"
                 )
         return _nobody(endpoint)
 
@@ -292,8 +292,8 @@ class JobQueries:
         return None, held
 
     async def _comes(self, ref: JobRef) -> bool:
-        """Whether its schedule has published it a moment ago. The server takes what is due over into the stream of
-        tasks: at once, but for half a minute after the loss of a leader."""
+        """Whether its schedule has just published it. The server moves due tasks into the stream of tasks at once,
+        except for half a minute after the loss of a leader."""
         message = await find_due(await self.streams.schedules(), self._names, ref)
         return message is not None and self._ambient.wall() - message.at < _COMING_S
 
@@ -301,8 +301,8 @@ class JobQueries:
         return await (await self.streams.schedules()).last(self._names.schedule(ref.id))
 
     async def _unschedule(self, ref: JobRef, schedule: StreamMessage, timeout_s: float) -> bool:
-        """Remove a schedule from the server. The record is written first, and kept beyond the scheduled time: so the
-        job is cancelled even if the answer to the purge is lost, or its time comes right now. A recurring schedule has
+        """Remove a schedule from the server. The record is written first, and kept beyond the scheduled time, so the
+        job is cancelled even if the answer to the purge is lost or its time comes right now. A recurring schedule has
         no record: it never ends, and may be declared again."""
         info = info_of_schedule(ref, schedule, self._names)
         if info.next_try_at is not None:
@@ -313,9 +313,9 @@ class JobQueries:
             except Conflict:
                 record = await self.record(ref)
                 if record is not None and record.state is not JobState.CANCELLED:
-                    return False  # its time came, and it ended
+                    return False  # its time came and it has ended
             except NotPermitted:
-                pass  # the purge says what is lacking
+                pass  # the purge reports what is missing
         if not await (await self.streams.schedules()).purge(self._names.schedule(ref.id)):
             await self._stop_started(ref, timeout_s)
         return True
@@ -334,8 +334,8 @@ class JobQueries:
         starts the task nevertheless cannot write a result.
 
         Args:
-            held: its queue has a dispatcher. Otherwise an attempt may still run that a dead dispatcher started: the
-                message is left for the next dispatcher, which finds the record and stops the attempt.
+            held: its queue has a dispatcher. Otherwise an attempt of a dead dispatcher may still run: the message is
+                left for the next dispatcher, which finds the record and stops the attempt.
         """
         target = target_of(found, self._names)
         try:
@@ -349,7 +349,7 @@ class JobQueries:
     async def _write_cancelled(self, ref: JobRef, target: tuple[str, str], submitted_at: float, ttl_s: float) -> None:
         """
         Raises:
-            Conflict: the job has a record.
+            Conflict: the job already has a record.
         """
         record = ResultRecord(
             job=ref.id,
@@ -364,10 +364,10 @@ class JobQueries:
 
 
 def parse_result(job: str, value: bytes) -> ResultRecord:
-    """Read a record of the bucket of results.
+    """Parse a record of the results bucket.
 
     Raises:
-        MalformedMessage: somebody else wrote there.
+        MalformedMessage: it is not a valid record; somebody else wrote there.
     """
     try:
         return ResultRecord.model_validate_json(value)
@@ -406,14 +406,14 @@ def _is_name(text: str) -> bool:
 
 
 _COMING_S: Final = 120.0
-"""A task that was due so long ago has reached its queue."""
+"""A task that was due this long ago has reached its queue."""
 LOOK_S: Final = 10.0
-"""How often a waiting reader looks without news, since news of a result may be lost."""
+"""How often a waiting reader checks without a notification, since that may be lost."""
 STATUS_S: Final = 5.0
 """How long dispatchers have to say whether a job exists."""
 
 LOOKS_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""News may be faster than storage: pauses between the looks that follow it."""
+"""Pauses between the checks after a notification, which may be faster than storage."""
 
 
 async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
@@ -426,7 +426,7 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
     news, names = asyncio.Event(), queries.streams.names
 
     def on_write(entry: KvEntry) -> None:
-        # The server may refuse this write, since another was first: it is only a sign to look.
+        # The server may refuse this write, since another was first: it is only a sign to check.
         news.set()
 
     def on_connection(event: ConnectionEvent) -> None:
@@ -467,12 +467,12 @@ async def _look(queries: JobQueries, ref: JobRef) -> ResultRecord | None:
     try:
         return await queries.record(ref)
     except (Disconnected, StorageUnavailable):
-        return None  # the reconnection, or the next look
+        return None  # the reconnect or the next check reads it
 
 
 async def _still_there(queries: JobQueries, ref: JobRef, doubts: int) -> int:
-    """After a long silence, or if the job was never known to exist, check that it is known somewhere. For a job that
-    was submitted here twice in a row, since it may be on its way from the stream to a dispatcher.
+    """After a long silence, or if the job was never known to exist, check that it is known somewhere. A job submitted
+    here is checked twice, since it may be on its way from the stream to a dispatcher.
 
     Raises:
         UnknownJob: it is not known.
@@ -486,7 +486,7 @@ async def _still_there(queries: JobQueries, ref: JobRef, doubts: int) -> int:
             raise
         return doubts
     except GanglineError:
-        return doubts  # nobody could be asked
+        return doubts  # nobody answered
     return 0
 
 
@@ -496,7 +496,7 @@ async def value_of(streams: TaskStreams, record: ResultRecord) -> Any:
     Raises:
         JobDead, JobCancelled: it did not succeed; the last error is the cause.
         ResultNotKept: its large result is no longer there.
-        MalformedMessage: the record cannot be read.
+        MalformedMessage: the record is invalid.
     """
     if record.state is not JobState.DONE:
         raise failure_of(record) from _cause(record.error)
@@ -518,10 +518,10 @@ async def value_of(streams: TaskStreams, record: ResultRecord) -> Any:
 
 
 def plain_value(value: Any, encoding: str) -> Any:
-    """A value that a record or an item carries.
+    """The value in a record or an item.
 
     Raises:
-        MalformedMessage: not base64 of msgpack where it should be.
+        MalformedMessage: it should be base64 of msgpack, but is not.
     """
     if encoding != "msgpack":
         return value

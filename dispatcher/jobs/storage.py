@@ -1,7 +1,7 @@
 """The streams and buckets of durable tasks: their names, settings and retention.
 
-The first client or dispatcher creates them; existing ones are used as they are. Requests to storage are repeated for as
-long as it takes: a lost leader or a restarted server is no reason to give a task up.
+The first client or dispatcher creates them; existing ones are used as they are. Requests to storage are repeated as
+long as it takes: a lost leader or a restarted server is no reason to give up a task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ...schemas.names import Names
 from ...telemetry.logs import Log
 
 DUPLICATES_S: Final = 120.0
-"""Within this time the same `Nats-Msg-Id` is the same task."""
+"""Within this time, the same `Nats-Msg-Id` means the same task."""
 
 T = TypeVar("T")
 _BOUNDS: Final = tuple(
@@ -49,7 +49,7 @@ class TaskStorage:
     """How to create the streams and buckets of durable tasks if they do not exist.
 
     Raises:
-        InvalidSettings: a value out of its bounds.
+        InvalidSettings: a value is out of bounds.
     """
 
     storage: Storage = Storage.FILE
@@ -66,17 +66,18 @@ class TaskStorage:
     """Maximum size of the queues, in bytes, reserved on the server; when they are full, submissions wait and are
     refused. -1, here and below: as much as the server allows."""
     schedules_max_bytes: int = -1
-    """Of tasks that wait for their time or repeat. Full, the oldest would be lost, so there is no bound."""
+    """Maximum size of tasks that wait for their time or repeat. When full, the oldest would be lost, so it is unlimited
+    by default."""
     results_max_bytes: int = 1024 * MEBIBYTE
-    """Of the bucket of results; when it is full, tasks end when older results have expired."""
+    """Maximum size of the results bucket; when it is full, tasks end only when older results have expired."""
     objects_max_bytes: int = 4096 * MEBIBYTE
-    """Of large results."""
+    """Maximum size of large results."""
     dead_max_bytes: int = 1024 * MEBIBYTE
-    """Of dead letters; when it is full, the oldest are lost."""
+    """Maximum size of dead letters; when they are full, the oldest are lost."""
     jobs_max_bytes: int = 256 * MEBIBYTE
-    """Of events, progress and items; when it is full, the oldest are lost."""
+    """Maximum size of events, progress and items; when they are full, the oldest are lost."""
     routes_max_bytes: int = 64 * MEBIBYTE
-    """Of routes."""
+    """Maximum size of routes."""
 
     def __post_init__(self) -> None:
         for name in _BOUNDS:
@@ -84,14 +85,15 @@ class TaskStorage:
         for name in ("dead_max_age_s", "jobs_max_age_s"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
-                raise InvalidSettings(f"{name} is {value!r}, it must be a number of seconds, or 0 for no bound")
+                raise InvalidSettings(f"{name} is {value!r}, it must be a number of seconds, or 0 for no limit")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> TaskStorage:
-        """What `GANGLINE_STORAGE` and `GANGLINE_REPLICAS` say, as for the ledger; files where the first is unset.
+        """The values of `GANGLINE_STORAGE` and `GANGLINE_REPLICAS`, as for the ledger; file storage if the first is
+        unset.
 
         Raises:
-            InvalidSettings: names the variable and what it may be.
+            InvalidSettings: names the variable and its allowed values.
         """
         environ = os.environ if environ is None else environ
         given = BucketSettings.from_environment({"GANGLINE_STORAGE": Storage.FILE.value, **_set(environ)})
@@ -115,8 +117,8 @@ class TaskStorage:
         return self._bucket(self.objects_max_bytes)
 
     def tasks(self, names: Names) -> StreamSettings:
-        """A work queue: a message stays until its task has ended, however long that takes. What schedules publish comes
-        from their own stream."""
+        """A work queue: a message is kept until its task has ended, however long that takes. Messages published by
+        schedules come from their own stream."""
         schedules = StreamSource(
             name=names.schedules_stream, settings=self.schedules(names), subjects=names.due, to=names.tasks
         )
@@ -133,8 +135,8 @@ class TaskStorage:
         )
 
     def schedules(self, names: Names) -> StreamSettings:
-        """Of tasks that wait for their time, or repeat. Only dispatchers write there, so that nobody schedules a task
-        for an endpoint that is not his."""
+        """The stream of tasks that wait for their time or repeat. Only dispatchers write to it, so that nobody
+        schedules a task for somebody else's endpoint."""
         return StreamSettings(
             subjects=(names.schedules, names.due),
             schedules=True,
@@ -166,12 +168,12 @@ def _set(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class TaskStreams:
-    """Opens each once, at its first use. Methods raise what `Bus.stream` and `Bus.bucket` raise."""
+    """Opens each stream or bucket on first use. Methods raise like `Bus.stream` and `Bus.bucket`."""
 
     def __init__(self, bus: Bus, names: Names, storage: TaskStorage | None = None) -> None:
         """
         Args:
-            storage: None: as the environment says, so that all of a system say the same.
+            storage: None: from the environment, so that all processes of a system agree.
         """
         self.names = names
         self._bus = bus
@@ -226,7 +228,7 @@ class TaskStreams:
 FIRST_S: Final = 0.05
 MOST_S: Final = 2.0
 LOUD_AFTER: Final = 5
-"""Failures before there is a warning."""
+"""Number of failures before a warning is logged."""
 _SAID_AGAIN: Final = 30
 
 
@@ -235,12 +237,12 @@ FINAL: Final = (Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermit
 
 
 def storage_backoff() -> Backoff:
-    """Between two tries: 50 ms, doubling to 2 s."""
+    """Pauses between attempts: 50 ms, doubling to 2 s."""
     return Backoff(FIRST_S, MOST_S)
 
 
 async def until_answered(what: str, ask: Callable[[], Awaitable[T]], log: Log) -> T:
-    """What `ask` returns, repeated while storage or the connection is away.
+    """The result of `ask`, repeated while storage or the connection is unavailable.
 
     Raises:
         Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermitted, ServerUnsupported: storage's answer.
@@ -259,11 +261,11 @@ async def until_answered(what: str, ask: Callable[[], Awaitable[T]], log: Log) -
 
 
 async def until_taken(what: str, ask: Callable[[], Awaitable[T]], log: Log) -> T:
-    """What `ask` returns, repeated whatever storage answers: there is no other place for the end of a task, and an
-    operator can restore a permission, or free space.
+    """The result of `ask`, repeated whatever storage answers: there is no other place for the end of a task, and an
+    operator can restore a permission or free space.
 
     Raises:
-        GanglineError: one that is no answer of storage.
+        GanglineError: an error that is not an answer of storage.
     """
     tries = 0
     while True:

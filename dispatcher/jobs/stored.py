@@ -17,7 +17,7 @@ from ...schemas.wire import headers
 from .submitter import moment_of
 
 SCANNED: Final = 20_000
-"""The most messages that are read to find a job with an unknown sequence."""
+"""Maximum number of messages that are read to find a job with an unknown sequence."""
 _DUE_SEARCHED: Final = 2_000
 """How many of the newest messages of schedules are read to find one."""
 CHAINS: Final = 16
@@ -31,14 +31,14 @@ class JobRef(NamedTuple):
     endpoint: str | None = None
     method: str | None = None
     sequence: int | None = None
-    """Of its task in the stream; if it is `scheduled`, of the message that asked for that."""
+    """Sequence of its task in the stream; if it is `scheduled`, of the message that requested that."""
     scheduled: bool = False
     repeats: bool = False
     result_kept: bool = True
     events: bool = False
-    """Each change of its state is an event."""
+    """Whether each change of its state is published as an event."""
     submitted: bool = False
-    """This client submitted it, so it exists, or existed."""
+    """Whether this client submitted it, so it exists or existed."""
 
     @property
     def target(self) -> str:
@@ -144,7 +144,7 @@ def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names) -> JobIn
 
 
 def _reason(moment: float | None, cron: str | None) -> str:
-    return "its time has not come" if moment is not None else f"runs again and again: {cron}"
+    return "its time has not come" if moment is not None else f"recurring: {cron}"
 
 
 def target_of(message: StreamMessage, names: Names) -> tuple[str, str]:

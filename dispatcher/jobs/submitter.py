@@ -1,4 +1,4 @@
-"""Submits durable tasks: makes their messages, and publishes them until the stream has acknowledged them."""
+"""Submits durable tasks: creates their messages, and publishes them until the stream has acknowledged them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _PLAIN: Final = frozenset((str, int, bool, type(None)))
 
 
 def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Format]:
-    """The body, and its format: JSON, so that people can read the stream; msgpack if JSON would lose something (bytes,
+    """The body and its format: JSON, so that humans can read the stream; msgpack if JSON would lose something (bytes,
     infinities, keys that are not strings).
 
     Raises:
-        InvalidArguments: both positional and named ones; a body has no form for both.
+        InvalidArguments: there are both positional and named arguments, which a body cannot represent.
         InvalidRequest: an argument cannot be serialized.
     """
     if args and kwargs:
@@ -83,12 +83,12 @@ class TaskMessage(NamedTuple):
     data: bytes
     headers: dict[str, str]
     scheduled: bool = False
-    """It is held until its time."""
+    """Whether it is held until its time."""
     repeats: bool = False
-    """It is a recurring schedule; each run is a job of its own."""
+    """Whether it is a recurring schedule; each run is a job of its own."""
     result_kept: bool = True
     keyed: bool = False
-    """It has an idempotency key, from which others may know its id."""
+    """Whether it has an idempotency key, from which others may know its id."""
 
     @property
     def target(self) -> str:
@@ -146,7 +146,7 @@ def task_message(
             fields[headers.DEADLINE] = number(max(0.0, moment.timestamp() - wall) + submit.deadline_s)
     if submit.cron is not None:
         fields[headers.CRON] = submit.cron
-        # Declared again with another pattern or other arguments, it is no duplicate, but replaces the first.
+        # If it is declared again with another pattern or other arguments, it is not a duplicate but replaces the first.
         fields[headers.MESSAGE_ID] = f"{job}-{sha256(_what(fields, data)).hexdigest()[:16]}"
     return TaskMessage(
         endpoint=endpoint,
@@ -211,7 +211,7 @@ def number(value: float) -> str:
 
 
 def _moment(submit: SubmitOptions, wall: float) -> datetime | None:
-    """When it may start; None: at once, or again and again."""
+    """When it may start; None: at once, or recurring."""
     if submit.at is not None:
         return submit.at
     if submit.delay_s:
@@ -241,7 +241,7 @@ TRY_S: Final = 5.0
 AT_ONCE: Final = 512
 """Concurrent submissions of `many`."""
 _MOST_TAKEN: Final = 8
-"""How often a submission whose `Nats-Msg-Id` others have used is sent with another one, before it is sent without."""
+"""How often a submission whose `Nats-Msg-Id` was used by others is sent with another one, before it is sent without."""
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
 T = TypeVar("T")
@@ -252,7 +252,7 @@ class Submitted(NamedTuple):
 
     message: TaskMessage
     sequence: int | None
-    """In the stream. None: the job ended before, and nothing was published."""
+    """Its sequence in the stream. None: the job ended before, and nothing was published."""
 
 
 class Submitter:
@@ -367,11 +367,11 @@ class Submitter:
                 job = (found.headers or {}).get(headers.JOB)
                 return found.subject == message.subject and job == message.headers.get(headers.JOB)
             if message.scheduled:
-                # Its dispatcher has perhaps given it to the server for later.
+                # Perhaps its dispatcher has returned it to the server until its time.
                 schedules = await self._streams.schedules()
                 if await schedules.last(self._streams.names.schedule(message.job)) is not None:
                     return True
-            # It has ended, and left a result, unless that was to be kept for less time than the id is remembered.
+            # It has ended and left a result, unless that was kept for less time than the id is remembered.
             kept_s = float(message.headers.get(headers.RESULT_TTL, DUPLICATES_S))
             return not message.keyed or kept_s < DUPLICATES_S or await self._ended(message)
         except NotPermitted:

@@ -77,7 +77,7 @@ class LeaseTerms:
 
 
 class HeldSlots:
-    """Slots held by a token. The creator must have them renewed: see RenewalSet."""
+    """Slots held by a token. The creator must let them be renewed: see RenewalSet."""
 
     # No __slots__: most holds never set these, and class attributes make holds cheaper to create.
 

@@ -182,7 +182,7 @@ class SelectedTarget(HeldTarget):
     _next: AttemptTarget | None = None
     """The target of further attempts."""
     _token_lives = True
-    """The token may still hold the slot, although the task was sent with it."""
+    """Whether the token may still hold the slot, although the task was sent with it."""
 
     def __init__(
         self, selection: Selection, order: Call, *, max_attempts: int, loop: asyncio.AbstractEventLoop

@@ -1,4 +1,4 @@
-"""Discovery of one pool's workers: registrations and heartbeats, listed at first and after each reconnect, then
+"""Discovery of one pool's workers: registrations and heartbeats, listed initially and after each reconnect, then
 watched.
 
 Only ledger entries add or replace a worker: the live feed shows writes before storage has accepted them, so it only
@@ -73,7 +73,7 @@ class WorkerDiscovery:
             resync_s=resync_s,
             patience_s=patience_s,
             kind="pool",
-            what=f"who serves pool {pool!r}",
+            what=f"the workers of pool {pool!r}",
             log=_log.bind(pool=pool),
         )
 

@@ -292,7 +292,7 @@ class RoutedPool:
     def tick(self, now: float) -> None:
         """Called a few times a second while connected: finds silent workers and stale loads."""
         for worker in self.core.view.silent(now, self._settings.lost_after_s):
-            self.suspect(worker, f"not heard of for {self._settings.lost_after_s:g} s")
+            self.suspect(worker, f"silent for {self._settings.lost_after_s:g} s")
         for worker in self._suspects.unconfirmed(now):
             self._exchange.give_up(worker)
         if self.core.view.age(now):
@@ -450,7 +450,7 @@ class GuardedPolicy(PolicyBase):
         self.failures[name] = count = self.failures[name] + 1
         if str(count).rstrip("0") == "1":  # 1, 10, 100, ...
             _log.error(
-                "%s.%s of pool %s failed (%d so far): requests go on without it",
+                "%s.%s of pool %s failed (%d so far): requests continue without it",
                 type(self.policy).__name__, name, self._pool, count,
                 exc_info=error, extra={"action": "policy.failed", "pool": self._pool},
             )  # fmt: skip
@@ -460,5 +460,5 @@ class GuardedPolicy(PolicyBase):
 
 
 def guarded(policy: Policy, pool: str) -> Policy:
-    """The policy behind the guard; one that ships with Gangline as it is."""
+    """The policy with a guard; those shipped with Gangline are returned unchanged."""
     return policy if type(policy).__module__ == PolicyBase.__module__ else GuardedPolicy(policy, pool)

@@ -65,7 +65,7 @@ class PoolRegistry:
         self._on_tick = on_tick
         self._opening: dict[str, RoutedPool] = {}
         self._room = settings.max_empty_pools
-        """With so many pools, those without workers are counted."""
+        """From this number of pools on, those without workers are counted."""
         self._leaving = TaskSet("pools that nobody uses")
         self._ledger: KeyValue | None = None
         self._task: asyncio.Task[None] | None = None
@@ -193,7 +193,7 @@ class PoolRegistry:
         self._metrics.forget({pool.name for pool in closed})
         self._room = len(self._pools) - (len(empty) - len(closed)) + self._settings.max_empty_pools
         if len(self._pools) + len(self._opening) >= self._room:
-            raise QueueFull(f"callers wait for {self._room} pools, most of them without workers: ask again later")
+            raise QueueFull(f"callers wait for {self._room} pools, most of them without workers: try again later")
 
     def _close(self, name: str, pool: RoutedPool) -> None:
         """Close a pool that has no requests and no workers."""
@@ -215,7 +215,7 @@ class PoolRegistry:
 
     async def _tick(self, now: float, gap_s: float, was_frozen: bool) -> None:
         if was_frozen or not self._bus.connected:
-            # Silence means nothing: this process was not listening.
+            # Silence means nothing: this process was not running.
             for pool in self._pools.values():
                 pool.core.view.forgive(gap_s)
             return

@@ -492,7 +492,7 @@ class RoutingCore:
                 f"no worker serves pool {self.pool!r} ({after}): start one, or check the pool's name", details=details
             )
         if routed_request.fate is TryOutcome.LATE:
-            return DeadlineExceeded(f"every try reached a worker too late ({after})", details=details)
+            return DeadlineExceeded(f"every attempt reached a worker too late ({after})", details=details)
         if all(worker.draining for worker in workers.values()):
             return Draining(f"all workers of pool {self.pool!r} are draining ({after})", details=details)
         if not any(worker.reachable for worker in workers.values()):

@@ -15,7 +15,7 @@ class Waiting(Protocol):
     queue: Hashable
     """The class it waits in."""
     tenant: str
-    """Whose it is. Empty: Gangline's own account."""
+    """The account that it belongs to; empty: Gangline's own."""
     waits: object | None
     """The WaitQueue in which it waits now; None: it does not wait. Set by WaitQueue."""
 
@@ -105,7 +105,7 @@ class WaitQueue(Generic[W]):
         line.push(item)
 
     def take(self, item: W, slots: int) -> None:
-        """Remove an item that gets so many slots now."""
+        """Remove an item that gets this many slots now."""
         line = self._lines[item.queue]
         line.served[item.tenant] += slots / self._weights.get(item.tenant, 1.0)
         self.remove(item)

@@ -94,7 +94,7 @@ class WorkerEntry:
         self.id = id
         self.instance = instance
         self.acks = False
-        """It wants an acknowledgement when the end of a durable task is stored."""
+        """Whether it wants an acknowledgement when the end of a durable task is stored."""
         self.channel = ""
         """See Registration.channel."""
         self.known = False

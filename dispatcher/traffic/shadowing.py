@@ -103,9 +103,9 @@ class ShadowTraffic:
         self._open_soon = open_soon
         self._draw = draw
         self._counts: dict[tuple[str, str], Counter[str]] = {}
-        """By endpoint and pool."""
+        """Outcomes by endpoint and pool."""
         self._under_way: Counter[str] = Counter()
-        """By pool."""
+        """Copies in progress by pool."""
 
     def mirror(self, record: RouteRecord, order: Call, parent: Span = NO_SPAN) -> None:
         """Draw for each shadow independently, and send it a copy if drawn. Called after the request itself was sent.

@@ -176,7 +176,7 @@ class RouteTable:
                 return await self._bus.bucket(name, self._settings)
             except GanglineError as error:
                 # Without the permission to create it, it may still be readable.
-                _log.warning("cannot make bucket %s: %s", name, error, extra={"action": "routes.make"})
+                _log.warning("cannot create bucket %s: %s", name, error, extra={"action": "routes.make"})
         return await self._bus.bucket(name, self._settings, make=False)
 
     def _changed(self, endpoint: str, _old: RouteRecord | None, record: RouteRecord | None) -> None:
@@ -203,7 +203,7 @@ class RouteTable:
         _log.warning(
             "the new %s; %s",
             message,
-            "the route before stays" if kept else "the endpoint goes on without a route",
+            "the previous route stays in effect" if kept else "the endpoint continues without a route",
             extra={"action": "route.invalid", "endpoint": key, "revision": revision},
         )
         event = RouteEvent(endpoint=key, revision=revision, error=message, kept=kept, by=self._bus.name)

@@ -206,7 +206,7 @@ class OutboundMessage:
         self.size = 0
         """Bytes of all frames."""
         self.room = 0
-        """Up to this size of its frames together, in bytes, another one may be added; 0 before the first."""
+        """Another frame may be added up to this total size in bytes; 0 before the first."""
         self.begun_at = 0.0
         """Loop time when its first frame was added: it is sent in the same turn."""
         self.number = 0

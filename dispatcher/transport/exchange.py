@@ -124,7 +124,7 @@ class RequestExchange:
         """Whether durations of requests are recorded, as of the last message."""
         self._check_after_s = settings.check_after_s
         self._settling = TaskSet("doubts", _log)
-        """One for each channel of which it is being found out what was received there."""
+        """One for each channel whose last messages are in doubt."""
         self._subscription: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._malformed = 0
@@ -268,7 +268,7 @@ class RequestExchange:
 
     def _lose_all(self, channel: WorkerChannel, flights: list[InFlightRequest]) -> None:
         """The worker will not answer these any more. Whatever was sent may have started, unless the server says that
-        nobody received it. That answer may still be on its way, so wait until the server has told all."""
+        nobody received it. That answer may still be on its way, so wait until the server has reported all of them."""
         for flight in flights:
             if self.recall(flight):
                 flight.lose(TryOutcome.GONE)
@@ -326,7 +326,7 @@ class RequestExchange:
             if state == TaskState.UNKNOWN:
                 if check.epoch == flight.epoch or check.epoch <= worker.confirmed:
                     self.lose(flight, TryOutcome.UNSEEN)
-                # Else it may be another process of that name that never received it. Discovery will soon know.
+                # Otherwise it may be another process of that name that never received it. Discovery will soon find out.
             elif state == TaskState.FORGOTTEN:
                 self.lose(flight, TryOutcome.FORGOTTEN)
             elif state == TaskState.RUNNING:
@@ -362,7 +362,7 @@ class RequestExchange:
         token, _, check = message.subject[len(self._prefix) + 1 :].partition(".")
         channel = self._channels.get(token)
         if channel is None:
-            return  # from a worker that is gone (its flights have been settled), or from nobody that was asked
+            return  # from a worker that is gone (its flights have been settled), or from somebody that was not asked
         if not message.data and message.headers is not None and message.headers.get("Status") == "503":
             self._on_unheard(channel, check)
             return
@@ -371,7 +371,7 @@ class RequestExchange:
         except MalformedMessage as error:
             self._malformed += 1
             _log.warning(
-                "unreadable answer of %s: %s",
+                "unreadable answer from %s: %s",
                 channel.worker.id,
                 error,
                 extra={"action": "answer.malformed", "worker": str(channel.worker.id)},

@@ -68,7 +68,7 @@ def test_schedules_are_shown_and_cancelled(commands):
     assert "until" in commands.run("why", later).stdout
     nightly = commands.json("submit", "words.count", '["a"]', "--cron", "0 0 3 * * *")
     assert nightly["repeats"]
-    assert "runs again and again: 0 0 3 * * *" in commands.run("status", nightly["job"]).stdout
+    assert "recurring: 0 0 3 * * *" in commands.run("status", nightly["job"]).stdout
     for job in (later, nightly["job"]):
         assert commands.run("cancel", job).stdout == f"{job} is cancelled\n"
         assert commands.json("status", job)["state"] == "cancelled", "the next dispatcher schedules neither"

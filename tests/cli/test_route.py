@@ -157,7 +157,7 @@ def test_a_gateway_follows_routes_that_are_set_while_it_runs(
     put_raw("other", b'{"to": {"words": 1}}')
     assert answers("other")
     put_raw("texts", b"{}{")
-    gateway.await_output(r"route texts: .*route before stays")
+    gateway.await_output(r"route texts: .*previous route stays")
     assert answers("texts")
     assert commands.run("route", "rm", "texts").returncode == 0
     until(lambda: not answers("texts"), "the end of a route that was removed")

@@ -213,7 +213,7 @@ async def test_a_producer_of_one_endpoint_cannot_have_its_tasks_run_on_the_pool_
     await site.worker()
     await site.dispatcher()
     billing, operator = await site.client("billing"), await site.client("operator")
-    with pytest.raises(JobDead, match="'images', which is no pool of the route of 'invoices'"):
+    with pytest.raises(JobDead, match="'images', not a pool of the route of 'invoices'"):
         await (await billing.options(pool="images").submit("invoices.double", 2)).result(PATIENCE_S)
     await operator.set_route("invoices", {"to": {"invoices": 1, "images": 0}})
     assert await (await billing.options(pool="images").submit("invoices.double", 2)).result(PATIENCE_S) == 4

@@ -1,1 +1,1 @@
-"""What becomes of a queue's tasks. Pure. Imports only: policies."""
+"""The decisions about a queue's tasks. Pure. Imports only: policies."""

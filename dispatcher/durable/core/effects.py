@@ -1,10 +1,10 @@
-"""What the queue's core wants done. Effects of one event are carried out in order: each is started before the next,
-and none is waited for.
+"""The effects of the queue's core. Those of one event are carried out in order: each is started before the next, and
+none is awaited.
 
-The core orders what must come first: an Ack comes after the end of the task was stored (a Persisted, or a Looked that
+The core keeps the necessary order: an Ack comes after the end of the task was stored (a Persisted, or a Looked that
 found it), or for a message that repeats a job of the queue; a second StartAttempt comes after the AttemptEnded of the
-first and the Persisted of its failure. The shell repeats each Persist, through lost connections and storage that is
-away, until the server has stored it or the queue is lost. TryRecords of one job are written in the order requested.
+first and the Persisted of its failure. The shell repeats each Persist, through lost connections and unavailable
+storage, until the server has stored it or the queue is lost. TryRecords of one job are written in the requested order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StopReason(StrEnum):
 
 
 class RecordKind(StrEnum):
-    """What is stored of a task."""
+    """What is stored for a task."""
 
     TRY = "try"
     """The TryRecord of a failed attempt: `error`, `not_before`. The wait for the next attempt starts when it is
@@ -42,7 +42,7 @@ class RecordKind(StrEnum):
     DEAD_LETTER = "dead letter"
     """The dead letter, then the ResultRecord; broadcasts the event. Has `error` and `reason`."""
     SCHEDULE = "schedule"
-    """The message goes back to the server until `not_before`, or as `cron`, of its submission."""
+    """The message goes back to the server until the submission's `not_before`, or as its `cron`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class LookUpResult:
 
 @dataclass(slots=True, kw_only=True)
 class RequestSlots:
-    """How many more slots the pool could use now, beyond those that are free. Replaces the pool's last RequestSlots.
-    Above 8 the number is rounded up, so that only large changes are sent. 0: no task that could start waits for the
-    pool; also sent first for a pool outside the route, so that PoolSeen follows for it."""
+    """How many more slots the pool could use now, beyond the free ones. Replaces the pool's last RequestSlots. Above 8
+    the number is rounded up, so that only large changes are sent. 0: no startable task waits for the pool; also sent
+    first for a pool outside the route, so that PoolSeen follows for it."""
 
     pool: str
     slots: int
@@ -91,7 +91,7 @@ class StartAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class ReattachAttempt:
-    """Wait for the end of an attempt that a worker has; nothing is started and no credit is used. Answer with
+    """Wait for the end of an attempt that a worker already has; nothing is started and no credit is used. Answer with
     AttemptEnded."""
 
     seq: int
@@ -103,7 +103,7 @@ class ReattachAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class StopAttempt:
-    """Have the worker cancel the attempt. AttemptEnded still follows, and may report success."""
+    """Tell the worker to cancel the attempt. AttemptEnded still follows, and may report success."""
 
     seq: int
     job: str
@@ -119,18 +119,18 @@ class Persist:
     job: str
     kind: RecordKind
     attempts: int = 0
-    """Of a cancellation: those that failed."""
+    """For a cancellation: the number of failed attempts."""
     state: EndState = JobState.DEAD
     """How the task ended."""
     reason: DeadReason | None = None
     error: GanglineError | None = None
-    """The last."""
+    """The last error."""
     not_before: float = 0.0
     """Unix time of the next attempt."""
     started_at: float | None = None
-    """Unix time of the last attempt; None: it never started, or before the takeover."""
+    """Unix time of the last attempt; None: it never started, or started before the takeover."""
     result_ttl_s: float = 0.0
-    """How long the ResultRecord is kept; 0: none is wanted."""
+    """How long the ResultRecord is kept; 0: store none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,12 +140,12 @@ class Ack:
     seq: int
     job: str
     tried: bool
-    """The job may have a TryRecord: delete it."""
+    """Whether the job may have a TryRecord, which must be deleted."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EmitJobEvent:
-    """Publish a JobEvent, which the job asked for. The shell adds the worker."""
+    """Publish a JobEvent that the job asked for. The shell adds the worker."""
 
     seq: int
     job: str

@@ -1,4 +1,4 @@
-"""What can be seen of a queue: counts, one job, what a job waits for, and whether the invariants hold."""
+"""What a queue shows: counts, one job, what a job waits for, and whether the invariants hold."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _SOME = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCounts:
-    """Of one queue; see schemas.records.jobs.QueueStats."""
+    """Counts of one queue; see schemas.records.jobs.QueueStats."""
 
     seen: int
     """Messages that the dispatcher has fetched."""
     running: int
     waiting: int
-    """Failed, and waiting for their next attempt."""
+    """Tasks that failed and wait for their next attempt."""
     blocked: int
-    """Held back by the limit or the order of their key."""
+    """Tasks held back by the limit or the order of their key."""
     startable: int
-    """Waiting only for slots, a limit of the endpoint, or their turn."""
+    """Tasks waiting only for slots, a limit of the endpoint, or their turn."""
     credit: int
-    """Slots leased and free."""
+    """Idle leased slots."""
     oldest_at: float | None
-    """Unix time when the oldest that has not started was published."""
+    """Unix time at which the oldest unstarted task was published."""
     started: int
-    """Counts since the takeover, as are those below; attempts, not tasks."""
+    """Attempts started since the takeover; the counts below are since then, too."""
     done: int
     dead: int
     cancelled: int
     retried: int
     repeated: int
-    """Messages that were acknowledged because their job was in the queue already, or had ended before."""
+    """Messages acknowledged because their job was already in the queue or had ended before."""
 
 
 def counts(queue: QueueState, scheduler: StartScheduler) -> QueueCounts:
@@ -114,10 +114,10 @@ def why(queue: QueueState, scheduler: StartScheduler, job: str) -> JobWhyReply |
 def _of_queue(queue: QueueState) -> list[JobObstacle]:
     found: list[JobObstacle] = []
     if not queue.open:
-        found.append(JobObstacle(kind="paused", text="A dispatcher has just taken the queue over, and asks what runs."))
+        found.append(JobObstacle(kind="paused", text="A dispatcher has just taken over the queue."))
     elif not queue.sure:
         found.append(
-            JobObstacle(kind="paused", text="The dispatcher asks the server whether the queue is still its own.")
+            JobObstacle(kind="paused", text="The dispatcher is asking the server whether it still owns the queue.")
         )
     if queue.rules.paused:
         found.append(JobObstacle(kind="paused", text="The route says that the queue is paused."))
@@ -190,7 +190,7 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
 
 
 def _wants_slots(queue: QueueState, scheduler: StartScheduler, pool: PoolCredit) -> bool:
-    """Whether it would start if there were room: a paused queue leases no slots."""
+    """Whether it would start if slots were free: a paused queue leases no slots."""
     if queue.rules.paused or not queue.open or not pool.workers or pool.full:
         return False
     return pool.next(queue.now, queue.settings.age_step_s) is None

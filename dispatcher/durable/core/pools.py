@@ -1,4 +1,4 @@
-"""The pools of a queue: the slots that are free for it, who waits for them, and which pool a task goes to.
+"""The pools of a queue: their free slots, the tasks that wait for them, and which pool a task goes to.
 
 Laws:
 
@@ -6,7 +6,7 @@ Laws:
 2. A start takes its slots from the smallest lease that has room.
 3. If the head of a line needs more slots than any lease has free, turns of `turn_s` alternate. In the first, nobody
    passes it, so that enough slots of one worker can become free. In the second, tasks that fit pass it, so that a
-   worker that never becomes free blocks nobody else. And so on.
+   worker that never becomes free blocks nobody else; and so on.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ class PoolCredit:
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
-        """In the order in which pools became known."""
+        """Position in the order in which pools became known."""
         self.known = False
         self.workers = 0
         self.largest = 0
-        """The most slots of one living worker; 0: none lives."""
+        """The most slots of one live worker; 0: there is none."""
         self.costs: Mapping[str, int] = {}
         self.once: frozenset[str] = frozenset()
-        """Methods of tasks that may not run twice."""
+        """Methods of tasks that must not run twice."""
         self.limit: int | None = None
-        """The most tasks of the endpoint that may run there at once."""
+        """Maximum number of the endpoint's tasks that may run there at once."""
         self.line = ReadyQueue()
         self.free: list[int] = []
         """Free slots of each lease that has any, ascending."""
         self.free_slots = 0
-        """... together."""
+        """Their sum."""
         self.running = 0
-        """Tasks."""
+        """Number of running tasks."""
         self.blocked_at: float | None = None
-        """Since when a head that does not fit has blocked a task that takes fewer slots; law 3."""
+        """Since when a head that does not fit has blocked a task that needs fewer slots; law 3."""
         self.told: tuple[int, int] | None = None
-        """The last RequestSlots; None: there was none yet."""
+        """The last RequestSlots; None: none yet."""
 
     def __repr__(self) -> str:
         return f"PoolCredit({self.name}, {len(self.line)} in line, {self.running} running, free={self.free})"
@@ -89,11 +89,11 @@ class PoolCredit:
 
     @property
     def full(self) -> bool:
-        """The route allows no more of its tasks there."""
+        """Whether the route allows no more of its tasks there."""
         return self.limit is not None and self.running >= self.limit
 
     def next(self, now: float, turn_s: float) -> Place | None:
-        """The task that starts next, if there is room: the head of the line, or one that passes it."""
+        """The task that starts next if slots are free: the head of the line, or one that passes it."""
         if self.full:
             return None
         head, most = self.line.first(), self.free[-1] if self.free else 0
@@ -107,20 +107,20 @@ class PoolCredit:
         return self.line.first(most) if self._passing(now, turn_s) else None
 
     def turn_ends_at(self, now: float, turn_s: float) -> float | None:
-        """When the next turn begins; None: nobody is blocked."""
+        """When the next turn starts; None: nobody is blocked."""
         if self.blocked_at is None or self.full:
             return None
         return self.blocked_at + (self._turn(now, turn_s) + 1) * turn_s
 
     def _turn(self, now: float, turn_s: float) -> int:
-        """From 0; the even ones are the head's."""
+        """Turns count from 0; the even ones belong to the head."""
         return 0 if self.blocked_at is None else int((now - self.blocked_at) / turn_s + _HAIR)
 
     def _passing(self, now: float, turn_s: float) -> bool:
         return self._turn(now, turn_s) % 2 == 1
 
     def lacks(self, most: int | None, now: float, turn_s: float) -> tuple[int, int]:
-        """What more is needed: slots in all, and slots that the next takes.
+        """How many more slots are needed: in total, and by the next task.
 
         Args:
             most: how many tasks other limits allow to start now; None: any number.
@@ -142,20 +142,20 @@ class PoolCredit:
 
 
 class PoolCredits:
-    """All pools, by name. Whoever changes what decides about a pool's starts calls `touch`."""
+    """All pools by name. Call `touch` after changing anything that decides about a pool's starts."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._views: dict[str, PoolCredit] = {}
         self.startable: dict[str, PoolCredit] = {}
-        """Pools where something may start: changed since the last look, or between turns (law 3)."""
+        """Pools where a task may start: changed since the last check, or between turns (law 3)."""
         self.untold: dict[str, PoolCredit] = {}
-        """Pools that may need another number of slots than the last RequestSlots says."""
+        """Pools that may need another number of slots than the last RequestSlots said."""
         self[endpoint].told = (0, 0)
         self._route = RouteRecord()
         self._weights = self._route.pools(endpoint)
         self._chosen: dict[str, str] = {}
-        """Pool by key, as long as the weights last."""
+        """Pool by key, while the weights stay the same."""
         self._explicit = False
 
     def __iter__(self) -> Iterator[PoolCredit]:
@@ -169,7 +169,7 @@ class PoolCredits:
         return view
 
     def touch(self, view: PoolCredit) -> None:
-        """Its line, its free slots, what runs there or its limit has changed."""
+        """Its line, its free slots, its running tasks or its limit has changed."""
         self.startable[view.name] = self.untold[view.name] = view
 
     def route(self, route: RouteRecord, explicit: bool) -> None:
@@ -185,7 +185,7 @@ class PoolCredits:
             self.touch(view)
 
     def seen(self, event: PoolSeen) -> bool:
-        """Learn about a pool. True: tasks in line may take other slots now, or fit no worker."""
+        """Update a pool. True: tasks in line may need other slots now, or fit no worker."""
         view = self[event.pool]
         before = (view.largest, dict(view.costs))
         view.known, view.workers, view.largest = event.known, event.workers, event.largest
@@ -208,7 +208,7 @@ class PoolCredits:
         return self[chosen]
 
     def allows(self, pool: str) -> bool:
-        """Whether a task of this endpoint may ask for that pool."""
+        """Whether a task of this endpoint may name this pool."""
         return pool in self._weights
 
     def knows(self, task: Submission) -> bool:

@@ -1,26 +1,26 @@
-"""The queue of one endpoint: which task starts when, what becomes of each. Pure: no IO, no clock, no chance, no await.
+"""The queue of one endpoint: which task starts when, and how each ends. Pure: no IO, no clock, no randomness, no await.
 
 Laws, asserted by `check`, by the model of the tests and by the simulations:
 
-1. *One end.* Every message that arrived ends exactly once: done, dead, cancelled, given back to the server until its
-   time, or as a repetition of a job that is in the queue or had ended before. Then it is acknowledged, and not before
-   the server has stored that end.
-2. *No twin.* A task is never started while an attempt of it runs, as far as any living process knows: not before
+1. *One end.* Every message that arrived ends exactly once: done, dead, cancelled, returned to the server until its
+   time, or as a repeat of a job that is in the queue or had ended before. It is acknowledged only after the server has
+   stored that end.
+2. *No twin.* A task is never started while an attempt of it runs, as far as any live process knows: not before
    `Recovered`, and not before the AttemptEnded of the last attempt.
 3. *Counted.* Attempts grow by one with each start. A failure is stored before the wait for the next attempt starts, so
    that no takeover forgets it. An attempt that started nothing is not counted.
-4. *Limits.* At no start more than `max_running`, the pool's limit, or `per_key` of a key run; starts keep the rate over
-   all dispatchers that ever had the queue; no more slots are used than were free.
-5. *Order.* Of an ordered key one task at a time is between its first start and its stored end, by sequence, through
-   retries, cancellation and death. Otherwise, of those that may start, the task with the lowest place starts first (see
+4. *Limits.* No start exceeds `max_running`, the pool's limit, or `per_key` of a key; starts keep the rate across all
+   dispatchers that ever had the queue; no more slots are used than were free.
+5. *Order.* Only one task of an ordered key at a time is between its first start and its stored end, in sequence order,
+   through retries, cancellation and death. Otherwise, the startable task with the lowest place starts first (see
    start_order).
-6. *Bounded starvation.* A task that may start does so before every task of its pool and of higher priority that was
-   published more than (difference of priorities) x `age_step_s` after it. One that takes more slots than any lease has
-   free keeps those behind it waiting, and is passed by them, in turns of `age_step_s`.
+6. *Bounded starvation.* A startable task starts before every task of its pool and of higher priority that was published
+   more than (difference of priorities) x `age_step_s` after it. One that needs more slots than any lease has free
+   blocks those behind it, and is passed by them, in turns of `age_step_s`.
 7. *Ours.* While ownership of the queue is in doubt, nothing is started, stored or acknowledged.
-8. *Cancelled.* A task whose cancellation was confirmed (see `promised`) is not started any more, not after a takeover
-   either.
-9. *In time.* Nothing is started after its deadline; what runs then is told to stop.
+8. *Cancelled.* A task whose cancellation was confirmed (see `promised`) is never started again, not even after a
+   takeover.
+9. *In time.* Nothing is started after its deadline; running tasks are told to stop.
 
 How attempts end:
 
@@ -36,7 +36,7 @@ was cancelled                    STORING cancelled (done, if it was faster)
 passed the deadline              BURYING expired (done, if it was faster)
 ===============================  ====================================================================================
 
-An event costs O(log n) of the tasks in the window, but changes of routes and registrations cost O(n log n).
+An event costs O(log n) in the tasks of the window, but changes of routes and registrations cost O(n log n).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class QueueCore:
         self._waiting: int | None = None
         """Messages of the queue when it was taken; None: not known."""
         self._adoptions: dict[str, tuple[int, str, str]] = {}
-        """Attempt, worker and pool, of jobs that run and have not arrived."""
+        """Attempt, worker and pool of running jobs whose messages have not arrived."""
 
     def __repr__(self) -> str:
         queue = self._state
@@ -106,7 +106,7 @@ class QueueCore:
 
     @property
     def open(self) -> bool:
-        """Recovered: tasks are started."""
+        """Whether it has recovered and starts tasks."""
         return self._state.open
 
     def info(self, job: str) -> JobInfo | None:
@@ -118,7 +118,7 @@ class QueueCore:
         return promised(self._state, job)
 
     def why(self, job: str) -> JobWhyReply | None:
-        """What a job waits for. Looks at all tasks: for people, not for loops."""
+        """What a job waits for. Goes through all tasks: for interactive use, not for loops."""
         return why(self._state, self._scheduler, job)
 
     def statistics(self) -> QueueCounts:
@@ -132,8 +132,8 @@ class QueueCore:
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def handle(self, *events: on.AnyEvent) -> list[Effect]:
-        """Decide. Carry the effects out in order. Several events are handled one by one, but tasks are started once,
-        after the last."""
+        """Handle events and return the effects, to be carried out in order. Tasks are started once, after the last
+        event."""
         queue, scheduler = self._state, self._scheduler
         for event in events:
             assert event.now >= queue.now, "time went backwards"
@@ -152,14 +152,14 @@ class QueueCore:
         queue = self._state
         if not queue.taken:
             return
-        # Request at once all that the last owner had in hand: nothing starts before it has arrived.
+        # Request everything that the last owner had fetched at once: nothing starts before it has arrived.
         most = AT_ONCE if queue.open else None if self._waiting is None else max(AT_ONCE, self._waiting)
         count = queue.window.ask(most)
         if count:
             queue.out.append(Fetch(count=count))
 
     def _tick(self) -> None:
-        """What is due comes before what happens, so that nothing starts past its deadline."""
+        """Handle what is due before the event, so that nothing starts past its deadline."""
         if self._state.open:
             for entry in self._state.agenda.due(self._state.now):
                 self._due(entry)
@@ -192,7 +192,7 @@ class QueueCore:
         self._scheduler.new_gate()
 
     def recovered(self, _: on.Recovered) -> None:
-        """What runs is known: tasks that ended before, were cancelled or expired meanwhile can end."""
+        """All running tasks are known: tasks that ended before, or were cancelled or expired meanwhile, can end."""
         queue = self._state
         if not queue.open:
             queue.open = True
@@ -228,10 +228,10 @@ class QueueCore:
         self._know_anew()
 
     def ticked(self, _: on.Tick) -> None:
-        """What is due was done before."""
+        """What is due has already been handled."""
 
     def _know_anew(self) -> None:
-        """Routes or registrations have changed: which tasks' endpoints are unknown now?"""
+        """Routes or registrations have changed: find the tasks whose endpoints are unknown now."""
         queue = self._state
         for task in queue.tasks.values():
             if task.step not in UNSETTLED or task.begun:
@@ -243,7 +243,7 @@ class QueueCore:
                 self._unknown(task)
 
     def _unknown(self, task: Task) -> None:
-        """Nobody knows its endpoint: from now on it has a limited time to become known."""
+        """Its endpoint is unknown: it has a limited time to become known."""
         queue = self._state
         queue.agenda.set((TimerKind.UNKNOWN, task.seq), queue.now + queue.settings.unknown_after_s)
 
@@ -290,7 +290,7 @@ class QueueCore:
     def looked(self, event: on.Looked) -> None:
         task = self._state.tasks.get(event.seq)
         if task is not None and event.finished and task.step is TaskStep.RUNNING and task.worker:
-            self.stop(task, StopReason.CANCELLED)  # it runs in vain
+            self.stop(task, StopReason.CANCELLED)  # its result will not be used
         if task is None or task.step is not TaskStep.LOOKING:
             return
         if event.finished and not self._state.open:
@@ -305,7 +305,7 @@ class QueueCore:
             if task.step is TaskStep.LOOKING:
                 waits = (TimerKind.UNKNOWN, task.seq) in self._state.agenda
                 if not waits and not self._scheduler.pools.knows(task.submission):
-                    self._unknown(task)  # that was due while its result was looked up
+                    self._unknown(task)  # this became due while its result was looked up
                 self._go_on(task)
 
     def acked(self, event: on.Acked) -> None:
@@ -352,7 +352,7 @@ class QueueCore:
             self._attach(task, *adoption)
 
     def _go_on(self, task: Task) -> None:
-        """Nothing ended it before: it waits for its turn, or for its next attempt."""
+        """It has not ended before: it waits for its turn or for its next attempt."""
         if self._overdue(task):
             return
         pool = task.submission.pool
@@ -384,8 +384,8 @@ class QueueCore:
 
     def _attach(self, task: Task, attempt: int, worker: str, pool: str) -> None:
         if attempt <= task.attempts:
-            return  # that attempt is known to have failed, or a later one was found
-        # Two workers may have the job, one of them since it was taken for lost: only the later attempt counts.
+            return  # that attempt has failed, or a later one was found
+        # Two workers may have the job, if one of them was taken for lost: only the later attempt counts.
         later = task.step is TaskStep.RUNNING and bool(task.worker)
         if not later and task.step not in ADMITTED | {TaskStep.NEW, TaskStep.LOOKING, TaskStep.WAITING}:
             return
@@ -396,7 +396,7 @@ class QueueCore:
             task.pool = pool or worker.partition(".")[0]
             self._scheduler.begin(task)
         self._state.out.append(ReattachAttempt(seq=task.seq, job=task.job, attempt=attempt, worker=worker))
-        self._scheduler.set_timeout(task)  # at the latest: its worker knows since when it runs
+        self._scheduler.set_timeout(task)  # an upper bound: its worker knows since when it runs
         if task.doom is not None or task.found:
             self.stop(task, task.doom or StopReason.CANCELLED)
 
@@ -482,8 +482,8 @@ class QueueCore:
             self.doom(task)
 
     def doom(self, task: Task, why: StopReason = StopReason.CANCELLED) -> None:
-        """End it as soon as possible. Of two reasons a cancellation, which somebody is told of, comes first, and a
-        timeout last."""
+        """End it as soon as possible. Of several reasons, a cancellation has precedence, since somebody waits for it,
+        and a timeout comes last."""
         if task.doom is StopReason.CANCELLED or task.step in ENDING or task.step is TaskStep.ACKING:
             return
         if task.doom is StopReason.EXPIRED and why is not StopReason.CANCELLED:
@@ -505,13 +505,14 @@ class QueueCore:
             self._state.settle(Persist(seq=task.seq, job=task.job, kind=RecordKind.CANCELLATION, attempts=failed))
 
     def stop(self, task: Task, why: StopReason) -> None:
-        """Have its worker end it."""
+        """Tell its worker to end it."""
         task.doom = why
         self._state.move(task, TaskStep.STOPPING)
         self._state.out.append(StopAttempt(seq=task.seq, job=task.job, attempt=task.attempts, why=why))
 
     def _overdue(self, task: Task) -> bool:
-        """End one that does not run, if it was doomed or its deadline has passed. Not before it is known what runs."""
+        """End a task that does not run, if it is doomed or its deadline has passed. Only once all running tasks are
+        known."""
         queue, last = self._state, task.error
         if not queue.open:
             return False
@@ -525,7 +526,7 @@ class QueueCore:
             self._store(task, JobState.CANCELLED)
             return True
         error = DeadlineExceeded(
-            f"its deadline passed before it {'could be tried again' if task.begun else 'was started'}"
+            f"its deadline passed before it {'could be retried' if task.begun else 'was started'}"
             + (f"; the last error was {last.code}: {last.message}" if last is not None else ""),
             may_have_started=task.begun,
         )
@@ -533,7 +534,7 @@ class QueueCore:
         return True
 
     def _drop(self, task: Task, reason: DeadReason, error: GanglineError) -> None:
-        """Dead without running (again)."""
+        """Make it dead without running it (again)."""
         if task.step in ADMITTED:
             self._scheduler.withdraw(task)
         self._bury(task, reason, error)
@@ -548,11 +549,11 @@ class QueueCore:
         self._drop(task, DeadReason.UNKNOWN_ENDPOINT, error)
 
     def _drop_foreign(self, task: Task, pool: str) -> None:
-        """A producer of this endpoint may not be one of that pool."""
+        """A producer of this endpoint may not be allowed to use that pool."""
         endpoint = self._state.endpoint
         error = NoWorkers(
-            f"Gangline-Pool names {pool!r}, which is no pool of the route of {endpoint!r}: add it to the route (with a "
-            f"weight of 0, if you like) and replay it, or leave the header out",
+            f"Gangline-Pool names {pool!r}, not a pool of the route of {endpoint!r}: add it to the route (with a "
+            f"weight of 0, if you like) and replay it, or omit the header",
             details={"endpoint": endpoint, "pool": pool},
         )
         self._drop(task, DeadReason.UNKNOWN_ENDPOINT, error)
@@ -569,11 +570,11 @@ class QueueCore:
     # -- a task ends ---------------------------------------------------------------------------------------------------
 
     def _store(self, task: Task, state: EndState) -> None:
-        """Done or cancelled."""
+        """End it as done or cancelled."""
         self._persist_end(task, TaskStep.STORING, state)
 
     def _bury(self, task: Task, reason: DeadReason, error: GanglineError) -> None:
-        """Dead, for that reason."""
+        """End it as dead, for this reason."""
         task.reason, task.error = reason.value, error
         self._persist_end(task, TaskStep.BURYING, JobState.DEAD, reason, error)
 
@@ -616,19 +617,19 @@ class QueueCore:
             malformed = isinstance(event.error, InvalidSchedule)
             self._bury(task, DeadReason.MALFORMED if malformed else DeadReason.IMPOSSIBLE, event.error)
         elif kind is RecordKind.SCHEDULE and task.doom is StopReason.CANCELLED:
-            self._store(task, JobState.CANCELLED)  # whoever asked removes the schedule, if it repeats
+            self._store(task, JobState.CANCELLED)  # the requester removes the schedule if it repeats
         else:
             task.end = task.end or JobState.SCHEDULED
             self._state.totals[task.end.value] += 1
             self._forget(task)
 
     def _repeated(self, task: Task) -> None:
-        """It repeats a job of the queue, or had ended before."""
+        """Acknowledge it: it repeats a job of the queue, or had ended before."""
         self._state.totals["repeated"] += 1
         self._forget(task)
 
     def _forget(self, task: Task) -> None:
-        """Its end is stored: the server may forget it."""
+        """Its end is stored: let the server remove it."""
         queue, end = self._state, task.end
         queue.agenda.forget(task.seq)
         queue.move(task, TaskStep.ACKING)
@@ -655,4 +656,4 @@ HANDLERS: Final[dict[type[on.AnyEvent], Callable[[QueueCore, Any], None]]] = {
     on.PoolSeen: QueueCore.pool_seen,
     on.Tick: QueueCore.ticked,
 }
-"""What each event does. One for each of AnyEvent: a test sees to it."""
+"""What each event does. A test checks that there is one for each of AnyEvent."""

@@ -1,8 +1,8 @@
-"""Which task starts next, how many more slots the queue could use, and when to look again.
+"""Which task starts next, how many more slots the queue could use, and when to check again.
 
 A task that could start is BEHIND an older one of its ordered key, CAPPED by the limit of its key, LINED up for its
-pool, or PARKED. Of the first tasks of all pools with room, the one with the lowest place starts, as long as the limits
-allow. Only pools that have changed are looked at.
+pool, or PARKED. Of the first tasks of all pools with free slots, the one with the lowest place starts, as long as the
+limits allow. Only pools that have changed are checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .pools import PoolCredit, PoolCredits
 from .task import ADMITTED, ENDING, STARTED, UNSETTLED, QueueState, Task, TaskStep, TimerKind
 
 LEAD_S: Final = 0.25
-"""How long before a rate allows a start leases are requested."""
+"""How long before the rate allows a start leases are requested."""
 
 
 class StartScheduler:
@@ -33,7 +33,7 @@ class StartScheduler:
         self.gate: RateLimiter | None = None
         """None: the rules have no rate."""
         self._soon: int | None = None
-        """At the last `want`."""
+        """`allowed_soon` at the last `want`."""
         self._woken: float | None = None
         """The last SetQueueTimer."""
 
@@ -57,7 +57,7 @@ class StartScheduler:
         return not queue.open or not queue.sure or queue.rules.paused
 
     def room(self) -> int:
-        """How many tasks may start now, if there are slots for them."""
+        """How many tasks may start now, given enough slots."""
         queue = self._state
         if self._closed or (self.gate is not None and not self.gate.ready(queue.now)):
             return 0
@@ -113,7 +113,7 @@ class StartScheduler:
         return limit_s
 
     def want(self) -> None:
-        """Request slots where the number that could be used has changed."""
+        """Request slots for pools where the usable number has changed."""
         queue, pools, before = self._state, self.pools, self._soon
         most = self._soon = self.allowed_soon()
         if most is None and before is None:
@@ -132,7 +132,7 @@ class StartScheduler:
         pools.untold.clear()
 
     def allowed_soon(self) -> int | None:
-        """How many tasks may start within LEAD_S, if there are slots for them; None: any number."""
+        """How many tasks may start within LEAD_S, given enough slots; None: any number."""
         queue, most = self._state, None
         if self._closed:
             return 0
@@ -144,7 +144,7 @@ class StartScheduler:
         return most
 
     def wake(self) -> None:
-        """Set the timer, if the time of the next look has changed."""
+        """Set the timer if the time of the next check has changed."""
         queue, at = self._state, None
         if queue.open:
             at = queue.agenda.next_at if queue.agenda else None
@@ -176,7 +176,7 @@ class StartScheduler:
         self.rebuild()
 
     def new_gate(self) -> None:
-        """It starts empty: starts under the earlier rate are unknown, or were allowed by another rule."""
+        """It starts empty: starts under the earlier rate are unknown or followed another rule."""
         queue = self._state
         rate = queue.rules.rate_per_s
         self.gate = None if rate is None else RateLimiter(rate_per_s=rate, burst=queue.rules.burst, now=queue.now)
@@ -205,12 +205,12 @@ class StartScheduler:
     # -- ordered keys: from arrival to the stored end ------------------------------------------------------------------
 
     def _order(self, task: Task) -> str | None:
-        """Its key, if the rules as they are now order it."""
+        """Its key, if the current rules order it."""
         task.ordered = task.key is not None and (task.submission.ordered or self._state.rules.ordered)
         return task.key if task.ordered else None
 
     def enrol(self, task: Task) -> None:
-        """It has arrived: it takes its place in the order of its key."""
+        """It has arrived: put it into the order of its key."""
         key = self._order(task)
         if key is not None:
             self._demote(self.ordered_keys.join(key, task.seq))
@@ -218,7 +218,7 @@ class StartScheduler:
                 self._demote(self.ordered_keys.start(key, task.seq))
 
     def dismiss(self, task: Task) -> None:
-        """Its end is stored: the next of its ordered key may go on."""
+        """Its end is stored: the next task of its ordered key may start."""
         if task.ordered and task.key is not None:
             self._promote(self.ordered_keys.leave(task.key, task.seq))
 
@@ -241,14 +241,14 @@ class StartScheduler:
     # -- lines: while a task waits for its turn ------------------------------------------------------------------------
 
     def admit(self, task: Task) -> None:
-        """It could start."""
+        """It can start."""
         if task.ordered and task.key is not None and self.ordered_keys.head(task.key) != task.seq:
             self._state.move(task, TaskStep.BEHIND)
         else:
             self._cap(task)
 
     def withdraw(self, task: Task) -> None:
-        """It could start, and is taken out (the caller changes its step)."""
+        """It could start, and is removed (the caller changes its step)."""
         self._unline(task)
         if self.concurrency is not None and task.key is not None:
             self._shift(self.concurrency.discard(task.key, task.seq))

@@ -1,13 +1,12 @@
-"""The tasks of one queue: the steps of a task's life, the only function that changes them, timers, and the effects so
-far.
+"""The tasks of one queue: the steps of a task, the only function that changes them, timers, and the effects so far.
 
 Laws:
 
-1. `Task.step` changes in `move` and nowhere else; a move that the table does not have raises and changes nothing.
-2. As far as is known, a task runs exactly in the steps RUNNING and STOPPING; it is among those that may start next
+1. `Task.step` changes only in `move`; a move that is not in the table raises and changes nothing.
+2. As far as is known, a task runs exactly in the steps RUNNING and STOPPING; it is a candidate for the next start
    exactly in the steps ADMITTED.
-3. Every step but GONE has a way to GONE. Those that wait for an answer of the server or of a worker get it, or the
-   queue is lost; WAITING and PARKED have a timer; ADMITTED waits for its turn, or until its deadline.
+3. Every step except GONE has a way to GONE. Those that wait for an answer from the server or a worker get it, or the
+   queue is lost; WAITING and PARKED have a timer; ADMITTED waits for its turn or its deadline.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from .effects import Ack, Effect, EmitJobEvent, Persist, StopReason
 
 
 class TaskStep(StrEnum):
-    """Where a task is."""
+    """The step of a task."""
 
     NEW = "new"
     """Just arrived."""
     LOOKING = "looking"
     """Its result is looked up: it may have ended before."""
     SCHEDULING = "scheduling"
-    """It goes back to the server until its time."""
+    """It is being returned to the server until its time."""
     BEHIND = "behind"
     """An older task of its ordered key has not ended."""
     CAPPED = "capped"
-    """As many tasks of its key as may run at once run, or go first."""
+    """The limit of its key is reached by tasks that run or go first."""
     LINED = "lined"
-    """In the line of its pool: starts when its turn comes."""
+    """It is in the line of its pool, and starts when its turn comes."""
     PARKED = "parked"
-    """It takes more slots than any worker of its pool has."""
+    """It needs more slots than any worker of its pool has."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """It was told to stop, and has not ended."""
+    """It was told to stop but has not ended."""
     NOTING = "noting"
-    """It failed; that is being stored."""
+    """It failed; the failure is being stored."""
     WAITING = "waiting"
     """It waits for its next attempt."""
     STORING = "storing"
@@ -61,10 +60,10 @@ class TaskStep(StrEnum):
 
 
 ADMITTED: Final = frozenset({TaskStep.BEHIND, TaskStep.CAPPED, TaskStep.LINED, TaskStep.PARKED})
-"""Could start if it were alone."""
+"""Tasks that could start if they were alone."""
 STARTED: Final = frozenset({TaskStep.RUNNING, TaskStep.STOPPING})
 UNSETTLED: Final = ADMITTED | STARTED | {TaskStep.LOOKING, TaskStep.NOTING, TaskStep.WAITING}
-"""May still be cancelled, or expire."""
+"""Tasks that may still be cancelled or expire."""
 ENDING: Final = frozenset({TaskStep.STORING, TaskStep.BURYING})
 
 NEXT: Final[dict[TaskStep, frozenset[TaskStep]]] = {
@@ -95,14 +94,14 @@ TOLD: Final[dict[TaskStep, JobState]] = {
     TaskStep.NOTING: JobState.WAITING,
     TaskStep.WAITING: JobState.WAITING,
 }
-"""What people see; in ACKING it is how the task ended."""
+"""The state shown to users; in ACKING it is how the task ended."""
 
 
 def move(task: Task, to: TaskStep) -> None:
     """Change the task's step, if the table allows it.
 
     Raises:
-        IllegalMove: it does not; the task is unchanged.
+        IllegalMove: the table does not allow it; the task is unchanged.
     """
     if to not in NEXT[task.step]:
         raise IllegalMove(f"task {task.seq} cannot become {to.value} while it is {task.step.value}")
@@ -120,26 +119,26 @@ def states_diagram() -> str:
 
 
 class Task:
-    """What is known of a message from its arrival until the server has forgotten it. Times are monotonic unless they
-    say otherwise."""
+    """What is known of a message from its arrival until the server has removed it. Times are monotonic unless stated
+    otherwise."""
 
-    # No slots: most tasks never set most fields, and defaults in the class make a task cheaper to create.
+    # No __slots__: most tasks never set most fields, and defaults on the class make a task cheaper to create.
 
     ordered = False
-    """Among those of its key, as the rules are now."""
+    """Whether the current rules order it among those of its key."""
     deadline: float | None = None
     pool = ""
-    """Where it was last in line, or started; empty before."""
+    """Pool in whose line it was last, or where it started; empty before."""
     cost = 1
-    """Slots that it takes there."""
+    """Slots that it needs there."""
     attempts = 0
-    """Attempts started, the running one and those before it was a dead letter included (see Submission.attempts)."""
+    """Attempts started, including the running one and those before it was a dead letter (see Submission.attempts)."""
     tried = False
-    """It may have a TryRecord."""
+    """Whether it may have a TryRecord."""
     refusals = 0
     """Attempts in a row that started nothing."""
     lost = False
-    """It was lost once, together with its worker."""
+    """Whether it was lost once together with its worker."""
     ready_at = 0.0
     """When its next attempt may start."""
     timeout_at: float | None = None
@@ -147,15 +146,15 @@ class Task:
     started_at: float | None = None
     """Unix time; of the last attempt, if this dispatcher started it."""
     worker = ""
-    """`<pool>.<worker>` that it was found on at the takeover."""
+    """`<pool>.<worker>` on which it was found at the takeover."""
     doom: StopReason | None = None
-    """It will be cancelled or is dead, as soon as the outcome of what is under way is known."""
+    """Why it will be cancelled or dead as soon as the outcome of its current step is known."""
     marked = False
-    """Its cancellation is stored."""
+    """Whether its cancellation is stored."""
     found = False
-    """Its stored result was found before it was known whether it runs nevertheless."""
+    """Whether its stored result was found before it was known whether it still runs."""
     error: GanglineError | None = None
-    """The last."""
+    """The last error."""
     end: JobState | None = None
     """How it ended."""
     reason: str | None = None
@@ -167,14 +166,14 @@ class Task:
         self.job = submission.job
         self.size = size
         self.draw = draw
-        """Chooses its pool, always the same one."""
+        """Chooses its pool; always the same."""
         self.place = place
         self.step = TaskStep.NEW
         self.key = submission.key
 
     @property
     def begun(self) -> bool:
-        """It was started once; attempts before it was a dead letter do not count."""
+        """Whether it was started; attempts before it was a dead letter do not count."""
         return self.attempts > self.submission.attempts
 
     def __repr__(self) -> str:
@@ -183,24 +182,24 @@ class Task:
 
 class TimerKind(StrEnum):
     DEADLINE = "deadline"
-    """The job may run no longer."""
+    """The job must not run longer."""
     TIMEOUT = "timeout"
-    """The attempt may run no longer."""
+    """The attempt must not run longer."""
     RETRY = "retry"
     """The next attempt may start."""
     UNKNOWN = "unknown"
-    """Nobody knows the endpoint: it is dead."""
+    """Its endpoint is unknown: it is dead."""
     MISFIT = "misfit"
     """No worker is large enough: it is dead."""
 
 
 _ALL: Final = tuple(TimerKind)
 Entry = tuple[TimerKind, int]
-"""With the task's sequence."""
+"""Kind and the task's sequence."""
 
 
 class TaskTimers(TimerQueue[Entry]):
-    """By the monotonic clock."""
+    """Timers by the monotonic clock."""
 
     __slots__ = ()
 
@@ -212,7 +211,7 @@ class TaskTimers(TimerQueue[Entry]):
 
 
 class QueueState:
-    """The tasks in hand, the time of the event, and the effects so far."""
+    """The fetched tasks, the time of the event, and the effects so far."""
 
     def __init__(self, endpoint: str, settings: DispatcherSettings) -> None:
         self.endpoint = endpoint
@@ -222,27 +221,27 @@ class QueueState:
         self.draw = 0.5
         self.taken = False
         self.open = False
-        """What ran before the takeover is known: tasks may start, and end without a start."""
+        """Whether all tasks that ran before the takeover are known: tasks may start, and end without a start."""
         self.sure = True
-        """The queue is ours."""
+        """Whether the queue is certainly ours."""
         self.rules = QueueRules()
         self.tasks: dict[int, Task] = {}
         """By sequence; all that are not GONE."""
         self.jobs: dict[str, int] = {}
-        """Sequence by job, without those that are being scheduled or malformed."""
+        """Sequence by job, without malformed ones and those being scheduled."""
         self.count: dict[TaskStep, int] = dict.fromkeys(TaskStep, 0)
         """Tasks by step."""
         self.agenda = TaskTimers()
         self.window = PrefetchWindow(count=settings.window_tasks, bytes_=settings.window_bytes)
         self.totals: Counter[str] = Counter()
-        """Since the takeover: started, done, dead, cancelled, retried, repeated, scheduled."""
+        """Counts since the takeover: started, done, dead, cancelled, retried, repeated, scheduled."""
         self.out: list[Effect] = []
         self.held: list[Effect] = []
         """Effects that wait until the queue is certainly ours."""
 
     @property
     def running(self) -> int:
-        """Tasks that workers have, as far as is known."""
+        """Number of tasks that workers have, as far as is known."""
         return self.count[TaskStep.RUNNING] + self.count[TaskStep.STOPPING]
 
     def of_job(self, job: str) -> Task | None:
@@ -255,7 +254,7 @@ class QueueState:
         count[to] += 1
 
     def put(self, task: Task) -> None:
-        """It arrived."""
+        """Add a task that has arrived."""
         self.tasks[task.seq] = task
         self.count[task.step] += 1
         self.window.add(task.size)

@@ -1,1 +1,1 @@
-"""What arrives from the stream. Imports only: calls, leases, routing, transport."""
+"""Messages from the stream. Imports only: calls, leases, routing, transport."""

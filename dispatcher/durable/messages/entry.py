@@ -32,13 +32,13 @@ class LeasedSlots:
     def __init__(self, hold: HeldSlots, now: float) -> None:
         self.hold = hold
         self.name = str(hold.worker.id)
-        """Of the worker."""
+        """Name of the worker."""
         self.used = 0
         self.born_at = now
         self.idle_since = now
         """Since when some slots are unused."""
         self.retired = False
-        """It takes no more tasks, and is released when one of its tasks ends."""
+        """Whether it takes no more tasks and is released when one of its tasks ends."""
 
     @property
     def worker(self) -> WorkerEntry:
@@ -62,10 +62,10 @@ class LeasedSlots:
 
 
 class AttemptListener:
-    """Receives what a worker says of an attempt."""
+    """Receives a worker's messages about an attempt."""
 
     def landed(self, sent_attempt: JobAttempt, frame: Frame) -> None:
-        """The last answer."""
+        """The final answer arrived."""
         raise NotImplementedError
 
     def crashed(self, sent_attempt: JobAttempt, fate: TryOutcome) -> None:
@@ -76,7 +76,7 @@ class AttemptListener:
         """An item of a stream."""
 
     def held(self, sent_attempt: JobAttempt) -> None:
-        """It has its slots, and waits for BEGIN."""
+        """It has its slots and waits for BEGIN."""
 
     def still_runs(self, sent_attempt: JobAttempt) -> None:
         """It is running."""
@@ -102,7 +102,7 @@ class JobAttempt(InFlightRequest):
     ) -> None:
         """
         Args:
-            attached: it starts nothing; another dispatcher has started it.
+            attached: it starts nothing; another dispatcher started the task.
         """
         self.id = exchange.new_id()
         self.worker = worker
@@ -129,11 +129,12 @@ class JobAttempt(InFlightRequest):
         self.listener.crashed(self, fate)
 
     def refused(self, frame: Frame) -> bool:
-        """The worker did not take the question, which says nothing about the job: ask again."""
+        """Whether the worker refused the request, which says nothing about the job: then ask again."""
         return self.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB
 
     def asks_again(self, fate: TryOutcome) -> bool:
-        """The question was lost, or the answer was forgotten and the worker keeps the end for longer: ask again."""
+        """Whether the request was lost, or the answer was forgotten while the worker keeps the end for longer: then ask
+        again."""
         if fate is TryOutcome.FORGOTTEN:
             return not self.attached and self.worker.acks
         return self.attached and not fate.may_have_started
@@ -148,13 +149,13 @@ def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
     if frame[0] != AnswerOp.REJECTED:
         return GanglineError(f"{worker} answered a task with frame {frame[0]}: versions differ?", may_have_started=True)
     if frame[2] == Reason.UNKNOWN_JOB:
-        return ResultLost(f"{worker} does not know the job any more", details={"worker": worker})
+        return ResultLost(f"{worker} no longer knows the job", details={"worker": worker})
     return error_of_fate(TryOutcome.of_reason(frame[2]), worker)
 
 
 def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
-    """The error of an attempt that nobody stopped. If its worker stopped it because its gang was torn down, it was
-    lost, as with a worker that died."""
+    """The error of an attempt that nobody stopped. If its worker stopped it because its gang was torn down, it counts
+    as lost, like one whose worker died."""
     if not isinstance(error, TaskCancelled) or "gang" not in error.details:
         return error
     return WorkerLost(
@@ -165,7 +166,7 @@ def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
 
 
 MOST_GAPS: Final = 6
-"""How often in a row, over some three seconds, missing items are requested in vain."""
+"""How often in a row missing items are requested in vain, over about three seconds."""
 
 
 class ItemVerdict(Enum):
@@ -176,7 +177,7 @@ class ItemVerdict(Enum):
     AGAIN = auto()
     """It is known."""
     GAP = auto()
-    """An earlier one got lost: request it again."""
+    """An earlier item was lost: request it again."""
 
 
 class ItemTracker:
@@ -191,17 +192,17 @@ class ItemTracker:
     def __init__(self, *, known: bool) -> None:
         self.known = known
         self.credited = 0
-        """Stored, with all before them."""
+        """Number of items stored without a gap."""
         self.received = 0
-        """How many came without a gap."""
+        """Number of items that arrived without a gap."""
         self._stored: set[int] = set()
-        """... without all before them."""
+        """Stored items beyond a gap."""
         self._asked_at: int | None = None
-        """How many had come when the end came too early."""
+        """How many had arrived when the end came too early."""
         self._gaps = 0
-        """In a row, without a missing item in between."""
+        """Requests in a row after which no missing item arrived."""
         self._still: tuple[int, int] = (-1, 0)
-        """How many had come at the last look, and at how many looks that was unchanged."""
+        """How many had arrived at the last check, and for how many checks that was unchanged."""
 
     def __repr__(self) -> str:
         return f"ItemTracker({self.received} came, {self.credited} stored{'' if self.known else ', begin unknown'})"
@@ -237,7 +238,7 @@ class ItemTracker:
         return count != self.received if self.known else count > 0
 
     def may_ask(self) -> bool:
-        """Whether to request them again: not twice in a row in vain."""
+        """Whether to request them again: not after a request in vain."""
         received = self.received if self.known else -1
         if self._asked_at == received:
             return False
@@ -245,8 +246,8 @@ class ItemTracker:
         return True
 
     def stands_still(self) -> bool:
-        """Whether to ask the worker, since nothing has come for long: it may wait for credit that got lost. Called now
-        and then; each answer in vain makes the next rarer."""
+        """Whether to ask the worker since nothing has arrived for long: it may wait for lost credit. Called
+        periodically; the intervals grow while nothing changes."""
         received, times = self._still
         if received != self.received:
             self._still = (self.received, 0)
@@ -272,7 +273,7 @@ def read_message(names: Names, message: StreamMessage) -> tuple[Submission, Argu
 
 
 def size_of(message: StreamMessage) -> int:
-    """Memory that it takes."""
+    """Memory that a message takes."""
     size = len(message.subject) + len(message.data) + _KEPT_BYTES
     if message.headers:
         for name, text in message.headers.items():
@@ -281,7 +282,7 @@ def size_of(message: StreamMessage) -> int:
 
 
 def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
-    """Whether another message may have had this job's id, or this message was delivered before.
+    """Whether another message may have had this job id, or this message was delivered before.
 
     Args:
         recorded: such jobs leave a record when they end; without one there is no trace of an earlier message.
@@ -295,8 +296,7 @@ def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
 
 
 def job_of(message: StreamMessage, endpoint: str) -> str:
-    """The job id in the headers of a message that is no task; empty: there is none that a task of this endpoint can
-    have."""
+    """The job id in the headers of a message that is not a task; empty: none that a task of this endpoint can have."""
     job = (message.headers or {}).get(headers.JOB, "")
     return job if is_job_of(job, endpoint) else ""
 
@@ -309,7 +309,7 @@ def arguments_of(body: bytes, fmt: Format) -> Arguments:
     """An array is positional arguments, an object named ones, an empty body none.
 
     Raises:
-        MalformedMessage: it is not in that format, or a bare value.
+        MalformedMessage: it is not in this format, or is a bare value.
         PayloadTooLarge: it has more lists and maps than the wire allows.
     """
     value = codec.decode_arguments(body, fmt)
@@ -328,14 +328,14 @@ def arguments_of(body: bytes, fmt: Format) -> Arguments:
 
 
 class QueuedMessage:
-    """One message. `submission` is None for one that is no task."""
+    """One message. `submission` is None if it is not a task."""
 
-    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+    # No __slots__: attributes that most instances never set are on the class, which makes instances cheaper to create.
 
     arguments: Arguments | None = None
     """As decoded on arrival, if small; for the first attempt."""
     sent_attempt: JobAttempt | None = None
-    """The attempt under way."""
+    """The current attempt."""
     attempt = 0
     slots: LeasedSlots | None = None
     """The lease of the attempt; None if it was attached to."""
@@ -343,21 +343,21 @@ class QueuedMessage:
     cost = 0
     fence = 0
     stopped = 0
-    """The attempt that is to be stopped, if one is."""
+    """The attempt to be stopped, if any."""
     worker = ""
     """`<pool>.<worker>` of the last attempt."""
     workers: Sequence[str] = ()
-    """... by rank, if it was on all ranks of a gang; an empty name: unknown."""
+    """The workers by rank, if it was on all ranks of a gang; an empty name: unknown."""
     body: bytes | None = None
     """The encoded result, in the format of the submission."""
     items: int | None = None
-    """... if it yielded: how many."""
+    """Number of items, if it yielded."""
     streams = False
     once = False
-    """The worker of the attempt does not declare the task idempotent."""
+    """Whether the attempt's worker does not declare the task idempotent."""
     started = False
     noted = 0
-    """The last attempt stored as failed."""
+    """The last attempt that is stored as failed."""
     tries: tuple[FailedTry, ...] = ()
     """The last failed attempts, oldest first."""
     span: Span = NO_SPAN
@@ -371,7 +371,7 @@ class QueuedMessage:
 
     @property
     def item_count(self) -> ItemTracker:
-        """Of the attempt under way."""
+        """The items of the current attempt."""
         if self._item_count is None:
             self._item_count = ItemTracker(known=self._known)
         return self._item_count
@@ -383,7 +383,7 @@ class QueuedMessage:
             self._item_count = None
 
     def failed(self, attempt: int, error: JobFailure, *, started_at: float | None, ended_at: float) -> None:
-        """An attempt failed. No-op if that is known."""
+        """Note a failed attempt. No-op if it is known."""
         if self.started and not (self.tries and self.tries[-1].attempt >= attempt):
             last = FailedTry(attempt=attempt, worker=self.worker, started_at=started_at, ended_at=ended_at, error=error)
             self.tries = (*self.tries, last)[-MOST_TRIES:]

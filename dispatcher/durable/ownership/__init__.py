@@ -1,1 +1,1 @@
-"""One dispatcher a queue. Imports only: policies, workers."""
+"""One owner per queue. Imports only: policies, workers."""

@@ -1,4 +1,4 @@
-"""Finds endpoints: names of pools, of standing sets, of routes, and of published tasks."""
+"""Finds endpoints: the names of pools, standing sets, routes and published tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..workers.context import DispatcherContext
 
 
 class EndpointDiscovery:
-    """Of one dispatcher."""
+    """Finds endpoints for one dispatcher."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class EndpointDiscovery:
     ) -> None:
         """
         Args:
-            found: receives all endpoints, each time.
-            strays: receives subjects in the stream that are no endpoint's.
+            found: called with all endpoints, each time.
+            strays: called with subjects in the stream that belong to no endpoint.
         """
         self._context, self._names, self._log = context, context.names, context.log
         self._known = context.known.names
@@ -36,10 +36,10 @@ class EndpointDiscovery:
         self._work = TaskSet("endpoints", context.log)
         self._told = ""
         self.depths: Mapping[str, int] = {}
-        """Tasks in the stream by endpoint, as of the last look."""
+        """Tasks in the stream by endpoint, as of the last search."""
 
     def start(self) -> None:
-        """Look now, and then every `look_s`."""
+        """Search now, and then every `look_s`."""
         self._work.start(self._go_on())
 
     async def stop(self) -> None:
@@ -51,13 +51,13 @@ class EndpointDiscovery:
             try:
                 await self._look()
             except GanglineError as error:
-                # Time mends the others.
+                # Other errors go away with time.
                 told = not isinstance(error, InvalidSettings) or error.message == self._told
                 level = logging.DEBUG if told else logging.ERROR
                 self._told = error.message
-                self._log.log(level, "endpoints cannot be looked for: %s", error, extra={"action": "endpoints.look"})
+                self._log.log(level, "cannot search for endpoints: %s", error, extra={"action": "endpoints.look"})
             except Exception:
-                self._log.exception("looking for endpoints failed", extra={"action": "endpoints.bug"})
+                self._log.exception("the search for endpoints failed", extra={"action": "endpoints.bug"})
             await asyncio.sleep(self._context.settings.look_s)
 
     async def _look(self) -> None:
@@ -85,7 +85,7 @@ class EndpointDiscovery:
             self._strays(stream, strays)
 
     def _endpoint_of(self, subject: str) -> str | None:
-        """The endpoint whose queue has this subject; None if none has."""
+        """The endpoint whose queue has this subject, or None."""
         prefix = self._names.tasks[: -len(">")]
         if not subject.startswith(prefix):
             return None

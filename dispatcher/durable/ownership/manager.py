@@ -1,4 +1,5 @@
-"""Shares the queues among dispatchers: lists consumers, pings their owners, and takes the queues that the core says."""
+"""Shares the queues among dispatchers: lists consumers, pings their owners, and takes the queues that the core
+chooses."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from .ownership_core import GiveUp, Holding, OwnershipCore, PingPeer, Take
 LIST_S: Final = 1.0
 _SPREAD_S: Final = 0.02
 _AT_ONCE: Final = 32
-"""Free queues taken at the same time. A thousand at once (a producer that mistypes endpoints is enough) would keep
-storage so busy that none is taken in time, and that tasks of other queues wait."""
+"""Number of free queues taken at the same time. A thousand at once (one producer with wrong endpoint names is enough)
+would keep storage so busy that none is taken in time and tasks of other queues wait."""
 _PREFIX: Final = "q-"
 _NAME_CHARS: Final = 100
 DISPATCHER: Final = "gangline-dispatcher"
 """Metadata of our consumers: the owner's id."""
 PRIVATELY: Final = "gangline-private"
-"""Metadata: its owner answers on its private subject, which earlier versions do not have."""
+"""Metadata: its owner answers on a private subject, which earlier versions do not have."""
 
 
 def consumer_name(endpoint: str, ambient: Environment) -> str:
@@ -38,7 +39,7 @@ def consumer_name(endpoint: str, ambient: Environment) -> str:
 
 
 class OwnershipManager:
-    """Of one dispatcher."""
+    """Decides for one dispatcher which queues to take."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class OwnershipManager:
         """
         Args:
             take: takes a queue; returns the name of our consumer, or None.
-            give_up: hands over so many queues.
+            give_up: hands over this many queues.
         """
         self._bus, self._names, self._settings = context.bus, context.names, context.settings
         self._guard, self._log = context.guard, context.log
@@ -83,7 +84,7 @@ class OwnershipManager:
         self._background.start(self._go_on())
 
     async def stop(self) -> None:
-        """Take nothing more, and keep what we have. Idempotent, safe before `start`."""
+        """Take no more queues, and keep ours. Idempotent, safe before `start`."""
         for undo in self._undo:
             undo()
         self._undo = []
@@ -156,7 +157,7 @@ class OwnershipManager:
         try:
             consumers = await (await self._context.streams.tasks()).consumers()
         except GanglineError as error:
-            self._log.debug("consumers cannot be listed: %s", error, extra={"action": "ownership.list"})
+            self._log.debug("cannot list consumers: %s", error, extra={"action": "ownership.list"})
             return
         self._guard.look()
         self._public = frozenset(
@@ -181,7 +182,7 @@ class OwnershipManager:
         consumer = None
         extra = {"action": "queue.not_taken", "endpoint": take.endpoint}
         try:
-            # A dead owner's queue does not wait: its tasks run, and it might come back meanwhile.
+            # A dead owner's queue must not wait: its tasks run, and it might come back meanwhile.
             async with contextlib.nullcontext() if take.over else self._at_once:
                 consumer = await self._take(take)
         except Unavailable as error:
@@ -204,7 +205,7 @@ class OwnershipManager:
             self._core.silent(dispatcher, self._now)
             self._wake.set()
         except GanglineError:
-            pass  # its silence speaks for itself
+            pass  # the core counts its silence
         else:
             self._core.alive(dispatcher, self._now)
 

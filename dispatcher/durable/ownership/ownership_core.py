@@ -1,21 +1,21 @@
-"""Which dispatcher owns which queue: when to take one, and in whose place. Pure: no IO, no clock, no randomness.
+"""Which dispatcher owns which queue: when to take one, and from whom. Pure: no IO, no clock, no randomness.
 
 The server has the lock: a dispatcher owns a queue while its consumer of the queue's subjects exists, and the server
 refuses a second one. The core decides when to try.
 
 Laws:
 
-1. A queue is taken only if nobody owns it, or if its owner is dead by law 2; and only while we are connected.
+1. A queue is taken only if nobody owns it or its owner is dead by law 2, and only while we are connected.
 2. An owner is dead if nobody listened to two pings in a row, both sent when we had been connected for a while; or if it
-   has not answered for `frozen_after_s`, all of it time in which we could have heard it.
+   has not answered for `frozen_after_s` during which we could have received its answer.
 3. A consumer is deleted by its name, so that a queue that has changed hands meanwhile is not taken from its new owner.
-4. No queue has two steps under way: after Take nothing more is done about it until `took`, `not_taken` or `gone`.
+4. No queue has two steps in progress: after Take nothing more is done about it until `took`, `not_taken` or `gone`.
 5. A consumer without our metadata is foreign, and is left alone.
 6. The dispatcher with the most queues gives some up while another has fewer by two or more; those with fewer take
    queues faster.
 7. An owner trusts its ownership for `TRUST_S` from before it requested the newest proof, less the margin for clocks. A
-   dispatcher that takes a queue from an owner that never gave it up waits for `TRUST_S`, counted from when no more
-   proof is possible, before it asks what runs.
+   dispatcher that takes a queue from an owner that never gave it up waits for `TRUST_S`, counted from when no further
+   proof is possible, before it asks which tasks run.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from typing import Final
 from ....schemas.deadline import margin_s
 
 TRUST_S: Final = 1.0
-"""The same in all dispatchers, since each relies on what others trust."""
+"""The same in all dispatchers, since each relies on the others' trust."""
 RENEW_AFTER_S: Final = 0.3
-"""A proof of this age is renewed when there is something to do."""
+"""A proof of this age is renewed when there is work."""
 CONNECTED_FOR_S: Final = 1.0
-"""After a reconnection others may come back later than we do: until then, nobody's absence counts."""
+"""After a reconnect others may come back later than we do: until then, nobody's absence counts."""
 UNHEARD_PINGS: Final = 2
 HERE_FOR_S: Final = 2.5
 """How long a dispatcher's report of its number of queues counts."""
 MOST_SPREAD_S: Final = 0.4
 """The longest wait in favour of others."""
 SETTLE_S: Final = 2.0
-"""Pause after queues were given up: others must have taken them, and reported that."""
+"""Pause after giving up queues, so that others can take them and report that."""
 MOST_AT_ONCE: Final = 16
 
 
@@ -65,14 +65,14 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingPeer:
-    """Ask whether it lives. Answer with `alive` or `silent`, or not at all."""
+    """Ask whether it is alive. Answer with `alive` or `silent`, or not at all."""
 
     dispatcher: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """Hand over so many queues, idle ones if possible. Answer with `gone` for each."""
+    """Hand over this many queues, idle ones if possible. Answer with `gone` for each."""
 
     count: int
 
@@ -89,7 +89,7 @@ class Trust:
         self._asked_at = float("inf")
 
     def proven(self, asked_at: float) -> None:
-        """Storage has confirmed a request of that time."""
+        """Storage has confirmed a request made at this time."""
         self._asked_at = asked_at
 
     @property
@@ -122,9 +122,9 @@ class OwnershipCore:
         """
         Args:
             dispatcher: our id.
-            ping_s: between two pings of one dispatcher.
+            ping_s: interval between pings of one dispatcher.
             frozen_after_s: silence after which an owner is dead.
-            spread_s: how much longer we wait for each queue that we have more than others.
+            spread_s: extra wait for each queue that we have more than others.
         """
         self.dispatcher = dispatcher
         self.mine: dict[str, str] = {}
@@ -135,9 +135,9 @@ class OwnershipCore:
         self._connected_at: float | None = None
         self._endpoints: frozenset[str] = frozenset()
         self._holdings: dict[str, Holding] = {}
-        """By endpoint; without `mine`."""
+        """Consumers of others, by endpoint."""
         self._had: dict[str, str] = {}
-        """By endpoint: another owner that was seen, and never gave the queue up."""
+        """By endpoint: another owner that was seen and never gave up the queue."""
         self._foreign: set[str] = set()
         self._peers: dict[str, _Peer] = {}
         self._taking: set[str] = set()
@@ -150,7 +150,7 @@ class OwnershipCore:
 
     @property
     def foreign(self) -> frozenset[str]:
-        """Consumers that stand in the way and are not ours to delete."""
+        """Consumers in our way that we must not delete."""
         return frozenset(self._foreign)
 
     @property
@@ -159,13 +159,13 @@ class OwnershipCore:
 
     @property
     def next_at(self) -> float | None:
-        """When the next queue is to be taken; ticks come besides."""
+        """When the next queue is to be taken; ticks come as well."""
         return min(self._wanted_at.values(), default=None)
 
     # -- what happens ---------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> None:
-        """Connected, and nothing is known yet."""
+        """Connected; nothing is known yet."""
         self._connected_at = self._gave_at = now
 
     def found(self, endpoints: frozenset[str]) -> None:
@@ -188,7 +188,7 @@ class OwnershipCore:
         self._peers = {name: self._peers.get(name) or _Peer(now) for name in sorted(others)}
 
     def alive(self, dispatcher: str, now: float) -> None:
-        """It has answered, or was heard from otherwise."""
+        """A dispatcher has answered or sent something else."""
         if (peer := self._peers.get(dispatcher)) is not None:
             peer.heard_at, peer.unheard = now, 0
 
@@ -198,13 +198,13 @@ class OwnershipCore:
             peer.unheard += 1
 
     def told(self, dispatcher: str, has: int | None, now: float) -> None:
-        """A dispatcher has told how many queues it has; None: it leaves."""
+        """A dispatcher has reported its number of queues; None: it is leaving."""
         self._others.pop(dispatcher, None)
         if has is not None:
             self._others[dispatcher] = (has, now)
 
     def handed_over(self, dispatcher: str, endpoints: Iterable[str]) -> None:
-        """A dispatcher has just given these queues up."""
+        """A dispatcher has just given up these queues."""
         for endpoint in endpoints:
             self._holdings.pop(endpoint, None)
             if self._had.get(endpoint) == dispatcher:
@@ -217,7 +217,7 @@ class OwnershipCore:
             peer.heard_at, peer.unheard = now, 0
 
     def stalled(self, seconds: float) -> None:
-        """This process was frozen for so long, and heard nobody."""
+        """This process was frozen for this long, and received nothing."""
         for peer in self._peers.values():
             peer.heard_at += seconds
             peer.unheard = 0
@@ -241,7 +241,7 @@ class OwnershipCore:
 
     @property
     def must_list(self) -> bool:
-        """What is known of consumers may be wrong: list them before the next tick."""
+        """Whether consumers must be listed before the next tick, since what is known of them may be wrong."""
         return not self._listed
 
     def tick(self, now: float, draw: float) -> list[Effect]:
@@ -262,7 +262,7 @@ class OwnershipCore:
         for endpoint in list(self._wanted_at):
             if endpoint not in wanted:
                 del self._wanted_at[endpoint]
-        # However many queues we have, those of a dead owner must not wait for long.
+        # However many queues we have, those of a dead owner must not wait long.
         ahead = len(self.mine) + len(self._taking) - min(self._counts(now), default=0)
         for endpoint in sorted(wanted):
             wait_s = min(MOST_SPREAD_S, self._spread_s * (max(0, ahead) + draw))
@@ -299,7 +299,7 @@ class OwnershipCore:
         return [GiveUp(count=min(MOST_AT_ONCE, (mine - min(counts)) // 2))]
 
     def _free(self, now: float) -> Iterable[str]:
-        """Queues without a living owner."""
+        """Queues without a live owner."""
         for endpoint in self._endpoints:
             if endpoint in self.mine:
                 continue

@@ -1,8 +1,8 @@
-"""Whether a queue is still ours: asked of the server after each doubt, and proven by a write.
+"""Whether a queue is still ours: the server is asked after each doubt, and a write proves it.
 
 The consumer is the lock, but a server that is cut off from the others still shows it. So each owner writes its turn to
-the results bucket, and again while there is something to do: only over its own revision, so that the write fails as
-soon as a successor has written its own.
+the results bucket, and rewrites it while there is work: only over its own revision, so that the write fails as soon as
+a successor has written its own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..workers.failure_detector import DoubtMonitor
 from .ownership_core import TRUST_S, Trust
 
 _ANSWERS_S: Final = 1.0
-"""A proof that takes longer is worthless, and is requested again."""
+"""A proof that takes longer is useless, and is requested again."""
 
 
 class OwnershipProof:
-    """Of one queue: the record of its current owner."""
+    """The record of a queue's current owner."""
 
     def __init__(
         self, bucket: Callable[[], Awaitable[KeyValue]], key: str, *, dispatcher: str, ambient: Environment, log: Log
@@ -99,7 +99,7 @@ class OwnershipProof:
 
 
 class OwnershipVerifier:
-    """Of one queue. Certain at first, since the consumer was just created."""
+    """Verifies ownership of one queue. Certain at first, since the consumer was just created."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class OwnershipVerifier:
         """
         Args:
             state: asks the server for the consumer.
-            doubted, sure, lost: called at each change; after `lost` nothing more. The first two receive whether clients
-                may have missed us meanwhile: not so if there was nothing to do for long, and nothing to prove.
+            doubted, sure, lost: called at each change; nothing is called after `lost`. The first two get whether
+                clients may have missed us meanwhile: not if there was just no work for long, and nothing to prove.
         """
         self._guard = guard
         self._turn = turn
@@ -129,7 +129,7 @@ class OwnershipVerifier:
         self._certain = asyncio.Event()
         self._certain.set()
         self._missed = False
-        """Clients may have missed us since it was certain."""
+        """Whether clients may have missed us since it was certain."""
         self._verified = guard.term
         """The term in which the consumer was last seen."""
         self._asking: asyncio.Task[None] | None = None
@@ -140,7 +140,7 @@ class OwnershipVerifier:
         return self._certain.is_set()
 
     def look(self) -> None:
-        """On entry of everything: request a new proof if the last one is old."""
+        """Called before all work: request a new proof if the last one is old."""
         self._guard.look()
         trust, now = self._turn.trust, self._loop.time()
         if self._unlisten is None or not trust.fades(now):
@@ -192,7 +192,7 @@ class OwnershipVerifier:
                 except ConsumerLost:
                     raise
                 except GanglineError as error:
-                    self._log.debug("no proof: %s; asking again", error, extra={"action": "queue.unproven"})
+                    self._log.debug("no proof yet: %s; asking again", error, extra={"action": "queue.unproven"})
                     if not self._turn.trust.holds(self._loop.time()):
                         self._doubt(missed=True)
                     await asyncio.sleep(backoff.next_s())

@@ -1,1 +1,1 @@
-"""What is stored about tasks. Imports only: core, messages, policies."""
+"""Stores records of tasks. Imports only: core, messages, policies."""

@@ -1,11 +1,11 @@
 """Stores what the core wants persisted: results, failed attempts, dead letters and schedules.
 
-Whatever goes wrong, `answer` comes: a task that is never settled holds its place in the window for ever, and with
-enough of them nothing of the queue runs any more.
+`answer` is always called: a task that is never settled keeps its place in the window for ever, and with enough of those
+nothing in the queue runs any more.
 
-The order matters for a crash in between: the large result comes before the record that names it; the dead letter before
-the record; the record before the answer to the core, which then acknowledges. A TryRecord is deleted only after the
-acknowledgement is confirmed, or when another record of the end is found.
+The order matters if the process crashes in between: the large result is stored before the record that names it; the
+dead letter before the record; the record before the answer to the core, which then acknowledges. A TryRecord is deleted
+only after the acknowledgement is confirmed, or when another record of the end is found.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _LOOKS: Final = 64
 """Results looked up at once."""
 _BAD_PATTERN: Final = 10189
 _SAME_S: Final = 0.001
-"""The time at which a message was stored is rounded in some places."""
+"""Tolerance: the time at which a message was stored is rounded in some places."""
 _LOGGED_CHARS: Final = 400
-"""Of an error, which may be of any length."""
+"""Maximum length of a logged error."""
 
 Answer = Callable[[GanglineError | None], None]
 
 
 class OutcomeStore:
-    """Of one queue. Methods start the work and return; `answer` is called once when it is done, unless the queue is
-    lost before."""
+    """Stores outcomes of one queue. Methods start the work and return; `answer` is called once when it is done, unless
+    the queue is lost before."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OutcomeStore:
         sure: Callable[[], Awaitable[None]],
         log: Log,
     ) -> None:
-        """`endpoint`: whose queue; empty: none's. `sure` waits until ownership of the queue is certain."""
+        """`endpoint`: that of the queue; empty: none. `sure` waits until ownership of the queue is certain."""
         self._endpoint = endpoint
         self._bus = bus
         self._names = names
@@ -79,7 +79,7 @@ class OutcomeStore:
         self.feed.start()
 
     async def stop(self) -> None:
-        """Write nothing more, and drop what is under way. Idempotent, safe before `start`."""
+        """Stop writing, and drop work in progress. Idempotent, safe before `start`."""
         await self._background.stop()
         await self.feed.stop()
         await self.writer.stop()
@@ -100,18 +100,18 @@ class OutcomeStore:
         self._background.start(work())
 
     def _reads(self, found: KvEntry) -> ResultRecord | None:
-        """None: it cannot be read, and so ends no job: anybody may have had it written."""
+        """None: it cannot be parsed, and so ends no job: anybody may have written it."""
         record = records.parse_result(found)
         if record is None:
             self._log.error(
-                "%s is no result, and ends no job: see who else writes there",
+                "%s is not a result and ends no job: find out who else writes there",
                 found.key,
                 extra={"action": "record.unreadable", "key": found.key},
             )
         return record
 
     async def cancelled(self, jobs: Iterable[str]) -> list[str]:
-        """Those with a record of their cancellation: their clients found no dispatcher to ask."""
+        """Those with a record of their cancellation, whose clients found no dispatcher."""
 
         async def look(job: str) -> bool:
             async with self._looks:
@@ -122,7 +122,7 @@ class OutcomeStore:
         return [job for job, gone in zip(asked, await asyncio.gather(*map(look, asked)), strict=True) if gone]
 
     def persist(self, endpoint: str, entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
-        """Begin to store the record. `answer` gets an error if the server will never take a schedule."""
+        """Start to store the record. `answer` gets an error if the server will never accept a schedule."""
         try:
             match effect.kind:
                 case RecordKind.TRY | RecordKind.CANCELLATION:
@@ -149,7 +149,7 @@ class OutcomeStore:
         self._background.start(settling())
 
     async def _settle(self, entry: QueuedMessage, effect: Persist, answer: Answer, error: Exception) -> None:
-        """It cannot be stored as it is, for a reason that nobody thought of."""
+        """The outcome cannot be stored as it is, for an unforeseen reason."""
         self._log.error(
             "job %s: its %s cannot be stored: %s",
             effect.job,
@@ -159,10 +159,10 @@ class OutcomeStore:
             extra={"action": "outcome.bug", "job": effect.job},
         )
         if effect.kind is RecordKind.SCHEDULE:
-            answer(error if isinstance(error, GanglineError) else InvalidSchedule(f"it cannot be written: {error!r}"))
+            answer(error if isinstance(error, GanglineError) else InvalidSchedule(f"it cannot be stored: {error!r}"))
             return
         if effect.kind in (RecordKind.DEAD_LETTER, RecordKind.RESULT):
-            # What is sure to be writable.
+            # A record that can always be written.
             record = records.broken_result(entry, effect, error, wall=self._ambient.wall())
             given = records.broken_headers(entry, record)
 
@@ -206,14 +206,15 @@ class OutcomeStore:
         self._stored(entry, effect, first, answer)
 
     def _stored(self, entry: QueuedMessage, effect: Persist, first: bool, answer: Answer) -> None:
-        """`first`: the record is ours. Otherwise its writer had lost the queue without knowing, and will not delete a
-        TryRecord that it wrote after our takeover."""
+        """`first`: whether the record is ours. Otherwise its writer had lost the queue without knowing, and will not
+        delete a TryRecord that it wrote after our takeover."""
         if not first:
             self.forget_try(records.target_of(entry)[0], effect.job)
         answer(None)
 
     async def _drop_unless_named(self, job: str, name: str) -> None:
-        """Another record was first. Or it was our own, and the answer got lost."""
+        """Delete the object unless a record names it: another record was first, or it was ours and the answer was
+        lost."""
         with contextlib.suppress(GanglineError):
             record = await self._record(job)
             if record is None or record.object != name:
@@ -231,8 +232,8 @@ class OutcomeStore:
         return await results.get(self._names.result_key(f"{self._endpoint}.{job}"))
 
     def _has_other(self, job: str, found: KvEntry | None) -> bool:
-        """Whether that is the result of another endpoint's job, which has taken an id that names no endpoint. That of
-        our job is then stored under its id with the endpoint."""
+        """Whether this is the result of another endpoint's job, which has used an id without an endpoint. Then our
+        job's result is stored under its id with the endpoint."""
         alone = bool(self._endpoint) and job_endpoint(job) is None
         record = records.parse_result(found) if alone else None
         return record is not None and record.endpoint != self._endpoint
@@ -247,8 +248,8 @@ class OutcomeStore:
         self.writer.create(self._names.result_key(effect.job), record, ttl_s=effect.result_ttl_s, done=created)
 
     async def _contest(self, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
-        """Something stands there already. What cannot be read is written over. The result of another endpoint's job,
-        which has taken the id, stays, and ours is stored beside it."""
+        """The key exists already. An unreadable record is overwritten. The result of another endpoint's job with this
+        id is kept, and ours is stored beside it."""
         key = self._names.result_key(effect.job)
 
         async def read() -> KvEntry | None:
@@ -275,7 +276,7 @@ class OutcomeStore:
         written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def done(made: bool) -> None:
-            if not written.done():  # whoever waited may have been cancelled
+            if not written.done():  # its waiter may have been cancelled
                 written.set_result(made)
 
         self._create(effect, record, done)
@@ -342,12 +343,12 @@ class OutcomeStore:
         answer(None)
 
     async def _ended_otherwise(self, job: str) -> bool:
-        """Another record was first, and it is not of a dead task."""
+        """Whether another record was first, and is not of a dead task."""
         record = await self._record(job)
         return record is not None and record.state is not JobState.DEAD
 
     async def _told_before(self, effect: Persist, sequence: int) -> Persist:
-        """A dispatcher published the letter and was killed; it may give another reason than we would."""
+        """A dispatcher published the letter and was killed; it may have given another reason than we would."""
         message = await (await self._streams.dead()).get(sequence)
         return effect if message is None else records.as_told(effect, message.headers or {})
 
@@ -364,7 +365,7 @@ class OutcomeStore:
                 return await dead.publish(subject, entry.message.data, headers=given)
             except PayloadTooLarge:
                 continue
-        # The body is as large as a message can be, and does not fit together with the reason.
+        # The body is almost as large as a message, and does not fit together with the reason.
         name = f"dead-{entry.seq}-{round(entry.message.at * 1000)}"
         await (await self._streams.objects()).put(name, entry.message.data)
         return await dead.publish(subject, b"", headers={**given, headers.DEAD_OBJECT: name})
@@ -377,7 +378,7 @@ class OutcomeStore:
         try:
             subject, given = records.schedule_of(self._names, entry.message, submission)
         except (ValueError, OverflowError, OSError) as error:  # a date that no calendar has
-            answer(InvalidSchedule(f"its time cannot be written: {error}"))
+            answer(InvalidSchedule(f"its time is invalid: {error}"))
             return
 
         async def publish() -> None:
@@ -396,8 +397,8 @@ class OutcomeStore:
             answer(None)
 
     async def _unschedule_cancelled(self, entry: QueuedMessage, subject: str) -> None:
-        """A client that cancelled it as a task has left a record of this very message; a record of an earlier message
-        does not count."""
+        """If a client has cancelled it as a task, there is a record of this very message; a record of an earlier
+        message does not count."""
         assert entry.submission is not None
         record = await self._record(entry.submission.job)
         if record is None or record.state is not JobState.CANCELLED:

@@ -1,4 +1,4 @@
-"""What a queue stores of a task: its result, failed attempts, a dead letter, a schedule. Pure."""
+"""The records that a queue stores: results, failed attempts, dead letters, schedules. Pure."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _TRY_CHARS: Final = 500
 _TRIES_FROM: Final = 8192
 """If the error may take fewer bytes, there is no room for earlier attempts."""
 DUE_KEPT: Final = "24h"
-"""How long what a schedule has published is kept where it was: the stream of tasks copies it at once, or when it has a
-leader again."""
+"""How long a message published by a schedule is kept in its stream: the stream of tasks copies it at once, or when it
+has a leader again."""
 MAX_HEADER_BYTES: Final = 65_535
 """JetStream's limit."""
 
 
 def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailure:
-    """An error as records carry it, cut to a size."""
+    """An error for a record, cut to a maximum size."""
     wire = error.to_wire()
     details: dict[str, Any] = json.loads(codec.to_json(wire.get("details") or {}))
     message = error.message[: max(_LEAST_CHARS, min(_MESSAGE_CHARS, limit))]
@@ -72,7 +72,7 @@ def note_try(entry: QueuedMessage, effect: Persist, *, wall: float) -> None:
 
 
 def short_failure_of(error: GanglineError) -> JobFailure:
-    """An error as a job's history carries it."""
+    """An error for a job's history."""
     kind = error.details.get("type")
     details = {"type": kind[:_LEAST_CHARS]} if isinstance(kind, str) else {}
     return JobFailure(code=error.code, message=error.message[:_TRY_CHARS], details=details)
@@ -124,7 +124,7 @@ def parse_result(entry: KvEntry | None) -> ResultRecord | None:
 
 
 def try_of(effect: Persist, tries: tuple[FailedTry, ...] = (), *, wall: float) -> bytes:
-    """The record of an attempt that failed, or of a job that was cancelled and cannot be ended at once."""
+    """The record of a failed attempt, or of a cancelled job that cannot be ended at once."""
     cancelled = effect.kind is RecordKind.CANCELLATION
     record = TryRecord(
         job=effect.job,
@@ -139,7 +139,7 @@ def try_of(effect: Persist, tries: tuple[FailedTry, ...] = (), *, wall: float) -
 
 
 def target_of(entry: QueuedMessage) -> tuple[str, str]:
-    """Endpoint and method, as far as the subject tells them."""
+    """Endpoint and method, as far as the subject has them."""
     if entry.submission is not None:
         return entry.submission.endpoint, entry.submission.method
     parts = entry.message.subject.split(".")
@@ -153,7 +153,7 @@ def dead_headers(entry: QueuedMessage, effect: Persist, *, wall: float, limit: i
     """Headers of the dead letter: those of the message, and why it is dead.
 
     Args:
-        limit: bytes that the error may take.
+        limit: maximum size of the error in bytes.
     """
     failure = failure_of(cause_of(effect), limit)
     ours = {
@@ -176,7 +176,7 @@ def dead_headers(entry: QueuedMessage, effect: Persist, *, wall: float, limit: i
 
 
 def broken_result(entry: QueuedMessage, effect: Persist, error: Exception, *, wall: float) -> ResultRecord:
-    """The end of a job whose own end cannot be written."""
+    """The end of a job whose own end cannot be stored."""
     endpoint, method = target_of(entry)
     return ResultRecord(
         job=effect.job,
@@ -244,8 +244,8 @@ def dead_event(entry: QueuedMessage, effect: Persist, *, wall: float) -> bytes:
 
 
 def schedule_of(names: Names, message: StreamMessage, submission: Submission) -> tuple[str, dict[str, str]]:
-    """Subject and headers of the schedule that holds a message until its time. Published twice, since an answer got
-    lost, it does not become active again after a cancellation."""
+    """Subject and headers of the schedule that holds a message until its time. If it is published twice because an
+    answer was lost, a cancelled one does not become active again."""
     dropped = {headers.DELAY.lower(), headers.CRON.lower(), headers.JOB.lower()}
     given = {
         name: value
@@ -262,7 +262,8 @@ def schedule_of(names: Names, message: StreamMessage, submission: Submission) ->
         given[headers.SCHEDULE] = f"@at {moment(submission.not_before)}"
         given[headers.JOB] = submission.job
         if submission.deadline_at is not None:
-            # A duration stays one, for a replayed task begins it anew; it counts from when the schedule publishes.
+            # A duration stays a duration, since a replayed task starts it again; it counts from when the schedule
+            # publishes.
             left_s = max(0.0, submission.deadline_at - submission.not_before)
             given[headers.DEADLINE] = number(left_s) if _is_duration(message) else moment(submission.deadline_at)
     return names.schedule(submission.job), given
@@ -277,7 +278,7 @@ def _is_duration(message: StreamMessage) -> bool:
 
 
 def sendable(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Headers of a message, without those of the server and those that cannot be written."""
+    """Headers of a message, without those of the server and those that cannot be sent."""
     return {
         name: value
         for name, value in (given or {}).items()

@@ -1,4 +1,4 @@
-"""Writes of a queue: records to the results bucket, events and items to the stream of jobs.
+"""A queue's writes: records to the results bucket, events and items to the jobs stream.
 
 Writes end with a callback and have no task of their own. Each queue has its own writers, which store nothing while
 ownership of the queue is in doubt.
@@ -56,7 +56,7 @@ class StorageWriter(Generic[T]):
             self._work.start(self._go_on())
 
     async def stop(self) -> None:
-        """Store nothing more, and drop what is not stored yet. Idempotent, safe before `start`."""
+        """Stop writing, and drop pending items. Idempotent, safe before `start`."""
         await self._work.stop()
         self._line.clear()
         self._idle.set()
@@ -75,7 +75,7 @@ class StorageWriter(Generic[T]):
         self._wake.set()
 
     def _next_batch(self) -> list[T]:
-        """The oldest; empty: look again."""
+        """The oldest items; empty: call again."""
         raise NotImplementedError
 
     async def _store(self, batch: list[T]) -> Sequence[object]:
@@ -114,7 +114,7 @@ class StorageWriter(Generic[T]):
             await asyncio.sleep(delay_s)
 
     def _settle(self, batch: list[T], answers: Sequence[object]) -> Unavailable | None:
-        """Items not stored stay in front, in order. Returns an error if there was one."""
+        """Items that were not stored stay at the front, in order. Returns an error if there was one."""
         for _ in batch:
             self._line.popleft()
         failed: Unavailable | None = None
@@ -132,11 +132,11 @@ class StorageWriter(Generic[T]):
         return failed
 
     def _tell(self, item: T, answer: object) -> None:
-        """Whatever goes wrong with one item, the writer goes on: everything else that is to be stored waits for it."""
+        """Whatever goes wrong with one item, the writer continues: all other items wait for it."""
         try:
             self._taken(item, answer)
         except Exception:
-            self._log.exception("what follows %s failed", self.what, extra={"action": f"{self.action}.bug"})
+            self._log.exception("the callback of %s failed", self.what, extra={"action": f"{self.action}.bug"})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(pending={len(self._line)}, retried={self.retried})"
@@ -153,7 +153,8 @@ class _Write:
 
 
 class KvWriteBatcher(StorageWriter[_Write]):
-    """Writes to a bucket in the requested order, as far as storage keeps it; writes of one key always in order."""
+    """Writes to a bucket in the requested order, as far as storage preserves it; writes of one key are always in
+    order."""
 
     what = "results"
     action = "results"
@@ -161,7 +162,7 @@ class KvWriteBatcher(StorageWriter[_Write]):
     def __init__(
         self, bucket: Callable[[], Awaitable[KeyValue]], *, sure: Callable[[], Awaitable[None]], log: Log
     ) -> None:
-        """`bucket` opens it."""
+        """`bucket` opens the bucket."""
         super().__init__(sure=sure, log=log)
         self._bucket = bucket
 
@@ -176,7 +177,7 @@ class KvWriteBatcher(StorageWriter[_Write]):
         self._add(_Write(KvWrite(key=key, value=None), None))
 
     def _next_batch(self) -> list[_Write]:
-        """No key twice: of two writes of one key the second must follow the first."""
+        """The next batch, with no key twice: the second write of a key must follow the first."""
         batch: list[_Write] = []
         keys: set[str] = set()
         for each in self._line:
@@ -202,7 +203,7 @@ class KvWriteBatcher(StorageWriter[_Write]):
 @dataclass(slots=True)
 class _Telling:
     subject: str
-    """Empty: it is only a mark."""
+    """Empty: it is just a mark."""
     data: bytes = b""
     id: str = ""
     done: Callable[[], None] | None = None
@@ -241,7 +242,7 @@ class JobEventPublisher(StorageWriter[_Telling]):
         """Store one item, then call `done`. Returns an error if it can never be stored.
 
         Args:
-            sequence: of the job's message: a replayed dead letter has its old id, and yields again.
+            sequence: that of the job's message: a replayed dead letter has its old id, and yields again.
         """
         try:
             data = _item(job, attempt, index, value, fmt)
@@ -250,7 +251,7 @@ class JobEventPublisher(StorageWriter[_Telling]):
         limit = self._limit_bytes() - _OVERHEAD_BYTES
         if len(data) > limit:
             return InvalidResult(
-                f"item {index} makes a message of {len(data)} bytes and at most {limit} fit: yield smaller ones",
+                f"item {index} makes a message of {len(data)} bytes, the limit is {limit}: yield smaller ones",
                 may_have_started=True,
                 details={"size": len(data), "limit": limit},
             )
@@ -262,7 +263,7 @@ class JobEventPublisher(StorageWriter[_Telling]):
         self._add(_Telling("", done=done))
 
     def _next_batch(self) -> list[_Telling]:
-        """Everything before the next mark; marks in front are removed."""
+        """Everything before the next mark; marks at the front are removed."""
         line = self._line
         while line and not line[0].subject:
             self._tell(line.popleft(), None)
@@ -280,7 +281,7 @@ class JobEventPublisher(StorageWriter[_Telling]):
             if isinstance(answer, BaseException) and not isinstance(answer, Unavailable):
                 if not isinstance(answer, Exception):
                     raise answer
-                self._log.error("an event cannot be stored", exc_info=answer, extra={"action": "job_feed.bug"})
+                self._log.error("cannot store an event", exc_info=answer, extra={"action": "job_feed.bug"})
         return answers
 
     async def _publish(self, stream: Stream, telling: _Telling) -> None:

@@ -1,10 +1,10 @@
-"""What an error means for a durable task, how often it is tried, how long each try may run, how long to wait between.
+"""What an error means for a durable task: how many attempts, how long each may run, how long to wait in between.
 
-Of what the task, the endpoint's route and the dispatcher's settings say, the first that says something counts.
+The first value set by the task, the endpoint's route or the dispatcher's settings counts.
 
-Errors of the request itself are permanent: the same message would fail again; so is what a task itself calls so
-(NonRetryable). What may have run is counted as an attempt; how many there are depends on whether the task calls itself
-idempotent.
+Errors of the request itself are permanent, since the same message would fail again; so are errors that a task declares
+permanent (NonRetryable). If it may have run, it counts as an attempt; how many there are depends on whether the task is
+declared idempotent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def max_attempts(task: Submission, rules: QueueRules, settings: DispatcherSettin
     """The number of the last attempt, not counting those from before the task was a dead letter.
 
     Args:
-        once: the task is not declared idempotent. Where neither it nor the route sets a number, it is started once.
+        once: the task is not declared idempotent. If neither it nor the route sets a number, it is started once.
     """
     if task.idempotent is not None:
         once = not task.idempotent
@@ -54,8 +54,8 @@ def result_ttl_s(task: Submission, rules: QueueRules, settings: DispatcherSettin
 def backoff_s(
     task: Submission, rules: QueueRules, settings: DispatcherSettings, *, attempts: int, draw: float
 ) -> float:
-    """Seconds between the failure of that attempt and the next one: doubles each time, up to a maximum. Jitter takes
-    off up to half, so that tasks that failed together do not come back together."""
+    """Seconds between the failure of this attempt and the next one: doubles each time, up to a maximum. Jitter shortens
+    it by up to half, so that tasks that failed together are not retried together."""
     first = _first(settings.backoff_s, task.backoff_s, rules.backoff_s)
     most = _first(settings.backoff_max_s, None, rules.backoff_max_s)
     # A task may ask for a longer first wait than the maximum.
@@ -63,7 +63,7 @@ def backoff_s(
 
 
 def refused_s(refusals: int) -> float:
-    """Seconds until a task that could not be started is offered again: none the first time."""
+    """Seconds until a task that could not be started is tried again: 0 the first time."""
     return 0.0 if refusals <= 1 else exponential_s(REFUSED_FIRST_S, REFUSED_MOST_S, refusals - 2)
 
 
@@ -79,14 +79,14 @@ class Retry:
     """Counts as an attempt; a dead letter after the last one."""
 
     reason: DeadReason
-    """The reason of its death, if it was the last attempt."""
+    """Why it is dead, if it was the last attempt."""
     at_once: bool = False
-    """The task is not to blame: the first time, the next attempt does not wait."""
+    """Whether the next attempt need not wait the first time, since the task is not to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """Nothing ran: back to its place, and not counted."""
+    """Nothing ran: it goes back to its place, and is not counted."""
 
 
 Verdict = Permanent | Retry | NotStarted
@@ -110,27 +110,27 @@ VERDICTS: Final[dict[type[e.GanglineError], Verdict]] = {
     e.WorkerLost: Retry(DeadReason.CRASHED, at_once=True),
     e.DeadlineExceeded: Retry(DeadReason.TIMED_OUT),
     e.StreamBroken: _FAILED,
-    # There was nobody to run it. (Not `Saturated` for ever: see PoolSeen.largest.)
+    # No worker could run it. (Not `Saturated` for ever: see PoolSeen.largest.)
     e.Unavailable: _NOT_STARTED,
     e.LeaseError: _NOT_STARTED,
     e.ClosedError: _NOT_STARTED,
-    # What we do not know: an error of a newer worker.
+    # Unknown: an error of a newer worker.
     e.GanglineError: _FAILED,
 }
-"""The nearest class of an error counts."""
+"""The nearest base class of an error counts."""
 
 
 _SAYS_WHETHER_IT_STARTED: Final = (e.TaskError, e.OutcomeUnknown, e.DeadlineExceeded, e.StreamBroken)
 
 
 def classify(error: e.GanglineError) -> Verdict:
-    """What happens to a task whose attempt ended like this. An error that says "nothing started" and is not permanent
-    does not count as an attempt (an unknown one does: it could say so for ever). An error of a kind that usually
-    starts nothing counts if it says that something may have started.
+    """What happens to a task whose attempt ended with this error. An error that says "nothing started" and is not
+    permanent does not count as an attempt (an unknown one does: it could say so for ever). An error of a kind that
+    usually starts nothing counts if it says that something may have started.
     """
     if isinstance(error, e.TaskFailed) and not error.retryable:
         return _NON_RETRYABLE
-    verdict = next(VERDICTS[each] for each in type(error).__mro__ if each in VERDICTS)  # the base class is in it
+    verdict = next(VERDICTS[each] for each in type(error).__mro__ if each in VERDICTS)  # the root class is in VERDICTS
     match verdict:
         case NotStarted() if error.may_have_started:
             return _FAILED

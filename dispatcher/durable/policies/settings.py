@@ -17,7 +17,7 @@ class DispatcherSettings:
     """Settings of one durable dispatcher. Options of a route or a task override them.
 
     Raises:
-        InvalidSettings: a value out of its bounds, with the bound in the text.
+        InvalidSettings: a value is out of bounds; the text has the bounds.
     """
 
     node: str = field(default_factory=lambda: os.environ.get("GANGLINE_NODE", "") or socket.gethostname())

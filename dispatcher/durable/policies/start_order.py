@@ -1,18 +1,18 @@
-"""Which task starts first, what limits the starts, and how many messages to fetch to judge that.
+"""Which task starts first, what limits the starts, and how many messages to prefetch for that decision.
 
 A task's place is its *virtual time*: when it was published, minus `age_step_s` for each step of its priority; ties by
-sequence. Waiting is worth the same to all tasks, so it need not be counted: a task of priority 0 that has waited 20 s
-and a new one of priority 2 are neighbours (with `age_step_s` 10), and stay so. Places never change, so heaps keep them.
+sequence. All tasks age equally, so waiting time need not be tracked: a task of priority 0 that has waited 20 s and a
+new one of priority 2 are neighbours (with `age_step_s` 10), and stay so. Places never change, so heaps can hold them.
 
 The bound of starvation: a task starts before every task of higher priority that is published more than (difference of
 priorities) x `age_step_s` after it.
 
 Laws of keys:
 
-1. At most `limit` tasks of one key run or may start next; the latter are those with the lowest places of all that wait.
-   The others of the key are not looked at when a pool has room, however many they are.
-2. The head of an ordered key is its started task, or otherwise the one with the lowest sequence, whatever the
-   priorities. Only the head may start. It stays head through retries, until its end is stored.
+1. At most `limit` tasks of one key run or may start next; the latter are the waiting ones with the lowest places. The
+   others of the key are not checked when a pool has free slots, however many there are.
+2. The head of an ordered key is its started task, otherwise the one with the lowest sequence, whatever the priorities.
+   Only the head may start. It stays the head through retries, until its end is stored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Place = tuple[float, int]
 
 
 def place_of(submission: Submission, seq: int, age_step_s: float) -> Place:
-    """Where the task stands among the others of its queue."""
+    """The task's place in its queue."""
     return (submission.published_at - submission.priority * age_step_s, seq)
 
 
@@ -55,7 +55,7 @@ class RankedSet(TimerQueue[int]):
         self.set(self._sign * place[1], self._sign * place[0])
 
     def discard(self, seq: int) -> bool:
-        """False: it was not there."""
+        """False: it was not in the set."""
         return self._at.pop(self._sign * seq, None) is not None
 
     @property
@@ -68,7 +68,7 @@ class RankedSet(TimerQueue[int]):
 
 
 class ReadyQueue:
-    """The tasks of one pool that may start as soon as there is room, and the slots that each takes."""
+    """The tasks of one pool that may start as soon as slots are free, and the slots that each needs."""
 
     __slots__ = ("_by_cost", "_costs", "slots")
 
@@ -76,7 +76,7 @@ class ReadyQueue:
         self._by_cost: dict[int, RankedSet] = {}
         self._costs: dict[int, int] = {}
         self.slots = 0
-        """Of all together."""
+        """Sum of the slots of all tasks."""
 
     def __len__(self) -> int:
         return len(self._costs)
@@ -103,8 +103,8 @@ class ReadyQueue:
                 del self._by_cost[cost]
 
     def first(self, slots: int | None = None) -> Place | None:
-        """The lowest place; of those that take at most so many slots, if given. There are few different costs, so
-        looking at the first of each is cheap."""
+        """The lowest place; if `slots` is given, of tasks that need at most that many. There are few different costs,
+        so checking the first of each is cheap."""
         best: Place | None = None
         for cost, ranked in self._by_cost.items():
             if slots is None or cost <= slots:
@@ -115,7 +115,7 @@ class ReadyQueue:
 
     @property
     def smallest(self) -> int:
-        """The fewest slots that one of them takes; 0: there is none."""
+        """The fewest slots that one of them needs; 0: there is none."""
         return min(self._by_cost, default=0)
 
     def cost(self, seq: int) -> int:
@@ -124,7 +124,7 @@ class ReadyQueue:
 
 @dataclass(frozen=True, slots=True)
 class StartChanges:
-    """Tasks that may start now, and tasks that no longer may."""
+    """Tasks that may start now, and tasks that may no longer start."""
 
     promoted: tuple[int, ...] = ()
     demoted: tuple[int, ...] = ()
@@ -138,7 +138,7 @@ class _Cap:
     def __init__(self) -> None:
         self.running: dict[int, None] = {}
         self.candidates = RankedSet(reverse=True)
-        """May start; `first` is the one to withdraw when a better one comes."""
+        """Tasks that may start; `first` is the one to withdraw when a better one arrives."""
         self.waiting = RankedSet()
 
     def discard(self, seq: int) -> bool:
@@ -179,25 +179,25 @@ class KeyConcurrency:
         return len(self._keys)
 
     def add(self, key: str, place: Place) -> StartChanges:
-        """One more that could start; it is `promoted` if it may."""
+        """Add a startable task; it is `promoted` if it may start."""
         cap = self._keys.setdefault(key, _Cap())
         cap.waiting.add(place)
         return cap.balance(self.limit)
 
     def discard(self, key: str, seq: int) -> StartChanges:
-        """One of those that could start goes away."""
+        """Remove a startable task."""
         cap = self._keys.get(key)
         return self._balance(key, cap) if cap is not None and cap.discard(seq) else StartChanges()
 
     def start(self, key: str, seq: int) -> StartChanges:
-        """It runs now, whether or not it might."""
+        """A task runs now, whether or not it was allowed to start."""
         cap = self._keys.setdefault(key, _Cap())
         cap.running[seq] = None
         cap.discard(seq)
         return cap.balance(self.limit)
 
     def stop(self, key: str, seq: int) -> StartChanges:
-        """It does not run any more."""
+        """A task no longer runs."""
         cap = self._keys[key]
         del cap.running[seq]
         return self._balance(key, cap)
@@ -268,28 +268,28 @@ class OrderedKeys:
         return tuple(sorted(self._ordered_keys[key].members)) if key in self._ordered_keys else ()
 
     def join(self, key: str, seq: int) -> int | None:
-        """One more. Returns the head that it takes the place of; None if the head is as before."""
+        """Add a task. Returns the head that it replaces; None if the head is unchanged."""
         lane = self._ordered_keys.setdefault(key, _Lane())
         before = lane.head
         lane.members.add((0.0, seq))
         return None if before is None or lane.head == before else before
 
     def start(self, key: str, seq: int) -> int | None:
-        """It was started once. Returns the head that it takes the place of; None if the head is as before."""
+        """A task was started. Returns the head that it replaces; None if the head is unchanged."""
         lane = self._ordered_keys[key]
         before = lane.head
         lane.started[seq] = None
         return None if lane.head == before else before
 
     def unstart(self, key: str, seq: int) -> int | None:
-        """Nothing was started after all. Returns the new head, if there is another one now."""
+        """A task was not started after all. Returns the new head if it has changed."""
         lane = self._ordered_keys[key]
         before = lane.head
         lane.started.pop(seq, None)
         return None if lane.head == before else lane.head
 
     def leave(self, key: str, seq: int) -> int | None:
-        """It has ended. Returns the new head, if there is another one now."""
+        """A task has ended. Returns the new head if it has changed."""
         lane = self._ordered_keys[key]
         before = lane.head
         lane.members.discard(seq)
@@ -315,10 +315,10 @@ _HAIR = 1e-9
 
 
 class RateLimiter:
-    """At most so many starts a second: the generic cell rate algorithm (ITU-T I.371), a leaky bucket without a timer.
+    """Limits starts per second with the generic cell rate algorithm (ITU-T I.371), a leaky bucket without a timer.
 
-    It begins empty: the first start comes after a whole interval. Whoever started tasks before (another dispatcher,
-    under the same limit) has used no more than the full bucket since, so that both together never exceed the limit.
+    It starts empty: the first start comes after a whole interval. Another dispatcher that started tasks before, under
+    the same limit, has used at most the full bucket since, so both together never exceed the limit.
     """
 
     __slots__ = ("_interval_s", "_tat", "burst", "rate_per_s")
@@ -327,8 +327,8 @@ class RateLimiter:
         """
         Args:
             rate_per_s: starts a second in the long run. Above 0.
-            burst: starts at once after a pause; from 1.
-            now: since when it counts.
+            burst: starts at once after a pause; at least 1.
+            now: the start time.
         """
         self.rate_per_s = rate_per_s
         self.burst = burst
@@ -353,22 +353,22 @@ class RateLimiter:
         self._tat = max(self._tat, now) + self._interval_s
 
     def allowed(self, now: float, until: float) -> int:
-        """How many starts are allowed from now until then, if all come as early as they may."""
+        """How many starts are allowed from `now` to `until`, if each comes as early as possible."""
         first = max(self.next_at, now - (self.burst - 1) * self._interval_s)
         return 0 if until < first - _HAIR else 1 + floor((until - first + _HAIR) * self.rate_per_s)
 
 
 _BATCH: Final = 16
-"""Asked for when a 16th of the window is free: one request for each message would cost more than the messages."""
+"""Request more when a 16th of the window is free: a request per message would cost more than the messages."""
 AT_ONCE: Final = 128
-"""On their way at once, as a rule. However many there are, the next come as soon as these are taken; answers of
-workers, and with them the next starts, wait behind no more than these."""
+"""Normal maximum in flight. The next come as soon as these are processed; workers' answers, and so the next starts,
+wait behind no more than these."""
 
 
 class PrefetchWindow:
-    """How many messages to ask for, so that enough can be seen to judge priorities, keys and limits, and not too many:
-    what is in hand and on its way. A bound of bytes can be passed by what was on its way already, if messages are
-    suddenly larger than those before."""
+    """How many messages to request, so that enough are known to apply priorities, keys and limits, but not too many;
+    counts fetched ones and those in flight. The limit on bytes can be exceeded by messages in flight, if these are
+    suddenly larger than earlier ones."""
 
     __slots__ = ("_bytes", "_mean", "asked", "bytes", "count", "held")
 
@@ -377,21 +377,21 @@ class PrefetchWindow:
         self._bytes = bytes_
         self._mean = 1024.0
         self.held = 0
-        """Messages in hand."""
+        """Fetched messages."""
         self.bytes = 0
-        """... and their bytes."""
+        """Their bytes."""
         self.asked = 0
-        """Messages pulled that have not come."""
+        """Requested messages that have not arrived."""
 
     def __repr__(self) -> str:
         return f"PrefetchWindow({self.held} of {self.count}, {self.bytes} bytes, {self.asked} asked for)"
 
     def delivered(self) -> None:
-        """A message came, known or not."""
+        """A message arrived, known or not."""
         self.asked = max(0, self.asked - 1)
 
     def add(self, size: int) -> None:
-        """A new one is kept."""
+        """Keep a new message."""
         self.held += 1
         self.bytes += size
         self._mean += (size - self._mean) / min(self.held, 64)
@@ -401,7 +401,7 @@ class PrefetchWindow:
         self.bytes -= size
 
     def ask(self, most: int | None = None) -> int:
-        """How many to ask for now, of whom `most` may be on their way; they count as asked for. 0: none."""
+        """How many to request now, with at most `most` in flight; they count as requested. 0: none."""
         mean = max(1.0, self._mean)
         fit = max(1, min(self.count, int(self._bytes / mean)))
         free = min(self.count - self.held, int((self._bytes - self.bytes) / mean))

@@ -1,1 +1,1 @@
-"""One queue at work. Imports only: what is below."""
+"""Runs one queue. Imports only: the layers below."""

@@ -3,7 +3,7 @@
 Laws:
 
 1. Each StartAttempt and each ReattachAttempt is answered by exactly one `ended`, or by none after `let_go`.
-2. An attempt is on one lease or on none; the lease's slots come back when it ends.
+2. An attempt is on one lease or on none; its slots go back to the lease when it ends.
 3. `let_go` (another dispatcher has the queue now, or soon will) stops nothing: running attempts continue.
 """
 
@@ -62,7 +62,7 @@ _NOTHING: Final = {fmt: codec.encode(None, fmt) for fmt in Format}
 """The result of a task that returns none."""
 _ATTACH_AGAIN_S: Final = 0.1
 _APPEARS_S: Final = 4.0
-"""Longer than a heartbeat lives: a ledger in memory may have been lost with the server, and is being rewritten."""
+"""Longer than a heartbeat is valid: a ledger in memory may have been lost with the server, and is being rewritten."""
 
 
 def _nothing(_worker: str) -> None:
@@ -88,16 +88,16 @@ class AttemptSender(AttemptListener):
         self._ended = ended
         self._log = log
         self._entries: dict[int, QueuedMessage] = {}
-        """Those with an attempt under way, by sequence."""
+        """Entries with a current attempt, by sequence."""
         self._lessors: dict[str, SlotLessor] = {}
         self._retries: set[asyncio.TimerHandle] = set()
         self._adopted: dict[str, tuple[int, Sequence[str]]] = {}
-        """By job: attempt and workers of one that another dispatcher started on all ranks of a gang."""
+        """By job: attempt and workers of a job that another dispatcher started on all ranks of a gang."""
         self.on_acknowledged: Callable[[str], None] = _nothing
-        """Receives the name of each worker that was sent an ACK, which may get lost."""
+        """Called with the name of each worker that was sent an ACK, which may be lost."""
         self.started = 0
         self.turn = 0
-        """Greater than that of any earlier owner. Attempts never go back by more than what was unknown of the last one,
+        """Greater than that of any earlier owner. Attempt numbers go back at most by those unknown of the last owner,
         so the sum of both, the fence, grows with each start of a job."""
 
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class AttemptSender(AttemptListener):
         worker = lease.worker
         method = worker.methods.get(submission.method)
         if method is not None and method.slots > start.cost:
-            # Not known when the core counted the slots; it hears of it soon.
+            # Unknown when the core counted the slots; the core is told soon.
             lessor.give(lease, start.cost)
             text = f"{submission.target} takes {count_of(method.slots, 'slot')} on {worker.id}, not {start.cost}"
             self._ended(entry, start.attempt, LeaseBusy(text))
@@ -135,7 +135,7 @@ class AttemptSender(AttemptListener):
         sent_attempt = self._attempt(entry, worker, attached=False)
         try:
             self._send(entry, sent_attempt, self._task_frame(entry, sent_attempt, start, lease.hold.token))
-        except GanglineError as error:  # nothing was sent, for example since it is too large
+        except GanglineError as error:  # nothing was sent, for example because it is too large
             self._finish(entry, sent_attempt)
             self._ended(entry, start.attempt, error)
             return
@@ -221,7 +221,7 @@ class AttemptSender(AttemptListener):
     def _try_attach(self, entry: QueuedMessage, attach: ReattachAttempt, appears_by: float) -> None:
         """
         Args:
-            appears_by: until then the router may not know the worker yet, which has reported the job.
+            appears_by: until then the router may not yet know the worker that reported the job.
         """
         worker = self.worker(attach.worker)
         if worker is None and self._exchange.loop.time() < appears_by:
@@ -263,7 +263,7 @@ class AttemptSender(AttemptListener):
         submission = entry.submission
         assert submission is not None
         args, kwargs = entry.arguments or arguments_of(entry.message.data, submission.fmt)
-        entry.arguments = None  # a retry waits longer than reading them again takes
+        entry.arguments = None  # a retry waits longer than it takes to decode them again
         flags = _JSON if submission.fmt is Format.JSON else 0
         if entry.streams:
             flags |= _STREAM
@@ -332,7 +332,7 @@ class AttemptSender(AttemptListener):
             self.acknowledge_on(name, job, seq, rank, attempt)
 
     def acknowledge_on(self, name: str, job: str, seq: int, rank: int, attempt: int) -> None:
-        """The same for one execution. A worker that does not hear it forgets the end later by itself."""
+        """The same for one execution. A worker that misses it forgets the end later by itself."""
         worker = self.worker(name) if name else None
         if worker is not None and worker.acks:
             self._exchange.post(worker, (_ACK, self._endpoint, job, seq, rank, attempt))
@@ -341,7 +341,7 @@ class AttemptSender(AttemptListener):
     # -- stopping -------------------------------------------------------------------------------------------------
 
     def stop(self, entry: QueuedMessage, attempt: int) -> None:
-        """Have the worker cancel an attempt."""
+        """Tell the worker to cancel an attempt."""
         entry.stopped = attempt
         sent_attempt = entry.sent_attempt
         if sent_attempt is None or entry.attempt != attempt:
@@ -355,7 +355,7 @@ class AttemptSender(AttemptListener):
             self._exchange.post(sent_attempt.worker, (RequestOp.CANCEL, sent_attempt.id))
 
     def let_go(self) -> None:
-        """Ignore all that follows. What was not sent yet is not sent."""
+        """Ignore everything that follows. Unsent frames are not sent."""
         for timer in self._retries:
             timer.cancel()
         self._retries.clear()
@@ -403,16 +403,16 @@ class AttemptSender(AttemptListener):
         self._ended(entry, sent_attempt.attempt, error)
 
     def _ask_for_items(self, entry: QueuedMessage, sent_attempt: JobAttempt, count: ItemTracker) -> None:
-        """Items got lost: request them, at once the first time, then with growing pauses, and not for ever."""
+        """Items were lost: request them, at once the first time, then with growing pauses, and not for ever."""
         wait_s = count.ask_after_s()
         if wait_s is None:
-            text = f"{entry.worker} does not send item {count.received}, though it was asked several times"
+            text = f"{entry.worker} does not send item {count.received}, although it was asked several times"
             self._break_off(entry, sent_attempt, StreamBroken(text, may_have_started=True))
             return
         if not wait_s:
             self._attach_anew(entry, sent_attempt)
             return
-        self._exchange.forget(sent_attempt)  # its answers come again
+        self._exchange.forget(sent_attempt)  # its answers will be sent again
 
         def again() -> None:
             if entry.sent_attempt is sent_attempt:
@@ -434,14 +434,14 @@ class AttemptSender(AttemptListener):
             self._exchange.post(sent_attempt.worker, (RequestOp.CREDIT, sent_attempt.id, more))
 
     def _attach_anew(self, entry: QueuedMessage, sent_attempt: JobAttempt) -> None:
-        """Have the items sent again that are not stored."""
+        """Request the items that are not stored."""
         self._exchange.forget(sent_attempt)
         self._failure_detector.unwatch(sent_attempt.worker)
         again = self._attempt(entry, sent_attempt.worker, attached=True)
         self._send(entry, again, self._attach_frame(entry, again))
 
     def still_runs(self, sent_attempt: JobAttempt) -> None:
-        """It may wait for credit that got lost, or its items may have got lost."""
+        """The task may wait for lost credit, or its items may have been lost."""
         entry = self._entries.get(sent_attempt.seq)
         if (
             entry is not None
@@ -482,7 +482,7 @@ class AttemptSender(AttemptListener):
         assert entry.submission is not None
         if frame[0] == AnswerOp.END:
             if entry.item_count.known and entry.item_count.lacks(frame[2]):
-                return StreamBroken(f"some of the {frame[2]} items got lost", may_have_started=True)
+                return StreamBroken(f"some of the {frame[2]} items were lost", may_have_started=True)
             entry.body, entry.items = None, frame[2]
             return None
         if frame[2] is None:
@@ -536,14 +536,14 @@ class AttemptSender(AttemptListener):
         return found is not None and found.streams
 
     def feeds(self, lessor: SlotLessor) -> None:
-        """Attempts may be on leases of this lessor."""
+        """Attempts may use leases of this lessor."""
         self._lessors[lessor.pool] = lessor
 
     def worker(self, name: str) -> WorkerEntry | None:
-        """The worker that the router knows by that name."""
+        """The worker with this name, if the router knows it."""
         id = WorkerId.parse(name)
         pool = self._router.pools.get(id.pool)
         return None if pool is None else pool.core.view.workers.get(id.worker)
 
     def __repr__(self) -> str:
-        return f"AttemptSender({self._endpoint}, under way={len(self._entries)})"
+        return f"AttemptSender({self._endpoint}, running={len(self._entries)})"

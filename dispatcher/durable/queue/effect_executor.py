@@ -32,7 +32,7 @@ EventSink = Callable[..., None]
 
 
 class QueueEffectExecutor:
-    """See the module. Every effect is started in the turn of its event."""
+    """See the module's docstring. Every effect is started in the turn of its event."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class QueueEffectExecutor:
         """
         Args:
             entries: messages of the queue, by sequence; acknowledged ones are removed here.
-            tell_soon: reports at the end of this turn, together with its other events.
+            tell_soon: reports an event at the end of this turn, together with its other events.
             sure: waits until ownership of the queue is certain.
         """
         self._context = context
@@ -77,7 +77,7 @@ class QueueEffectExecutor:
         """Messages fetched so far."""
         self._consumer: Consumer | None = None
         self._acking: dict[int, QueuedMessage] = {}
-        """Acknowledged, and not confirmed yet; by sequence."""
+        """Acknowledged but not confirmed yet, by sequence."""
         self._tried: dict[int, str] = {}
         """Acknowledged jobs that may have a TryRecord; by sequence."""
         self._last: QueuedMessage | None = None
@@ -91,12 +91,12 @@ class QueueEffectExecutor:
         self._closed = False
 
     def start(self, consumer: Consumer) -> None:
-        """The queue is ours, by this consumer."""
+        """The queue is ours, with this consumer."""
         self._consumer = consumer
         self.outcomes.start()
 
     async def stop(self) -> None:
-        """Start nothing more, drop what is under way, give leases back. Running attempts continue."""
+        """Start nothing more, drop work in progress, and release leases. Running attempts continue."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -215,7 +215,7 @@ class QueueEffectExecutor:
             self._credit_changed(pool)
 
     def _credit_changed(self, pool: str) -> None:
-        """Report it once in this turn, however many tasks end in it."""
+        """Report the credit once per turn, however many tasks end in it."""
         self._dirty.add(pool)
         self._at_turn_end()
 
@@ -225,7 +225,7 @@ class QueueEffectExecutor:
             self._context.bus.at_turn_end(self._turn_end)
 
     def _turn_end(self) -> None:
-        """Free slots first: then it is known how many more are needed."""
+        """Report free slots first: then it is known how many more are needed."""
         self._turn_ends = False
         dirty, self._dirty = self._dirty, set()
         for pool in sorted(dirty):
@@ -260,7 +260,7 @@ class QueueEffectExecutor:
     # -- acknowledgements -----------------------------------------------------------------------------------------
 
     def has(self, seq: int) -> bool:
-        """Whether that message is in hand, or its acknowledgement is not confirmed."""
+        """Whether this message is fetched, or its acknowledgement is not confirmed."""
         return seq in self._entries or seq in self._acking
 
     def acknowledged(self, sequences: list[int]) -> None:
@@ -269,7 +269,7 @@ class QueueEffectExecutor:
             return
         for seq in sequences:
             self._tell_soon(on.Acked, seq=seq)
-            # Not before: as long as the message exists, the next owner of the queue would ask the worker.
+            # Not earlier: as long as the message exists, the next owner of the queue would ask the worker.
             if (entry := self._acking.pop(seq, None)) is not None:
                 self.sent_attempts.acknowledge(entry)
             if (job := self._tried.pop(seq, None)) is not None:
@@ -297,13 +297,13 @@ HANDLERS: Final[dict[type[do.Effect], Callable[[QueueEffectExecutor, Any], None]
 
 
 _LOOK_S: Final = 1.0
-"""A worker whose ends are all stored has left by then."""
+"""Interval of requests: a worker whose ends are all stored has left by then."""
 
 
 class KeptEnds:
     """Ends that workers keep for one queue until an ACK says that they are stored.
 
-    ACKs have no answers and may get lost, and a draining worker waits for each. So draining workers that were sent ACKs
+    ACKs have no answers and may be lost, and a draining worker waits for each. So draining workers that were sent ACKs
     are asked what they still keep, until they keep nothing, and get the ACKs of stored ends again.
     """
 
@@ -318,9 +318,9 @@ class KeptEnds:
     ) -> None:
         """
         Args:
-            find: the worker of a name, if known.
+            find: finds the worker with a name, if known.
             kept: asks a worker what it runs and keeps of this queue.
-            stored: whether an end is stored, or no longer matters.
+            stored: tells whether an end is stored or no longer matters.
             acknowledge: sends an ACK to the worker of that name.
         """
         self._find = find

@@ -3,10 +3,10 @@
 Laws:
 
 1. No execution begins before all have their slots (HELD, then BEGIN), so an attempt starts on all ranks or on none.
-2. The attempt has ended when it has ended on every rank, so the next one meets none of it. When one rank fails, the
-   others are told to stop.
-3. It succeeds with the results of all, by rank. It fails with the error of the rank that failed first. It may have
-   started if BEGIN was sent and not every rank says that it did nothing.
+2. The attempt has ended when it has ended on every rank, so the next one never overlaps with it. When one rank fails,
+   the others are told to stop.
+3. It succeeds with the results of all ranks. It fails with the error of the rank that failed first. It may have started
+   if BEGIN was sent and not every rank reports that nothing started.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ATTACH_AGAIN_S: Final = 0.1
 
 
 class JointFlight(JobAttempt, AttemptListener):
-    """One attempt to its owner. It is not sent itself, but listens to one attempt for each rank."""
+    """One attempt, as its owner sees it. It is not sent itself, but listens to one attempt per rank."""
 
     __slots__ = ("_begun", "_ends", "_exchange", "_failed", "_find", "_frame_of", "_held", "_kept", "_names",
                  "_parts", "_results", "_started", "_timers", "_failure_detector", "_waiting")  # fmt: skip
@@ -49,10 +49,10 @@ class JointFlight(JobAttempt, AttemptListener):
         """
         Args:
             names: the worker of each rank, as `<pool>.<worker>`; empty: unknown.
-            find: the living worker of that name.
-            frame_of: the frame for a rank, which attaches if the attempt is attached.
+            find: finds the live worker with a name.
+            frame_of: makes the frame for a rank, which attaches if the attempt is attached.
             ends: called once, with the results by rank, or the error.
-            worker: of the first rank that is known; for people.
+            worker: that of the first known rank; for display.
         """
         super().__init__(exchange, worker, self, seq=seq, attempt=attempt, attached=attached)
         self._exchange = exchange
@@ -62,7 +62,7 @@ class JointFlight(JobAttempt, AttemptListener):
         self._frame_of = frame_of
         self._ends = ends
         self._parts: dict[JobAttempt, int] = {}
-        """Sent and not answered, with their ranks."""
+        """Sent but not answered, with their ranks."""
         self._waiting = set(range(len(names)))
         """Ranks on which it has not ended."""
         self._kept: set[int] = set()
@@ -70,7 +70,7 @@ class JointFlight(JobAttempt, AttemptListener):
         self._held: set[int] = set()
         self._begun = attached
         self._started = False
-        """Some rank that has ended may have done some work."""
+        """Whether a rank that has ended may have done some work."""
         self._results: dict[int, Any] = {}
         self._failed: GanglineError | None = None
         self._timers: set[asyncio.TimerHandle] = set()
@@ -84,14 +84,14 @@ class JointFlight(JobAttempt, AttemptListener):
         """Tell all ranks to stop; it ends when they have."""
         for part in list(self._parts):
             if part not in self._parts:
-                continue  # the end of an earlier rank recalled it, too
+                continue  # the end of an earlier rank has recalled it already
             if self._exchange.recall(part):
                 self._end(self._take(part), _not_sent())
             else:
                 self._exchange.post(part.worker, (RequestOp.CANCEL, part.id))
 
     def let_go(self) -> None:
-        """Ignore all that follows; what was not sent yet is not sent."""
+        """Ignore everything that follows. Unsent frames are not sent."""
         for timer in self._timers:
             timer.cancel()
         for part in list(self._parts):
@@ -138,7 +138,7 @@ class JointFlight(JobAttempt, AttemptListener):
         attached = self.attached or rank in self._kept
         worker = self._find(self._names[rank]) if self._names[rank] else None
         if worker is None:
-            name = self._names[rank] or f"whoever had rank {rank}"
+            name = self._names[rank] or f"the worker of rank {rank}"
             self._end(rank, WorkerLost(f"{name} is gone, and may have run it", may_have_started=attached))
             return
         if self._failed is not None and not attached:
@@ -150,7 +150,7 @@ class JointFlight(JobAttempt, AttemptListener):
         self._failure_detector.watch(worker)
         try:
             exchange.launch(part, self._frame_of(part, rank))
-        except GanglineError as error:  # too large for a message, for example: nothing was sent
+        except GanglineError as error:  # for example too large for a message: nothing was sent
             self._end(self._take(part), error)
             return
         if self._failed is not None and attached:

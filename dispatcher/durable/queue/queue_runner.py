@@ -7,12 +7,12 @@ Laws:
    the queue by then. Running attempts continue, and the next owner attaches to them.
 3. From a doubt (see DoubtMonitor and verifier) until the server confirms that the consumer is ours, the core holds
    everything back: it receives OwnershipDoubted before any other event, and then OwnershipConfirmed, or nothing more.
-   Writes wait for the same.
-4. Nothing is fetched before the failed attempts are known. Nothing starts before every worker that may run something of
-   this queue has reported what it runs. And workers are not asked before a predecessor that gave nothing up has stopped
-   believing that it owns the queue.
-5. If a client cancelled a job while our connection was down, there is only a record of it. So after a reconnection the
-   records of all jobs in hand are read before the core receives OwnershipConfirmed.
+   Writes wait as well.
+4. Nothing is fetched before the failed attempts are known. Nothing starts before every worker that may run tasks of
+   this queue has reported what it runs. And workers are not asked before a previous owner that did not give up the
+   queue has stopped trusting its ownership.
+5. If a client cancelled a job while our connection was down, there is only a record of it. So after a reconnect the
+   records of all fetched jobs are read before the core receives OwnershipConfirmed.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from .effect_executor import KeptEnds, QueueEffectExecutor
 from .recovery import QueueRecovery, by_try
 
 _ACK_WAIT_S: Final = 30.0
-"""Tasks run and wait for longer, but a redelivery of a message in hand costs next to nothing. It matters when a
-delivery was lost unnoticed."""
+"""Tasks run and wait for longer, but redelivering a fetched message costs next to nothing. It matters if a delivery was
+lost unnoticed."""
 _SETTLED_S: Final = 2.5
 """How long workers may take to come back after a restart of the server."""
 _PAUSE_S: Final = 0.02
 _SMALL: Final = 512
 """Bodies up to this number of bytes are not decoded again for the start."""
 _HEARD_S: Final = 0.25
-"""Until all servers of a cluster know our subscription."""
+"""How long until all servers of a cluster know our subscription."""
 _SWEEP_S: Final = 60.0
-"""How often TryRecords without a task are looked for."""
+"""How often to search for TryRecords without a task."""
 _LAST_WORDS_S: Final = 1.0
-"""How long `close` waits for writes under way."""
+"""How long `close` waits for writes in progress."""
 
 
 class QueueRunner:
@@ -68,7 +68,7 @@ class QueueRunner:
         self.endpoint = endpoint
         self.since = context.ambient.wall()
         self.entries: dict[int, QueuedMessage] = {}
-        """Delivered and not acknowledged, by sequence."""
+        """Delivered but not acknowledged, by sequence."""
         self.core = QueueCore(endpoint, context.settings)
         self._context = context
         self._on_lost = on_lost
@@ -77,10 +77,10 @@ class QueueRunner:
         self._events: deque[on.AnyEvent] = deque()
         self._telling = False
         self._due = False
-        """The core gets this turn's events at its end."""
+        """Whether the core gets events at the end of this turn."""
         self._closed = False
         self._died = False
-        """The last owner never gave the queue up."""
+        """Whether the last owner never gave up the queue."""
         self._pool_observer = PoolObserver(
             context.router, context.known, tell=functools.partial(self.tell, on.PoolSeen), log=self._log
         )
@@ -98,9 +98,9 @@ class QueueRunner:
         self._old_to = 0
         """Up to this sequence a message may have ended before."""
         self._asked_of = False
-        """Clients that cancel a task that arrives now reach us. Otherwise there may be a record instead."""
+        """Whether clients that cancel a task that arrives now reach us. Otherwise there may be a record instead."""
         self._result_ttl_s = context.settings.result_ttl_s
-        """Of tasks without one of their own."""
+        """Default for tasks that do not set one."""
         self._asking: asyncio.Future[None] | None = None
         self._doubts = 0
         self._executor = QueueEffectExecutor(
@@ -123,10 +123,10 @@ class QueueRunner:
         )
         sent_attempts.on_acknowledged = self._kept.told
         self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
-        """By job: cancellations that wait until no takeover would forget them."""
+        """By job: cancellations that wait until no takeover can forget them."""
         self._grace_ends_at = float("inf")
         self.recovery_s: float | None = None
-        """How long it took from the takeover to the first possible start."""
+        """Time from the takeover to the first possible start."""
 
     # -- taking ---------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class QueueRunner:
         await self._catch_up()
         sequences = {entry.submission.job: seq for seq, entry in self.entries.items() if entry.submission is not None}
         for found in by_try(
-            # A replayed dead letter has its old id: an attempt of the old message is none of the new one.
+            # A replayed dead letter has its old id: attempts of the old message do not count for the new one.
             (worker, job)
             for worker, job in jobs
             if not job.sequence or sequences.get(job.job, job.sequence) == job.sequence
@@ -237,13 +237,13 @@ class QueueRunner:
         )
         await self._be_asked()
         while True:
-            # Writes that a predecessor had sent may arrive long after we have read everything.
+            # Writes of a previous owner may arrive long after we have read everything.
             await asyncio.sleep(_SWEEP_S)
             self._forget_orphans(await recovery.tries())
 
     async def _let_others_come_back(self, recovery: QueueRecovery, turn: OwnershipProof) -> None:
-        """After a restart of the server, workers that run tasks of a predecessor may come back later than we do. And a
-        predecessor that was taken for dead may start tasks until it notices that it has no proof."""
+        """After a restart of the server, workers that run tasks of a previous owner may come back later than we do. And
+        a previous owner that was taken for dead may start tasks until it notices that it has no proof."""
         context = self._context
         wait_s = _SETTLED_S - await recovery.ledger_age(context.ambient.wall())
         if self._died:
@@ -252,7 +252,7 @@ class QueueRunner:
             await asyncio.sleep(wait_s)
 
     async def _catch_up(self) -> None:
-        """Wait until all messages that a predecessor had in hand have arrived."""
+        """Wait until all messages that a previous owner had fetched have arrived."""
         consumer = self._consumer
         assert consumer is not None
         while self._arrived < self._executor.pulled:
@@ -267,12 +267,13 @@ class QueueRunner:
         for job, record in list(tries.items()):
             if record.sequence <= self._newest:
                 del tries[job]
-                # A job that was sent anew has its old id: its note is of another message than the one that was read.
+                # A resubmitted job has its old id: its record is of another message than the one that was read.
                 if job not in jobs and not self._executor.has(record.sequence):
                     self._executor.outcomes.forget_try(self.endpoint, job)
 
     def _acknowledge(self, jobs: list[tuple[WorkerId, WorkerJob]], noted: dict[tuple[str, int], int]) -> None:
-        """Workers keep ends for whoever had the queue before us: those that it stored, and had no time to say so."""
+        """Workers keep ends for a previous owner that has stored them but could not acknowledge them: acknowledge
+        these."""
         for worker, job in jobs:
             if not job.unstored:
                 continue
@@ -280,7 +281,7 @@ class QueueRunner:
                 self._acknowledge_again(str(worker), job)
 
     def _end_stored(self, job: WorkerJob) -> bool:
-        """Whether the attempt's end is stored, or no longer matters."""
+        """Whether the attempt's end is stored or no longer matters."""
         entry = self.entries.get(job.sequence)
         if entry is not None:
             return job.attempt <= entry.noted or job.attempt < entry.attempt
@@ -292,10 +293,10 @@ class QueueRunner:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def close(self, *, grace_s: float = 0.0) -> None:
-        """Hand the queue over: the next owner gets all that is not acknowledged, and attaches to what runs.
+        """Hand over the queue: the next owner gets all unacknowledged messages, and attaches to running tasks.
 
         Args:
-            grace_s: how long running tasks may finish here first; nothing starts meanwhile.
+            grace_s: how long to wait first for running tasks to finish here; nothing starts meanwhile.
         """
         if self._closed:
             return
@@ -307,7 +308,7 @@ class QueueRunner:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._executor.outcomes.writer.settled()
                     await consumer.settled()
-        # The next owner must wait for our predecessor as we would have.
+        # The next owner must wait for the previous owner as we would have.
         await self.drop(delete=self.core.open or not self._died)
 
     async def drop(self, *, delete: bool = False) -> None:
@@ -351,7 +352,7 @@ class QueueRunner:
             await asyncio.sleep(min(0.05, grace_s))
 
     def hurry(self) -> None:
-        """End the grace of `close`."""
+        """End the grace time of `close`."""
         self._grace_ends_at = float("-inf")
 
     def _lost(self) -> None:
@@ -367,7 +368,7 @@ class QueueRunner:
             self._work()
 
     def tell_soon(self, event: type[Any], /, **fields: Any) -> None:
-        """As `tell`, at the end of this turn with its other events, so that their effects are sent together."""
+        """Like `tell`, but at the end of this turn with its other events, so that their effects are sent together."""
         if self._note(event, fields):
             self._work_soon()
 
@@ -377,7 +378,7 @@ class QueueRunner:
             self._context.bus.at_turn_end(self._work)
 
     def _note(self, event: type[Any], fields: dict[str, Any]) -> bool:
-        """False: it is over."""
+        """False: it has ended."""
         context = self._context
         self._look()
         if self._closed:
@@ -403,8 +404,8 @@ class QueueRunner:
                 if self._cancels:
                     self._answer_cancels()
         except Exception:
-            # The core may be wrong now: the next owner starts from what the server knows.
-            self._log.exception("the queue failed; it is given up", extra={"action": "queue.bug"})
+            # The core may be wrong now: the next owner starts from the server's state.
+            self._log.exception("the queue failed; giving it up", extra={"action": "queue.bug"})
             self._lost()
         finally:
             self._telling = False
@@ -439,7 +440,7 @@ class QueueRunner:
         self._take(message, read[0])
 
     def _take(self, message: StreamMessage, submission: Submission) -> None:
-        """It is a task. As `tell_soon`, after a look at doubts."""
+        """A task arrived. Like `tell_soon`, after checking for doubts."""
         seq, job = message.sequence, submission.job
         old = seq <= self._old_to or not self._asked_of or not self.core.open
         record = self._tries.pop(job, None) if self._tries else None
@@ -470,7 +471,7 @@ class QueueRunner:
         return (self._result_ttl_s if ttl_s is None else ttl_s) > 0
 
     def _look(self) -> None:
-        """A doubt comes first."""
+        """Report a doubt first, if any."""
         if self._verifier is not None:
             self._verifier.look()
         else:
@@ -508,7 +509,7 @@ class QueueRunner:
             self.tell(on.OwnershipConfirmed)
 
     async def _be_asked(self) -> None:
-        """From now on clients reach us: only tasks published before may have been cancelled without us."""
+        """From now on clients reach us: only tasks published earlier may have been cancelled without us."""
         doubts = self._doubts
         await asyncio.sleep(_HEARD_S)
         stream = await self._context.streams.tasks()
@@ -536,26 +537,26 @@ class QueueRunner:
 
     @property
     def over(self) -> bool:
-        """Closed, or lost."""
+        """Whether it is closed or lost."""
         return self._closed
 
     @property
     def idle(self) -> bool:
-        """It is open, and has no tasks."""
+        """Whether it is open and has no tasks."""
         return self.core.open and not self.entries
 
     @property
     def started(self) -> int:
-        """Attempts sent."""
+        """Number of attempts sent."""
         return self._executor.sent_attempts.started
 
     @property
     def leased(self) -> int:
-        """Slots leased."""
+        """Number of slots leased."""
         return sum(lessor.leased for lessor in self._executor.lessors.values())
 
     def info(self, job: str) -> JobInfo | None:
-        """The state of a job; None if it is not in hand."""
+        """The state of a job; None if it is not fetched."""
         self._work()
         info = self.core.info(job)
         entry = None if info is None or info.sequence is None else self.entries.get(info.sequence)
@@ -564,13 +565,13 @@ class QueueRunner:
         return info.model_copy(update={"worker": entry.worker or info.worker, "tries": entry.tries})
 
     def why(self, job: str) -> JobWhyReply | None:
-        """What a job waits for; None if it is not in hand."""
+        """What a job waits for; None if it is not fetched."""
         info = self.info(job)
         why = self.core.why(job)
         return why if info is None or why is None else why.model_copy(update={"job": info})
 
     async def cancel(self, job: str) -> JobInfo | None:
-        """Cancel a job. Returns its state when its end or its cancellation is stored; None: it is not in hand.
+        """Cancel a job. Returns its state when its end or its cancellation is stored; None: it is not fetched.
 
         Raises:
             NoDispatcher: the queue was lost meanwhile, and its next owner may not know of the request.
@@ -597,7 +598,7 @@ class QueueRunner:
     def statistics(self, depth: int | None = None) -> QueueStats:
         """
         Args:
-            depth: tasks in the stream; None: those in hand.
+            depth: number of tasks in the stream; None: use the fetched ones.
         """
         counts = self.core.statistics()
         oldest_s = None if counts.oldest_at is None else max(0.0, self._context.ambient.wall() - counts.oldest_at)

@@ -1,7 +1,8 @@
-"""What a queue's new owner must know before it starts anything: failed attempts, and what runs or has ended where.
+"""What a queue's new owner must know before it starts anything: failed attempts, and which tasks run or have ended on
+which worker.
 
-Every living worker of every pool is asked, since tasks may name their pool, and routes change. A worker that does not
-answer is waited for until its heartbeat expires.
+Every live worker of every pool is asked, since tasks may name their pool, and routes change. It waits for a worker that
+does not answer until its heartbeat expires.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ class Try(NamedTuple):
     job: str
     attempt: int
     pool: str
-    """Where it was sent, if known."""
+    """Where it was sent to, if known."""
     worker: str
-    """`<pool>.<worker>`; of several, the lowest rank's."""
+    """`<pool>.<worker>`; if on several, that of the lowest rank."""
     workers: tuple[str, ...] = ()
     """By rank, if it runs on all ranks of a gang; an empty name: unknown."""
 
 
 def by_try(found: Iterable[tuple[WorkerId, WorkerJob]]) -> list[Try]:
-    """The attempts found; an attempt on several workers is one."""
+    """The attempts found; one on several workers counts once."""
     alone: list[Try] = []
     jointly: dict[tuple[str, int], tuple[WorkerJob, dict[int, tuple[bool, str]]]] = {}
     for worker, job in found:
@@ -70,7 +71,7 @@ class QueueRecovery:
         self._log = log
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._channels: dict[WorkerId, str] = {}
-        """Of living workers; see Registration.channel."""
+        """Of live workers; see Registration.channel."""
 
     async def tries(self) -> dict[str, TryRecord]:
         """Failed attempts, by job."""
@@ -97,23 +98,23 @@ class QueueRecovery:
         return await until_answered("reading tries", read, self._log)
 
     async def ledger_age(self, wall: float) -> float:
-        """Seconds since the ledger was created, by its heartbeats; 0 if there are none. A ledger in memory is created
-        again after a restart of the server, and workers write to it when they have reconnected."""
+        """Seconds since the ledger was created, judging by its heartbeats; 0 if there are none. A ledger in memory is
+        recreated after a server restart, and workers write to it when they have reconnected."""
 
         async def read() -> list[int]:
             ledger: KeyValue = await self._router.ledger()
             return [entry.revision for entry in await ledger.entries(self._names.alive_of())]
 
-        revisions = await until_answered("reading who lives", read, self._log)
+        revisions = await until_answered("reading heartbeats", read, self._log)
         return max(0.0, wall - made_at(min(revisions))) if revisions else 0.0
 
     async def jobs(self) -> list[tuple[WorkerId, WorkerJob]]:
-        """The endpoint's jobs that are on workers."""
+        """The endpoint's jobs on workers."""
         found: list[tuple[WorkerId, WorkerJob]] = []
         asked: dict[WorkerId, asyncio.Task[list[WorkerJob] | None]] = {}
         try:
             while True:
-                alive = await until_answered("reading who lives", self._alive, self._log)
+                alive = await until_answered("reading heartbeats", self._alive, self._log)
                 for worker in sorted(alive, key=str):
                     if worker not in asked:
                         asked[worker] = asyncio.get_running_loop().create_task(self._ask(worker))
@@ -153,7 +154,7 @@ class QueueRecovery:
                 try:
                     return [job async for job in self.pages(worker, self._channels.get(worker, ""))]
                 except NoResponders:
-                    await asyncio.sleep(_PAUSE_S)  # it reconnects, or is dead: its heartbeat tells
+                    await asyncio.sleep(_PAUSE_S)  # it reconnects, or its heartbeat expires
                 except GanglineError as error:
                     self._log.debug(
                         "worker %s does not report its jobs: %s",
@@ -164,10 +165,10 @@ class QueueRecovery:
                     await asyncio.sleep(_PAUSE_S)
 
     async def pages(self, worker: WorkerId, channel: str) -> AsyncIterator[WorkerJob]:
-        """What one worker runs and keeps, asked once.
+        """The jobs that one worker runs and keeps, asked once.
 
         Raises:
-            GanglineError, ValidationError: no answer, or not the whole one.
+            GanglineError, ValidationError: no answer, or an incomplete one.
         """
         after: str | None = None
         while True:
@@ -187,7 +188,7 @@ class QueueRecovery:
                 return
 
     async def _know(self, workers: set[WorkerId]) -> None:
-        """Make the router know these workers, so that the dispatcher can attach to their jobs."""
+        """Let the router discover these workers, so that the dispatcher can attach to their jobs."""
         for name in sorted({worker.pool for worker in workers}):
             pool = await until_answered("opening a pool", functools.partial(self._router.pool, name), self._log)
             ours = {worker.worker for worker in workers if worker.pool == name}

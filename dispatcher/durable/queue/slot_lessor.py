@@ -1,9 +1,9 @@
-"""Leases of slots in one pool for one queue: taken while slots are requested, used by task after task, given back. In a
-standing set they are its gangs' slots.
+"""Leases of slots in one pool for one queue: acquired while slots are requested, used by one task after another, then
+released. In a standing set they are its gangs' slots.
 
 A worker never gets more tasks than slots leased from it. A lease serves many tasks without another round trip. So that
-others who wait for a busy worker get their share, a lease is retired after a turn and requested again through the
-common queue.
+others waiting for a busy worker get their share, a lease is retired after a turn and requested again through the common
+queue.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..messages.entry import LeasedSlots
 from ..policies.settings import DispatcherSettings
 
 _MAX_ASKS: Final = 16
-"""Lease requests at once: each takes a place in the pool's line."""
+"""Maximum number of concurrent lease requests: each takes a place in the pool's line."""
 _AGAIN_S: Final = 0.1
 _ASIDE_S: Final = 0.01
 """After a turn others have this long to answer the worker's invitation."""
 _IN_ONE_PIECE_S: Final = 0.25
 _PRESSED_S: Final = 0.005
-"""A worker's last free slots are given back after this time: somebody may be waiting for them."""
+"""A worker's last free slots are released after this time: others may be waiting for them."""
 
 
 class SlotLessor:
@@ -43,16 +43,16 @@ class SlotLessor:
         self._loop = asyncio.get_running_loop()
         self._leases: list[LeasedSlots] = []
         self._unreached = 0
-        """Leases on workers that were unreachable at the last look."""
+        """Number of leases on workers that were unreachable at the last check."""
         self._last: LeasedSlots | None = None
         """The lease of the last task, if nothing has changed since."""
         self._asks: dict[asyncio.Task[None], int] = {}
-        """Lease requests under way, with their slots."""
+        """Pending lease requests, with their slots."""
         self._patient: set[asyncio.Task[None]] = set()
         """Those without a timeout."""
         self._wanted = 0
         self._told = 0
-        """The last `want`; `_wanted` is less while news of a lease is on its way."""
+        """The last `want`; `_wanted` is less until a new lease has been reported."""
         self._largest = 1
         self._missing: str | None = None
         """A method that no leased worker has."""
@@ -65,10 +65,10 @@ class SlotLessor:
     # -- credit ---------------------------------------------------------------------------------------------------
 
     def want(self, slots: int, largest: int) -> None:
-        """So many more slots would be used now, and the next task takes `largest` of one lease."""
+        """The queue could use this many more slots now, and the next task needs `largest` of one lease."""
         self._wanted, self._told, self._largest = slots, slots, max(1, largest)
         for task, asked in list(self._asks.items()):
-            # A lease that is too small is of no use; one that is larger than needed, without a timeout, blocks others.
+            # A lease that is too small is useless; a larger one than needed, without a timeout, blocks others.
             if not slots or asked < self._largest or (asked > self._largest and task in self._patient):
                 task.cancel()
         if slots:
@@ -88,7 +88,7 @@ class SlotLessor:
         return sum(lease.hold.slots for lease in self._leases if not lease.hold.ended)
 
     def take(self, cost: int, method: str, model: str | None) -> LeasedSlots | None:
-        """Put a task on a lease: the smallest that has room, preferably on a worker that has the model."""
+        """Put a task on a lease: the smallest with enough free slots, preferably on a worker that has the model."""
         if self._fits_again(cost, method) and model is None:
             assert self._last is not None
             self._last.used += cost
@@ -116,7 +116,7 @@ class SlotLessor:
         return best
 
     def _fits_again(self, cost: int, method: str) -> bool:
-        """Whether it fits the last task's lease: that had the least room then, and has less now."""
+        """Whether it fits the last task's lease, which had the fewest free slots then and has fewer now."""
         last = self._last
         return (
             last is not None and last.hold.slots - last.used >= cost and method in last.worker.methods and last.usable
@@ -133,7 +133,7 @@ class SlotLessor:
             self._arm(_PRESSED_S)
 
     async def stop(self) -> None:
-        """Give everything back; tasks that run go on. Idempotent."""
+        """Release everything; running tasks continue. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -150,7 +150,7 @@ class SlotLessor:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _serves(self, method: str) -> bool:
-        """Whether some worker of the pool has the method; if none has, any of them may refuse it."""
+        """Whether a worker of the pool has the method; if none has, any of them may refuse it."""
         pool = self._router.known_target(self.pool)
         return pool is not None and pool.core.view.serves(method)
 
@@ -179,7 +179,7 @@ class SlotLessor:
             self._changed(self.pool)
 
     def _room(self) -> int:
-        """The most free slots of one worker, as far as the router knows; at least 1."""
+        """The most free slots of one worker as far as the router knows; at least 1."""
         pool = self._router.known_target(self.pool)
         if pool is None:
             return 1
@@ -202,7 +202,7 @@ class SlotLessor:
         except TimeoutError:
             return
         except GanglineError as error:
-            # Logged once; the queue's statistics show the tasks that wait.
+            # Logged once; the queue's statistics show the waiting tasks.
             known = self.refusal is not None or isinstance(error, Disconnected)
             say = self._log.debug if known else self._log.info
             say("no lease in %s: %s", self.pool, error, extra={"action": "queue.no_lease", "pool": self.pool})
@@ -215,7 +215,7 @@ class SlotLessor:
             return
         self._leases.append(LeasedSlots(hold, self._loop.time()))
         self._last = None
-        self._wanted = max(0, self._wanted - slots)  # until we are told anew
+        self._wanted = max(0, self._wanted - slots)  # until the next `want`
         self._arm()
 
     def _asked(self, task: asyncio.Task[None]) -> None:
@@ -254,7 +254,7 @@ class SlotLessor:
         return min(self._settings.idle_s, _PRESSED_S) if self._pressed(lease) else self._settings.idle_s
 
     def _look(self) -> None:
-        """Drop lost leases, give idle ones back, retire those whose turn is over."""
+        """Drop lost leases, release idle ones, retire those whose turn is over."""
         self._timer = None
         now, settings = self._loop.time(), self._settings
         unreached = sum(not lease.worker.reachable for lease in self._leases)
@@ -285,7 +285,7 @@ class SlotLessor:
             self._pump()
 
     def _release(self, lease: LeasedSlots, *, aside_s: float = 0.0) -> None:
-        """Give the lease back: idle slots at once, the rest as its tasks end."""
+        """Release the lease: idle slots at once, the others as their tasks end."""
         self._last = None
         if lease in self._leases:
             self._leases.remove(lease)

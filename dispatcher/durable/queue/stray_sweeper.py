@@ -1,7 +1,7 @@
-"""Messages in the stream of tasks that no queue takes: their subjects are no endpoint's.
+"""Messages in the stream of tasks that belong to no queue: their subjects have no endpoint.
 
-Any number of dispatchers may see one at the same time: the dead letter has an id, so that it is stored once, the record
-is created once, and removing a message twice does no harm. No lock is needed.
+Several dispatchers may find one at the same time. No lock is needed: the dead letter has an id, so it is stored once,
+the record is created once, and removing a message twice is harmless.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PATIENCE_S: Final = 60.0
 
 
 class StraySweeper:
-    """One of each dispatcher."""
+    """One per dispatcher."""
 
     def __init__(self, context: DispatcherContext) -> None:
         self._names = context.names
@@ -60,7 +60,7 @@ class StraySweeper:
             try:
                 await self._look(stream, subject)
             except (GanglineError, TimeoutError) as error:
-                self._log.debug("stray %s: %r; later again", subject, error, extra={"action": "stray.later"})
+                self._log.debug("stray %s: %r; trying again later", subject, error, extra={"action": "stray.later"})
             except Exception:
                 self._log.exception("stray %s failed", subject, extra={"action": "stray.bug"})
 
@@ -91,7 +91,7 @@ class StraySweeper:
             self._names.parse_task(message.subject)
         except InvalidName as error:
             return error
-        return MalformedMessage(f"{message.subject} is no subject of a task")
+        return MalformedMessage(f"{message.subject} is not the subject of a task")
 
     def __repr__(self) -> str:
         return f"StraySweeper(buried={self.buried})"

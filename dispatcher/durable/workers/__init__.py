@@ -1,1 +1,1 @@
-"""What a queue sees of its workers. Imports only: the router and what is below."""
+"""What a queue knows of its workers. Imports only: the router and the layers below."""

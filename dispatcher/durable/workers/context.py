@@ -19,12 +19,12 @@ from .pool_observer import KnownPools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherContext:
-    """Made with the dispatcher, which starts and stops everything in it."""
+    """Created with the dispatcher, which starts and stops everything in it."""
 
     dispatcher: str
     """Its id."""
     name: str
-    """For people."""
+    """Display name."""
     bus: Bus
     names: Names
     settings: DispatcherSettings

@@ -1,14 +1,14 @@
-"""When a dispatcher's knowledge may be outdated: that it owns a queue, and that a worker lives.
+"""Detects when a dispatcher's knowledge may be outdated: that it owns a queue, and that a worker is alive.
 
-DoubtMonitor notices that this process was frozen, that the connection was lost, or that others were silent for a while.
+DoubtMonitor detects that this process was frozen, that the connection was lost, or that others were silent for a while.
 Then each queue must ask the server whether it is still ours, before anything starts or is written. After a freeze
-asyncio runs the sockets before the timers, so the gap is looked for on entry of every event, not only by a timer.
+asyncio runs the sockets before the timers, so every event checks for the gap, not only a timer.
 
-WorkerFailureDetector notices within a second or so that a worker which runs durable tasks is gone. It sends each worker
-a cheap request twice a second. Several NoResponders in a row while we are well connected (the server knows at once when
-a process died) make the router look it up in the ledger immediately, instead of after missed heartbeats. The worker is
-lost when its heartbeat has expired: servers that are cut off from each other, too, report no responders for each
-other's workers.
+WorkerFailureDetector detects within about a second that a worker with durable tasks is gone. It sends each worker a
+cheap request twice a second. After several NoResponders in a row while we are well connected (the server knows at once
+when a process has died), the router looks the worker up in the ledger immediately, instead of after missed heartbeats.
+The worker is lost when its heartbeat has expired: servers that are cut off from each other also report no responders
+for each other's workers.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ...router.router import Router
 from ...routing.worker_table import WorkerEntry
 
 _ONCE_IN_S: Final = 1.5
-"""The shortest time between two doubts after silence. A dispatcher that was certain after the last doubt, and has been
-cut off since, was cut off for less than this, and nobody takes its queues that soon: see transport.exchange.GAP_S."""
+"""Minimum time between two doubts after silence. A dispatcher that was certain after the last doubt has been cut off
+for less than this since, and nobody takes its queues that soon: see transport.exchange.GAP_S."""
 
 
 class DoubtMonitor:
-    """See the module. Used on one loop; `start` and `stop` are idempotent."""
+    """See the module's docstring. Used on one loop; `start` and `stop` are idempotent."""
 
     def __init__(self, bus: Bus, freeze_after_s: float) -> None:
-        """`freeze_after_s`: a gap of this length in which nothing ran is a freeze."""
+        """`freeze_after_s`: a gap of this length without any activity is a freeze."""
         self._bus = bus
         self._loop: asyncio.AbstractEventLoop | None = None
         self._freeze = FreezeDetector(freeze_after_s, 0.0)
@@ -44,11 +44,11 @@ class DoubtMonitor:
         self._unlisten: Callable[[], None] | None = None
         self._listeners: list[Callable[[float], None]] = []
         self.term = 0
-        """Grows with every doubt: what was verified in an older term is uncertain."""
+        """Grows with every doubt: anything verified in an older term is uncertain."""
         self.freezes = 0
         self._cut_off_at = float("-inf")
         self.connected_at = 0.0
-        """By the loop's clock, as far as known."""
+        """Loop time of the last connection, as far as known."""
         self.reconnected_at = float("-inf")
 
     def start(self) -> None:
@@ -67,8 +67,8 @@ class DoubtMonitor:
             self._unlisten = None
 
     def on_doubt(self, listener: Callable[[float], None]) -> Callable[[], None]:
-        """Call `listener` at each doubt, with the length of a freeze in seconds, or 0. Returns a function that ends
-        this."""
+        """Call `listener` at each doubt, with the length of a freeze in seconds, or 0. Returns a function that removes
+        it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -80,7 +80,7 @@ class DoubtMonitor:
             self._doubt(0.0)
 
     def look(self) -> int:
-        """Call this first for everything that arrives from outside: the current term."""
+        """The current term. Call this first for everything that arrives from outside."""
         assert self._loop is not None, "started first"
         if self._freeze.tick(self._loop.time()):
             self.freezes += 1
@@ -109,7 +109,7 @@ class DoubtMonitor:
 
 
 _NOBODY: Final = JobsRequest(endpoint="-").model_dump_json().encode()
-"""Asked for an endpoint without tasks: the shortest answer."""
+"""A request about an endpoint without tasks, which has the shortest answer."""
 _SETTLED_S: Final = 3.0
 """After a reconnection, workers may come back this much later than we do."""
 
@@ -125,7 +125,7 @@ class _Watched:
 
 
 class WorkerFailureDetector:
-    """Of one dispatcher. `watch` and `unwatch` are paired, one pair for each attempt."""
+    """Watches the workers of one dispatcher. `watch` and `unwatch` are paired, one pair per attempt."""
 
     def __init__(
         self,
@@ -159,14 +159,14 @@ class WorkerFailureDetector:
         await self._pings.stop()
 
     def watch(self, worker: WorkerEntry) -> None:
-        """One of our attempts runs there."""
+        """One of our attempts runs on this worker."""
         watched = self._watched.get(worker)
         if watched is None:
             watched = self._watched[worker] = _Watched(worker)
         watched.count += 1
 
     def unwatch(self, worker: WorkerEntry) -> None:
-        """... and has ended."""
+        """That attempt has ended."""
         watched = self._watched.get(worker)
         if watched is not None:
             watched.count -= 1

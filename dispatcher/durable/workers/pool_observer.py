@@ -1,4 +1,4 @@
-"""Tells a queue's core about pools: looks a few times a second, and reports changes.
+"""Tells a queue's core about pools: checks a few times a second, and reports changes.
 
 A standing set is reported as a pool whose workers are its formed gangs. It is known as soon as it is declared.
 """
@@ -40,7 +40,7 @@ class PoolObserver:
         tell: Callable[..., None],
         log: Log,
     ) -> None:
-        """`tell` receives the fields of PoolSeen, by name."""
+        """`tell` is called with the fields of PoolSeen, by name."""
         self._router = router
         self._known = known
         self._tell = tell
@@ -52,14 +52,14 @@ class PoolObserver:
         self._closed = False
 
     async def open(self, pools: list[str]) -> None:
-        """Know these, and tell of them, before anything else. Waits for storage as long as it takes."""
+        """Open these pools and report them, before anything else. Waits for storage as long as it takes."""
         for name in pools:
             await self._open(name)
             self._seen.setdefault(name, None)
         self._look()
 
     def follow(self, pool: str) -> None:
-        """Tell of this pool from now on."""
+        """Report this pool from now on."""
         if pool not in self._seen:
             self._seen[pool] = None
             self._reopen(pool)
@@ -89,7 +89,7 @@ class PoolObserver:
         for name, before in list(self._seen.items()):
             pool = self._router.known_target(name)
             if pool is None:
-                self._reopen(name)  # it is not known yet whether it has workers
+                self._reopen(name)  # whether it has workers is not known yet
                 continue
             pool.used_at = loop.time()
             seen = self._describe(name, pool)
@@ -107,8 +107,8 @@ class PoolObserver:
         once = frozenset(method for method, found in methods.items() if not found.idempotent)
         before = self._seen.get(name)
         if not view.workers and before is not None:
-            # The next worker's tasks probably take as many slots as the last one's. A cost that is assumed too low is
-            # refused, and others overtake the task. And what was not idempotent still is not.
+            # The next worker's tasks probably need as many slots as the last one's. A task with too low a cost would be
+            # refused, and others would overtake it. And methods that were not idempotent still are not.
             costs, once = before["costs"], before["once"]
         largest = max((worker.total for worker in view.workers.values()), default=0)
         known = name in self._known.names

@@ -234,5 +234,5 @@ async def test_after_its_items_a_job_says_how_it_ended(rig: JobsRig) -> None:
         await collect(cancelled.items())
     plain = await rig.client.submit("images.echo")
     await rig.end(plain.id, result=1)
-    with pytest.raises(InvalidRequest, match=r"result\(\) has what it returned"):
+    with pytest.raises(InvalidRequest, match=r"use result\(\) for its result"):
         await collect(plain.items())

@@ -148,7 +148,7 @@ async def test_a_result_that_is_not_kept_is_not_waited_for(rig: JobsRig) -> None
 
 @on_both_buses
 async def test_a_job_that_nobody_knows_is_told_at_once(rig: JobsRig) -> None:
-    with pytest.raises(UnknownJob, match="a cron that was cancelled, or ended so long ago that .* no longer kept$"):
+    with pytest.raises(UnknownJob, match="a cancelled cron, or ended so long ago that .* no longer kept$"):
         await rig.client.job("nothing").result()
     with pytest.raises(UnknownJob, match="start one with 'gangline dispatcher'"):
         await rig.client.job("nothing", "images").status()
@@ -253,7 +253,7 @@ async def test_a_task_that_the_dispatcher_has_not_seen_yet_is_queued(rig: JobsRi
     info = await job.status()
     assert info.state is JobState.QUEUED and info.reason is None
     [obstacle] = (await job.why()).obstacles
-    assert "has not looked so far" in obstacle.text
+    assert "has not read that far" in obstacle.text
 
 
 @on_both_buses

@@ -173,7 +173,7 @@ async def test_a_schedule_can_be_cancelled(rig: JobsRig) -> None:
     nightly = await rig.client.options(cron="0 0 3 * * *").submit("images.echo")
     await rig.schedule_all()
     info = await nightly.status()
-    assert (info.state, info.reason, nightly.repeats) == (JobState.SCHEDULED, "runs again and again: 0 0 3 * * *", True)
+    assert (info.state, info.reason, nightly.repeats) == (JobState.SCHEDULED, "recurring: 0 0 3 * * *", True)
     with pytest.raises(InvalidRequest, match="each of its runs is a job of its own"):
         await nightly.result()
     assert await rig.client.job(nightly.id).cancel()

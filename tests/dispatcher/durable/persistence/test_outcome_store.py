@@ -265,4 +265,4 @@ async def test_a_result_that_cannot_be_read_is_no_end_of_a_job_and_is_written_ov
     found = await results.get(key)
     assert found is not None and ResultRecord.model_validate_json(found.value).state is JobState.DONE
     assert await ended()
-    assert {record.levelname for record in caplog.records if "is no result" in record.message} == {"ERROR"}
+    assert {record.levelname for record in caplog.records if "is not a result" in record.message} == {"ERROR"}

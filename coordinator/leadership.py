@@ -1,8 +1,8 @@
-"""One term of leadership, from reading the ledger to its end: passes events to the gang core, and carries out its
+"""One term of leadership, from reading the ledger to its end: passes events to the gang core and carries out its
 effects.
 
-It makes no decision about gangs. Each term has a core of its own, so nothing of an earlier term can reach it, and
-everything it started ends with it.
+It makes no decision about gangs. Each term has its own core, so nothing of an earlier term can reach it, and everything
+that it started ends with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Leadership:
         """
         Args:
             number: the term.
-            on_ready: told when the ledger was read and requests are served.
+            on_ready: called when the ledger has been read and requests are served.
         """
         self.number = number
         self.core = SchedulerCore(context.settings, context.shard)
@@ -80,7 +80,7 @@ class Leadership:
 
     @property
     def waiting(self) -> int:
-        """Requests without an answer so far."""
+        """Requests not yet answered."""
         return len(self._executor.request_server)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Leadership:
         self._tasks.start(self._begin())
 
     def end(self, reason: str) -> None:
-        """Stop leading, from this instant on. Idempotent."""
+        """Stop leading at once. Idempotent."""
         if self._over:
             return
         self._resigned = self._context.elector.election.role is ElectionRole.RESIGNED
@@ -105,12 +105,12 @@ class Leadership:
         self._executor.close(resigned=self._resigned)
 
     async def prepare_to_leave(self) -> None:
-        """Give other leaders the requests that only one of all leaders answers; for before `end`."""
+        """Hand the requests that only one of all leaders answers to the others; call before `end`."""
         if self._shard_router is not None:
             await self._shard_router.stop_falling_back()
 
     async def rest(self) -> None:
-        """Wait until nothing of it is left; for after `end`. Until then, requests are told to ask again."""
+        """Wait until nothing of it is left; call after `end`. Until then, callers are told to ask again."""
         router = [self._shard_router.stop()] if self._shard_router is not None else []
         await asyncio.gather(self._listening.drain(), *router)
         await self._sets.stop()
@@ -119,7 +119,7 @@ class Leadership:
     async def _begin(self) -> None:
         try:
             await self._take_over()
-        except Exception as error:  # a leader that does not lead must not keep others from it
+        except Exception as error:  # a leader that cannot lead must not keep others from leading
             self._log.exception("the term could not begin; it is given up", extra={"action": "coordinator.term_failed"})
             self._context.elector.term_failed(f"its term could not begin: {type(error).__name__}")
 
@@ -140,7 +140,7 @@ class Leadership:
                 await asyncio.sleep(_RETRY_S)
         await self._serve()
         if context.shell.disconnects:
-            with contextlib.suppress(NotPermitted):  # it would only be quicker
+            with contextlib.suppress(NotPermitted):  # it would only be faster
                 await self._listen(context.shell.disconnects, self._on_disconnect)
         await self._heard_by_the_server()
         self._tasks.start(self._sweep())
@@ -151,14 +151,14 @@ class Leadership:
         self._on_ready()
 
     async def _entered(self) -> bool:
-        """Whether our pools are still ours; if not, somebody made sure that we were dead, and we were not."""
+        """Whether our pools are still ours; if not, another shard took them because it believed us dead."""
         conflict = await self._context.registry.restored()
         if conflict is not None:
             self._context.unfit(conflict)
         return conflict is None
 
     async def _heard_by_the_server(self) -> None:
-        """Only then may anybody be told that requests are served."""
+        """Only after this may it report that requests are served."""
         while True:
             try:
                 await self._context.bus.flush()
@@ -213,12 +213,12 @@ class Leadership:
         try:
             effects = self.core.handle(event)
         except Exception as error:
-            self._log.warning("the ledger cannot be taken over as it stands: %r", error, extra={"action": "ledger.odd"})
+            self._log.warning("the ledger cannot be taken over as it is: %r", error, extra={"action": "ledger.odd"})
             effects = self.core.handle(self._without_unusable(event))
         self._carry_out(effects)
 
     def _without_unusable(self, event: on.LeadershipGained) -> on.LeadershipGained:
-        """Put aside each record that a core cannot begin with, and say so: one record must not end every term."""
+        """Skip each record that a core cannot begin with, and log it: one record must not end every term."""
         gangs = tuple(each for each in event.gangs if self._usable(Names.gang_key(each[0].id), gangs=(each,)))
         aside = {gang.id for gang, _ in event.gangs} - {gang.id for gang, _ in gangs}
         return replace(
@@ -239,7 +239,7 @@ class Leadership:
             SchedulerCore(context.settings, context.shard).handle(event)
         except Exception as error:
             told = {"action": "record.unusable", "key": key}
-            self._log.error("%s cannot be used, and is put aside", key, exc_info=error, extra=told)
+            self._log.error("%s cannot be used and is skipped", key, exc_info=error, extra=told)
             return False
         return True
 
@@ -255,7 +255,7 @@ class Leadership:
             self.feed(on.MembersRead(**context.clock.moment(), members=members))
 
     async def _restored(self, fence: int) -> None:
-        """The bucket vanished, and our record is in a new one."""
+        """The bucket vanished; our record is in a new one."""
         self._log.warning("the ledger was lost: writing it again", extra={"action": "ledger.restored"})
         self.feed(on.LedgerVanished(**self._context.clock.moment(), fence=fence))
         if await self._entered():
@@ -272,7 +272,7 @@ class Leadership:
         self._handle(event)
 
     def _trusted(self) -> bool:
-        # Looking at the clock may end the term.
+        # Checking the clock may end the term.
         return not self._over and self._context.elector.trusted() and not self._over
 
     def _handle(self, event: on.AnyEvent) -> None:
@@ -295,7 +295,7 @@ class Leadership:
         self.feed(on.WorkerGone(**self._context.clock.moment(), worker=worker, reason=reason))
 
     def _on_disconnect(self, _message: Message) -> None:
-        """Some connection was lost. Pings will soon tell which worker's, if any."""
+        """A connection was lost. Pings will soon show which worker's, if any."""
         now = self._context.clock.now
         if self._over or now < self._ping_round_at:
             return

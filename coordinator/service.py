@@ -34,7 +34,7 @@ class CoordinatorState(StrEnum):
     STARTING = "starting"
     STANDBY = "standby"
     LEADING = "leading"
-    """Elected, the ledger read, requests served."""
+    """Elected, the ledger has been read, requests are served."""
     CLOSED = "closed"
 
 
@@ -45,17 +45,17 @@ class CoordinatorStatistics:
     instance: str
     state: CoordinatorState
     term: int
-    """Of the last leader that it knows of; its own while it leads."""
+    """Term of the last known leader; its own while it leads."""
     workers: int
-    """That live, as far as it knows."""
+    """Number of workers known to be alive."""
     gangs: dict[str, float] = field(default_factory=dict[str, float])
     """While it leads: gangs, formed, queued, oldest_s, commits_waiting."""
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    """Of this leadership: commits, commits_refused, restarts, ended."""
+    """Counts of this leadership: commits, commits_refused, restarts, ended."""
     requests: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """Requests and errors by operation."""
     waiting: int = 0
-    """Requests without an answer so far."""
+    """Requests not yet answered."""
 
 
 class Coordinator(Service[CoordinatorState]):
@@ -67,14 +67,14 @@ class Coordinator(Service[CoordinatorState]):
             await coordinator.wait_closed()
 
     The bus is the caller's: open before `start`, and not closed here. `start` returns when it takes part in the
-    election; it leads as soon as nobody else does. `stop` gives way at once, so that a standby takes over without
-    waiting; gangs live on. To cancel the wait leaves the leadership to expire.
+    election; it leads as soon as nobody else does. `stop` resigns at once, so that a standby takes over without
+    waiting; gangs continue. If `stop` is cancelled, the leadership expires.
 
     Raises:
         Unavailable: from `start`: no connection, or storage did not answer within `start_timeout_s`.
         ServerUnsupported: from `start`: a nats-server without JetStream, or older than 2.12.
-        ShardConflict: from `start`: other coordinators, which run, keep some of the pools. From `wait_closed`: they do
-            by now, and so it has stopped.
+        ShardConflict: from `start`: other running coordinators keep some of the pools. From `wait_closed`: others have
+            taken them, so it has stopped.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Coordinator(Service[CoordinatorState]):
         Args:
             bus: an open connection.
             names: the namespace; `gangline` if not given.
-            settings: of the decisions about gangs.
+            settings: settings of the decisions about gangs.
             election: how leaders are elected. The same for all coordinators of a namespace.
-            shell: storage, feeds and patience with workers.
+            shell: settings of storage, feeds and timeouts for workers.
             shard: with `pools`: grant gangs of these pools only, under this name. All coordinators of one shard have
                 the same pools, and no pool is in two shards; without shards, all coordinators keep all pools.
             pools: see `shard`.
@@ -114,7 +114,7 @@ class Coordinator(Service[CoordinatorState]):
         self.instance = self.ambient.token()
         """Unique for this object; the ledger's `leader` record names it."""
         self.term: Leadership | None = None
-        """The leadership under way; for tests."""
+        """The current leadership; for tests."""
         self._bus = bus
         self._election = ElectionCore(self.instance, election)
         self._log = logger_for("coordinator", instance=self.instance)
@@ -132,7 +132,7 @@ class Coordinator(Service[CoordinatorState]):
         )
         self._context: CoordinatorContext | None = None
         self._background = TaskSet("coordinator")
-        """Clears away after terms that are over."""
+        """Cleans up after past terms."""
         self._leaving = TaskSet("unfit coordinator")
         self._forget_connection: Callable[[], None] = _nothing
         self._leads = asyncio.Event()
@@ -180,7 +180,7 @@ class Coordinator(Service[CoordinatorState]):
         for step in (registry.start, worker_registry.start, self._nats_service.start):
             await patiently(step)
         self.state = CoordinatorState.STANDBY
-        self._log.info("takes part in the election", extra={"action": "coordinator.started"})
+        self._log.info("joined the election", extra={"action": "coordinator.started"})
         await patiently(elector.start)
         await patiently(self._bus.flush)
 
@@ -201,7 +201,7 @@ class Coordinator(Service[CoordinatorState]):
         self._log.info("left", extra={"action": "coordinator.left"})
 
     async def wait_leading(self) -> None:
-        """Wait until it leads: elected, the ledger read, requests served."""
+        """Wait until it leads and serves requests."""
         await self._leads.wait()
 
     def statistics(self) -> CoordinatorStatistics:
@@ -273,9 +273,9 @@ def coordinator_service(
     """A coordinator as a NATS service: what `nats service ls|info|stats` shows of it. Standbys are shown too.
 
     Args:
-        leads: whether it does, now.
-        term: of the leadership under way, or of the last one that it knows of.
-        counts: requests and errors by operation; grows meanwhile.
+        leads: whether it leads now.
+        term: the current term, or the last known one.
+        counts: requests and errors by operation; updated by the caller.
     """
     sharded = {"shard": shard.name, "pools": ",".join(sorted(shard.pools))} if shard.pools is not None else {}
 

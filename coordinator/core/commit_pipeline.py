@@ -98,14 +98,14 @@ class CommitPipeline:
             case CommitKind.CLOSE:
                 return close_writes(ledger, gang)
             case CommitKind.REWRITE if gang.step is GangStep.CLOSING:
-                return None  # its members were to be granted again, and now they end: the next batch says so
+                return None  # its members were to be granted again, but now they end: the next batch says so
             case CommitKind.REWRITE:
                 return rewrites(ledger, gang)
             case _:
                 assert_never(kind)
 
     def _of_no_gang(self, pending: PendingCommit) -> Writes | None:
-        """Of gangs that are no longer known, or of none."""
+        """Writes about gangs that are no longer known, or about none."""
         ledger = self._state.ledger
         if pending.kind is CommitKind.END:
             return end_writes(ledger, pending.record) if pending.record is not None else None
@@ -147,7 +147,7 @@ class CommitPipeline:
         self._state.out.append(WriteFence(number=ledger.number, gang=pending.gang))
 
     def _refenced(self, event: Refenced) -> None:
-        """What was in flight is either void or written; the record says which."""
+        """The commit in flight is either void or written; the record says which."""
         ledger = self._state.ledger
         ledger.refencing = False
         ledger.fence = event.fence
@@ -205,7 +205,7 @@ class CommitPipeline:
         gang.queue_waiters.clear()
 
     def _failed(self, pending: PendingCommit) -> None:
-        """Nothing was written: give up what can be retried from the beginning, insist on the rest."""
+        """Nothing was written: give up what can be retried from the beginning, and repeat the rest."""
         gang = self._state.gangs.get(pending.gang)
         match pending.kind:
             case CommitKind.FORM | CommitKind.REJOIN:
@@ -228,7 +228,7 @@ class GrantPipeline:
         self._teardown = teardown
 
     def writes(self, gang: ManagedGang) -> tuple[LedgerWrite, ...] | None:
-        """The batch, now that its turn has come; None (and the holds are given up) if it would be in vain."""
+        """The batch, now that its turn has come; None (and the holds are released) if it would fail."""
         scheduler_state, attempt = self._state, gang.attempt
         assert attempt is not None
         late = scheduler_state.now > attempt.hold_until - scheduler_state.settings.hold_margin_s
@@ -251,7 +251,7 @@ class GrantPipeline:
         return (*gone, *members, scheduler_state.ledger.fenced(Names.gang_key(gang.id), record))
 
     def _revisions(self, gang: ManagedGang, attempt: HoldAttempt) -> dict[WorkerId, int] | None:
-        """The registration that each member record is conditioned on; None when one is known to be stale."""
+        """The registration revision that each member record is conditioned on; None when one is known to be stale."""
         revisions = {worker: answer.reg_revision for worker, answer in attempt.answers.items()}
         for worker in attempt.wanted:
             if worker not in self._state.inventory.workers:
@@ -303,7 +303,7 @@ class GrantPipeline:
         if gang.gangset is not None:
             scheduler_state.sets_to_look_at[gang.gangset] = None
         elif gang.waiters or ("owner", gang.id) not in scheduler_state.agenda:
-            # Whoever waits for the answer has its full time from now on.
+            # The owner's full time to live starts now.
             scheduler_state.agenda.set(("owner", gang.id), scheduler_state.now + gang.spec.ttl_s)
         self.announce(gang)
         scheduler_state.tell(GangEventKind.FORMED, gang)
@@ -340,15 +340,15 @@ class GrantPipeline:
                 scheduler_state.agenda.set(("ping", str(worker)), scheduler_state.now + scheduler_state.settings.ping_s)
 
     def ask_tokens(self, gang: ManagedGang) -> bool:
-        """Have the workers say the tokens that this leader does not know; their answers to `form` do. True: some are
-        missing."""
+        """Ask the workers for the tokens that this leader does not know; their answers to `form` have them. True: some
+        are missing."""
         untold = gang.untold if gang.gangset is None and gang.step in GRANTED else []
         for worker in untold:
             self.announce(gang, only=worker)
         return bool(untold)
 
     def shown(self, event: SeatsShown) -> None:
-        """A worker has said the tokens of its seats: the owner may be waiting for them."""
+        """A worker has reported the tokens of its seats: the owner may be waiting for them."""
         gang = self._state.gangs.get(event.gang)
         if gang is None or gang.gangset is not None:
             return

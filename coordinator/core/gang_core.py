@@ -3,17 +3,18 @@
 Nothing in here (or in its parts) awaits, reads a clock, draws a random number or logs: time and
 draws arrive in the event, `handle` returns effects. Nothing outside changes state.
 
-The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers are those of the project's laws):
+The laws that it keeps, `check()` asserts, and tests quote (numbered as in the project's list of laws):
 
 - **L7 gang atomicity.** All members of a gang are granted by one batch and ended by one batch. No member is told to
   start before the batch that grants it was committed.
 - **L8 gang fate.** Each generation is torn down once, whatever else fails; a restart is the next generation, with fresh
-  leases, and is queued when the old members have confirmed, are gone, or had their grace time and a margin.
+  leases, and is queued when the old members have confirmed, are gone, or have had their grace time and a margin.
 - **L9 one coordinator** (of each shard). Every batch is conditioned on our own `leader` record. Before LeadershipGained
   and after LeadershipLost the core does nothing at all.
-- **No deadlock.** A gang that waits holds nothing, but for what is kept for the head of the queue, and but for the
-  survivors of a repair, whose wait is bounded.
-- **One commit in flight.** The others wait in line; one of unknown fate is voided and looked up before the next.
+- **No deadlock.** A waiting gang holds no slots. Exceptions are slots reserved for the head of the queue and survivors
+  of a repair; both are time-limited.
+- **One commit in flight.** The others wait in line. If its outcome is unknown, it is voided and looked up before the
+  next.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from .standing_sets import StandingSets
 from .state import SchedulerState, check
 
 GONE_AFTER = 2
-"""Pings in a row without responders. A single one may reach a worker that is just reconnecting."""
+"""A worker is gone after this many pings in a row without responders. A single one may hit a worker that is just
+reconnecting."""
 
 
 class HeartbeatMonitor:
@@ -66,7 +68,8 @@ class HeartbeatMonitor:
         for gang_id, generation in event.missing.items():
             gang = self._state.gangs.get(gang_id)
             if gang is not None and gang.step in GRANTED and gang.generation == generation:
-                # Our `form` was lost. Told again, the worker either has it or refuses, which is a failure of its own.
+                # Our `form` was lost. Send it again: the worker either accepts it or refuses, which is a failure of its
+                # own.
                 self._granting.announce(gang, only=event.worker)
 
     def unanswered(self, event: PingUnanswered) -> None:
@@ -87,7 +90,7 @@ class SchedulerCore:
     """All gangs of one coordinator. `event.now` must never decrease from call to call."""
 
     def __init__(self, settings: CoordinatorSettings | None = None, shard: Shard = WHOLE) -> None:
-        """Gangs of other shards must not be given to it; they are not known here."""
+        """It must not be given gangs of other shards."""
         self._state = scheduler_state = SchedulerState(settings or CoordinatorSettings(), shard)
         self._teardown = Teardown(scheduler_state)
         self._members = MemberFailures(scheduler_state, self._teardown)
@@ -128,7 +131,7 @@ class SchedulerCore:
         return self._state.ledger.fence
 
     def get(self, gang: str) -> GangReply | None:
-        """A gang, also one that ended recently, as anybody may see it."""
+        """A gang, or one that ended recently, without secrets."""
         found = self._state.gangs.get(gang)
         if found is not None:
             return found.describe()
@@ -136,7 +139,7 @@ class SchedulerCore:
         return ended.reply if ended is not None else None
 
     def get_owned(self, gang: str, owner_token: str) -> GangReply | None:
-        """The same for its owner, with the tokens of its seats. None: that is not the owner's token."""
+        """The gang for its owner, with the tokens of its seats. None: that is not the owner's token."""
         found = self._state.gangs.get(gang)
         if found is not None:
             shown = found.describe(to_owner=True).model_copy(update={"owner_token": None})
@@ -145,7 +148,7 @@ class SchedulerCore:
         return ended.reply if ended is not None and is_token_of(owner_token, ended.owner_id) else None
 
     def seated(self, gang: str, generation: int, rank: int, worker: WorkerId) -> bool:
-        """Whether that worker has a part of that rank in the current generation, or in the one that is being formed."""
+        """Whether that worker has a part of that rank in the current generation or the one being formed."""
         known = self._state.gangs.get(gang)
         if known is None:
             return False
@@ -159,7 +162,7 @@ class SchedulerCore:
         return [gang.describe() for gang in sorted(self._state.gangs.values(), key=lambda g: (g.created_at, g.id))]
 
     def why(self, gang: str) -> GangWhyReply | None:
-        """What a gang waits for; None if it is not known. Looks at all workers: for people, not for loops."""
+        """What a gang waits for; None if the gang is unknown. Looks at all workers: for people, not for loops."""
         return why(self._state, gang)
 
     def statistics(self) -> dict[str, float]:
@@ -181,7 +184,7 @@ class SchedulerCore:
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def handle(self, event: on.AnyEvent) -> list[Effect]:
-        """Decide. Effects are to be carried out in order."""
+        """Decide. Effects must be carried out in order."""
         scheduler_state = self._state
         assert event.now >= scheduler_state.now, "time went backwards"
         scheduler_state.now, scheduler_state.wall, scheduler_state.draw = event.now, event.wall, event.draw
@@ -193,7 +196,7 @@ class SchedulerCore:
         return out
 
     def _settle(self) -> None:
-        """Repeat until nothing more follows: what a set wants, what there is room for, what can be written."""
+        """Reconcile sets, schedule gangs and write commits until nothing changes."""
         scheduler_state = self._state
         if not scheduler_state.leading:
             return

@@ -3,11 +3,10 @@ members; then the gang restarts or is forgotten.
 
 Laws:
 
-1. Several failures of one generation count as one: there is one teardown for each generation, whatever else fails
-   meanwhile.
+1. Several failures of one generation count as one: each generation is torn down once, whatever else fails meanwhile.
 2. Members are notified only after the batch that ended them was committed. (L9: a deposed coordinator stops nothing.)
-3. The next generation is queued only when every worker has confirmed, is gone, or had the grace time and a margin. The
-   limiter of a worker that confirms later counts its slots until then. (L8)
+3. The next generation is queued only when every worker has confirmed, is gone, or has had the grace time and a margin.
+   The limiter of a worker that confirms later counts its slots until then. (L8)
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ..scheduling.inventory import WorkerFacts
 from .state import FinishedGang, SchedulerState
 
 BLAMELESS = FINAL | {Cause.PREEMPTED, Cause.DRAINED}
-"""Ends that are nobody's failure."""
+"""Ends that are no failure of a member."""
 
 
 class Teardown:
@@ -86,7 +85,7 @@ class Teardown:
             self._send(gang, worker)
         scheduler_state.agenda.set(("resend", gang.id), scheduler_state.now + scheduler_state.settings.resend_s)
         if not closing.waiting:
-            # Nothing that follows may be sent before the caller has sent the teardown.
+            # Send nothing else before the caller has sent the teardown.
             scheduler_state.agenda.set(("stop", gang.id), scheduler_state.now)
 
     def resend(self, gang: ManagedGang) -> None:
@@ -108,7 +107,7 @@ class Teardown:
             self.stopped(gang)
 
     def stopped(self, gang: ManagedGang) -> None:
-        """All have confirmed, or the time is up."""
+        """All workers have confirmed, or the time is up."""
         scheduler_state, closing = self._state, gang.closing
         if gang.step is not GangStep.STOPPING or closing is None:
             return
@@ -146,7 +145,7 @@ class Teardown:
         self._forget(gang, (), error)
 
     def end(self, gang: ManagedGang, failure: Failure, error: GanglineError | None = None) -> None:
-        """Nobody wants the gang any more: end it, whatever step it is in."""
+        """End the gang for good, whatever step it is in."""
         match gang.step:
             case GangStep.QUEUED | GangStep.HOLDING | GangStep.BACKOFF:
                 self.drop(gang, failure, error)
@@ -176,14 +175,14 @@ class Teardown:
         )
 
     def stop_lost(self, gang: ManagedGang) -> None:
-        """Free what is left of the lost ranks of a gang in REPAIRING. Not fenced: they have failed already."""
+        """Stop what remains of the lost ranks of a gang in REPAIRING. Not fenced: they have failed already."""
         for worker, seats in gang.seats_by_worker.items():
             lost = tuple(seat for seat in seats if seat.rank in gang.lost)
             if lost and worker in self._state.inventory.workers:
                 self._send(gang, worker, lost)
 
     def leave(self, gang: ManagedGang, workers: list[WorkerId]) -> None:
-        """A repair took the gang off these workers: whatever they still have of the old generation goes."""
+        """A repair moved the gang off these workers: stop what they still have of the old generation."""
         for worker in workers:
             self._send(gang, worker)
 
@@ -263,14 +262,15 @@ class MemberFailures:
             self.all_started(gang)
 
     def all_started(self, gang: ManagedGang) -> None:
-        """Every member of a formed gang has started. Where callers read the ledger, it says so before anybody else."""
+        """Every member of a formed gang has started. For standing gangs, whose callers read the ledger, write it there
+        first."""
         if gang.gangset is None:
             self.ready(gang)
         else:
             self._state.commit(CommitKind.READY, gang)
 
     def ready(self, gang: ManagedGang) -> None:
-        """Whoever must know first knows: tell all others."""
+        """The ledger has it, if it must: tell everybody else."""
         if gang.step is not GangStep.FORMED or gang.starting or gang.ready:
             return
         gang.ready, gang.ready_at = True, self._state.now
@@ -292,7 +292,7 @@ class MemberFailures:
             self.draining(facts.id)
 
     def draining(self, worker: WorkerId) -> None:
-        """Standing gangs move away; others stay, since what was granted is honoured."""
+        """Standing gangs move away; others stay, since grants are honoured."""
         scheduler_state = self._state
         for gang_id in scheduler_state.on.get(worker, {}):
             gangset = scheduler_state.gangs[gang_id].gangset
@@ -328,7 +328,7 @@ class MemberFailures:
             self.fail(gang, Failure(cause=cause, ranks=tuple(sorted(ranks)), detail=detail))
 
     def refused(self, gang: ManagedGang) -> None:
-        """An attempt to hold or to commit failed: wait a little, in the same place of the queue."""
+        """An attempt to hold or to commit failed: wait a little, in the same place in the queue."""
         scheduler_state = self._state
         scheduler_state.abandon_holds(gang)
         settings = scheduler_state.settings
@@ -357,7 +357,7 @@ class MemberFailures:
             self._teardown.drop(gang, doom)
 
     def fail(self, gang: ManagedGang, failure: Failure) -> None:
-        """Members of the present generation are lost, or the whole gang must go."""
+        """Members of the current generation are lost, or the whole gang must end."""
         match gang.step:
             case GangStep.FORMED:
                 self._judge(gang, failure)
@@ -426,7 +426,7 @@ class MemberFailures:
         self._teardown.stop_lost(gang)
 
     def _worse(self, gang: ManagedGang, failure: Failure) -> None:
-        """Another member was lost while replacements were looked for."""
+        """Another member was lost during the search for replacements."""
         new = {rank: None for rank in failure.ranks if rank not in gang.lost}
         verdict = self._decide(gang, failure, lost=len(gang.lost) + len(new), repairing=True)
         if verdict.fate is not RestartDecision.REPAIR:

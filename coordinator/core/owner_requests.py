@@ -1,4 +1,4 @@
-"""Requests of owners: acquire, renew and release a gang; and why a gang waits, in words that help to resolve it."""
+"""Requests of owners: acquire, renew and release a gang; and why a gang waits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class OwnerRequests:
                 QueueFull(f"the queue is full, with {count_of(len(scheduler_state.queue), 'gang')}: ask again later"),
             )
             return
-        # How many members a gang with a range of sizes gets depends on who else waits by then.
+        # The size of an elastic gang depends on which gangs wait when it is placed.
         fit = None if request.elastic else TrialPlacement.of(request, scheduler_state.inventory.free)
         error = self._impossible(request.smallest) if fit is None and not request.wait_for_workers else None
         if error is not None:
@@ -89,7 +89,7 @@ class OwnerRequests:
         if request.wait:
             gang.waiters.append(event.reply_to)
         else:
-            # Nobody asks for this one again, so the ledger remembers it.
+            # Its owner will not send the request again, so the ledger remembers it.
             gang.queue_waiters.append(event.reply_to)
             gang.persisted = True
             scheduler_state.commit(CommitKind.QUEUE, gang)
@@ -100,7 +100,7 @@ class OwnerRequests:
             self._refuse(reply_to, _not_owner(gang.id))
             return
         if ("owner", gang.id) in self._state.agenda:
-            # Counts as a renewal: the time to live of the gang of an owner that is answered counts from its request.
+            # Counts as a renewal: an owner that gets an answer counts the time to live from its request.
             self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
         if gang.step in (GangStep.CLOSING, GangStep.STOPPING) and gang.closing is not None and gang.closing.ends:
             self._refuse(reply_to, _ended(gang.id, gang.reason))
@@ -117,7 +117,7 @@ class OwnerRequests:
             self._state.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
 
     def _impossible(self, spec: GangSpec) -> GangImpossible | None:
-        """Why this gang, for which there is no room now, is not even queued. Not asked for a gang that fits: the cost
+        """Why this gang, for which there is no room now, is not even queued. Not called for a gang that fits: the cost
         is proportional to the gang."""
         total = self._state.inventory.total
         if place(spec, total) is None:
@@ -142,7 +142,7 @@ class OwnerRequests:
         self._state.out.append(AnswerRequest(reply_to=event.reply_to, reply=gang.describe(to_owner=True)))
 
     def release(self, event: ReleaseAsked) -> None:
-        """Answered when every slot has been returned (or after a long enough wait). Idempotent."""
+        """Answered when every slot has been returned or the wait has timed out. Idempotent."""
         scheduler_state, request = self._state, event.request
         ended = scheduler_state.ended.get(request.id)
         if ended is not None and is_token_of(request.owner_token, ended.owner_id):
@@ -190,7 +190,7 @@ class OwnerRequests:
 
     @staticmethod
     def _shown(gang: ManagedGang, owner_token: str | None) -> bool:
-        """Whether that is the token of the gang's owner."""
+        """Whether this is the owner's token."""
         if gang.owner_token is None and is_token_of(owner_token, gang.owner_id):
             gang.owner_token = owner_token
         return owner_token is not None and owner_token == gang.owner_token
@@ -262,7 +262,7 @@ def why(scheduler_state: SchedulerState, gang_id: str) -> GangWhyReply | None:
 
 
 def standing(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
-    """What stands in the way of a gang that has no members yet, one sentence each; at least one."""
+    """What keeps a gang without members from forming, one sentence each; at least one."""
     found = _lacks(scheduler_state, gang) or ["its workers were just asked for their slots"]
     ahead = scheduler_state.queue.place_of(gang.id)
     if ahead:
@@ -318,6 +318,6 @@ def _obstacles(scheduler_state: SchedulerState, gang_id: str, worker: WorkerId) 
         found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder=holder, slots=kept))
     others = view.ongoing - view.granted - kept
     if others > 0:
-        # The ledger knows which leases these are; the shell replaces this line with them.
+        # The shell replaces this line with the leases, which it reads from the ledger.
         found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder="tasks", slots=others))
     return found

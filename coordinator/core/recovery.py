@@ -3,11 +3,11 @@
 Laws:
 
 1. It starts only from a complete and successful read, made after its own `leader` record was written: no write of an
-   earlier leader can follow.
+   earlier leader can come after that.
 2. Formed gangs are kept, and their members are notified again (the previous leader may have died before it did).
-   Teardowns that were begun are completed. Holds that were never committed expire at the workers.
-3. A member record is removed only if it was read and no known gang has that member. A failed read produces no event,
-   and so removes nothing.
+   Teardowns in progress are completed. Holds that were never committed expire at the workers.
+3. A member record is removed only if it was read and no known gang has that member. A failed read produces no event, so
+   it removes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LedgerRecovery:
     def gained(self, event: LeadershipGained) -> None:
         scheduler_state = self._state
         scheduler_state.reset()
-        scheduler_state.out.clear()  # of a beginning that failed
+        scheduler_state.out.clear()  # effects of a term that failed to begin
         scheduler_state.leading, scheduler_state.term, scheduler_state.ledger.fence = True, event.term, event.fence
         for facts in event.workers:
             scheduler_state.inventory.seen(facts)
@@ -117,15 +117,15 @@ class LedgerRecovery:
     def _restore_formed(self, gang: ManagedGang, record: GangRecord, granted: set[tuple[WorkerId, str, int]]) -> None:
         scheduler_state = self._state
         gang.step = GangStep.RETIRING if record.state is GangState.RETIRING else GangStep.FORMED
-        # What the ledger does not say the workers do, when they are told again. To an older coordinator, formed was
-        # ready, and its callers act on that.
+        # If the ledger does not say it, the workers do when they are notified again. An older coordinator took formed
+        # for ready, and its callers rely on that.
         gang.ready = record.ready is True or (record.ready is None and record.gangset is not None)
         if not gang.ready:
             gang.starting = {seat.rank: None for seat in gang.seats if seat.part == 0}
         scheduler_state.add(gang)
         scheduler_state.seat(gang)
         if not scheduler_state.shard.keeps_all(gang.spec):
-            return  # it will end soon: nothing can be said about workers that are not ours
+            return  # it will end soon: we know nothing about workers of other shards
         lost: dict[int, tuple[Cause, str]] = {}
         for worker, seats in gang.seats_by_worker.items():
             view = scheduler_state.inventory.workers.get(worker)
@@ -154,8 +154,8 @@ class LedgerRecovery:
             self._state.ledger.push(CommitKind.SWEEP, "", leaked=tuple(leaked[start : start + MAX_SEATS]))
 
     def vanished(self, event: LedgerVanished) -> None:
-        """Write again what we know. Workers do the same for their own keys. If a gang's grant is in the queue, the
-        grant writes all of it, and if that fails, `MemberFailures.refused` does; likewise the end of a gang that
+        """Write what we know again. Workers do the same for their own keys. If a gang's grant is in the queue, the
+        grant writes all of it; if that fails, `MemberFailures.refused` does. The same holds for the end of a gang that
         closes."""
         scheduler_state = self._state
         scheduler_state.ledger.fence = event.fence

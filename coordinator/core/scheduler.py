@@ -1,15 +1,16 @@
-"""From the queue to holds on workers: which gang is tried next, what the head of the queue waits for, and what others
-may take meanwhile.
+"""From the queue to holds on workers: which gang is tried next, what the head of the queue waits for, and which slots
+others may take meanwhile.
 
 Laws:
 
-1. A gang holds nothing while it waits: holds are all accepted, or all given back. Two gangs cannot deadlock.
+1. A gang holds nothing while it waits: either all of its holds are accepted, or all are released. Two gangs cannot
+   deadlock.
 2. Repairs go first (their survivors hold slots), then the queue in its order, then back-fill behind a waiting head.
-3. Slots are kept for the head only, and given back when it is no longer the head.
-4. Beyond its smallest size a gang takes what no other in the queue has use for: nothing at all while one waits that
-   cannot be placed on the same pools, else what is left when each of the others has its place.
-5. The head is the first that cannot be placed, and that nobody serves for meanwhile: a standing gang's replacement that
-   waits for room beside it (`ManagedGang.aside`) takes what is free in its turn, and holds nobody up.
+3. Slots are reserved for the head only, and released when it is no longer the head.
+4. Beyond its smallest size a gang takes only what no other gang in the queue can use: nothing while a gang that cannot
+   be placed waits for the same pools, otherwise what is left after the others are placed.
+5. The head is the first gang that cannot be placed and has no predecessor that still serves: a replacement that waits
+   for room beside the standing gang it replaces (`ManagedGang.aside`) takes free slots in its turn, and blocks nobody.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class GangScheduler:
     # -- who is next -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """Start whatever can be started. Called when there may be more room, or when a new gang waits."""
+        """Start all gangs that can start. Called when there may be more room, or when a new gang waits."""
         scheduler_state = self._state
         scheduler_state.look_for_room = False
         for gang_id in list(scheduler_state.repairs):
@@ -61,7 +62,7 @@ class GangScheduler:
         self._set_head(None)
 
     def _place(self, gang: ManagedGang) -> Placement | None:
-        """For the first gang that has not started; what is reserved for it counts as free."""
+        """Place the first gang that has not started; slots reserved for it count as free."""
         scheduler_state = self._state
         if gang.not_before > scheduler_state.now:
             return None
@@ -73,7 +74,8 @@ class GangScheduler:
         return self._placed(gang, kept)
 
     def _placed(self, gang: ManagedGang, changes: Mapping[WorkerId, int]) -> Placement | None:
-        """With this many more or fewer slots than are free; with as many members as others leave room for."""
+        """Place it with this many more or fewer slots than are free, and with as many members as others leave room
+        for."""
         scheduler_state = self._state
         found = place(gang.spec.smallest, scheduler_state.inventory.free, changes=changes)
         if found is None or not gang.spec.elastic:
@@ -85,8 +87,8 @@ class GangScheduler:
     def _left_for_more(
         self, gang: ManagedGang, smallest: Placement, changes: Mapping[WorkerId, int]
     ) -> Counter[WorkerId] | None:
-        """`changes`, less what the others in the queue need beside it at its smallest size. None: one of them waits
-        for workers of the same pools, and may need any slot that is left."""
+        """`changes`, less what the others in the queue need beside it at its smallest size. None: one of them waits for
+        workers of the same pools and may need every slot that is left."""
         scheduler_state = self._state
         pools = gang.spec.pools
         left = Counter(changes)
@@ -169,12 +171,12 @@ class GangScheduler:
             self._keep(before.gang, dict.fromkeys(before.target.slots, 0))
 
     def renew_keeps(self) -> None:
-        """Ask the workers of the head's target to reserve slots, and repeat that after a while."""
+        """Ask the workers of the head's target to reserve slots, and repeat that periodically."""
         scheduler_state = self._state
         head = scheduler_state.head
         waiting = scheduler_state.gangs.get(head.gang) if head is not None else None
         if head is None or waiting is None or not head.target.slots:
-            return  # it ended just now: the next scheduling finds another head
+            return  # it has just ended: the next scheduling finds another head
         if scheduler_state.now < waiting.queued_at + scheduler_state.settings.starve_after_s:
             return
         head.keeping = True
@@ -199,7 +201,8 @@ class GangScheduler:
         head.kept[event.worker] = event.kept
 
     def _preempt(self, gang: ManagedGang, head: QueueHead) -> None:
-        """Tear down gangs of lower priority. The slots that they free are guarded: they cannot come back first."""
+        """Tear down gangs of lower priority. The slots that they free are guarded, so that they cannot take them
+        again."""
         scheduler_state = self._state
         if gang.not_before > scheduler_state.now or self._still_leaving(head):
             return
@@ -268,11 +271,11 @@ class GangScheduler:
             self._members.refused(gang)
 
     def timed_out(self, gang: ManagedGang) -> None:
-        """Some hold was not answered in time."""
+        """A hold was not answered in time."""
         if gang.attempt is not None and not gang.attempt.held:
             self._members.refused(gang)
 
     @staticmethod
     def _owns(gang: ManagedGang, event: HoldAnswered) -> bool:
-        """An answer that came twice, about a hold that has become members."""
+        """A repeated answer about a hold whose seats are already granted."""
         return any(seat.token in event.tokens for seat in gang.seats)

@@ -5,16 +5,15 @@ Laws:
 1. A formed gang is told to retire before it is torn down, so that callers go elsewhere first.
 2. Rolling and moving replace one gang at a time. With surge 1 its replacement has been ready for `min_ready_s` before
    it retires, if there is room for both. While it waits for room it stands aside: it is never the head of the queue and
-   keeps no slots. Without room for `surge_wait_s` the old gang goes first, as with surge 0, and its replacement has its
-   place in the queue.
-3. A gang is out of date when its set's template is another by now, or when one of its workers drains. One that is out
-   of date by its template alone goes first only if that makes room for its replacement, and if it is not the last of
-   several that serves; one on a draining worker has to go anyway, and does so well before the drain's grace ends.
-4. A roll whose new gangs fail `roll_failures` times, before one has been ready for `min_ready_s`, stops: the set is
-   kept up in the shape that served before, until it is declared anew. Until a new shape has served, gangs of the one
-   before come back when they fail.
-5. A gang that ends by its own fault is replaced after a wait that doubles; one success starts the waits from the
-   beginning.
+   reserves no slots. After `surge_wait_s` without room the old gang goes first, as with surge 0, and its replacement
+   takes its place in the queue.
+3. A gang is out of date when its set's template has changed, or when one of its workers drains. If only the template
+   has changed, it goes first only if that makes room for its replacement and it is not the last one of several that
+   still serves. A gang on a draining worker has to go anyway, and does so well before the drain's grace ends.
+4. A roll whose new gangs fail `roll_failures` times, before one has been ready for `min_ready_s`, stops: the set keeps
+   the shape that served before until it is declared again. Until a new shape has served, gangs of the previous shape
+   restart when they fail.
+5. A gang that ends by its own fault is replaced after a wait that doubles each time; one success resets the wait.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class StandingSets:
         self._teardown = teardown
 
     def declare(self, name: str, record: GangSetRecord | None) -> None:
-        """The set is declared like this from now on; None: it is removed."""
+        """Take over a new declaration; None: the set was removed."""
         scheduler_state = self._state
         if record is not None:
             known = scheduler_state.sets.get(name)
@@ -68,7 +67,7 @@ class StandingSets:
         """The status of a set that an earlier leader wrote."""
         of_set = self._state.sets.get(name)
         if of_set is None:
-            self._state.ledger.push_status(name)  # nobody declares it any more
+            self._state.ledger.push_status(name)  # it is no longer declared
             return
         of_set.status = status
         current = read_gang(status.current)
@@ -80,8 +79,8 @@ class StandingSets:
             of_set.previous = current
 
     def not_told(self, name: str) -> None:
-        """Its status could not be written. It is retried when something happens to the set, and not before: nothing
-        depends on it, and we may lack the permission."""
+        """Its status could not be written. Retry only when something happens to the set: nothing depends on the status,
+        and we may lack the permission."""
         of_set = self._state.sets.get(name)
         if of_set is not None:
             of_set.status = None
@@ -94,7 +93,7 @@ class StandingSets:
         return of_set.status.model_copy(update={"at": self._state.wall})
 
     def look(self) -> None:
-        """Bring the sets that something happened to closer to their declaration."""
+        """Reconcile the sets that have changed with their declaration."""
         scheduler_state = self._state
         while scheduler_state.sets_to_look_at:
             name = next(iter(scheduler_state.sets_to_look_at))
@@ -110,7 +109,7 @@ class StandingSets:
             of_set.served, of_set.tries, of_set.trouble = True, 0, ""
         kept = (of_set.template, None if of_set.served else of_set.before)
         for gang in [gang for gang in live if not _serving(gang) and gang.spec not in kept]:
-            # Serves nobody, and would come back in the old shape.
+            # Serves nobody, and would restart in the old shape.
             self._teardown.end(gang, Failure(cause=Cause.REPLACED))
         live = [gang for gang in live if gang.id in of_set.gangs and not _leaving(gang)]
         stale = [gang for gang in live if self._out_of_date(gang, of_set)]
@@ -135,7 +134,7 @@ class StandingSets:
             scheduler_state.ledger.push_status(name)
 
     def _steady(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
-        """It has been ready for long enough."""
+        """Whether it has been ready for long enough."""
         return gang.serves and self._state.now >= gang.ready_at + of_set.record.min_ready_s
 
     def _wake(self, name: str, of_set: StandingSetState) -> None:
@@ -179,7 +178,7 @@ class StandingSets:
         )
 
     def _shrink(self, fresh: list[ManagedGang], wanted: int) -> list[ManagedGang]:
-        """Whole gangs go: those that do not serve first, then the newest."""
+        """Retire whole gangs: those that do not serve first, then the newest."""
         order = sorted(fresh, key=lambda gang: (gang.serves, _serving(gang), -gang.created_at, gang.id))
         for gang in order[: max(0, len(fresh) - wanted)]:
             self._retire(gang)
@@ -189,8 +188,8 @@ class StandingSets:
     def _lose_patience(
         self, name: str, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]
     ) -> None:
-        """Replacements that found no room for long enough: let the set be short of one gang, so that there is room. Of
-        one more each time, while gangs on draining workers are left: those have to go in any case."""
+        """If replacements have found no room for long enough, let the set be short of one gang to make room; of one
+        more each time while gangs on draining workers are left, since those have to go in any case."""
         scheduler_state = self._state
         patience_s = self._patience_s(of_set, stale, fresh)
         if not stale or patience_s == math.inf:
@@ -208,8 +207,8 @@ class StandingSets:
         scheduler_state.agenda.set(("surge", name), of_set.wait_from + limit_s)
 
     def _patience_s(self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]) -> float:
-        """How long the old gangs wait for their replacements. Replacements that have room and are starting are waited
-        for; but a draining worker's time is short. Most of its grace is left for the move itself."""
+        """How long the old gangs wait for their replacements. Replacements that have room and are starting get longer;
+        but a draining worker has little time, and most of its grace is left for the move itself."""
         grace_s = min((grace for gang in stale for grace in self._graces(gang) if grace is not None), default=math.inf)
         if any(gang.step in _WAITS_FOR_ROOM for gang in fresh):
             return min(of_set.record.surge_wait_s, grace_s / _PART_OF_GRACE)
@@ -218,8 +217,8 @@ class StandingSets:
     def _retire_stale(
         self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]
     ) -> list[ManagedGang]:
-        """Gangs that are out of date go one by one, once their replacements have been ready for long enough; at once
-        if there are too many anyway."""
+        """Retire out-of-date gangs one by one, once their replacements have been ready for long enough; at once if
+        there are too many gangs anyway."""
         scheduler_state, record = self._state, of_set.record
         steady = sum(self._steady(gang, of_set) for gang in fresh)
         wanted = max(0, record.gangs - steady)
@@ -242,21 +241,21 @@ class StandingSets:
         return remaining
 
     def _last_that_serves(self, gang: ManagedGang, live: Iterable[ManagedGang]) -> bool:
-        """Whether an old gang that may stay is the only one of these that serves: the others, old or new, wait for
-        room or are starting."""
+        """Whether an old gang that may stay is the only one of these that serves: the others, old or new, are waiting
+        for room or starting."""
         return gang.serves and not self._graces(gang) and not any(other.serves for other in live if other is not gang)
 
     def _makes_room(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
-        """Whether a gang that has no room beside this one would have room in its place, once plain tasks are done; or
-        whether this one cannot stay in any case."""
+        """Whether a gang that has no room beside this one would fit in its place once plain tasks are done, or this one
+        cannot stay in any case."""
         if self._graces(gang):
             return True
         freed = {worker: sum(seat.slots for seat in seats) for worker, seats in gang.seats_by_worker.items()}
         return place(of_set.template, self._state.inventory.claimable, changes=freed) is not None
 
     def _stand_aside(self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]) -> None:
-        """Replacements wait beside gangs that still serve, in nobody's way. When it is their turn, they take the place
-        in the queue of the gang that went."""
+        """Replacements wait beside gangs that still serve, without blocking others. In their turn they take the place
+        in the queue of the gang that retired."""
         scheduler_state = self._state
         waiting = sorted((gang for gang in fresh if gang.step is not GangStep.FORMED), key=lambda gang: gang.made)
         too_many = max(0, len(stale) + len(fresh) - of_set.record.gangs)
@@ -299,7 +298,7 @@ class StandingSets:
             scheduler_state.add(gang)
             made.append(gang)
             scheduler_state.tell(GangEventKind.QUEUED, gang)
-            scheduler_state.sets_to_look_at[name] = None  # its time to wait beside another one begins
+            scheduler_state.sets_to_look_at[name] = None  # its wait beside another gang begins
         return made
 
     def _out_of_date(self, gang: ManagedGang, of_set: StandingSetState) -> bool:
@@ -308,7 +307,7 @@ class StandingSets:
         return bool(self._graces(gang))
 
     def _graces(self, gang: ManagedGang) -> list[float | None]:
-        """Of the gang's workers that drain: the longest time that their drains may take, where they say so."""
+        """The longest time that the drain of each of the gang's draining workers may take, where known."""
         workers = (self._state.inventory.workers.get(worker) for worker in gang.seats_by_worker)
         return [view.facts.drain_grace_s for view in workers if view is not None and view.draining]
 
@@ -320,7 +319,7 @@ class StandingSets:
             self._teardown.end(gang, Failure(cause=Cause.REPLACED))
 
     def retiring(self, gang: ManagedGang) -> None:
-        """The ledger says that it retires: tell callers, and give them time to go elsewhere."""
+        """The ledger has its retirement: notify callers, and give them time to go elsewhere."""
         scheduler_state = self._state
         of_set = scheduler_state.sets.get(gang.gangset or "")
         scheduler_state.tell(GangEventKind.RETIRING, gang)
@@ -334,15 +333,15 @@ class StandingSets:
 
 
 _PART_OF_GRACE: Final = 5
-"""The part of a drain's grace for which to wait at most for room beside the old gang."""
+"""Wait for room beside the old gang for at most one part in this many of a drain's grace."""
 _PART_TO_START: Final = 2
-"""... and for a replacement that is starting."""
+"""Likewise for a replacement that is starting."""
 _LOOK_AGAIN_S: Final = 1.0
 _WAITS_FOR_ROOM = frozenset({GangStep.QUEUED, GangStep.HOLDING, GangStep.COMMITTING})
 
 
 def _serving(gang: ManagedGang) -> bool:
-    """It serves callers, or will again soon."""
+    """Whether it serves callers, or soon will again."""
     ready = gang.step is GangStep.FORMED and not gang.starting
     return ready or gang.step in (GangStep.REPAIRING, GangStep.REJOINING, GangStep.RETIRING)
 

@@ -1,4 +1,4 @@
-"""The state of the coordinator, and the effects it has decided on; shared by the parts of the core."""
+"""The state of the coordinator and the effects it has decided on, shared by the parts of the core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..sharding.shards import WHOLE, Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGang:
-    """What is remembered of a gang that has ended."""
+    """What is kept about a gang that has ended."""
 
     at: float
     """Monotonic."""
@@ -40,12 +40,12 @@ class StandingSetState:
     """Gangs in a row that ended for good by their own fault; each makes the next one wait longer."""
     not_before: float = 0.0
     short: int = 0
-    """By how many gangs it may be short while it is rolled or moved with surge 1: 0 while there is room for both."""
+    """How many gangs it may lack while it is rolled or moved with surge 1; 0 while there is room for both."""
     wait_from: float | None = None
-    """Monotonic; since when old gangs have waited for their replacements, apart from those that take their time to
-    start."""
+    """Monotonic; since when old gangs have been waiting for their replacements, not counting replacements that are
+    starting."""
     places: list[float] = field(default_factory=list[float])
-    """`created_at` of gangs that made way, for those that replace them."""
+    """`created_at` of gangs that made room, for their replacements."""
     served: bool = False
     """A gang of the declared shape has been ready for long enough: it is no longer rolled back automatically."""
     previous: StrictGangSpec | None = None
@@ -53,11 +53,11 @@ class StandingSetState:
     tries: int = 0
     """Failures of gangs of the declared shape since one of them was last ready for long enough."""
     trouble: str = ""
-    """The last of these."""
+    """The last of these failures."""
     stopped: bool = False
     """The roll has failed: the set keeps its previous shape until it is declared again."""
     status: GangSetStatus | None = None
-    """As in the ledger, or about to be written there."""
+    """The status as in the ledger, or about to be written there."""
 
     @property
     def before(self) -> GangSpec | None:
@@ -99,7 +99,7 @@ class SchedulerState:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: the ledger is right."""
+        """Forget everything: the ledger is authoritative."""
         self.term = 0
         self.leading = False
         self.gangs: dict[str, ManagedGang] = {}
@@ -125,7 +125,7 @@ class SchedulerState:
             self.enqueue(gang)
 
     def look_at_set(self, gang: ManagedGang) -> None:
-        """Something has happened to a gang that its set, if it has one, may act on."""
+        """Something has happened to a gang: its set, if it has one, may have to act."""
         if gang.gangset is not None:
             self.sets_to_look_at[gang.gangset] = None
 
@@ -134,7 +134,7 @@ class SchedulerState:
         self.look_for_room = True
 
     def set_place(self, gang: ManagedGang, created_at: float) -> None:
-        """Change its age, and with it its place in the queue."""
+        """Change its age and so its place in the queue."""
         gang.created_at = created_at
         if gang.step is GangStep.QUEUED:
             self.queue.discard(gang.id)
@@ -157,7 +157,7 @@ class SchedulerState:
         self.look_for_room = True
 
     def is_leaked(self, worker: WorkerId, gang_id: str) -> bool:
-        """Whether no present or future member of that gang is on that worker; asked again when the batch is made."""
+        """Whether that worker has no current or future member of that gang; checked again when the batch is built."""
         gang = self.gangs.get(gang_id)
         if gang is None:
             return True
@@ -194,8 +194,8 @@ class SchedulerState:
         self.agenda.set(("hold", gang.id), self.now + settings.hold_wait_s)
 
     def accept_hold(self, attempt: HoldAttempt, event: HoldAnswered) -> None:
-        """Record the acceptance of a worker that is present, with a token for each seat. Its seats are made now, while
-        the others have not answered yet."""
+        """Record a worker's acceptance, with a token for each seat. Its seats are created now, while the others have
+        not answered yet."""
         worker, wanted = event.worker, attempt.wanted[event.worker]
         facts = self.inventory.workers[worker].facts
         self.inventory.held(worker, _slots(wanted))
@@ -219,8 +219,8 @@ class SchedulerState:
         ]
 
     def abandon_holds(self, gang: ManagedGang) -> None:
-        """Give up the attempt, if there is one: every worker is notified, also those that refused or did not answer,
-        since their answer may have been lost. The worker forgets the hold by itself if this is lost as well."""
+        """Give up the attempt, if there is one. Every worker is notified, even if it refused or did not answer: its
+        answer may have been lost. If this message is lost as well, the hold expires at the worker."""
         attempt, gang.attempt = gang.attempt, None
         self.agenda.cancel(("hold", gang.id))
         if attempt is None:

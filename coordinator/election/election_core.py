@@ -4,11 +4,11 @@ Two keys of the ledger: `leader` names the leader and is rewritten only by compa
 everything that the leader writes. `leader_alive` expires `alive_ttl_s` after its last renewal. Laws:
 
 1. A claim is a compare-and-set on `leader` with a higher term: of two candidates that saw the same leader, one wins.
-2. Nobody claims while `leader_alive` is there, nor before a drawn wait after it went.
-   Terms grow, also over the loss of the bucket: the first in a new one begins at the Unix time.
+2. Nobody claims while `leader_alive` exists, nor before a random wait after it is gone. Terms grow, even if the bucket
+   is lost: the first term in a new bucket is the Unix time.
 3. A leader trusts its leadership until `alive_ttl_s - margin_s` after the *start* of its last renewal that succeeded,
-   on its own monotonic clock. It stops before the key can expire, without asking anybody. What it writes in spite of
-   that (frozen between the look at the clock and the write) is refused by the server: law L9 does not rest on clocks.
+   on its own monotonic clock. It stops before the key can expire, without asking anybody. If it still writes (frozen
+   between the look at the clock and the write), the server refuses the write: law L9 does not rely on clocks.
 4. A claim whose answer was lost is looked up, not believed.
 """
 
@@ -69,7 +69,7 @@ class LeaderRead(ElectionEvent):
     revision: int
     """Of `leader`; 0: never written."""
     alive_term: int | None
-    """Term in `leader_alive`; None: it is not there."""
+    """Term in `leader_alive`; None: the key does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +105,14 @@ class Deposed(ElectionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermFailed(ElectionEvent):
-    """The leader could not begin its term. Somebody else may lead better, or the same process a little later."""
+    """The leader could not begin its term. Another process may succeed, or this one a little later."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resigned(ElectionEvent):
-    """This process wants to stop; standbys should not have to wait for the key to expire."""
+    """This process is stopping; standbys should not have to wait for the key to expire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ AnyElectionEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Write `leader` at this revision (0: only if it is not there). Answer ClaimWon, ClaimLost or ClaimUnknown."""
+    """Write `leader` at this revision (0: only if it does not exist). Answer ClaimWon, ClaimLost or ClaimUnknown."""
 
     record: LeaderRecord
     revision: int
@@ -147,8 +147,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewLeadership:
-    """Write `leader_alive` with this time to live: the first of a term whatever is there, later ones at our own
-    revision. Answer Renewed, RenewFailed or Deposed."""
+    """Write `leader_alive` with this time to live: the first of a term unconditionally, later ones at our own revision.
+    Answer Renewed, RenewFailed or Deposed."""
 
     term: int
     first: bool
@@ -194,7 +194,7 @@ class ElectionRole(StrEnum):
     FOLLOWER = "follower"
     """Somebody leads, or we do not know."""
     CANDIDATE = "candidate"
-    """Nobody seems to lead; we wait for the time that we drew."""
+    """Nobody seems to lead; we wait for a random time."""
     CLAIMING = "claiming"
     LEADER = "leader"
     RESIGNED = "resigned"
@@ -208,7 +208,7 @@ class ElectionCore:
         self.instance = instance
         self.role = ElectionRole.FOLLOWER
         self.term = 0
-        """Of the last leader that was seen; our own while we lead."""
+        """The term of the last leader seen; our own while we lead."""
         self.trusted_until = float("-inf")
         """Monotonic; while leader."""
         self._revision = 0
@@ -227,7 +227,7 @@ class ElectionCore:
         if self.role is ElectionRole.RESIGNED:
             return []
         if self.role is ElectionRole.LEADER and event.now >= self.trusted_until:
-            # Whatever happened: it is too late to act on it as a leader.
+            # It is too late to act on this event as a leader.
             return self._step_down(event, "its renewals did not succeed in time")
         match event:
             case LeaderRead():
@@ -262,7 +262,7 @@ class ElectionCore:
         record = event.leader
         if self.role is ElectionRole.LEADER:
             if record is None or (record.instance, record.term) != (self.instance, self.term):
-                return self._step_down(event, "the leader record is not ours any more")
+                return self._step_down(event, "the leader record is no longer ours")
             self._revision = max(self._revision, event.revision)
             return []
         ours = record is not None and record.instance == self.instance and record.term == self.term + 1
@@ -272,8 +272,8 @@ class ElectionCore:
         if record is not None:
             self.term = record.term
         else:
-            # None was ever written, or the bucket was lost, perhaps with terms that we have not heard of. Ids and
-            # attempts are made of the term, and workers remember those that are over.
+            # None was ever written, or the bucket was lost, perhaps with terms unknown to us. Ids and attempt numbers
+            # contain the term, and workers remember past ones.
             self.term = max(self.term, int(event.wall))
         if event.alive_term is not None and event.alive_term >= self.term:
             self.role = ElectionRole.FOLLOWER
@@ -292,7 +292,7 @@ class ElectionCore:
 
     def _claim(self, event: ElectionEvent) -> list[ElectionEffect]:
         self.role = ElectionRole.CLAIMING
-        # In case neither an answer nor the shell's own timeout comes: look again.
+        # Look again in case neither an answer nor the shell's own timeout comes.
         self._wait_until = event.now + self.settings.alive_ttl_s * 2
         record = LeaderRecord(term=self.term + 1, instance=self.instance, since=event.wall)
         return [Claim(record=record, revision=self._revision), self._wake()]
@@ -301,7 +301,7 @@ class ElectionCore:
         self.role = ElectionRole.LEADER
         self.term += 1
         self._revision = revision
-        # `leader_alive` does not exist until the first renewal, so others may claim: then we are deposed, and fenced.
+        # `leader_alive` does not exist until the first renewal, so others may claim: then we are deposed and fenced.
         self.trusted_until = event.now + self.settings.alive_ttl_s - self.settings.margin_s
         self._renewing = True
         self._renew_at = event.now + self.settings.renew_s
@@ -333,7 +333,7 @@ class ElectionCore:
                 self._renewing = True
                 return [RenewLeadership(term=self.term, first=False, ttl_s=self.settings.alive_ttl_s), self._wake()]
             case ElectionRole.CANDIDATE if event.now >= self._wait_until:
-                return [ReadLeader()]  # whoever came to life meanwhile shows in it
+                return [ReadLeader()]  # it shows who became leader meanwhile
             case ElectionRole.FOLLOWER | ElectionRole.CLAIMING if event.now >= self._wait_until:
                 self._wait_until = event.now + self.settings.alive_ttl_s
                 return [ReadLeader(), self._wake()]

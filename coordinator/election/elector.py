@@ -22,7 +22,7 @@ from .leader_record import LeaderKey, LeaderLost, leader_of
 
 _GRAIN_S: Final = 0.001
 _RETRY_S: Final = 0.2
-"""Before a read of storage that failed is repeated."""
+"""Wait before a failed read of storage is repeated."""
 
 
 class Elector:
@@ -43,10 +43,10 @@ class Elector:
     ) -> None:
         """
         Args:
-            alive_key: where it is said that the leader lives.
-            on_lead: we lead; told the term. The fence is in `leader`.
-            on_yield: we do not any more; told why. Called before anything else is done.
-            on_outage: storage did not take, or did not answer, something.
+            alive_key: key that the leader renews.
+            on_lead: called with the term when we lead. The fence is in `leader`.
+            on_yield: called with the reason when we no longer lead, before anything else is done.
+            on_outage: called when storage refused something or did not answer.
         """
         self.election = election
         self._kv = kv
@@ -64,7 +64,7 @@ class Elector:
         self._looking = False
         self._look_again = False
         self._alive_revision = 0
-        """Of our last `leader_alive`."""
+        """Revision of our last `leader_alive`."""
         self._claimed: LeaderRecord | None = None
         """What we wrote, or tried to write, last."""
 
@@ -75,7 +75,7 @@ class Elector:
         """Take part from now on.
 
         Raises:
-            Unavailable: the keys cannot be followed. Nothing is left of the attempt, so it may be repeated.
+            Unavailable: the keys cannot be followed. The attempt leaves nothing behind, so it may be repeated.
         """
         try:
             for key in (self._leader.key, self._alive_key):
@@ -107,8 +107,8 @@ class Elector:
             await subscription.unsubscribe()
 
     def trusted(self) -> bool:
-        """Whether we may act as the leader right now. Looks at the clock; before it returns False, it has called
-        `on_yield`."""
+        """Whether we may act as the leader right now. Checks the clock; `on_yield` has been called before it returns
+        False."""
         election = self.election
         if election.role is ElectionRole.LEADER and self._clock.now >= election.trusted_until:
             self.tell(on.ElectionTick(**self._clock.moment()))
@@ -119,7 +119,7 @@ class Elector:
         self.tell(on.Deposed(**self._clock.moment()))
 
     def term_failed(self, reason: str) -> None:
-        """The term could not begin: give it up. It is tried again when `leader_alive` has expired."""
+        """The term could not begin: give it up. Another attempt follows when `leader_alive` has expired."""
         self.tell(on.TermFailed(**self._clock.moment(), reason=reason))
 
     def tell(self, event: on.AnyElectionEvent) -> None:
@@ -127,7 +127,7 @@ class Elector:
         self._carry_out(self.election.handle(event))
 
     def on_connection(self, event: ConnectionEvent) -> None:
-        """Whatever is known only from watching may have been missed."""
+        """Changes that only the watch reports may have been missed."""
         if event is ConnectionEvent.RECONNECTED:
             self._look()
 
@@ -159,7 +159,7 @@ class Elector:
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # Loops that count in milliseconds fire up to one too early, and would be asked again at once.
+        # Loops that count in milliseconds fire up to one too early, and would be set again at once.
         delay_s = max(at - self._clock.now, _GRAIN_S)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
@@ -202,7 +202,7 @@ class Elector:
             self.tell(on.Renewed(**self._clock.moment(), started_at=started_at))
 
     async def _write_alive(self, body: bytes, ttl_s: float) -> None:
-        """Raises LeaderLost: somebody else's stands there, or somebody else leads."""
+        """Raises LeaderLost: the key is another process's, or another process leads."""
         for _ in range(3):
             try:
                 self._alive_revision = await self._kv.put(
@@ -212,7 +212,7 @@ class Elector:
                 entry = await self._kv.get(self._alive_key)
                 found = _alive_of(entry)
                 if entry is None:
-                    # Expired, or the whole bucket went: either way it is still ours if `leader` is.
+                    # It expired, or the whole bucket was lost: either way it is still ours if `leader` is.
                     await self._leader.restore()
                     self._alive_revision = 0
                 elif found is not None and found.instance == self.election.instance:
@@ -228,7 +228,7 @@ class Elector:
             async with asyncio.timeout(1.0):
                 await self._kv.delete(self._alive_key, revision=self._alive_revision)
         except (GanglineError, TimeoutError) as error:
-            self._log.info("leadership is left to expire: %s", error, extra={"action": "election.left"})
+            self._log.info("could not resign; leadership will expire: %s", error, extra={"action": "election.left"})
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -239,11 +239,11 @@ class Elector:
             record = leader_of(entry)
             if record is None or (record.instance, record.term) != (self.election.instance, self.election.term):
                 self._look()
-        # A renewal is no news: an expiry is watched, or found by the election's own timer.
+        # Renewals are not reported: an expiry is seen by the watch or by the election's own timer.
 
     def _look(self) -> None:
         if not self._started:
-            return  # events before the start mean nothing: whoever does not take part yet must not be elected
+            return  # ignore events before the start: who does not take part yet must not be elected
         if self._looking:
             self._look_again = True
             return
@@ -260,7 +260,7 @@ class Elector:
                     self.deposed()
                 except GanglineError as error:
                     self._on_outage()
-                    self._log.debug("cannot look who leads: %s", error, extra={"action": "election.look_failed"})
+                    self._log.debug("cannot read who leads: %s", error, extra={"action": "election.look_failed"})
                     self._look_again = True
                     await asyncio.sleep(_RETRY_S)
                 else:
@@ -272,7 +272,7 @@ class Elector:
             self._looking = False
 
     async def _read_once(self) -> on.LeaderRead:
-        """Raises LeaderLost: we led, the bucket vanished, and somebody was faster to lead in the new one."""
+        """Raises LeaderLost: we led, the bucket vanished, and another process was the first to lead in the new one."""
         entry = await self._kv.get(self._leader.key)
         if entry is None and self.election.role is ElectionRole.LEADER:
             await self._leader.restore()

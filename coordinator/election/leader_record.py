@@ -13,7 +13,7 @@ from ...schemas.records.gangs import LeaderRecord
 
 
 class LeaderLost(Exception):
-    """The record is another process's."""
+    """The record belongs to another process."""
 
 
 class LedgerLost(Exception):
@@ -31,29 +31,29 @@ class LeaderKey:
         self.fence = 0
         """Revision of our record."""
         self.on_restored: Callable[[int], Awaitable[None]] | None = None
-        """Told, with the new fence, that the record had to be made anew; what else was lost is put back in it."""
+        """Called with the new fence when the record had to be created again; restores the rest of what was lost."""
 
     def __repr__(self) -> str:
         return f"<LeaderKey {self._record} at {self.fence}>"
 
     async def claim(self, record: LeaderRecord, revision: int) -> int:
-        """Write `record` over what stood at `revision`; returns the fence.
+        """Replace the record at `revision` with `record`; returns the fence.
 
         Raises:
-            Conflict: somebody was faster.
+            Conflict: another process was faster.
             Unavailable: it may have been written.
         """
         return await self._kv.put(self.key, _body(record), revision=revision)
 
     def take(self, record: LeaderRecord, fence: int) -> None:
-        """The record stands, and is ours."""
+        """The record is written, and ours."""
         self._record, self.fence = record, fence
 
     async def rewrite(self) -> int:
         """Write it again, which voids every batch that is conditioned on an earlier fence. Returns the new one.
 
         Raises:
-            LeaderLost, LedgerLost: it is not ours, or not there, any more.
+            LeaderLost, LedgerLost: it is no longer ours, or no longer there.
             Unavailable: it may have been written.
         """
         async with self._lock:
@@ -68,11 +68,11 @@ class LeaderKey:
                     return self.fence
 
     async def restore(self) -> None:
-        """Make it anew if the bucket vanished. Returns when `on_restored` has.
+        """Create it again if the bucket vanished. Returns when `on_restored` has.
 
         Raises:
             LeaderLost: somebody else leads.
-            Unavailable: storage did not take it.
+            Unavailable: storage did not accept it.
         """
         async with self._lock:
             assert self._record is not None

@@ -39,7 +39,7 @@ class SetDeclarations:
         deposed: Callable[[], None],
         log: Log,
     ) -> None:
-        """`usable` is asked, with key and name, whether the core can be given a record; it says so if not."""
+        """`usable` is called with key and name, says whether the core can be given a record, and logs it if not."""
         self._kv = kv
         self._leader = leader
         self._shard = shard
@@ -67,7 +67,7 @@ class SetDeclarations:
             self._on_entry(entry)
 
         self._subscription = await self._kv.watch(Names.gangset_key(), on_entry)
-        # What was deleted since it was read is not in the watch.
+        # The watch does not report what was deleted since the read.
         for key in [key for key in standing if key not in seen]:
             self._tasks.start(self._gone(key))
 
@@ -78,7 +78,7 @@ class SetDeclarations:
             await subscription.unsubscribe()
 
     async def restore(self) -> None:
-        """The bucket is new and empty: declare everything again. What somebody has declared in it since stays."""
+        """The bucket is new and empty: declare everything again. What has been declared in it since stays."""
         while True:
             writes = [KvWrite(key=key, value=value, revision=0) for key, value in self._standing.items()]
             if not writes:
@@ -94,14 +94,14 @@ class SetDeclarations:
                 self._tasks.start(self._gone(entry.key))
             return
         if self._standing.get(entry.key) == entry.value:
-            return  # the watch began, or the bucket was made anew
+            return  # the watch began, or the bucket was created again
         record = parse(GangSetRecord, entry, self._log)
         if record is not None and self._usable(entry.key, entry.key.partition(".")[2], record):
             self._standing[entry.key] = entry.value
             self._tell(entry.key, record)
 
     async def _gone(self, key: str) -> None:
-        """A declaration is gone: deleted by somebody, or with the whole bucket."""
+        """A declaration is gone: deleted, or lost with the whole bucket."""
         while True:
             try:
                 await self._leader.restore()
@@ -123,7 +123,7 @@ class SetDeclarations:
             if self._shard.owns(record.template):
                 text = "its pools are kept by different shards of the coordinators: it is not kept up"
                 self._log.warning(text, extra={"action": "gangset.straddles", "gangset": name})
-            record = None  # perhaps another shard's from now on
+            record = None  # perhaps it belongs to another shard now
         self._log.info(
             "%s", "removed" if record is None else count_of(record.gangs, "gang"),
             extra={"action": "gangset.declared", "gangset": name},

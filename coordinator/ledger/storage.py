@@ -1,4 +1,4 @@
-"""The ledger: read as a whole by a new leader, and written as the core orders, one batch at a time. Each batch is
+"""The ledger: read as a whole by a new leader, and written one batch at a time, as the core decides. Each batch is
 conditional on leadership."""
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class LedgerSnapshot:
 
     gangs: list[tuple[GangRecord, int]] = field(default_factory=list)
     members: list[tuple[WorkerId, MemberRecord]] = field(default_factory=list)
-    """Without those of gangs whose own record could not be read: nothing is known of them, so nothing is done."""
+    """Without those of gangs whose own record could not be read: nothing is known about them, so nothing is done."""
     sets: list[tuple[str, GangSetRecord]] = field(default_factory=list)
     statuses: list[tuple[str, GangSetStatus]] = field(default_factory=list)
     registrations: list[tuple[Registration, int]] = field(default_factory=list)
     beats: list[tuple[WorkerId, Heartbeat]] = field(default_factory=list)
     raw_sets: dict[str, bytes] = field(default_factory=dict)
-    """By key, as they stand there."""
+    """Raw records by key."""
 
 
 async def read_ledger(
     kv: KeyValue, names: Names, *, shard: Shard = WHOLE, fence: Callable[[], int], log: Log
 ) -> LedgerSnapshot:
-    """Read until it succeeds. A copy of the stream that lags behind, and does not have our own `leader` record at
-    `fence` yet, is read again: what an earlier leader wrote is then all in the reading. (The fence moves, and backwards
-    too, when the bucket is lost meanwhile.) What belongs to other shards is left out."""
+    """Read until it succeeds. If a replica of the stream lags behind and does not have our own `leader` record at
+    `fence` yet, read again: the result then contains everything that an earlier leader wrote. (The fence moves, even
+    backwards, if the bucket is lost meanwhile.) Records of other shards are left out."""
     while True:
         try:
             entries = await kv.entries(
@@ -71,16 +71,16 @@ async def read_ledger(
 async def read_members(
     kv: KeyValue, names: Names, log: Log, shard: Shard = WHOLE
 ) -> tuple[tuple[WorkerId, MemberRecord], ...]:
-    """All member records of the shard, but those of gangs whose record cannot be read.
+    """All member records of the shard, except those of gangs whose record cannot be read.
 
     Raises:
-        Unavailable: it may not be concluded that there are none.
+        Unavailable: the read failed; that does not mean that there are none.
     """
     return tuple(_of_shard(_sorted(await kv.entries(names.members_of(), Names.gang_key()), names, log), shard).members)
 
 
 def _of_shard(reading: LedgerSnapshot, shard: Shard) -> LedgerSnapshot:
-    """Members are those of our gangs, wherever they are, and on our workers those of no gang at all."""
+    """Members are those of our gangs on any worker, and on our workers also those of no gang."""
     if shard.pools is None:
         return reading
     ours = {gang.id: shard.owns(gang.spec) for gang, _ in reading.gangs}
@@ -152,7 +152,7 @@ def _of_worker(reading: LedgerSnapshot, folder: str, entry: KvEntry, names: Name
 
 
 def parse(model: type[R], entry: KvEntry, log: Log) -> R | None:
-    """A record; None, with a warning, for what cannot be read."""
+    """A record; None, with a warning, if it is unreadable."""
     try:
         return model.read(entry.value)
     except ValidationError as error:
@@ -183,7 +183,7 @@ class GangLedgerWriter:
         """
         Args:
             feed: gives an event to the core.
-            deposed: told when a write shows that somebody else leads.
+            deposed: called when a write shows that another process leads.
         """
         self._kv = kv
         self._leader = leader
@@ -215,7 +215,7 @@ class GangLedgerWriter:
             self._feed(on.Committed(**self._clock.moment(), number=effect.number, revision=revision))
 
     async def _refence(self, effect: do.WriteFence) -> None:
-        """Until it succeeds, or the term ends."""
+        """Repeat until it succeeds or the term ends."""
         while True:
             try:
                 fence = await self._rewritten()

@@ -1,12 +1,12 @@
-"""The known workers. Every coordinator follows them, leading or not, so a new leader knows which workers live even when
-storage has just lost all heartbeat keys.
+"""The known workers. Every coordinator follows them, leading or not, so a new leader knows which workers are alive even
+if storage has just lost all heartbeat keys.
 
 Laws:
 
-1. A worker lives from the first heartbeat of its registered instance, received live or read.
-2. It is gone when it withdrew its heartbeat key, or was silent for `silence_s` while the feed and storage were up all
-   the time; and the failure detector finds the key missing in the ledger. An answer counts as a heartbeat. A feed that
-   was down, unavailable storage or a failed read never end a worker.
+1. A worker is alive from the first heartbeat of its registered instance, received live or read.
+2. It is gone when it deleted its heartbeat key, or was silent for `silence_s` while the feed and storage were up all
+   the time, and the failure detector finds the key missing in the ledger. An answer counts as a heartbeat. A feed
+   outage, unavailable storage or a failed read never ends a worker.
 3. Facts come from registrations in the ledger, with their revisions; never from the live feed.
 """
 
@@ -33,7 +33,7 @@ from .storage import parse, read_workers
 
 _TICK_S: Final = 0.25
 _STALL_S: Final = 1.0
-"""If the check for silent workers runs this much too late, we were frozen, and nobody else was."""
+"""If the check for silent workers runs this late, we were frozen, not they."""
 _NEVER: Final = float("-inf")
 
 
@@ -59,9 +59,9 @@ class RegisteredWorker:
         """The last heartbeat of this instance."""
         self.heard_at = _NEVER
         self.lives = False
-        """As the listener was told, or would have been."""
+        """Whether it is alive, as the listener was told or would have been."""
         self.doubted = False
-        """The listener may believe it gone: its next heartbeat announces it again."""
+        """The listener may believe that it is gone: its next heartbeat announces it again."""
 
     def facts(self) -> WorkerFacts:
         record, beat = self.registration, self.beat
@@ -102,10 +102,10 @@ class WorkerRegistry:
             unconfirmed_after_s=math.inf,
         )
         self._leaving: set[WorkerId] = set()
-        """Deletions of their heartbeat keys were seen."""
+        """Workers whose heartbeat key was seen to be deleted."""
         self._subscriptions: list[Subscription] = []
         self._up_since = self._loop.time()
-        """Since when the live feed has missed nothing."""
+        """Start of the time in which the live feed has missed nothing."""
         self._connected = True
         self._freeze = FreezeDetector(_TICK_S + _STALL_S, self._loop.time())
         self._pulling = asyncio.Lock()
@@ -149,7 +149,7 @@ class WorkerRegistry:
             await subscription.unsubscribe()
 
     def on_connection(self, event: ConnectionEvent) -> None:
-        """While there is no connection nobody can be heard, and that is nobody's fault."""
+        """Without a connection no worker can be heard, and that is not the workers' fault."""
         self._connected = event is ConnectionEvent.RECONNECTED
         self._up_since = self._loop.time()
         self._leaving.clear()  # a server that was away may have lost the keys
@@ -181,9 +181,9 @@ class WorkerRegistry:
     def merge(
         self, registrations: Iterable[tuple[Registration, int]], beats: Iterable[tuple[WorkerId, Heartbeat]]
     ) -> None:
-        """A reading of the ledger, which may be a little older than what was seen live: it adds, and takes nothing
-        back. A heartbeat key outlives its worker, so it is no news of one that is believed to live, nor of one that
-        nobody answers for."""
+        """Merge a reading of the ledger, which may be a little older than what was seen live: it only adds. A heartbeat
+        key outlives its worker, so it proves nothing about a worker that is believed alive, nor about one that does not
+        answer."""
         for record, revision in registrations:
             known = self._entries.get(WorkerId(record.pool, record.worker))
             if known is None or revision > known.revision:
@@ -194,8 +194,8 @@ class WorkerRegistry:
                 self._beat(worker, beat)
 
     def living(self, presumed: Set[WorkerId]) -> tuple[WorkerFacts, ...]:
-        """Who lives. Of those in `presumed` (they have members) also whoever was not heard of because we have not
-        listened for long enough: storage may have lost every heartbeat key in an outage that its workers survived."""
+        """Workers that are alive. Includes those in `presumed` (they have members) that we have not listened to for
+        long enough: storage may have lost every heartbeat key in an outage that the workers survived."""
         fresh = self._loop.time() - self._up_since < self._settings.silence_s
         found = []
         for worker, entry in self._entries.items():
@@ -218,12 +218,12 @@ class WorkerRegistry:
             self._silent.clear(worker)
 
     def outage(self) -> None:
-        """Storage did not answer: workers may have been unable to write, too, or to send what we listen for."""
+        """Storage did not answer: workers may have been unable to write or to send heartbeats, too."""
         self._up_since = self._loop.time()
         self._silent.clear_all()
 
     def doubt(self, worker: WorkerId) -> None:
-        """The listener was told that nobody is subscribed there."""
+        """The listener was told that nobody subscribes there."""
         entry = self._entries.get(worker)
         if entry is not None:
             entry.doubted = True
@@ -235,13 +235,13 @@ class WorkerRegistry:
         if worker is None:
             return
         if entry.operation is KvOperation.DELETE:
-            return  # expired, or the bucket vanished: proves nothing while its heart beats
+            return  # expired, or the bucket vanished: proves nothing while its heartbeats arrive
         record = parse(Registration, entry, self._log)
         if record is None or (record.pool, record.worker) != (worker.pool, worker.worker):
             return
         self._register(record, entry.revision)
         if not self._entries[worker].lives:
-            self._silent.look_up(worker)  # nothing is known of it yet
+            self._silent.look_up(worker)  # nothing is known about it yet
 
     def _on_heartbeat(self, entry: KvEntry) -> None:
         worker = self._worker_of(entry)
@@ -249,7 +249,7 @@ class WorkerRegistry:
             return
         if entry.operation is KvOperation.DELETE:
             if worker in self._entries:
-                # Seen before storage has accepted it: another process may have tried in vain.
+                # Seen before storage has accepted it: it may be another process's attempt, which fails.
                 self._leaving.add(worker)
                 self._silent.look_up(worker)
             return
@@ -336,7 +336,7 @@ class WorkerRegistry:
             self.listener.worker_gone(worker, why)
 
     async def _reconcile(self) -> None:
-        """What a live feed can miss: read everything, and forget registrations that are gone."""
+        """Find what the live feed missed: read everything, and forget registrations that are gone."""
         while True:
             await asyncio.sleep(self._settings.reconcile_s)
             try:

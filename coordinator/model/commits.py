@@ -3,12 +3,12 @@
 Laws:
 
 1. Every batch is conditioned on the `leader` record at our fence: a deposed coordinator writes nothing (L9).
-2. Members are granted by one batch, each conditioned on its worker's registration as it was when it held; the gang's
-   record comes last. They are ended by one batch, in which the gang's record comes first (L7).
-3. A batch whose fate is unknown blocks the line until it is void (Refence) and the record was read: no later batch can
-   be overtaken by it.
+2. Members are granted by one batch, each conditioned on its worker's registration as of the hold; the gang's record
+   comes last. They are ended by one batch, in which the gang's record comes first (L7).
+3. A batch with an unknown outcome blocks the queue until it is void (Refence) and the record has been read: it cannot
+   overtake a later batch.
 
-In a replicated stream batches in flight that share a condition conflict, so more than one at a time would only fail.
+In a replicated stream concurrent batches that share a condition conflict, so more than one at a time would only fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...schemas.records.workers import Record
 from .effects import LedgerWrite
 from .gang import GRANTED, HoldAttempt, ManagedGang
 
-_NAMES = Names()  # keys are the same in every namespace: each has a bucket of its own
+_NAMES = Names()  # keys are the same in every namespace: each has its own bucket
 
 
 class CommitKind(StrEnum):
@@ -38,9 +38,9 @@ class CommitKind(StrEnum):
     CLOSE = "close"
     """End the members."""
     END = "end"
-    """Nothing is left of the gang; its record stays for a minute."""
+    """The gang is gone; its record stays for a minute."""
     REWRITE = "rewrite"
-    """Restore what a vanished bucket had."""
+    """Restore the records of a vanished bucket."""
     STATUS = "status"
     """The status of a standing set."""
     SWEEP = "sweep"
@@ -74,7 +74,7 @@ class CommitQueue:
         self.refencing = False
         """The commit in flight failed, or its outcome is unknown, and a Refence is in progress."""
         self.number = 0
-        """Of the commit in flight, or the last one."""
+        """Number of the commit in flight, or of the last one."""
 
     @property
     def busy(self) -> bool:
@@ -96,7 +96,7 @@ class CommitQueue:
         return any(pending.kind is kind and pending.gang == gang for pending in self.line)
 
     def pop(self) -> PendingCommit:
-        """The next one to write. The status of a set is written when nothing else waits: nobody waits for that."""
+        """The next one to write. The status of a set is written when nothing else waits, since nobody waits for it."""
         if self.line[0].kind is CommitKind.STATUS:
             for index, pending in enumerate(self.line):
                 if pending.kind is not CommitKind.STATUS:
@@ -105,7 +105,7 @@ class CommitQueue:
         return self.line.popleft()
 
     def push_status(self, gangset: str) -> None:
-        """Write the status of that set; once, however often it changes until then."""
+        """Write the status of that set, once, however often it changes until then."""
         if not any(pending.kind is CommitKind.STATUS and pending.gangset == gangset for pending in self.line):
             self.push(CommitKind.STATUS, "", gangset=gangset)
 
@@ -114,7 +114,7 @@ class CommitQueue:
 
 
 def record_of(gang: ManagedGang, state: GangState) -> GangRecord:
-    """What is true of a gang now."""
+    """The gang's record as of now."""
     closing = gang.closing
     return GangRecord(
         id=gang.id,
@@ -139,12 +139,12 @@ def record_of(gang: ManagedGang, state: GangState) -> GangRecord:
 
 
 def spec_of(gang: ManagedGang, seats: Iterable[Seat]) -> GangSpec:
-    """What was requested, with the size that these seats make."""
+    """The requested spec, with the size that these seats make up."""
     return gang.spec.sized(sum(seat.part == 0 for seat in seats)) if gang.spec.elastic else gang.spec
 
 
 def record_to_be(gang: ManagedGang, attempt: HoldAttempt, wall: float) -> GangRecord:
-    """What will be true of it when its attempt is granted. Its fence is the revision of its own record."""
+    """The gang's record once its attempt is granted. Its fence is the revision of its own record."""
     return GangRecord(
         id=gang.id,
         state=GangState.FORMED,
@@ -192,8 +192,8 @@ def close_writes(ledger: CommitQueue, gang: ManagedGang) -> tuple[LedgerWrite, .
 
 
 def rewrites(ledger: CommitQueue, gang: ManagedGang) -> tuple[LedgerWrite, ...]:
-    """All records of a gang, for a bucket that lost them. The registrations may be lost as well, so the members have no
-    condition of their own; a worker in another epoch shows when it registers again."""
+    """All records of a gang, for a bucket that lost them. The registrations may be lost as well, so the members are
+    written without conditions; a worker in another epoch is detected when it registers again."""
     members: list[LedgerWrite] = []
     if gang.step in GRANTED:
         by_worker = gang.seats_by_worker.items()

@@ -1,5 +1,5 @@
-"""Effects that the gang core asks for. The effects of one event are started in order; a later one does not wait until
-an earlier one is done.
+"""Effects that the gang core requests. The effects of one event are started in order; a later one does not wait for an
+earlier one to finish.
 
 The order of events ensures what must come first: nothing that reveals a commit (Form, Teardown of a whole gang,
 Broadcast, AnswerRequest) is sent before the Committed event of that commit, and at most one Commit is in flight.
@@ -43,7 +43,7 @@ class SendHold:
     worker: WorkerId
     request: HoldRequest
     traceparent: str | None = None
-    """Where the gang's trace continues, also under a leader that did not get the request."""
+    """Parent of the gang's trace, also under a leader that did not receive the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class ReleaseHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendReserve:
-    """Ask; answer with KeepAnswered, or with nothing when it fails."""
+    """Ask; answer with KeepAnswered, or nothing if it fails."""
 
     worker: WorkerId
     request: KeepRequest
@@ -83,8 +83,8 @@ class WriteFence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendForm:
-    """Ask, a few times. An answer that nothing starts any more is Formed. A refusal is MemberFailed (failed_at_start)
-    of each of the worker's ranks; no answer is left to pings."""
+    """Ask, a few times. An answer that nothing is still starting becomes Formed. A refusal becomes MemberFailed
+    (failed_at_start) for each of the worker's ranks; no answer is left to pings."""
 
     worker: WorkerId
     request: FormRequest
@@ -114,7 +114,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
-    """Answer the request of that number: with a reply or an error."""
+    """Answer the request with that number: a reply or an error."""
 
     reply_to: int
     reply: GangReply | None = None
@@ -123,7 +123,7 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetGangTimer:
-    """Send a Tick at this time; replaces the SetGangTimer before. None: no Tick is needed."""
+    """Send a Tick at this time; replaces the previous SetGangTimer. None: no Tick is needed."""
 
     at: float | None
 

@@ -1,4 +1,4 @@
-"""Events of the gang core. Time and random draws arrive in the event; the core has no clock or generator of its own."""
+"""Events of the gang core. Time and random draws arrive in the event; the core has no clock or random generator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..scheduling.inventory import WorkerFacts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     now: float
-    """Seconds of a monotonic clock; never less than in the event before."""
+    """Seconds of a monotonic clock; never less than in the previous event."""
     wall: float = 0.0
     """Unix time, for records and for people."""
     draw: float = 0.5
@@ -34,13 +34,13 @@ class LeadershipGained(Event):
     fence: int
     """Revision of the `leader` record."""
     gangs: tuple[tuple[GangRecord, int], ...] = ()
-    """With the revision of each."""
+    """Gangs, each with its revision."""
     members: tuple[tuple[WorkerId, MemberRecord], ...] = ()
     sets: tuple[tuple[str, GangSetRecord], ...] = ()
     statuses: tuple[tuple[str, GangSetStatus], ...] = ()
-    """Of these sets, and of sets that nobody declares any more."""
+    """Statuses of these sets and of sets no longer declared."""
     workers: tuple[WorkerFacts, ...] = ()
-    """Only those that live (they have a heartbeat)."""
+    """Only those that are alive (they have a heartbeat)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,9 @@ class WorkerGone(Event):
 class PingAnswered(Event):
     worker: WorkerId
     missing: dict[str, int] = field(default_factory=dict[str, int])
-    """By gang: the generation that it was asked about and does not have."""
+    """By gang id: the generation that it was asked about and does not have."""
     started: dict[str, int] = field(default_factory=dict[str, int])
-    """... and gangs of which all its members have started."""
+    """Likewise for gangs whose members on the worker have all started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class HoldAnswered(Event):
     epoch: int = 0
     reg_revision: int = 0
     tokens: tuple[str, ...] = ()
-    """As the ledger has them: public ids, or the tokens themselves of a worker of an earlier version."""
+    """As in the ledger: public ids, or the tokens themselves if the worker is older."""
     secrets: tuple[str, ...] = ()
     """The tokens, if `tokens` are public ids."""
     port: int | None = None
@@ -153,8 +153,8 @@ class TeardownUnanswered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed(Event):
-    """A worker was told of a generation, and all of its members have started: none has `gang_start` functions, or they
-    have succeeded. (Of older workers, which do not report it: they were told.)"""
+    """A worker was told to form a generation, and all of its members have started: none has `gang_start` functions, or
+    they have succeeded. (Older workers do not report the latter: they were told to form.)"""
 
     worker: WorkerId
     gang: str
@@ -197,7 +197,7 @@ class MemberFailed(Event):
 class Committed(Event):
     number: int
     revision: int
-    """Of the last write."""
+    """Revision of the last write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ class CommitRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitUnknown(Event):
-    """A timeout, or no storage: it may have been written, or may still be."""
+    """A timeout, or no storage: it may have been written, or may still be written."""
 
     number: int
 
@@ -233,7 +233,7 @@ class MembersRead(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerVanished(Event):
-    """The bucket was lost (memory storage, server restarted), and the `leader` record was made anew at `fence`."""
+    """The bucket was lost (memory storage, server restarted), and the `leader` record was created again at `fence`."""
 
     fence: int
 
@@ -245,7 +245,7 @@ class LedgerVanished(Event):
 class AcquireAsked(Event):
     request: AcquireRequest
     reply_to: int
-    """Named again in the Answer."""
+    """Repeated in the answer."""
     new_id: str
     """Used if the request names none; unguessable."""
     new_token: str
@@ -281,7 +281,7 @@ class SetSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerTick(Event):
-    """The time of the last SetGangTimer has come. Extra ticks do no harm."""
+    """The time of the last SetGangTimer has come. Extra ticks are harmless."""
 
 
 class Cause(StrEnum):

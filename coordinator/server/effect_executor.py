@@ -1,5 +1,5 @@
-"""Carries out the effects of one leadership. Requests to workers are sent in the turn of the event loop in which they
-were decided, and each answer is processed when it arrives, so a slow worker delays no other."""
+"""Carries out the effects of one leadership. Requests to workers are sent in the turn of the event loop that decided
+them, and each answer is processed when it arrives, so a slow worker delays no other."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from .request_server import RequestServer
 
 M = TypeVar("M", bound=BaseModel)
 TEARDOWN_MARGIN_S = 2.0
-"""A teardown's answer is waited for so much longer than the grace time."""
+"""How much longer than the grace time to wait for a teardown's answer."""
 
 
 class WorkerRpc:
-    """Carries out the effects that are requests to workers, and passes the answers to the core."""
+    """Sends requests to workers, and passes the answers to the core."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class WorkerRpc:
         """
         Args:
             feed: gives an event to the core.
-            channel: the one that a worker's registration names; empty if it names none.
-            heard: told when a worker answers.
-            doubt: told when nobody listens at a worker's subject.
-            observer: sees answers as they come; for traces.
+            channel: the channel in a worker's registration; empty if there is none.
+            heard: called when a worker answers.
+            doubt: called when nobody subscribes to a worker's subject.
+            observer: sees each answer; for traces.
         """
         self._bus = bus
         self._names = names
@@ -80,10 +80,10 @@ class WorkerRpc:
         self._log = log
         self._over = False
         self._last: tuple[BaseModel, bytes] | None = None
-        """The request written last: a large gang is told to form by one body, sent to many workers."""
+        """The last request and its body: all workers of a large gang get the same `form` request."""
 
     def close(self) -> None:
-        """The leadership is over: what is still answered is no concern of ours. Idempotent."""
+        """The leadership is over: ignore later answers. Idempotent."""
         self._over = True
 
     # -- before the commit -------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class WorkerRpc:
             self._missed(worker, Operation.FORM, reply.cause)
             if tries > 0 and not isinstance(reply.cause, NoResponders):
                 self._tell(effect, tries)
-            return  # else pings find out
+            return  # otherwise pings find out
         if isinstance(reply, GanglineError):
             reply = FormReply(formed=False, reason=reply.message)
         outcome = "formed" if reply.formed else reply.reason or "refused"
@@ -266,7 +266,7 @@ class WorkerRpc:
         timeout_s: float,
         then: Callable[[M | GanglineError], None],
     ) -> None:
-        """`then` is told the answer, the worker's own error, or _NotReached: no usable answer."""
+        """`then` is called with the answer, the worker's own error, or _NotReached: no usable answer."""
 
         def answered(message: Message | GanglineError) -> None:
             if not self._over:
@@ -298,7 +298,7 @@ class WorkerRpc:
         if isinstance(error, NoResponders):
             self._doubt(worker)
         self._log.debug(
-            "%s of %s came to nothing: %s",
+            "%s to %s failed: %s",
             operation,
             worker,
             error,
@@ -320,7 +320,7 @@ def _load(reply: LoadReply) -> Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorContext:
-    """What a term works with. It outlives the term."""
+    """What a term uses. It outlives the term."""
 
     bus: Bus
     kv: KeyValue
@@ -334,7 +334,7 @@ class CoordinatorContext:
     shard: Shard
     registry: ShardRegistry
     unfit: Callable[[ShardConflict], None]
-    """Told that others keep our pools: we must not lead any more."""
+    """Called when others keep our pools: we must no longer lead."""
     counts: dict[str, list[int]]
     """Requests and errors by operation."""
     log: Log
@@ -400,7 +400,7 @@ class GangEffectExecutor:
         )
 
     def close(self, *, resigned: bool) -> None:
-        """The leadership is over: whoever waits asks again, elsewhere."""
+        """The leadership is over: waiting callers ask another leader."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -410,7 +410,7 @@ class GangEffectExecutor:
         self.gauges.close()
 
     def carry_out(self, effects: Iterable[do.Effect]) -> None:
-        """All of them, in their order, and in this turn: on the wire, workers are told before the owner is."""
+        """All of them, in order, and in this turn: workers are notified before the owner."""
         for effect in effects:
             if not self._over:
                 HANDLERS[type(effect)](self, effect)
@@ -428,7 +428,7 @@ class GangEffectExecutor:
         self._writer.commit(effect)
 
     def _stop(self, effect: do.StepDown) -> None:
-        self._log.info("leads no more: %s", effect.reason, extra={"action": "coordinator.yields"})
+        self._log.info("no longer leads: %s", effect.reason, extra={"action": "coordinator.yields"})
 
     def _wake_at(self, at: float | None) -> None:
         if self._timer is not None:
@@ -442,8 +442,8 @@ class GangEffectExecutor:
         clock = self._context.clock
         early_s = at - clock.now
         if early_s > 0:
-            # Loops that count in milliseconds ring up to one too early; the core would find nothing due, and ask for
-            # no other wake.
+            # Loops that count in milliseconds fire up to one too early; the core would find nothing due and set no new
+            # timer.
             self._timer = asyncio.get_running_loop().call_later(max(early_s, _GRAIN_S), self._tick, at)
             return
         self._feed(on.SchedulerTick(**clock.moment()))
@@ -472,4 +472,4 @@ HANDLERS: Final[dict[type[do.Effect], Callable[[GangEffectExecutor, Any], None]]
     do.SetGangTimer: lambda executor, effect: executor._wake_at(effect.at),
     do.StepDown: GangEffectExecutor._stop,
 }
-"""How each effect is carried out. One for each of Effect: a test sees to it."""
+"""How each effect is carried out. A test checks that there is one for each Effect."""

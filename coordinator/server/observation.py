@@ -10,8 +10,8 @@ which member was slow.
             └── gangline.gang.member     each rank: told to form, until its worker confirmed the stop;
                                          events `formed` and `torn_down` in between
 
-A worker's own spans of a member come under its generation. A new leader goes on with spans of its own in the same
-trace, since the ledger has the place of the gang's first span.
+A worker's own spans of a member are children of the generation. A new leader continues with its own spans in the same
+trace, since the ledger has the context of the gang's first span.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GangTracer:
         return f"<GangTracer of {len(self._gangs)} gangs>"
 
     def asked(self, gang: str, parent: str | None) -> str | None:
-        """A new gang is asked for; returns where its trace goes on, for the ledger."""
+        """A new gang is requested; returns its trace context for the ledger."""
         if not tracer.enabled:
             return parent
         span = tracer.start("gangline.gang", kind="server", parent=parent or "", attributes={"gangline.gang": gang})
@@ -90,7 +90,7 @@ class GangTracer:
         )
 
     def form(self, worker: WorkerId, request: FormRequest) -> FormRequest:
-        """A worker is told to form: the request with the place in the trace where its own spans belong."""
+        """A worker is told to form; returns the request with the trace context for the worker's own spans."""
         if not tracer.enabled:
             return request
         generation = self._generation(request.gang, request.generation, request.traceparent)
@@ -150,7 +150,7 @@ class GangTracer:
                 pass
 
     def close(self) -> None:
-        """Leadership is over: whoever leads next goes on with spans of their own."""
+        """Leadership is over: the next leader continues with its own spans."""
         for gang in self._gangs.values():
             if gang.generation is not None:
                 gang.generation.end()
@@ -161,7 +161,7 @@ class GangTracer:
     def _generation(self, gang_id: str, number: int, parent: str | None) -> _Generation:
         gang = self._gangs.get(gang_id)
         if gang is None:
-            # A standing gang, or one that an earlier leader was asked for.
+            # A standing gang, or one that was requested from an earlier leader.
             span = tracer.start("gangline.gang", parent=parent or "", attributes={"gangline.gang": gang_id})
             gang = self._gangs[gang_id] = _Gang(span=span, parent=span.traceparent())
         if gang.generation is None or gang.generation.number != number:
@@ -203,9 +203,9 @@ class CoordinatorGauges:
         self._now = now
         self._log = log
         self._asked_at: dict[str, float] = {}
-        """Gangs that are to form."""
+        """Gangs that have not formed yet."""
         self._closing_at: dict[str, float] = {}
-        """Gangs that are torn down."""
+        """Gangs being torn down."""
         self._commits: dict[int, str] = {}
 
     def committing(self, effect: do.Commit) -> None:
@@ -215,7 +215,7 @@ class CoordinatorGauges:
             self._closing_at.setdefault(effect.gang, self._now())
 
     def answered(self, event: on.Committed | on.CommitRefused | on.CommitUnknown) -> None:
-        """How it went."""
+        """The outcome of a batch."""
         what = self._commits.pop(event.number, "")
         match event:
             case on.Committed():

@@ -41,22 +41,22 @@ from .observation import GangTracer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """A request that the core has."""
+    """A request that was passed to the core."""
 
     responder: Responder
     operation: str
     acquire: on.AcquireAsked | None = None
     asked_at: float = 0.0
-    """Of an acquire: when it came. Refused as impossible, it is tried once more on a reading made after that."""
+    """Of an acquire: when it arrived. If refused as impossible, it is tried once more after a newer read."""
     final: bool = True
-    """No further try."""
+    """No second attempt."""
 
 
 Counts = dict[str, list[int]]
 
 
 class RequestServer:
-    """Takes requests of one leadership, and answers each exactly once."""
+    """Takes requests during one leadership, and answers each exactly once."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class RequestServer:
         )
 
     def __len__(self) -> int:
-        """Requests without an answer so far."""
+        """Requests not yet answered."""
         return len(self._waiting)
 
     def take(self, message: Message) -> None:
@@ -118,12 +118,12 @@ class RequestServer:
         if self._trusted():
             self._table.take(self._names.parse_gang(message.subject)[0], message)
         elif self._resigned:
-            # After a freeze, for example, another leads perhaps, and has the same message. Two answers would be worse
-            # than none. Who resigned knows that nobody else has it.
+            # After a freeze, for example, another leader may have the same message. Two answers would be worse than
+            # none. A leader that resigned knows that nobody else has it.
             Responder(self._bus, message, self._log).fail(_stepped_down())
 
     def answer(self, effect: do.AnswerRequest) -> None:
-        """What the core says to one who waits."""
+        """The core's answer to a request."""
         waiting = self._waiting.pop(effect.reply_to)
         if effect.error is not None:
             if isinstance(effect.error, GangImpossible) and not waiting.final:
@@ -137,7 +137,8 @@ class RequestServer:
             waiting.responder.reply(effect.reply)
 
     async def _look_again(self, waiting: _Waiting, effect: do.AnswerRequest) -> None:
-        """A worker may have registered just now, and its news be on its way: read before it is called impossible."""
+        """A worker may have just registered, and we may not have seen it yet: read before calling the gang
+        impossible."""
         last = replace(waiting, final=True)
         self._waiting[effect.reply_to] = last
         try:
@@ -150,13 +151,13 @@ class RequestServer:
         self._feed(replace(waiting.acquire, **self._clock.moment()))
 
     def _forget(self, event: on.AcquireAsked, error: GanglineError) -> None:
-        """A gang that was not even queued has no trace."""
+        """A gang that was never queued has no trace."""
         gang = event.request.id or event.new_id
         if self._core.get(gang) is None:
             self._traces.refused(gang, error)
 
     def close(self, *, resigned: bool) -> None:
-        """We lead no more: whoever waits asks again, elsewhere."""
+        """We no longer lead: waiting callers ask another leader."""
         self._resigned = resigned
         waiting, self._waiting = self._waiting, {}
         for one in waiting.values():
@@ -244,7 +245,7 @@ class RequestServer:
                 self._kv, self._names, reply, members=members, wall=self._clock.wall, log=self._log
             )
         except GanglineError as error:
-            # What the core knows is worth telling in any case.
+            # Reply in any case with what the core knows.
             self._log.info("cannot read the leases: %s", error, extra={"action": "gang.why"})
         responder.reply(reply)
 
@@ -278,20 +279,20 @@ def _unknown(gang: str) -> UnknownGang:
 
 
 def _stepped_down() -> NoCoordinator:
-    return NoCoordinator("this coordinator leads no more: ask again, with the same id and owner_token if you gave them")
+    return NoCoordinator("this coordinator no longer leads: ask again, with the same id and owner_token if given")
 
 
 _MOST_WORKERS: Final = 64
-"""Whose leases are looked up; for more, the number of slots must do."""
+"""Leases are looked up for at most this many workers; for more, only the number of slots is given."""
 
 
 async def name_leases(
     kv: KeyValue, names: Names, reply: GangWhyReply, *, members: Set[str], wall: float, log: Log
 ) -> GangWhyReply:
-    """`reply` with leases, each with its end, in place of the lines that only say how many slots are in use.
+    """`reply` with leases, each with its end, instead of the lines that only say how many slots are in use.
 
     Args:
-        members: public ids of gangs' seats, which the reply has already.
+        members: public ids of gangs' seats, which are in the reply already.
         wall: Unix time now.
 
     Raises:

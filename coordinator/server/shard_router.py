@@ -32,13 +32,13 @@ from ..sharding.shards import Shard, pools_of, shard_of
 from .request_server import RequestServer
 
 _ASK_S: Final = 1.0
-"""How long the leader of another shard is waited for."""
+"""How long to wait for the leader of another shard."""
 _LAST_S: Final = 3 * _ASK_S
-"""How long a leader that leaves waits for its last answers."""
+"""How long a leaving leader waits for its last answers."""
 _KNOWS: Final = "knows"
 _LIST: Final = "list"
 _OF_ONE: Final = frozenset(GangOperation) - {GangOperation.ACQUIRE, GangOperation.LIST}
-"""Operations on a gang that is there, named by its id (in a report: by `gang`)."""
+"""Operations on an existing gang, named by its id (in a report: by `gang`)."""
 
 
 R = TypeVar("R", bound=BaseModel)
@@ -62,7 +62,7 @@ class ShardRouter:
     ) -> None:
         """
         Args:
-            shards: pools by shard, as they are now.
+            shards: current pools by shard.
             trusted: whether we may act as the leader at this instant.
         """
         self._bus = bus
@@ -79,7 +79,7 @@ class ShardRouter:
         self._log = log
 
     async def listen(self) -> None:
-        """Take part from now on."""
+        """Start to serve requests."""
         names, bus = self._names, self._bus
         for subject in names.both(names.shard(self._shard.name, "*")):
             await self._requests.add(bus, subject, self._peer)
@@ -88,7 +88,7 @@ class ShardRouter:
             await self._fallbacks.add(bus, subject, self._fall_back, names.gang_queue)
 
     async def stop_falling_back(self) -> None:
-        """Answer what only we were asked, and be asked nothing more of that kind. While still trusted."""
+        """Answer the requests that only we received, and receive no more of that kind. Call while still trusted."""
         await self._fallbacks.drain()
         await self._tasks.rest(_LAST_S)
 
@@ -97,7 +97,7 @@ class ShardRouter:
         self._tasks.cancel()
 
     async def stop(self) -> None:
-        """Take part no more; what the server has sent us is still answered."""
+        """Unsubscribe; requests that have arrived are still answered."""
         await asyncio.gather(self._requests.drain(), self._fallbacks.drain())
         await self._tasks.rest()
 
@@ -122,11 +122,11 @@ class ShardRouter:
             self._tasks.start(self._acquire_once(message, request.id))
 
     async def _acquire_once(self, message: Message, gang: str) -> None:
-        """Ids are unique in the namespace, not just in one shard: the ledger has one record for each."""
+        """Ids are unique in the namespace, not only in one shard: the ledger has one record for each."""
         if await self._elsewhere(gang) is None:
             self._server.take(message)
         elif self._trusted():
-            error = InvalidRequest(f"the id {gang} is that of a gang in other pools: choose another, or give none")
+            error = InvalidRequest(f"the id {gang} belongs to a gang in other pools: choose another, or give none")
             Responder(self._bus, message, self._log).fail(error)
 
     def _straddles(self, request: AcquireRequest) -> InvalidRequest:
@@ -157,7 +157,7 @@ class ShardRouter:
             self._tasks.start(self._find(message, gang))
 
     async def _direct(self, message: Message, pool: str) -> None:
-        """An acquire for another shard's pool: it has it already, if it is led."""
+        """An acquire for another shard's pool: its leader, if there is one, has the request already."""
         shards = self._shards()
         name = shard_of(pool, shards)
         if name is None:
@@ -171,7 +171,7 @@ class ShardRouter:
             Responder(self._bus, message, self._log).fail(error)
 
     async def _find(self, message: Message, gang: str) -> None:
-        """We have no such gang. If nobody has, say so."""
+        """We have no such gang. If no shard has it, say so."""
         where = await self._elsewhere(gang)
         if where is None:
             self._server.take(message)
@@ -179,7 +179,8 @@ class ShardRouter:
             Responder(self._bus, message, self._log).fail(_leaderless(where))
 
     async def _elsewhere(self, gang: str) -> str | None:
-        """Which other shard has it: "" if its leader says so, the shard's name if it has no leader, None: nobody."""
+        """Which other shard has it: "" if its leader says so, the shard's name if it has no leader, None if no shard
+        has it."""
         others = [name for name in self._shards() if name != self._shard.name]
         answers = await asyncio.gather(*(self._ask(name, _KNOWS, GangQuery(id=gang), ShardReply) for name in others))
         if any(answer is not None and answer.known for answer in answers):
@@ -230,7 +231,7 @@ class ShardRouter:
         try:
             try:
                 answer = await self._bus.request(self._names.private(subject), body, timeout_s=_ASK_S)
-            except NoResponders:  # perhaps it is of an earlier version
+            except NoResponders:  # perhaps an older version
                 answer = await self._bus.request(subject, body, timeout_s=_ASK_S)
             return read_answer(answer, reply, f"shard {shard}")
         except NoResponders:

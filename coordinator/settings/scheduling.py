@@ -1,4 +1,4 @@
-"""Settings of the coordinator's decisions: unit, bounds and advice for each."""
+"""Settings of the coordinator's decisions, each with unit, bounds and advice."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class CoordinatorSettings:
     refused_max_s: float = 0.5
     """Longest wait after a refused hold or commit."""
     starve_after_s: float = 5.0
-    """When the head of the queue has waited this long, slots are kept for it as they become free. It then gets its
+    """When the head of the queue has waited this long, slots are reserved for it as they become free. It then gets its
     slots after at most the longest task or lease on the workers chosen for it, plus `keep_renew_s` and one hold."""
     keep_renew_s: float = 0.5
-    """Interval at which kept slots are renewed, and checked for being enough."""
+    """Interval at which reserved slots are renewed and checked for being enough."""
     keep_s: float = 2.0
-    """How long a worker keeps slots without a renewal. At least three times `keep_renew_s`."""
+    """How long a worker keeps slots reserved without a renewal. At least three times `keep_renew_s`."""
     backfill_depth: int = 16
     """How many gangs behind a waiting head are considered for back-fill. At least 0."""
     stop_margin_s: float = 1.0
@@ -45,7 +45,7 @@ class CoordinatorSettings:
     """If a gang was ready for this long, its backoff starts from the beginning at the next failure."""
     repair_s: float = 10.0
     """`restart_member`: if the lost members are not replaced within this time, the whole gang restarts. The other
-    members hold slots while they wait, so without this bound two gangs could wait for each other for ever."""
+    members hold slots while they wait, so without this limit two gangs could wait for each other forever."""
     ping_s: float = 0.5
     """Interval of the pings to each worker that has members."""
     confirm_s: float = 0.2
@@ -61,11 +61,11 @@ class CoordinatorSettings:
         for field in fields(self):
             value = getattr(self, field.name)
             if not 0 <= value < float("inf"):
-                raise InvalidSettings(f"{field.name} is {value}: give a number from 0 on")
+                raise InvalidSettings(f"{field.name} is {value}: give a number of at least 0")
         bounds = [
             (self.hold_wait_s + self.hold_margin_s < self.hold_s, "hold_wait_s + hold_margin_s must be below hold_s"),
             (self.keep_renew_s * 3 <= self.keep_s, "keep_s must be at least three times keep_renew_s"),
-            (self.refused_first_s > 0, "refused_first_s must be above 0: a refused gang must not try in a tight loop"),
+            (self.refused_first_s > 0, "refused_first_s must be above 0: a refused gang must not retry in a loop"),
             (min(self.keep_renew_s, self.ping_s, self.confirm_s, self.resend_s) > 0, "intervals must be above 0"),
         ]
         for holds, text in bounds:

@@ -23,8 +23,8 @@ class ServiceSettings:
     node: str = field(default_factory=socket.gethostname)
     """Machine name shown by service discovery and `gangline health`."""
     silence_s: float = 3.0
-    """A worker that sends nothing for this time is looked up in the ledger, and is gone if its heartbeat key is gone.
-    The workers' `heartbeat_ttl_s`, or a little more; 0.5 to 60."""
+    """A worker that sends nothing for this time is looked up in the ledger, and counts as gone if its heartbeat key is
+    gone. The workers' `heartbeat_ttl_s` or a little more; 0.5 to 60."""
     reconcile_s: float = 5.0
     """Interval at which all registrations and heartbeats are read again, in case live feeds missed one; 0.5 to 300."""
     sweep_s: float = 30.0
@@ -34,7 +34,7 @@ class ServiceSettings:
     form_wait_s: float = 1.0
     """Timeout of a worker's confirmation that its members have formed, before it is asked again; 0.1 to 30."""
     form_tries: int = 3
-    """How many times a worker is asked to form; after that, pings tell. 1 to 100."""
+    """How many times a worker is asked to form; after that, pings decide. 1 to 100."""
     start_timeout_s: float = 15.0
     """How long to wait for storage at start, for example during a cluster's election; 0 to 600."""
     disconnects: str = "$SYS.ACCOUNT.*.DISCONNECT"

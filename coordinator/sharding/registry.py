@@ -1,13 +1,13 @@
-"""Which shard has which pools: one record of the ledger, so that no pool can belong to two.
+"""Which shard has which pools: one record in the ledger, so that no pool can belong to two.
 
 Laws:
 
-1. The map is changed by compare-and-set, by coordinators that start. A pool is in one shard at most; a coordinator of
-   all pools starts only where there is no shard, and a shard only where none of those leads.
-2. While somebody in the way lives, the newcomer gets ShardConflict. It counts as dead when its `leader_alive` was away
-   for `GONE_S`; then it is taken out, and in the same batch its `leader` record is written over, so that whatever a
-   frozen leader of it still sends is refused by the server (L9).
-3. A leader looks at the map after it was elected. One that was taken out meanwhile, by others who live, stops.
+1. The map is changed by compare-and-set, by coordinators that start. A pool is in at most one shard. A coordinator of
+   all pools starts only if there is no shard, and a shard only if no coordinator of all pools leads.
+2. While a conflicting shard is alive, the newcomer gets ShardConflict. A shard counts as dead when its `leader_alive`
+   has been missing for `GONE_S`; then it is removed, and the same batch overwrites its `leader` record, so that the
+   server refuses all writes of a frozen leader (L9).
+3. A leader reads the map after its election. If its shard was removed meanwhile by others that are alive, it stops.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..election.leader_record import leader_of
 from .shards import Shard
 
 GONE_S: Final = 4.0
-"""Longer than any change of leaders takes while a standby runs."""
+"""Longer than any change of leader takes while a standby runs."""
 _LOOK_S: Final = 0.25
 _RETRY_S: Final = 0.2
 
@@ -47,10 +47,10 @@ class ShardRegistry:
         """Pools by shard, as last seen."""
 
     async def start(self) -> None:
-        """Enter ourselves, and follow the map from now on.
+        """Add our entry, and follow the map from now on.
 
         Raises:
-            ShardConflict: somebody who lives keeps some of our pools.
+            ShardConflict: a live shard keeps some of our pools.
             Unavailable: the ledger cannot be read or written.
         """
         await self._enter()
@@ -58,24 +58,24 @@ class ShardRegistry:
             self._subscription = await self._kv.watch(Names.shards_key, self._on_entry)
 
     async def stop(self) -> None:
-        """Idempotent, and safe before `start`. The entry stays: standbys have it too, and gangs live on."""
+        """Idempotent, and safe before `start`. The entry stays: standbys share it, and gangs continue."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.unsubscribe()
 
     async def confirm(self) -> None:
-        """We were elected, or the bucket was made anew: our entry must stand. What a map says that
-        somebody wrote by hand does not end us if nobody of it lives.
+        """We were elected, or the bucket was created again: our entry must be there. Entries written by hand do not
+        stop us unless one of those shards is alive.
 
         Raises:
-            ShardConflict: others keep our pools by now.
+            ShardConflict: others keep our pools now.
             Unavailable: the ledger cannot be read or written.
         """
         await self._enter()
 
     async def _enter(self) -> None:
         missed: dict[str, float] = {}
-        """Since when each of those in our way has not been heard of."""
+        """Since when each conflicting shard has been silent."""
         while True:
             entry = await self._kv.get(Names.shards_key)
             known = _map_of(entry)
@@ -91,7 +91,7 @@ class ShardRegistry:
                 await asyncio.sleep(_LOOK_S)
 
     async def _rivals(self, known: ShardMap) -> list[str]:
-        """Shards with pools of ours, ourselves with other pools, and whoever keeps all ("")."""
+        """Shards with some of our pools, our own shard with other pools, and coordinators of all pools ("")."""
         shard = self._shard
         if shard.pools is None:
             return sorted(known.shards)
@@ -107,7 +107,7 @@ class ShardRegistry:
         return found
 
     async def _write(self, known: ShardMap, revision: int, rivals: list[str]) -> bool:
-        """The map with us and without rivals; False: somebody was faster."""
+        """Write the map with us and without rivals; False: another process was faster."""
         shard = self._shard
         shards = {name: pools for name, pools in known.shards.items() if name not in rivals}
         if shard.pools is not None:
@@ -122,13 +122,13 @@ class ShardRegistry:
         except Conflict:
             return False
         self._log.info(
-            "the shards are %s now", ", ".join(sorted(shards)) or "none",
+            "the shards are now %s", ", ".join(sorted(shards)) or "none",
             extra={"action": "shards.changed", "removed": rivals},
         )  # fmt: skip
         return True
 
     async def _deposing(self, rival: str) -> KvWrite:
-        """A leader record of nobody, over that of a shard which is gone."""
+        """Replaces the leader record of a dead shard with one of nobody."""
         entry = await self._kv.get(Names.leader_key_of(rival))
         before = leader_of(entry)
         record = LeaderRecord(term=before.term + 1 if before is not None else 1, instance="", since=self._clock.wall)
@@ -143,26 +143,26 @@ class ShardRegistry:
             who = "a coordinator of all pools leads: stop all of those first"
         elif rival == self._shard.name:
             kept = ", ".join(known.shards[rival])
-            who = f"this shard keeps {kept} by now: give all its coordinators the same pools, or stop them first"
+            who = f"this shard now keeps {kept}: give all its coordinators the same pools, or stop them first"
         else:
             kept = ", ".join(known.shards[rival])
             who = f"shard {rival} keeps {kept}: give each pool to one shard, or stop the coordinators of that one first"
         return ShardConflict(f"{self._shard} cannot be kept: {who}", details={"shard": rival})
 
     def _on_entry(self, entry: KvEntry) -> None:
-        # A bucket that vanished says nothing: its leaders enter themselves again.
+        # A vanished bucket proves nothing: its leaders add their entries again.
         if entry.operation is KvOperation.PUT:
             self.shards = _map_of(entry).shards
 
     async def restored(self) -> ShardConflict | None:
-        """The bucket was made anew: enter ourselves again. Returns what makes that impossible, if something does."""
+        """The bucket was created again: add our entry again. Returns the conflict, if there is one."""
         while True:
             try:
                 await self.confirm()
             except ShardConflict as conflict:
                 return conflict
             except GanglineError as error:
-                self._log.info("cannot enter the shard: %s", error, extra={"action": "shards.retry"})
+                self._log.info("cannot add the shard: %s", error, extra={"action": "shards.retry"})
                 await asyncio.sleep(_RETRY_S)
             else:
                 return None
@@ -174,5 +174,5 @@ def _map_of(entry: KvEntry | None) -> ShardMap:
     try:
         return ShardMap.read(entry.value)
     except ValidationError:
-        # Written by hand and wrong: as if it were not there. It is written over.
+        # Written by hand and invalid: treat it as missing. It will be overwritten.
         return ShardMap()

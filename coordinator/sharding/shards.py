@@ -1,7 +1,7 @@
 """The pools of one coordinator and its standbys.
 
 A namespace has either coordinators of all pools, or shards with a set of pools each. Every shard has its own leader.
-A gang belongs to one shard with all of its pools.
+All pools of a gang belong to one shard.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Shard:
         return self.pools is None or all(pool in self.pools for pool in pools_of(spec))
 
     def owns(self, spec: GangSpec) -> bool:
-        """Whether the gang is this shard's business. One over the pools of two shards, from a time when they were cut
-        in another way, is that of the shard which has its first pool."""
+        """Whether this shard manages the gang. If its pools are in two shards, because the shards were different when
+        it began, the shard with its first pool does."""
         return self.keeps(pools_of(spec)[0])
 
 
@@ -64,7 +64,7 @@ WHOLE = Shard()
 
 
 def pools_of(spec: GangSpec) -> tuple[str, ...]:
-    """Each once, rank 0's first."""
+    """Each pool once, rank 0's first."""
     return tuple(dict.fromkeys(part.pool for bundle in spec.bundles for part in bundle.parts))
 
 

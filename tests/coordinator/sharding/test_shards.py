@@ -235,7 +235,7 @@ async def test_l9_holds_for_each_shard(system):
     ("name", "pools", "text"),
     [
         ("more", ("other", "gpu"), "shard serve keeps cpu, gpu"),
-        ("serve", ("gpu",), "this shard keeps cpu, gpu"),
+        ("serve", ("gpu",), "this shard now keeps cpu, gpu"),
         (None, (), "shard serve keeps cpu, gpu"),
     ],
 )

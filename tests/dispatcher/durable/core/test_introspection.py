@@ -102,7 +102,7 @@ def test_a_queue_that_was_just_taken_or_is_in_doubt_says_so():
     assert "just taken" in obstacles(world, "a")["paused"]
     world.recover()
     world.tell(on.OwnershipDoubted)
-    assert "still its own" in obstacles(world, "a")["paused"]
+    assert "still owns" in obstacles(world, "a")["paused"]
 
 
 def test_a_job_that_runs_has_no_obstacles_and_one_that_is_not_here_no_answer():

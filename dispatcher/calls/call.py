@@ -211,13 +211,14 @@ class CallOptions:
     """Options for submitted tasks only."""
     plain: bool = field(init=False, repr=False, compare=False)
     """Whether no option except `timeout_s` is set. Computed once, read at every call."""
+    short: bool = field(init=False, repr=False, compare=False)
+    """Whether no option except `timeout_s` and `key` is set."""
 
     def __post_init__(self) -> None:
-        asked = (
-            *(self.key, self.model, self.labels, self.idempotent, self.max_attempts),
-            *(self.pool, self.queue, self.submit),
-        )
-        object.__setattr__(self, "plain", all(value is None for value in asked))
+        asked = (self.model, self.labels, self.idempotent, self.max_attempts, self.pool, self.queue, self.submit)
+        short = all(value is None for value in asked)
+        object.__setattr__(self, "short", short)
+        object.__setattr__(self, "plain", short and self.key is None)
         timeout_s = self.timeout_s
         if timeout_s is not None and not 0 < timeout_s <= MAX_DEADLINE_S:
             raise InvalidSettings(f"timeout_s is {timeout_s!r}, it must be above 0 and at most {plain(MAX_DEADLINE_S)}")

@@ -1,6 +1,6 @@
 """The fast path of plain calls: from the arguments to the wire in one function.
 
-Most calls have no options except, perhaps, a deadline: no key, model or labels, no span, one slot of any worker. Their
+Most calls have no options except, perhaps, a deadline or a key: no model or labels, no span, one slot. Their
 routing state would be the same for all, so none is created: each flight counts on its worker as one slot from placement
 to end. Special cases are left to `AttemptLoop`, whether they show before sending (no free slot, a queue) or after (any
 answer but a result); it continues as if it had made the first attempt. A call on the fast path costs about half of one
@@ -115,6 +115,17 @@ class PlainFlight(ShortFlight):
             self.future.set_result(outcome)
 
 
+class KeyedFlight(PlainFlight):
+    """A task with a key, on the key's home."""
+
+    key = ""
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] == _OK:
+            self.pool.core.progressed_on(self.method, self.key, self.future.get_loop().time())
+        return super().deliver(frame)
+
+
 class FastPath:
     """Sends plain calls of one router."""
 
@@ -163,14 +174,19 @@ class FastPath:
         under = _under()
         if way is None or (under is not None and under.deadline is not None) or not self._spanless():
             return None
-        method, pool = way.method, way.pool
-        worker = pool.core.place_plain(method)
+        method, pool, key = way.method, way.pool, options.key
+        worker = pool.core.place_plain(method) if key is None else pool.core.place_keyed(method, key)
         if worker is None:
             return None
         exchange = self.exchange
-        flight = PlainFlight(exchange.new_id(), worker, exchange.new_future(), pool)
+        flight: PlainFlight
+        if key is None:
+            flight = PlainFlight(exchange.new_id(), worker, exchange.new_future(), pool)
+        else:
+            flight = KeyedFlight(exchange.new_id(), worker, exchange.new_future(), pool)
+            flight.key, flight.method = key, method
         timeout_s = self.timeout_s if options.timeout_s is None else options.timeout_s
-        if not self.send(flight, method, args, kwargs, timeout_s, None, flags):
+        if not self.send(flight, method, args, kwargs, timeout_s, None, flags, key):
             flight.settle()
             pool.pump()
             return None
@@ -181,7 +197,7 @@ class FastPath:
         """Whether a request with these options needs nothing special now; see `launch` for `parent`."""
         self.parent = None
         under = _under()
-        return options.plain and (under is None or under.deadline is None) and self._spanless()
+        return options.short and (under is None or under.deadline is None) and self._spanless()
 
     def _spanless(self) -> bool:
         if _traced():
@@ -198,6 +214,7 @@ class FastPath:
         timeout_s: float | None,
         token: str | None,
         flags: int = 0,
+        key: str | None = None,
     ) -> bool:
         """Send a task. False: it cannot be sent; the general path finds out why."""
         deadline_ms = timeouts = None
@@ -214,7 +231,8 @@ class FastPath:
             flight.trace = trace
         else:
             trace = None
-        frame = (_TASK, flight.id, method, args or None, kwargs or None, deadline_ms, token, trace, flags, None)
+        meta = None if key is None else {"attempt": 1, "key": key, "model": None}
+        frame = (_TASK, flight.id, method, args or None, kwargs or None, deadline_ms, token, trace, flags, meta)
         try:
             self.exchange.launch(flight, frame)
         except GanglineError:

@@ -144,7 +144,7 @@ class LeaseFastPath:
         fast_path.parent = None
         pool = fast_path.plain_pools.get(endpoint)
         timed = options.timeout_s is not None or fast_path.timeout_s is not None
-        if pool is None or timed or not fast_path.allows(options):
+        if pool is None or timed or options.key is not None or not fast_path.allows(options):
             return None
         worker = pool.core.place_plain(None)
         if worker is None:
@@ -184,7 +184,7 @@ class LeaseFastPath:
         kind = _OnHold if hold.charge is None else ChargedFlight
         flight = kind(exchange.new_id(), exchange.new_future(), hold)
         timeout_s = self._fast_path.timeout_s if options.timeout_s is None else options.timeout_s
-        if not self._fast_path.send(flight, method, args, kwargs, timeout_s, hold.token):
+        if not self._fast_path.send(flight, method, args, kwargs, timeout_s, hold.token, key=options.key):
             return None
         self._taken(hold)
         selection.mark_used()
@@ -216,7 +216,7 @@ class LeaseFastPath:
         if not slots.take_nowait(flight):
             return None
         timeout_s = self._fast_path.timeout_s if options.timeout_s is None else options.timeout_s
-        if not self._fast_path.send(flight, method, args, kwargs, timeout_s, hold.token):
+        if not self._fast_path.send(flight, method, args, kwargs, timeout_s, hold.token, key=options.key):
             slots.give(flight)
             return None
         self._taken(hold)

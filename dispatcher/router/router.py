@@ -134,7 +134,7 @@ class Router:
         flags: int = 0,
     ) -> Any:
         """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
-        plain = options.plain and self._state == "running"
+        plain = options.short and self._state == "running"
         flight = self._fast_path.launch(target, args, kwargs, options, flags, parent) if plain else None
         if flight is None:
             order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)

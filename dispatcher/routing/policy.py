@@ -144,6 +144,10 @@ class Candidates:
                 self._homes.popitem(last=False)
         return best
 
+    def known_home(self, key: str, method: str) -> WorkerEntry | None:
+        """`home` of a request without labels, if it has been computed; does not set the request."""
+        return self._homes.get((key, method, ())) if self._homes_version == self._view.version else None
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _tiers(self) -> tuple[list[WorkerEntry], ...]:

@@ -172,6 +172,8 @@ class RoutingCore:
         self._tells_policy = hooks != (PolicyBase.routed, PolicyBase.completed)
         self._plain = type(policy).choose in (PowerOfTwo.choose, Sticky.choose) and not self._tells_policy
         """A request without special requirements may be placed without calling the policy."""
+        self._sticky = type(policy).choose is Sticky.choose and not self._tells_policy
+        """Likewise a request with a key."""
         self.connected = True
         self._settings = settings
         self._draw = draw
@@ -268,6 +270,26 @@ class RoutingCore:
         view.charge(worker, 1)
         return worker
 
+    def place_keyed(self, method: str, key: str) -> WorkerEntry | None:
+        """`place_plain` for a request with a key. None also if the key's home is not known yet, or is full."""
+        table = self.view.table
+        if table is None or not self.connected or not self._sticky or self._line.size:
+            return None
+        declared = table.get(method)
+        home = self._candidates.known_home(key, method)
+        if declared is None or declared.slots != 1 or home is None:
+            return None
+        if not home.eligible or home.ongoing >= home.total:
+            return None
+        self._placed += 1
+        self.view.charge(home, 1)
+        return home
+
+    def progressed_on(self, method: str, key: str, now: float) -> None:
+        """A request of `place_keyed` was accepted."""
+        if self._line.size:
+            self.progressed((None, None if self.view.uniform else method, key), now)
+
     def end_plain(self, worker: WorkerEntry, count: int = 1) -> None:
         """This many plain requests no longer count on the worker. Call `pump` afterwards."""
         self._placed -= count
@@ -289,6 +311,7 @@ class RoutingCore:
             since: when it was admitted.
         """
         routed_request.number, routed_request.queued_at = number, since
+        routed_request.queue = self._class_of(routed_request)
         routed_request.attempts, routed_request.cost, routed_request.last = 1, 1, worker.id
         if routed_request.method is not None and routed_request.method in worker.methods:
             routed_request.repeatable = worker.methods[routed_request.method].idempotent

@@ -66,6 +66,59 @@ def test_the_short_way_chooses_as_the_general_one_does(loads, seed, requests):
     assert short.placed == 0
 
 
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=12),
+    st.integers(0, 999),
+    st.lists(st.sampled_from("abcde"), min_size=1, max_size=20),
+)
+def test_with_a_key_it_does_as_well(loads, seed, keys):
+    short, general = pool_of(loads, seed=seed), pool_of(loads, seed=seed)
+    for key in keys:
+        other = RoutedRequest(method="echo", key=key, max_attempts=7)
+        placed = general.admit(other, 1.0)
+        worker = short.place_keyed("echo", key)
+        if worker is None:  # its home is not known yet, or is full
+            first = RoutedRequest(method="echo", key=key, max_attempts=7)
+            assert short.admit(first, 1.0) == placed
+            assert first.worker is None or first.worker.id == other.worker.id
+            for core, request in ((short, first), (general, other)):
+                core.withdraw(request)
+            continue
+        assert placed
+        assert worker.id == other.worker.id and loads_of(short) == loads_of(general)
+        short.check()
+        short.end_plain(worker)
+        general.settle(other)
+        asked = RoutedRequest(method="echo", key=key, max_attempts=7)
+        assert all_of(short.tried_plain(asked, worker, other.number, 1.0)) == all_of(other)
+    assert short.placed == general.placed == 0
+
+
+def test_a_key_whose_home_left_or_drains_or_is_full_is_left_to_the_general_way():
+    core = pool_of([0, 0, 0], seed=1)
+    assert core.place_keyed("echo", "k") is None, "its home is not known yet"
+    first = RoutedRequest(method="echo", key="k")
+    assert core.admit(first, 1.0)
+    home = core.place_keyed("echo", "k")
+    assert home is first.worker
+    core.view.charge(home, 2)
+    assert core.place_keyed("echo", "k") is None, "it is full"
+    core.view.discharge(home, 2)
+    assert core.place_keyed("unknown", "k") is None
+    assert core.gone(home, 2.0)
+    assert core.place_keyed("echo", "k") is None
+    assert pool_of([0], seed=1, policy=PowerOfTwo()).place_keyed("echo", "k") is None
+
+
+def test_requests_of_a_key_that_wait_are_told_of_the_progress_of_others():
+    core = pool_of([4], seed=1)
+    waiting = RoutedRequest(method="echo", key="k")
+    assert not core.admit(waiting, 1.0)
+    core.progressed_on("echo", "k", 5.0)
+    core.progressed_on("echo", "other", 6.0)
+    assert core._progress == {waiting.queue: 5.0, (None, None, "other"): 6.0}
+
+
 def all_of(routed_request: RoutedRequest) -> dict[str, object]:
     return {name: getattr(routed_request, name) for name in dir(routed_request) if not name.startswith("__")}
 
@@ -273,7 +326,28 @@ async def test_the_deadline_of_the_task_that_calls_travels_with_the_call(rig: Ri
     assert worker.heard[-1][5] == 3000
 
 
-@pytest.mark.parametrize("options", [{"key": "k"}, {"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])
+@on_rig()
+async def test_a_key_goes_along_to_its_home_and_is_retried_there(rig: Rig) -> None:
+    workers = [await rig.worker(name) for name in ("w1", "w2", "w3")]
+    keyed = rig.client.options(key="k")
+    home, *_ = await keyed.call("images.echo", 1)
+    sent = {"attempt": 1, "key": "k", "model": None}
+    before = rig.router.order
+    rig.router.order = None  # type: ignore[assignment]
+    try:
+        assert (await keyed.call("images.echo", 2))[0] == home
+        async with rig.client.lease("images") as lease:
+            assert lease.worker
+    finally:
+        rig.router.order = before  # type: ignore[method-assign]
+    (at_home,) = [worker for worker in workers if worker.heard_of(RequestOp.TASK)]
+    assert [frame[9] for frame in at_home.heard_of(RequestOp.TASK)] == [sent, sent]
+    at_home.behave = rejects(Reason.FULL, 1)
+    assert (await keyed.call("images.echo", 3))[0] == home
+    assert at_home.heard_of(RequestOp.TASK)[-1][9] == {**sent, "attempt": 2}
+
+
+@pytest.mark.parametrize("options", [{"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])
 def test_options_that_ask_for_something_are_not_plain(options, monkeypatch):
     @on_rig()
     async def run(rig: Rig) -> None:

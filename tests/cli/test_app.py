@@ -8,6 +8,7 @@ import sys
 import click
 import pytest
 
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
 
 from ..waiting import PATIENCE_S
@@ -112,7 +113,8 @@ def test_debug_adds_the_traceback(invoke):
     assert result.exit_code == 2
 
 
-def test_an_unreachable_server_is_exit_code_3_with_what_to_do_next(invoke):
+def test_an_unreachable_server_is_exit_code_3_with_what_to_do_next(invoke, monkeypatch):
+    monkeypatch.setitem(ConnectionSettings.__init__.__kwdefaults__, "connect_timeout_s", 0.5)
     result = invoke("workers", "-s", "nats://127.0.0.1:9")
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1

@@ -163,7 +163,7 @@ class FastPath:
         kwargs: Mapping[str, Any] | None,
         options: CallOptions,
         flags: int,
-        parent: str | None = None,
+        parent: Parent = None,
     ) -> PlainFlight | None:
         """Send a call with plain options, if nothing else is special about it. None: nothing was done, and `parent`
         says how its trace goes on."""

@@ -148,16 +148,32 @@ class Router:
             self._fast_path.failed(flight, error)
             raise
         if type(outcome) is not list or outcome[0] != _OK:
-            return await self._go_on(flight, outcome, self.order(target, args, kwargs or {}, options, flags=flags))
+            order = self.order(target, args, kwargs or {}, options, flags=flags)
+            return (await self._go_on(flight, outcome, order))[0]
         if self.exchange.measured:
             self._fast_path.answered(flight)
         return outcome[2]
 
     async def execute(self, order: Call) -> tuple[Any, str]:
         """Like `call`, for an existing order; also returns the worker that answered (`<pool>.<worker>`)."""
-        with self._observed_routed(order) as (routed_request, span):
-            result = await self._run(order, routed_request, span)
-            return result, str(routed_request.last or "")
+        fast_path, options, flight = self._fast_path, order.options, None
+        if options.short and self._state == "running":
+            flight = fast_path.launch(order.target, order.args, order.kwargs, options, order.flags, order.span_parent)
+            order.span_parent = fast_path.parent
+        if flight is None:
+            with self._observed_routed(order) as (routed_request, span):
+                result = await self._run(order, routed_request, span)
+                return result, str(routed_request.last or "")
+        try:
+            outcome = await flight.future
+        except BaseException as error:
+            fast_path.failed(flight, error)
+            raise
+        if type(outcome) is not list or outcome[0] != _OK:
+            return await self._go_on(flight, outcome, order)
+        if self.exchange.measured:
+            fast_path.answered(flight)
+        return outcome[2], str(flight.worker.id)
 
     async def stream(
         self,
@@ -512,7 +528,7 @@ class Router:
             order, order.routed_request(self._max_attempts), self.metrics, self.exchange.loop, counted=counted
         )
 
-    async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Call) -> Any:
+    async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Call) -> tuple[Any, str]:
         """The answer to a plain call was not a result: continue on the general path."""
         pool, since, order.deadline = flight.pool, flight.sent_at, flight.deadline
         order.span_parent = flight.trace
@@ -523,7 +539,8 @@ class Router:
         at = PoolTarget(pool, order, routed_request)
         at.worker = flight.worker
         with RequestTelemetry(order, routed_request, self.metrics, self.exchange.loop, since=since) as (_, span):
-            return await self._run(order, routed_request, span, tried=(at, outcome))
+            result = await self._run(order, routed_request, span, tried=(at, outcome))
+            return result, str(routed_request.last or "")
 
     async def _reserve(
         self,

@@ -15,9 +15,9 @@ from gangline.bus.port.bus import Message, NoResponders
 from gangline.dispatcher.gateway.gateway import Gateway, GatewaySettings
 from gangline.schemas.errors.base import ClosedError
 from gangline.schemas.wire import codec, headers
-from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, TaskFlag
 
-from ...support.dispatcher.fakes import Rig, obedient, on_rig, silent, turns
+from ...support.dispatcher.fakes import Rig, obedient, on_rig, rejects, silent, turns
 
 
 @asynccontextmanager
@@ -58,6 +58,22 @@ async def test_a_call_in_msgpack_is_answered_in_msgpack(rig: Rig) -> None:
     assert (answer.headers or {})["Content-Type"] == "application/msgpack"
     [task] = worker.heard_of(RequestOp.TASK)
     assert task[3] == [b"\x00\xff"] and task[8] == 0
+
+
+@on_rig()
+async def test_plain_calls_take_the_fast_path_and_are_retried_like_others(rig: Rig) -> None:
+    worker = await rig.worker(behave=rejects(Reason.FULL, 0))
+    async with gateway(rig) as made:
+        await ask(rig, "images.echo")  # finds the pool
+        general = made.router._observed_routed
+        made.router._observed_routed = None  # type: ignore[assignment, method-assign]
+        answer = await ask(rig, "images.echo", b'{"x": 1}')
+        assert (answer.headers or {})[headers.WORKER] == "images.w1"
+        made.router._observed_routed = general  # type: ignore[method-assign]
+        worker.behave = rejects(Reason.FULL, 1)
+        answer = await ask(rig, "images.echo", b'{"x": 2}')
+        assert (answer.headers or {})[headers.WORKER] == "images.w1"
+    assert [frame[4] for frame in worker.heard_of(RequestOp.TASK)] == [None, {"x": 1}, {"x": 2}, {"x": 2}]
 
 
 @on_rig()

@@ -7,10 +7,12 @@ import logging
 import pytest
 
 from gangline.bus.nats_bus import NatsBus
-from gangline.bus.port.bus import BucketSettings, Retention, Storage, StorageUnavailable, StreamSettings
+from gangline.bus.port.bus import BucketSettings, Retention, Storage, StorageUnavailable, Stream, StreamSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.names import Names
+from gangline.schemas.wire import headers
 
+from ...waiting import until
 from ..conftest import impatient
 
 pytestmark = pytest.mark.server
@@ -67,6 +69,31 @@ async def test_a_full_queue_refuses_what_is_new_and_keeps_what_it_has(connect_to
     with impatient(bus), pytest.raises(StorageUnavailable):
         await queue.publish("q.a", b"x" * 1000)
     assert (await queue.state()).first_sequence == first.sequence
+
+
+async def test_what_comes_due_while_the_queue_is_full_reaches_it_when_there_is_room(connect_to, secured):
+    bus, names = await connect_to(secured("").url), Names()
+    streams = TaskStreams(bus, names, TaskStorage(storage=Storage.MEMORY, tasks_max_bytes=10_000))
+    tasks, schedules = await streams.tasks(), await streams.schedules()
+    with impatient(bus), pytest.raises(StorageUnavailable):
+        for _ in range(10):
+            await tasks.publish(names.task("q", "a"), b"x" * 1000)
+    for number in range(3):
+        due = {
+            headers.SCHEDULE: "@at 2026-01-01T00:00:00Z",
+            headers.SCHEDULE_TARGET: names.due_of(names.task("q", f"due{number}")),
+        }
+        await schedules.publish(names.schedule(f"q.{number}"), b"y" * 900, headers=due)
+
+    async def came(stream: Stream, pattern: str) -> bool:
+        return len((await stream.state(pattern)).subjects) == 3
+
+    await until(lambda: came(schedules, names.due), "the server publishes what is due")
+    assert not await came(tasks, names.tasks_of("q"))
+    state = await tasks.state()
+    for sequence in range(state.first_sequence, state.last_sequence + 1):
+        await tasks.delete(sequence)
+    await until(lambda: came(tasks, names.tasks_of("q")), "the queue takes what is due")
 
 
 async def test_where_the_server_cannot_reserve_so_much_there_is_no_bound_and_a_warning(connect_to, secured, caplog):

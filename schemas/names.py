@@ -74,13 +74,14 @@ from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
 MARK: Final = "~"
 """Prefix of every public id; no token starts with it.
 
-Whoever knows the token of a lease can use and release its slots, and an owner's token releases its gang. So only the
-holder has a token, and the worker or coordinator that checks it. Everything that others can read (keys and records of
-the ledger, lists, events, journals, logs, errors) has the token's public id instead: a one-way hash, with which nobody
-can do anything. See docs/adr/0012."""
+A lease's token is enough to use and release its slots, and an owner's token to release its gang. So only the holder and
+the worker or coordinator that checks it have a token. Everything that others can read (keys and records of the ledger,
+lists, events, journals, logs, errors) has the token's public id instead: a one-way hash that gives no access. See
+docs/adr/0012.
+"""
 
 
-@functools.lru_cache(maxsize=8192)  # a lease that is renewed is written again and again
+@functools.lru_cache(maxsize=8192)  # a renewed lease is written many times
 def public_id(token: str) -> str:
     """The public id of a token: the mark, and the first 16 bytes of its SHA-256 in URL-safe base64. A public id is
     returned unchanged."""
@@ -523,7 +524,7 @@ class Names:
         return f"alive.{worker.pool}.{worker.worker}"
 
     def lease_key(self, worker: WorkerId, token: str) -> str:
-        """`token`: or its public id, which the key has without the mark, since keys may not have that."""
+        """`token`: or its public id, which is in the key without the mark, since keys must not contain it."""
         return f"lease.{worker.pool}.{worker.worker}.{public_id(token).removeprefix(MARK)}"
 
     def registrations_of(self, pool: str = "*") -> str:

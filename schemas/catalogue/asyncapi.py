@@ -57,7 +57,7 @@ def document(version: str) -> dict[str, Any]:
         "info": {
             "title": "Gangline",
             "version": version,
-            "description": "Tasks over NATS to workers with a limited number of slots. `{ns}` is the namespace, "
+            "description": "Tasks sent over NATS to workers with a limited number of slots. `{ns}` is the namespace, "
             "`gangline` unless configured; `{NS}` is the same in capitals. Bodies are JSON, or msgpack where the "
             "header `Content-Type: application/msgpack` says so; an answer has the format of its request.",
             "license": {"name": "Apache-2.0"},

@@ -190,7 +190,7 @@ class HoldRequest(Request):
     gang: str = _Id
     generation: int = Field(ge=1)
     attempt: int = Field(ge=0)
-    """Grows with every try of every leader."""
+    """Grows with every attempt of every leader."""
     seats: tuple[SeatRequest, ...]
     hold_s: float = Field(gt=0, le=60.0)
     """If it is not formed by then, the worker rewrites `reg` and reads the member record from the stream's leader:

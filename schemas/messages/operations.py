@@ -43,7 +43,7 @@ class ReserveRequest(Request):
     ttl_s: float = Field(default=15.0, ge=MIN_TTL_S, le=MAX_TTL_S)
     """The lease expires if it is not renewed or used for this time."""
     claim_s: float | None = Field(default=None, ge=0.05, le=MAX_TTL_S)
-    """Time until it must be used or renewed for the first time. None: `ttl_s`, since people type slowly."""
+    """Time until it must be used or renewed for the first time. None: `ttl_s`, which gives people time to type."""
     single_use: bool = False
     """True: the token admits one task and ends with it."""
     ledger: Literal["behind", "sync"] = "behind"
@@ -158,19 +158,19 @@ class LeaseInfo(Reply):
     expires_in_s: float
     """Of a gang's seat: how long the gang counts as alive without a message from the coordinator."""
     gang: str | None = None
-    """The gang that the seat belongs to, or whose seat the lease takes slots of."""
+    """The gang that the seat belongs to, or from whose seat the lease takes slots."""
     seat: str | None = None
     """Of a lease or selection on slots of a gang's seat: the seat's public id. The slots are part of the seat's, and
     not in the ledger."""
 
 
 class GangShare(Reply):
-    """What a worker has of one gang."""
+    """A worker's share of one gang."""
 
     gang: str
     generation: int = 0
     state: Literal["kept", "held", "formed", "over", "stopping"]
-    """Slots are reserved, or held for a commit; its members run; their epoch ended; they are being stopped."""
+    """Slots are reserved; held for a commit; its members run; their epoch ended; they are being stopped."""
     ranks: tuple[int, ...] = ()
     slots: int
     """Slots reserved or in use for it."""
@@ -208,7 +208,7 @@ class RouterQueues(BaseModel):
     """The client's name, shown to people."""
     node: str
     waiting: dict[str, int]
-    """Number of requests that wait for a worker with room, by pool or standing set; 0: none waits any longer."""
+    """Number of requests that wait for a worker with free slots, by pool or standing set; 0: no more waiting."""
 
 
 R = TypeVar("R", bound=BaseModel)
@@ -244,7 +244,7 @@ def parse_request(model: type[R], value: Any, *, empty: bool = True) -> R:
 
 
 def _reason(item: ErrorDetails) -> Exception:
-    """The error that a validator of ours raised."""
+    """The error that one of our validators raised."""
     reason: object = item.get("ctx", {}).get("error")
     return reason if isinstance(reason, Exception) else ValueError(item["msg"])
 

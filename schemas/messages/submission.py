@@ -1,4 +1,4 @@
-"""A durable task as it was published: its subject, headers and body. Pure.
+"""A durable task as published: its subject, headers and body. Pure.
 
 Every message on `<ns>.task.<endpoint>.<method>` is a durable task. Its body has the arguments, as in a call. Its
 headers are those of schemas.wire.headers, all optional. An invalid header is never ignored: the task becomes a dead
@@ -36,7 +36,7 @@ _COMMON: Final = frozenset(
         headers.IDEMPOTENT,
     )
 )
-"""Headers whose meaning depends on nothing else. Most tasks of one producer have the same ones."""
+"""Headers whose meaning depends on nothing else. Most tasks of one producer share them."""
 _MOST_SHAPES: Final = 1024
 _SHAPE_CHARS: Final = 1024
 """Longer headers are not cached."""
@@ -65,7 +65,7 @@ class Submission(NamedTuple):
     deadline_at: float | None = None
     """Unix time of its deadline."""
     not_before: float | None = None
-    """Unix time of its earliest start; only for the dispatcher, which gives it back to the server until then."""
+    """Unix time of its earliest start; only for the dispatcher, which hands it back to the server until then."""
     cron: str | None = None
     """It is a schedule, to be passed to the server."""
     timeout_s: float | None = None

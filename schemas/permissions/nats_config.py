@@ -26,8 +26,8 @@ _HEAD: Final = """\
 """
 _ONE_ACCOUNT: Final = """\
 #
-# All users share one account, which is a thin wall: the server does not check where answers to them go. Give callers
-# you do not trust an account of their own: NAME@TENANT=producer.
+# All users share one account, which separates them only weakly: the server does not check where answers go. Give
+# callers you do not trust an account of their own: NAME@TENANT=producer.
 """
 _SYSTEM: Final = """\
   # Lets coordinators detect a broken connection in milliseconds. Nobody logs in here unless you add users.
@@ -71,14 +71,14 @@ def configuration(
         nkeys: users prove who they are with an nkey instead of a password; the server knows only their public keys.
 
     Raises:
-        InvalidRequest: two users have one name, there are none, or a tenant is called as Gangline's account.
+        InvalidRequest: two users have the same name, there are none, or a tenant is named like Gangline's account.
     """
     if not users or len({user.name for user in users}) < len(users):
-        raise InvalidRequest("give users, each of another name")
+        raise InvalidRequest("give users with different names")
     tenants: dict[str, list[User]] = {}
     for user in users:
         if user.tenant in (account, "SYS"):
-            raise InvalidRequest(f"{user.tenant!r} is an account of this file already: call the tenant something else")
+            raise InvalidRequest(f"{user.tenant!r} is already an account in this file: give the tenant another name")
         if user.tenant:
             tenants.setdefault(user.tenant, []).append(user)
     return "\n".join(
@@ -110,7 +110,7 @@ def configuration(
 
 
 def _exports(tenants: Mapping[str, Sequence[User]], names: Names) -> Iterable[str]:
-    """What each tenant may import, and nobody else."""
+    """What each tenant, and only that tenant, may import."""
     shared: dict[tuple[str, str], list[str]] = {}
     for tenant, users in tenants.items():
         for each in _shared(users, names):
@@ -135,7 +135,7 @@ def _tenant(tenant: str, users: Sequence[User], names: Names, account: str, nkey
 
 
 def _shared(users: Sequence[User], names: Names) -> list[tuple[str, str]]:
-    """Services and streams of Gangline's account that these users need. Inboxes are of their own account."""
+    """Services and streams of Gangline's account that these users need. Inboxes stay in their own account."""
     found: dict[tuple[str, str], None] = {}
     for user in users:
         allowed = user.permissions(names)

@@ -38,7 +38,7 @@ _GANG: Final = (
     Operation.PING,
 )
 _READ: Final = ("STREAM.INFO", "STREAM.MSG.GET")
-"""Not DIRECT.GET: its answer is what is stored, as it is, and goes wherever the request says."""
+"""Not DIRECT.GET: its answer is the stored message as it is, and goes wherever the request says."""
 
 
 class Role(StrEnum):
@@ -92,7 +92,7 @@ class User:
     worker: str = "*"
     """Limits a worker to one name within the pool."""
     tenant: str = ""
-    """The account it lives in, which imports what it needs from Gangline's account; empty: Gangline's own account."""
+    """Its account, which imports what it needs from Gangline's account; empty: Gangline's own account."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "user")
@@ -164,10 +164,10 @@ def _producer(names: Names, endpoint: str) -> Permissions:
             *_stream_api(names.schedules_stream, *_READ),
             *_stream_api(f"KV_{results}", "STREAM.INFO", "STREAM.MSG.GET"),
             *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET"),
-            # Events and items of jobs. No consumers: whoever makes one chooses where the server delivers.
+            # Events and items of jobs. No consumers: their creator chooses where the server delivers.
             *_stream_api(jobs, "STREAM.INFO", "STREAM.MSG.GET"),
         ),
-        # Also as they are published.
+        # The same, as they are published.
         subscribe=(
             *(f"$KV.{results}.result.{job}" for job in jobs_read),
             *((f"{ns}.job.*.>",) if endpoint == "*" else (f"{ns}.job.{job}.*" for job in jobs_read)),
@@ -190,7 +190,7 @@ def _routing(names: Names, pool: str) -> Permissions:
             *_workers(names, _FRAMES, pool),
             # Every reader reports an invalid route.
             f"{names.namespace}.event.route.*",
-            # And how many requests wait in it.
+            # And the number of requests that wait in it.
             f"{names.namespace}.event.router.*",
             *_api("INFO"),
             *_bucket_reading(ledger),
@@ -235,8 +235,8 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
             *(f"$KV.{ledger}.{kind}.{pool}.{worker}" for kind in ("reg", "alive")),
             f"$KV.{ledger}.lease.{pool}.{worker}.*",
             *_api("INFO"),
-            # No consumers: what one delivers goes wherever its maker says. And no creating: whoever makes the ledger
-            # decides what it stores and who hears of it.
+            # No consumers: their creator chooses where the server delivers. And no creating: the ledger's creator
+            # decides what it stores and where copies go.
             *_stream_api(f"KV_{ledger}", *_READ),
         ),
         subscribe=(
@@ -269,7 +269,7 @@ def _dispatcher(names: Names) -> Permissions:
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "CONSUMER.LIST"),
             *(f"$JS.API.CONSUMER.{operation}.{tasks}.*" for operation in queues),
             f"$JS.ACK.{tasks}.>",
-            # The same with a domain and an account, as servers may be configured to write it.
+            # The same with a domain and an account, as some servers write it.
             f"$JS.ACK.*.*.{tasks}.>",
             *_stream_api(names.schedules_stream, *_READ, "STREAM.PURGE"),
             *_stream_api(names.jobs_stream, "STREAM.INFO"),
@@ -382,15 +382,15 @@ def _stream_api(stream: str, *operations: str) -> tuple[str, ...]:
 
 
 def _streams(names: Names) -> tuple[str, ...]:
-    """All of the namespace."""
+    """All streams of the namespace."""
     buckets = (names.ledger_bucket, names.results_bucket, names.routes_bucket)
     queues = (names.tasks_stream, names.schedules_stream, names.jobs_stream, names.dead_stream)
     return (*queues, f"OBJ_{names.objects_store}", *(f"KV_{bucket}" for bucket in buckets))
 
 
 def _operating(stream: str) -> tuple[str, ...]:
-    """All that the API offers for one stream and its consumers. Operations are spelt where a wildcard could match the
-    name of another stream."""
+    """The whole API of one stream and its consumers. Operations are spelled out where a wildcard could match the name
+    of another stream."""
     return (
         *_stream_api(stream, "STREAM.*", "STREAM.MSG.*", "STREAM.LEADER.STEPDOWN", "STREAM.PEER.REMOVE"),
         *_stream_api(stream, "CONSUMER.*", "DIRECT.GET"),
@@ -404,7 +404,7 @@ def _operating(stream: str) -> tuple[str, ...]:
 
 
 def _reader_api(stream: str) -> tuple[str, ...]:
-    """Short-lived consumers, each with a name of its own."""
+    """Short-lived consumers, each with its own name."""
     return _api(f"CONSUMER.CREATE.{stream}.*", f"CONSUMER.DELETE.{stream}.*")
 
 
@@ -414,7 +414,7 @@ def _bucket_reading(bucket: str) -> tuple[str, ...]:
 
 
 def _making(*streams: str) -> Permissions:
-    """Create missing streams; and let a bucket that a cluster lost continue where it was."""
+    """Create missing streams, and let a bucket that a cluster lost continue at its last revision."""
     buckets = [stream for stream in streams if stream.startswith("KV_")]
     return Permissions(
         publish=_api(

@@ -209,7 +209,7 @@ class GangSpec(BaseModel):
 
     @property
     def pools(self) -> frozenset[str]:
-        """Of all parts."""
+        """The pools of all parts."""
         return frozenset(part.pool for bundle in self.bundles for part in bundle.parts)
 
     @property
@@ -277,9 +277,9 @@ class Seat(BaseModel):
     worker: WorkerName
     slots: int = 1
     token: str
-    """Send dispatches to the member with it: a multi-use lease of the worker, for `slots` slots. Only the owner gets
-    it; in the ledger and for others it is its public id, which admits nothing. The seats of a standing gang, which has
-    no owner, are used by the public id. Of a worker of an earlier version it is the token everywhere."""
+    """Use it to dispatch to the member: a multi-use lease of the worker, for `slots` slots. Only the owner gets it; in
+    the ledger and for others it is its public id, which admits nothing. The seats of a standing gang, which has no
+    owner, are used by the public id. Of a worker of an earlier version it is the token everywhere."""
     epoch: int
     node: str = ""
     zone: str = ""
@@ -304,7 +304,7 @@ class Rendezvous(BaseModel):
 
     @property
     def plain(self) -> HostPort:
-        """As tasks and owners get it."""
+        """The form that tasks and owners get."""
         return HostPort(self.host, self.port)
 
 
@@ -344,9 +344,8 @@ class GangRecord(Record):
     formed_at: float = 0.0
     """Unix time."""
     ready: bool | None = None
-    """Of a formed gang of a standing set: whether the `gang_start` functions of all its members have succeeded, so
-    that callers may be sent to it. None: not a standing gang, or written by an older coordinator, for which formed
-    meant ready."""
+    """Of a formed gang of a standing set: whether the `gang_start` functions of all its members have succeeded, so that
+    callers may use it. None: not a standing gang, or written by an older coordinator, for which formed meant ready."""
     deadline_at: float | None = None
     """Unix time until which it stays queued if it has never formed."""
 
@@ -454,7 +453,7 @@ def template_of(gang: StrictGangSpec) -> GangSpec:
 
 
 def write_gang(gang: StrictGangSpec) -> dict[str, Any]:
-    """As it was declared: only the fields that were set."""
+    """The gang as declared: only the fields that were set."""
     return gang.model_dump(mode="json", exclude_unset=True)
 
 

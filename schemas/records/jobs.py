@@ -41,7 +41,7 @@ class DeadReason(StrEnum):
     INVALID_RESULT = "invalid_result"
     """It ran, and its result cannot be serialized; running it again would not help."""
     EXPIRED = "expired"
-    """Its deadline passed."""
+    """Its deadline has passed."""
     FAILED = "failed"
     """It raised at its last attempt."""
     CRASHED = "crashed"

@@ -157,12 +157,12 @@ class _Countdown:
 
 
 _OTHER_BYTES: Final = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
-"""All that cannot be the first byte of a list or map in msgpack."""
+"""All bytes that cannot be the first byte of a list or map in msgpack."""
 
 
 def may_contain(data: bytes) -> int:
-    """An upper bound of the number of lists and maps in msgpack; text and numbers may have such bytes, too. Costs half
-    a millisecond for a megabyte, and nothing to speak of for a small body."""
+    """An upper bound of the number of lists and maps in msgpack; text and numbers may contain such bytes, too. Takes
+    half a millisecond per megabyte, and next to nothing for a small body."""
     size = len(data)
     return size if size <= most_containers else _containers(data)
 
@@ -176,7 +176,7 @@ _ENVELOPE: Final = 4
 
 
 def check_containers(data: bytes) -> None:
-    """Refuse to send msgpack that nobody would accept.
+    """Refuse to send msgpack that every receiver would refuse.
 
     Raises:
         PayloadTooLarge: it has more lists and maps than the wire allows.
@@ -187,7 +187,7 @@ def check_containers(data: bytes) -> None:
 
 
 def too_many_containers() -> PayloadTooLarge:
-    """The error for what is over the budget."""
+    """The error for a body over the budget."""
     return PayloadTooLarge(
         f"it has more than {most_containers} lists and maps: send fewer at once, or a text or bytes that the task "
         "decodes, or raise GANGLINE_MAX_CONTAINERS of all processes",
@@ -288,12 +288,12 @@ def decode(data: bytes, fmt: Format, *, budget: int | None = None) -> Any:
 
 
 def decode_arguments(data: bytes, fmt: Format) -> Any:
-    """As `decode`, of a body that somebody else's arguments are in."""
+    """Like `decode`, for a body with another process's arguments."""
     return decode(data, fmt, budget=most_containers)
 
 
 def decode_request(data: bytes, fmt: Format) -> Any:
-    """As `decode`, of a request that carries no arguments: it is small.
+    """Like `decode`, for a request without arguments: it is small.
 
     Raises:
         MalformedMessage: unreadable, or nested deeper than the wire allows.
@@ -301,7 +301,7 @@ def decode_request(data: bytes, fmt: Format) -> Any:
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise PayloadTooLarge(
-            f"the body has {len(data)} bytes, and at most {MAX_REQUEST_BYTES} are taken here",
+            f"the body has {len(data)} bytes; at most {MAX_REQUEST_BYTES} are allowed here",
             details={"size": len(data), "limit": MAX_REQUEST_BYTES},
         )
     value = decode_arguments(data, fmt)

@@ -49,7 +49,7 @@ REQUEST_INFO: Final = "Nats-Request-Info"
 
 
 def tenant_of(given: Mapping[str, str] | None) -> str:
-    """The account that a request came from; empty: the account of whoever reads it."""
+    """The account that a request came from; empty: the reader's own account."""
     text = None if given is None else given.get(REQUEST_INFO)
     if text is None:
         return ""

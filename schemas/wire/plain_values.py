@@ -94,7 +94,7 @@ def _plain(value: Any, place: str, where: str) -> Any:
         try:
             return value.model_dump(warnings=False)
         except PydanticSerializationError as error:
-            raise _refuse(f"{place} cannot be written: {error}", value, where) from error
+            raise _refuse(f"{place} cannot be serialized: {error}", value, where) from error
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     for base in _PLAIN_BASES:
@@ -108,7 +108,7 @@ def _plain(value: Any, place: str, where: str) -> Any:
         return dict(value)
     if inspect.isawaitable(value):
         close_awaitable(value)
-        raise _refuse(f"{place} is an awaitable that nobody awaited: declare the task with 'async def'", value, where)
+        raise _refuse(f"{place} is an awaitable, never awaited: declare the task with 'async def'", value, where)
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise _refuse(f"{place} is a generator: yield from the task itself to stream", value, where)
     try:

@@ -131,7 +131,7 @@ async def test_what_a_tenant_does_not_import_does_not_exist_for_it(tenants: Tena
 @pytest.mark.parametrize("text, why", [
     ("web@shop=router:images", "may only be a producer"),
     ("web@=producer", "no tenant"),
-    ("web@GANGLINE=producer", "call the tenant something else"),
+    ("web@GANGLINE=producer", "give the tenant another name"),
     ("web@a.b=producer", "tenant"),
 ])  # fmt: skip
 def test_a_tenant_that_cannot_be_is_refused(text: str, why: str):

@@ -447,7 +447,7 @@ class ResultEncoder:
         assert self._adapter is not None
         if inspect.isawaitable(value):
             close_awaitable(value)
-            raise InvalidResult(f"{self._where} returned an awaitable that nobody awaited: declare it with 'async def'")
+            raise InvalidResult(f"{self._where} returned an awaitable, never awaited: declare it with 'async def'")
         try:
             return self._adapter.dump_python(self._adapter.validate_python(value), warnings=False)
         except ValidationError as error:

@@ -35,7 +35,7 @@ def test_names_that_cannot_stand_in_a_subject_are_refused(text):
 
 @pytest.mark.parametrize("users", [[], ["worker", "worker:images"]])
 def test_users_have_names_of_their_own(users):
-    with pytest.raises(InvalidRequest, match="each of another name"):
+    with pytest.raises(InvalidRequest, match="give users with different names"):
         configuration(Names(), [parse_user(text) for text in users])
 
 

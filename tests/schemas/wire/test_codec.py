@@ -305,7 +305,7 @@ def test_a_request_without_arguments_is_small():
     for data in (b"[" + b"1," * 8192 + b"1]", b"[[" + b"1," * 5000 + b"1],[" + b"1," * 5000 + b"1]]"):
         with pytest.raises(PayloadTooLarge, match="more than 8192 values"):
             codec.decode_request(data, Format.JSON)
-    with pytest.raises(PayloadTooLarge, match="65537 bytes, and at most 65536"):
+    with pytest.raises(PayloadTooLarge, match="65537 bytes; at most 65536"):
         codec.decode_request(b" " * 65_537, Format.JSON)
 
 

@@ -145,9 +145,9 @@ def test_what_has_no_form_on_the_wire_is_named_with_its_place(value, text):
 
 
 def test_a_forgotten_await_is_named_and_leaves_no_warning():
-    with pytest.raises(InvalidResult, match="awaitable that nobody awaited: declare the task with 'async def'"):
+    with pytest.raises(InvalidResult, match="awaitable, never awaited: declare the task with 'async def'"):
         writer()(asyncio.sleep(0))
-    with pytest.raises(InvalidResult, match="awaitable that nobody awaited: declare it with 'async def'"):
+    with pytest.raises(InvalidResult, match="awaitable, never awaited: declare it with 'async def'"):
         writer(int)(asyncio.sleep(0))
 
 

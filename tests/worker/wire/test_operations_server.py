@@ -184,7 +184,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("reserve", b"", "invalid_request", "the body is empty: send an object, at least {}; fields: rid, "),
     ("reserve", b"null", "invalid_request", "the body is empty"),
     ("drain", b"", "invalid_request", "the body is empty: send an object, at least {}; fields: grace_s"),
-    ("reserve", {"rid": "x" * 70_000}, "payload_too_large", "the body has 70010 bytes, and at most 65536 are taken"),
+    ("reserve", {"rid": "x" * 70_000}, "payload_too_large", "the body has 70010 bytes; at most 65536 are allowed"),
     ("renew", {"token": [1] * 9000}, "payload_too_large", "the body has more than 8192 values"),
     ("stats", {str(n): 1 for n in range(99)}, "invalid_request", "; and 91 more"),
     ("dispatch", {"token": "t", "arguments": [[]] * 40_000}, "payload_too_large", "more than 32768 lists and maps"),

@@ -1,7 +1,7 @@
-"""Time and randomness: everything from outside besides NATS.
+"""Time and randomness: all external inputs besides NATS.
 
 Monotonic time is always the running loop's `time()`, and waiting is `asyncio.sleep` or `call_later`, so a virtual loop
-controls both. What a loop does not provide comes from here.
+controls both. This module provides the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TokenSource:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
-        # A child process must not give out what its parent has in store.
+        # A child process must not give out its parent's stored tokens.
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
 
@@ -49,7 +49,7 @@ class TokenSource:
 
 
 _own: Final = threading.local()
-"""Each thread has a store of its own: no token may be given out twice."""
+"""Each thread has its own store: no token may be given out twice."""
 
 
 def _token() -> str:
@@ -60,7 +60,7 @@ def _token() -> str:
 
 
 def forget_tokens() -> None:
-    """Drop what this thread has in store: the next token comes from randomness drawn after this call."""
+    """Drop this thread's stored tokens: the next token comes from randomness drawn after this call."""
     _own.__dict__.clear()
 
 
@@ -83,7 +83,7 @@ class Environment:
     token: Callable[[], str] = _token
     """A new unguessable name of `[A-Za-z0-9_-]`, 22 characters."""
     port: Callable[[], int] = _free_port
-    """A TCP port that nobody listens on just now. Somebody else may take it before it is used."""
+    """A TCP port that is free now. Another process may take it before it is used."""
 
 
 class EventTime(TypedDict):
@@ -100,7 +100,8 @@ class EventClock:
     def __init__(self, ambient: Environment) -> None:
         self._loop = asyncio.get_running_loop()
         self._ambient = ambient
-        # Every event has a draw, and few are looked at: no system call for each. They are for jitter, not for secrets.
+        # Every event has a draw but few are used, so avoid a system call for each. They are for jitter, not for
+        # secrets.
         self._draw = random.Random(ambient.random.random()).random
 
     def moment(self) -> EventTime:

@@ -1,19 +1,19 @@
 """Failure detection: when a silent process is lost, whether this process itself was frozen, and which waits have timed
 out. The detectors are pure: no IO, no clock, no await; the time is an argument of every call.
 
-Silence may have its cause in our own server, or between the servers, as well as in the silent process. So a silent
+The cause of silence may be our own server, or the link between servers, as well as the silent process. So a silent
 process is only suspected, and its heartbeat key in the ledger decides.
 
 Laws:
 
-1. Silence alone loses nobody. A suspect is lost when the ledger has answered twice in a row that there is no heartbeat
-   of it, and was asked the second time at least `CONFIRM_S` after its first answer. In a ledger that
-   has just woken, or has just elected its leader, heartbeats have expired whose renewals it has not read yet.
-2. An answer counts only if it came within `PROMPT_S` of its question. One that comes later is an old view: the server
-   stood still, or we did.
-3. A process that is heard from is no longer suspected, and answers to earlier questions about it do not count.
-4. When no answer about a suspect has counted for `unconfirmed_after_s`, those who wait for it can be told that it is
-   unreachable (`unconfirmed`). It is not lost for that.
+1. Silence alone proves nothing. A suspect is lost when the ledger has answered twice in a row that it has no heartbeat,
+   and the second question was asked at least `CONFIRM_S` after the first answer. A ledger that has just woken, or just
+   elected its leader, may have expired heartbeats whose renewals it has not read yet.
+2. An answer counts only if it arrived within `PROMPT_S` of its question. A later one is an old view: the server or this
+   process stalled.
+3. A process that sends anything is no longer suspected, and answers to earlier questions about it do not count.
+4. When no answer about a suspect has counted for `unconfirmed_after_s`, callers that wait for it can be told that it is
+   unreachable (`unconfirmed`). That does not make it lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..schemas.errors.base import GanglineError
 from .tasks import TaskSet
 
 LOOK_S: Final = 0.1
-"""Between two questions about one suspect."""
+"""Interval between two questions about one suspect."""
 CONFIRM_S: Final = 0.25
 PROMPT_S: Final = 1.0
 
@@ -40,13 +40,13 @@ class _Suspicion:
         self.why = why
         self.asked_at = float("-inf")
         self.since = self.answered_at = now
-        """When the last answer that counted came; at first, when the suspicion began."""
+        """Time of the last answer that counted; initially, of the suspicion."""
         self.gone_at: float | None = None
-        """When the first of those answers in a row came that say that it is gone."""
+        """Time of the first of the consecutive answers that it is gone."""
 
 
 class FailureDetector(Generic[K]):
-    """Those who are suspected, and what the ledger has said of them.
+    """The suspects, and the ledger's answers about them.
 
     Args:
         unconfirmed_after_s: see law 4.
@@ -66,23 +66,23 @@ class FailureDetector(Generic[K]):
         return f"FailureDetector(suspects={len(self)})"
 
     def suspect(self, who: K, why: str, now: float) -> bool:
-        """It is silent. False if that was known. `why` is for people: `not heard of for 3 s`."""
+        """It is silent. False if it is a suspect already. `why` is for people: `silent for 3 s`."""
         if who in self._suspicions:
             return False
         self._suspicions[who] = _Suspicion(why, now)
         return True
 
     def clear(self, who: K) -> None:
-        """It was heard from, or nobody is interested in it any more. Idempotent."""
+        """It was heard from, or nobody is interested in it any longer. Idempotent."""
         self._suspicions.pop(who, None)
 
     def clear_all(self) -> None:
-        """Nobody could have been heard: the connection was lost."""
+        """The connection was lost, so nobody could be heard."""
         self._suspicions.clear()
 
     def due(self, now: float) -> K | None:
-        """Whom to ask the ledger about now: the suspect that was asked about longest ago, if that is long enough. It
-        then counts as asked about."""
+        """The suspect to ask the ledger about now: the one whose last question is the oldest, if that is long enough
+        ago. Records the question."""
         if not self._suspicions:
             return None
         who = min(self._suspicions, key=lambda each: self._suspicions[each].asked_at)
@@ -93,7 +93,7 @@ class FailureDetector(Generic[K]):
         return who
 
     def answered(self, who: K, *, asked_at: float, now: float, alive: bool) -> str | None:
-        """The ledger has answered. Returns why the suspect is lost, if it is now; it is then no longer a suspect."""
+        """The ledger has answered. If the suspect is now lost, returns why, and it is no longer a suspect."""
         suspicion = self._suspicions.get(who)
         if suspicion is None or now - asked_at > PROMPT_S or asked_at < suspicion.since:
             return None
@@ -108,7 +108,7 @@ class FailureDetector(Generic[K]):
         return None
 
     def unconfirmed(self, now: float) -> list[K]:
-        """Suspects about whom the ledger has said nothing for that long."""
+        """Suspects without an answer from the ledger for that long."""
         limit = now - self._unconfirmed_after_s
         return [who for who, suspicion in self._suspicions.items() if suspicion.answered_at <= limit]
 
@@ -118,15 +118,15 @@ TICK_S: Final = 0.25
 
 
 class FreezeDetector:
-    """Looks for gaps in which this process did not run: it was stopped, swapped out, or something blocked its loop.
-    What was believed before a freeze may be untrue by now, and what piled up in the socket meanwhile was sent by others
-    who may have given up. Pure; time comes with every call.
+    """Detects gaps in which this process did not run: it was stopped, swapped out, or something blocked its loop. What
+    was true before a freeze may no longer be, and the senders of messages that piled up in the socket may have given
+    up. Pure; time comes with every call.
 
-    After a freeze asyncio runs the sockets before the timers, so a gap must be looked for on entry
-    of every message, not by a timer alone.
+    After a freeze asyncio runs the sockets before the timers, so check for a gap when a message arrives, not only by a
+    timer.
 
     Args:
-        after_s: a longer gap between two looks is a freeze.
+        after_s: a longer gap between two checks is a freeze.
     """
 
     __slots__ = ("_after_s", "gap_s", "last_at")
@@ -135,7 +135,7 @@ class FreezeDetector:
         self._after_s = after_s
         self.last_at = now
         self.gap_s = 0.0
-        """Between the last two checks that ended a gap."""
+        """Time between the last two checks that ended a gap."""
 
     def tick(self, now: float) -> bool:
         """The timer's check: True after a freeze. Always ends the gap."""
@@ -144,12 +144,12 @@ class FreezeDetector:
         return self.gap_s > self._after_s
 
     def frozen(self, now: float) -> bool:
-        """A message's check, where `stall_s` is needed, too: True after a freeze, once. Ends no other gap."""
+        """A message's check, used where `stall_s` is needed, too: True once after a freeze. Ends no other gap."""
         return now - self.last_at > self._after_s and self.tick(now)
 
     def stall_s(self, now: float) -> float:
-        """For how long, beyond the timer's own period, the loop may not have run: messages may be this much older than
-        they seem, and this much less is left of their deadlines."""
+        """How long, beyond the timer's own period, the loop may not have run: messages may be older than they seem by
+        this, and their deadlines closer."""
         stall_s = now - self.last_at - TICK_S
         return stall_s if stall_s > 0.0 else 0.0
 
@@ -158,8 +158,8 @@ class FreezeDetector:
 
 
 class SuspectProber(Generic[K]):
-    """A failure detector, and the loop that asks for it. One question at a time: a ledger that does not answer need not
-    be asked about everybody. A question that takes too long goes on beside the next; its answer does not count."""
+    """A failure detector with the loop that asks its questions, one at a time: a ledger that does not answer need not
+    be asked about every suspect. A question that takes too long runs on beside the next; its answer does not count."""
 
     def __init__(
         self,
@@ -174,8 +174,8 @@ class SuspectProber(Generic[K]):
         Args:
             tasks: runs the loop; the owner ends it.
             ask: whether the ledger has its heartbeat.
-            on_lost: told why, too.
-            on_failed: the ledger could not be asked; it is asked again.
+            on_lost: called with the reason as well.
+            on_failed: called when the ledger could not be asked; the question is repeated.
             unconfirmed_after_s: see FailureDetector.
         """
         self._tasks = tasks
@@ -197,13 +197,13 @@ class SuspectProber(Generic[K]):
         return len(self._detector)
 
     def suspect(self, who: K, why: str) -> bool:
-        """It is silent: ask until it is cleared, or lost. False if that was known."""
+        """It is silent: ask until it is cleared or lost. False if it is a suspect already."""
         news = self._detector.suspect(who, why, asyncio.get_running_loop().time())
         self._run()
         return news
 
     def look_up(self, who: K) -> None:
-        """Ask once, soon, whether it is a suspect or not; `ask` decides what follows."""
+        """Ask once, soon, even if it is not a suspect; `ask` decides what follows."""
         self._once[who] = None
         self._run()
 
@@ -246,10 +246,10 @@ T = TypeVar("T")
 
 
 class TimeoutQueue(Generic[T]):
-    """Rings for each item once, some time after `add`, unless it is dropped before: which most of them are, so that an
-    item costs two operations on a dictionary and no timer.
+    """Calls `ring` once for each item, some time after `add`, unless the item is dropped first. Most are, so an item
+    costs two dictionary operations and no timer.
 
-    Items come in about the order in which they fall due. One that is overtaken rings when the others before it do.
+    Items are added in about the order of their times. One that is out of order rings together with the items before it.
     """
 
     __slots__ = ("_due", "_loop", "_ring", "_timer")
@@ -279,7 +279,7 @@ class TimeoutQueue(Generic[T]):
         return self._due.pop(item, None) is not None
 
     def close(self) -> None:
-        """Forget all. Idempotent."""
+        """Drop all items. Idempotent."""
         self._due.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""The life of a service: it is started once, and stopped once."""
+"""The life cycle of a service: it is started once and stopped once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class Service(Generic[S]):
-    """What a process serves. `start` and `stop` are idempotent, `stop` ends a start that is under way, and one that was
-    stopped is not started again.
+    """Base class of what a process serves. `start` and `stop` are idempotent, `stop` ends a start in progress, and a
+    stopped service cannot be started again.
 
-    A subclass implements `_start`, which ends with the state of one that serves, and `_stop`. Its states are `new`,
-    `starting`, `closed`, and others in between.
+    A subclass implements `_start`, which ends in a serving state, and `_stop`. Its states are `new`, `starting`,
+    `closed`, and others in between.
     """
 
     def __init__(self, what: str, states: type[S]) -> None:
@@ -29,15 +29,15 @@ class Service(Generic[S]):
         self._failure: GanglineError | None = None
         """Why it stopped by itself."""
         self._starter: asyncio.Task[object] | None = None
-        """Who starts it just now."""
+        """The task that is starting it."""
         self._unwound = asyncio.Event()
-        """The start is over, however it ended."""
+        """The start has ended, successfully or not."""
 
     async def start(self) -> None:
-        """Begin to serve; the class says what else this may raise. Cancelling undoes what was begun.
+        """Begin to serve; the class documents further errors. If cancelled, it undoes what it has done.
 
         Raises:
-            ClosedError: it was stopped before, or meanwhile.
+            ClosedError: it has been stopped.
         """
         if self.state == "closed":
             raise ClosedError(f"{self._what} was stopped: make a new one")
@@ -58,7 +58,7 @@ class Service(Generic[S]):
             raise
 
     async def stop(self) -> None:
-        """Leave. Returns when that is done, also where somebody else has begun it."""
+        """Stop. Returns when that is done, even if another caller has begun it."""
         if self.state == "closed":
             await self._closed.wait()
             return
@@ -73,10 +73,10 @@ class Service(Generic[S]):
             self._closed.set()
 
     async def wait_closed(self) -> None:
-        """Wait until it was stopped.
+        """Wait until it has stopped.
 
         Raises:
-            GanglineError: it stopped by itself, and that is why; the class says which.
+            GanglineError: the reason why it stopped by itself; the class documents which.
         """
         await self._closed.wait()
         if self._failure is not None:
@@ -95,7 +95,7 @@ class Service(Generic[S]):
         raise NotImplementedError
 
     async def _stop(self) -> None:
-        """Also after a start that failed or was ended anywhere."""
+        """Also called after a start that failed or was ended at any point."""
         raise NotImplementedError
 
     async def _undo_start(self) -> None:

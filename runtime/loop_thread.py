@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for code that has none."""
+"""An event loop in its own thread, for code without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..schemas.errors.base import ClosedError
 T = TypeVar("T")
 
 _CLEAN_UP_S = 2.0
-"""How long an interrupted call is given to clean up."""
+"""How long an interrupted call may clean up."""
 
 
 class LoopThread:
@@ -35,8 +35,8 @@ class LoopThread:
             self._loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run to the end and return the result. Whatever interrupts the wait (Ctrl-C) cancels the coroutine and waits
-        for its clean-up, so that slots are given back.
+        """Run to the end and return the result. An interrupt (Ctrl-C) cancels the coroutine and waits for its clean-up,
+        so that slots are released.
 
         Raises:
             ClosedError: the loop was stopped.
@@ -109,7 +109,7 @@ class SyncProxy(Generic[T]):
 
 
 class Closable(Protocol):
-    """What is started and closed on its loop."""
+    """An object that is started and closed on its loop."""
 
     def start(self) -> Coroutine[Any, Any, Any]: ...
 
@@ -120,7 +120,7 @@ R = TypeVar("R", bound=Closable)
 
 
 class OwningProxy(SyncProxy[R]):
-    """A proxy whose thread began with it and ends with it."""
+    """A proxy that starts and stops its own thread."""
 
     def __init__(self, open_client: Callable[[], Coroutine[Any, Any, R]]) -> None:
         """`open_client` runs on the proxy's own loop."""
@@ -138,12 +138,12 @@ class OwningProxy(SyncProxy[R]):
         return proxy
 
     def start(self) -> Self:
-        """Does nothing: it began when it was made."""
+        """Does nothing: it started when it was created."""
         self._thread.run(self._target.start())
         return self
 
     def close(self) -> None:
-        """Close the target, and end the thread. Idempotent."""
+        """Close the target and end the thread. Idempotent."""
         try:
             self._thread.run(self._target.close())
         except ClosedError:
@@ -167,7 +167,7 @@ class SyncContext(Generic[T]):
         self._manager = manager
 
     def _entered(self, entered: Any) -> T:
-        """What `with` gives of what `async with` gives."""
+        """The value for `with`, from that of `async with`."""
         found: T = entered
         return found
 
@@ -175,7 +175,7 @@ class SyncContext(Generic[T]):
         try:
             return self._entered(self._thread.run(self._manager.__aenter__()))
         except BaseException:
-            # Interrupted (Ctrl-C) just when it had succeeded: nobody else would give the slots back.
+            # Interrupted (Ctrl-C) just when it had succeeded: nobody else would release the slots.
             self._thread.run(self._manager.__aexit__(None, None, None))
             raise
 
@@ -186,7 +186,7 @@ class SyncContext(Generic[T]):
 
 
 def iterate(thread: LoopThread, items: AsyncGenerator[Any, None]) -> Generator[Any, None, None]:
-    """The items, one by one; closing this closes the source."""
+    """Yield the items one by one; closing this closes the source."""
     try:
         while True:
             try:

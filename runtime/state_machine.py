@@ -1,4 +1,4 @@
-"""What tables of states have in common. Pure."""
+"""Common parts of state tables. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class IllegalMove(Exception):
 
 
 class Stepping(Protocol[S]):
-    """What goes from step to step. The step changes by way of its table, and nowhere else."""
+    """An object with a step, which only its table changes."""
 
     step: S
 
 
 def diagram(first: S, edges: Iterable[tuple[str, str, str]], last: S) -> str:
-    """A mermaid state diagram, for the documentation. `edges`: from where, to where, and by what, if it has a name."""
+    """A mermaid state diagram, for the documentation. `edges`: from, to, and the name of the move, if any."""
     lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
     lines += [f"    {before} --> {after}{f': {what}' if what else ''}" for before, after, what in edges]
     lines.append(f"    {last.value} --> [*]")

@@ -1,4 +1,4 @@
-"""Tasks that belong together and end together."""
+"""Groups of background tasks that end together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 class TaskSet:
-    """Runs coroutines in the background until `cancel` or `stop`. One that raises does not touch the others.
+    """Runs coroutines in the background until `cancel` or `stop`. One that raises does not affect the others.
 
     Where tasks end with the block that starts them, use asyncio.TaskGroup.
 
     Args:
-        name: of the tasks, for people.
-        log: told of errors; without one the event loop tells of them, as of those of any task.
+        name: name of the tasks, for people.
+        log: logs errors; without it the event loop reports them, as for any task.
     """
 
     __slots__ = ("_log", "_name", "_over", "_tasks")
@@ -30,7 +30,7 @@ class TaskSet:
         self._over = False
 
     def __len__(self) -> int:
-        """Those that have not ended."""
+        """Number of unfinished tasks."""
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
@@ -40,7 +40,7 @@ class TaskSet:
         return f"<{self._name} {len(self._tasks)}>"
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Run it in the background. After `cancel` it is not begun, and what is returned is cancelled."""
+        """Run it in the background. After `cancel` it is not started, and the returned future is cancelled."""
         loop = asyncio.get_running_loop()
         if self._over:
             work.close()
@@ -58,13 +58,13 @@ class TaskSet:
             self._log.error("%s failed", self._name, exc_info=error, extra={"action": "background.failed"})
 
     def cancel(self) -> None:
-        """End all of them, without a wait; nothing new is started. Idempotent."""
+        """Cancel all of them without waiting; nothing new is started. Idempotent."""
         self._over = True
         for task in list(self._tasks):
             task.cancel()
 
     async def rest(self, timeout_s: float | None = None) -> None:
-        """Wait until all have ended, or so long. One of them may wait for the others."""
+        """Wait until all have ended, or for that long. One of them may wait for the others."""
         try:
             async with asyncio.timeout(timeout_s):
                 while others := self._others():
@@ -73,8 +73,8 @@ class TaskSet:
             pass
 
     async def stop(self) -> None:
-        """End all of them, and wait until they have; nothing new is started. Idempotent. One of them may stop the
-        others."""
+        """Cancel all of them and wait until they have ended; nothing new is started. Idempotent. One of them may stop
+        the others."""
         self._over = True
         for task in self._others():
             task.cancel()

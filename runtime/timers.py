@@ -1,5 +1,5 @@
-"""What is to be done when: queues that one timer of the event loop serves, set for their `next_at` by whoever has them,
-and how long to wait before the next try. Pure: whoever waits draws the randomness."""
+"""Timer queues and backoff. The owner of a queue sets one timer of the event loop for its `next_at`. Pure: the caller
+draws the randomness."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 _SLACK: Final = 64
-"""How many outdated entries are ignored."""
+"""Maximum number of outdated entries that are tolerated."""
 
 K = TypeVar("K", bound=tuple[Any, ...] | int)
 
 
 class TimerQueue(Generic[K]):
-    """Keys with a time each; setting a key again moves it. Of keys with the same time the smallest is first, so that
-    the order depends on nothing else. A heap with lazy deletion: moving and cancelling need no search.
+    """Keys with one time each; setting a key again moves it. Among keys with the same time the smallest is first, so
+    the order is deterministic. A heap with lazy deletion: moving and cancelling need no search.
     """
 
     __slots__ = ("_at", "_heap")
@@ -61,7 +61,7 @@ class TimerQueue(Generic[K]):
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> Iterator[K]:
-        """Take out what is due, earliest first, including what becomes due meanwhile."""
+        """Remove and yield the keys that are due, earliest first, including those that become due meanwhile."""
         while True:
             at = self.next_at
             if at is None or at > now:
@@ -72,25 +72,25 @@ class TimerQueue(Generic[K]):
 
 
 NEVER = float("inf")
-"""A `due_at` that never comes: the item is over, or has no deadline."""
+"""A `due_at` that never comes: the item is finished, or has no deadline."""
 
 
 class Due(Protocol):
     """An item. `due_at` may change at any time; `queued_at` belongs to the heap."""
 
     due_at: float
-    """When it falls due, by the loop's clock, in seconds. NEVER takes it out."""
+    """When it is due, in seconds of the loop's clock. NEVER removes it."""
     queued_at: float
-    """Where the heap expects it; NEVER while it is in no heap."""
+    """The time under which the heap has it; NEVER while it is in no heap."""
 
 
 D = TypeVar("D", bound=Due)
 
 
 class DeadlineHeap(Generic[D]):
-    """A heap with lazy moves: what falls due later than queued (the common case: a renewal) is not touched until then,
-    and what is over is dropped when it comes up, or when more than half of the heap is such. What is over before
-    anybody looked (most tasks end in the turn in which they came) is never in the heap at all.
+    """A heap with lazy moves: an item that is due later than queued (the common case: a renewal) is not touched until
+    then, and a finished one is dropped when it comes up, or when such items are more than half of the heap. An item
+    that finishes before the next check (most tasks end in the turn in which they arrived) never enters the heap.
     """
 
     __slots__ = ("_count", "_heap", "_new")
@@ -107,7 +107,7 @@ class DeadlineHeap(Generic[D]):
         return len(self._heap) + len(self._new)
 
     def push(self, item: D) -> None:
-        """Queue `item`, or follow its `due_at` to an earlier time. One that has no deadline is left out."""
+        """Queue `item`, or move it to an earlier `due_at`. Ignores an item without a deadline."""
         due_at, queued_at = item.due_at, item.queued_at
         if due_at < queued_at:
             item.queued_at = due_at
@@ -117,7 +117,7 @@ class DeadlineHeap(Generic[D]):
                 self._queue(item)
 
     def pop_due(self, now: float) -> list[D]:
-        """Take out all that have `due_at <= now`, earliest first."""
+        """Remove and return all items with `due_at <= now`, earliest first."""
         if self._new:
             self._settle()
         due: list[D] = []
@@ -125,7 +125,7 @@ class DeadlineHeap(Generic[D]):
         while heap and heap[0][0] <= now:
             at, _, item = heappop(heap)
             if at != item.queued_at:
-                continue  # it was queued again for an earlier time, and came up then
+                continue  # it was queued again for an earlier time and came up then
             item.queued_at = NEVER
             if item.due_at <= now:
                 due.append(item)
@@ -134,7 +134,7 @@ class DeadlineHeap(Generic[D]):
         return due
 
     def next_at(self, living: int | None = None) -> float | None:
-        """When to check next; early rather than late. None: nothing is queued. `living`: as in `compact`."""
+        """When to check next; may be too early, never too late. None: nothing is queued. `living`: as in `compact`."""
         if self._new:
             self._settle()
         if living is not None and len(self._heap) > 2 * living + _SLACK:
@@ -181,7 +181,7 @@ _MOST_DOUBLINGS: Final = 40
 
 
 def exponential_s(first_s: float, most_s: float, failures: int) -> float:
-    """The wait after so many failures before the last one: `first_s`, doubling with each, up to `most_s`."""
+    """The wait after a failure that follows this many others: `first_s`, doubled by each, up to `most_s`."""
     return min(most_s, first_s * 2.0 ** min(failures, _MOST_DOUBLINGS))
 
 

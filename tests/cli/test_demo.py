@@ -36,7 +36,7 @@ def assert_ok(done: subprocess.CompletedProcess[str], files: int, folder: Path) 
         last,
     )
     assert done.stdout.count("  ok    ") == 21
-    assert "later all of generation 1 is torn down" in done.stdout
+    assert "later generation 1 is torn down" in done.stdout
     assert "$ gangline why " in done.stdout and "is queued, number 1 in the queue" in done.stdout
     assert "$ gangline dead ls" in done.stdout and "/no/such/file" in done.stdout
     assert "FAIL" not in done.stdout

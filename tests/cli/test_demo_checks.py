@@ -26,13 +26,13 @@ def test_right_results_give_no_findings():
 @pytest.mark.parametrize(
     ("done", "finding"),
     [
-        ([A], "2 files went out by call, 1 came back"),
+        ([A], "2 files were sent by call, 1 came back"),
         ([A, B, B], "b.py came back 2 times by call"),
         ([A, replace(B, answer=replace(LARGE, sha256="xx"))], "b.py by call is wrong"),
         ([A, replace(B, answer=replace(LARGE, packed=3))], "b.py by call is wrong"),
-        ([A, replace(B, path="c.py")], "c.py was never asked for"),
-        ([A, replace(B, way="lease")], "2 files went out by call, 1 came back"),
-        ([], "2 files went out by call, 0 came back"),
+        ([A, replace(B, path="c.py")], "c.py was never requested"),
+        ([A, replace(B, way="lease")], "2 files were sent by call, 1 came back"),
+        ([], "2 files were sent by call, 0 came back"),
     ],
 )
 def test_a_lost_doubled_wrong_or_invented_result_is_found(done, finding):

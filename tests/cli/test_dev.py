@@ -155,7 +155,7 @@ def test_dev_on_a_port_that_is_taken_says_so_in_one_line(commands, dev):
     port = dev.url.rpartition(":")[2]
     done = commands.run("dev", "words:pool", "--port", port)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith(f"gangline: port {port} is in use: give another, or 0 for a free one")
+    assert done.stderr.startswith(f"gangline: port {port} is in use: give another one, or 0 for a free one")
 
 
 def test_dev_keeps_its_data_in_a_folder_when_asked(commands):
@@ -173,7 +173,7 @@ def test_a_server_that_ends_is_started_again_and_serves_as_before(commands, dev)
     port = dev.url.rpartition(":")[2]
     listening = subprocess.run(["pgrep", "-P", str(dev.process.pid), "nats-server"], capture_output=True, text=True)
     os.kill(int(listening.stdout), signal.SIGKILL)
-    dev.await_output(rf"^server +has exited: starting it again on port {port}$")
+    dev.await_output(rf"^server +has exited: restarting it on port {port}$")
     dev.await_output(r"bus\.reconnected", times=2)
     assert commands.run("call", "words.shout", '{"text": "a"}').stdout == "A\n"
 

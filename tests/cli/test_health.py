@@ -16,7 +16,7 @@ def test_a_worker_of_this_node_is_healthy_and_that_of_another_does_not_count(com
     assert (done.returncode, done.stdout) == (0, "gangline-worker words w1\n")
     done = commands.run("health", "--node", "n2", "--timeout", "0.3")
     assert done.returncode == 3
-    assert "nothing of node 'n2' answered" in done.stderr
+    assert "nothing on node 'n2' answered" in done.stderr
 
 
 def test_a_frozen_worker_that_is_named_is_not_healthy_though_others_of_its_node_are(commands):

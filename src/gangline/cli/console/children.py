@@ -19,7 +19,7 @@ LAST_S: Final = 10.0
 
 
 class StartedChild(Protocol):
-    """The part of `subprocess.Popen` that is used."""
+    """The part of `subprocess.Popen` that we use."""
 
     @property
     def pid(self) -> int: ...
@@ -30,7 +30,7 @@ class StartedChild(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts `python WHAT` in a session of its own."""
+    """Starts `python WHAT` in its own session."""
 
     def __call__(
         self, what: Sequence[str], *, environment: Mapping[str, str], stdin: int, stdout: IO[Any], stderr: IO[Any]
@@ -51,8 +51,8 @@ async def spawn(
 ) -> asyncio.subprocess.Process:
     """Start `gangline <arguments>`.
 
-    It gets a session of its own, so Ctrl-C in the terminal goes only to the parent, which shuts its children down. If
-    the parent is killed, the child exits by itself.
+    It gets its own session, so Ctrl-C in the terminal goes only to the parent, which shuts its children down. If the
+    parent is killed, the child exits by itself.
 
     Args:
         output: file for stdout and stderr; None: those of the parent.

@@ -62,7 +62,7 @@ def next_step(error: BaseException) -> str:
         case NoWorkers() if "gangline workers" not in str(error):
             return "'gangline worker MODULE:POOL' starts one, 'gangline workers' shows who serves"
         case JobDead():
-            return f"'gangline dead show {error.details.get('job', 'JOB')}' shows all of it, 'dead replay' tries again"
+            return f"'gangline dead show {error.details.get('job', 'JOB')}' shows details, 'dead replay' retries it"
         case TaskFailed() if error.remote_traceback:
             return "--debug shows the task's traceback"
         case _:

@@ -25,7 +25,7 @@ def split(target: str) -> tuple[str, str]:
     """`"images:pool"` -> `("images", "pool")`. The path of a file stands for its module.
 
     Raises:
-        PoolNotFound: it has another form.
+        PoolNotFound: it does not have that form.
     """
     module, colon, attribute = target.rpartition(":")
     if not colon or not module or not attribute:

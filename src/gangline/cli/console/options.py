@@ -56,7 +56,7 @@ class ConnectionOptions:
     debug: bool = False
 
     def environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment with these options added: for a child process, whose arguments everybody can read.
+        """The environment with these options added: for a child process, since anybody can read its arguments.
 
         Credentials given as an option replace those of the environment, of whatever kind.
         """

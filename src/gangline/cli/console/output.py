@@ -24,7 +24,7 @@ def print_json(value: object, *, lines: bool = False) -> None:
 
 
 def print_value(value: object, as_json: bool) -> None:
-    """Print a task's result: text as it is, all else as JSON; JSON on one line if `as_json`."""
+    """Print a task's result: text as it is, everything else as JSON; JSON on one line if `as_json`."""
     if isinstance(value, str) and not as_json:
         click.echo(value)
     else:
@@ -32,7 +32,7 @@ def print_value(value: object, as_json: bool) -> None:
 
 
 def print_lines(value: object, lines: Iterable[str], as_json: bool) -> None:
-    """Print one thing: lines for people, or this value as JSON."""
+    """Print one item: lines for people, or this value as JSON."""
     if as_json:
         print_json(value)
         return

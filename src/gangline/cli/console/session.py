@@ -85,8 +85,8 @@ class _Echo(logging.Handler):
 
 
 def _log_for_people(debug: bool) -> None:
-    """A command that ends by itself logs only that it is waiting for a connection, and everything if `debug`; its
-    last line says the rest. Commands that keep running have configured their logs before."""
+    """A command that ends by itself logs only that it is waiting for a connection, and everything if `debug`; its last
+    line reports the outcome. Commands that keep running have configured their logs before."""
     root = logging.getLogger()
     if root.handlers:
         return
@@ -116,5 +116,5 @@ async def telemetry(service: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        # Exporters block while they send the rest; nothing else is left to do by now.
+        # Exporters block while they send the rest; nothing else is left to do.
         await asyncio.to_thread(end)

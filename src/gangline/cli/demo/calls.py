@@ -95,7 +95,7 @@ class Show:
 
         async def drain() -> None:
             await self.client.drain(f"{POOL}.{self.drained}")
-            self.screen.event("drain w1: it grants nothing new, honours what it granted, finishes its tasks and exits.")
+            self.screen.event("drain w1: it grants nothing new, honours existing grants, finishes its tasks and exits.")
 
         await self._feed("dispatch", [self.drive.dispatch] * AT_ONCE, files, (0.5, drain))
         code = await self.stage.workers.pop(self.drained).ended(PATIENCE_S)

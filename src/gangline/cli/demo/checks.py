@@ -1,5 +1,5 @@
 """The demo's own claims, as functions of recorded facts. Each returns its violations; if there are none, the claim
-holds. What any system of real processes must keep is checked by gangline.testing.kit.
+holds. gangline.testing.kit checks the laws that any system of real processes must keep.
 
 Nothing here talks to a server. Tests plant each kind of violation and check that it is found.
 """
@@ -47,13 +47,13 @@ def results_are_right(expected: Mapping[str, Squeezed], done: Iterable[Done], wa
         by_way[one.way] += 1
         wanted, given = expected.get(one.path), one.answer
         if wanted is None:
-            found.append(f"{one.path} was never asked for")
+            found.append(f"{one.path} was never requested")
         elif (given.size, given.packed, given.sha256) != (wanted.size, wanted.packed, wanted.sha256):
             found.append(f"{one.path} by {one.way} is wrong: {given.packed} bytes, sha256 {given.sha256[:12]}")
     found += [f"{path} came back {times} times by {way}" for (way, path), times in seen.items() if times > 1]
     for way, count in ways.items():
         if by_way[way] != count:
-            found.append(f"{count} files went out by {way}, {by_way[way]} came back")
+            found.append(f"{count} files were sent by {way}, {by_way[way]} came back")
     return found
 
 
@@ -79,7 +79,7 @@ def counts_are_right(expected: Tally, parts: Sequence[CountedPart], *, wanted: i
             continue
         tallies = [one.tally for one in part.ranks]
         differ = [one.rank for one in part.ranks if one.tally != tallies[0]]
-        found += [f"part {part.number}: rank {rank} gathered something else than rank 0" for rank in differ]
+        found += [f"part {part.number}: rank {rank} gathered other counts than rank 0" for rank in differ]
         if sum(one.own for one in part.ranks) != tallies[0][ALL]:
             found.append(f"part {part.number}: the shares do not make up the sum")
         generations = sorted({one.generation for one in part.ranks})
@@ -91,7 +91,7 @@ def counts_are_right(expected: Tally, parts: Sequence[CountedPart], *, wanted: i
 
 
 def noticed(torn: GangEvent | None, *, generation: int, ranks: frozenset[int], after_s: float) -> list[str]:
-    """A member's process was killed: its generation was torn down after that, for that reason."""
+    """A member's process was killed: its generation was torn down afterwards, for that reason."""
     if torn is None:
         return ["no teardown event arrived"]
     found = []

@@ -28,7 +28,7 @@ WORKERS: Final = ("g1", "g2", "g3")
 SIZE: Final = 4
 """Members of the first gang."""
 PARTS: Final = 6
-"""Number of runs it makes."""
+"""Number of its runs."""
 KILL_AT: Final = 2
 """The part during which a member is killed, from 0."""
 PAIR: Final = 2
@@ -36,7 +36,7 @@ PAIR: Final = 2
 
 
 class GangShow:
-    """What it does, and what it records."""
+    """The second part of the demo, and its records."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -50,7 +50,7 @@ class GangShow:
         self.gang = ""
         """The gang that lost a member."""
         self.turns: dict[str, float] = {}
-        """The two gangs that took turns, in that order, and how long each waited, in seconds."""
+        """The two gangs that took turns, in order, and how long each waited, in seconds."""
         self.killed_at = 0.0
         self.killed_ranks: frozenset[int] = frozenset()
         self.torn: GangEvent | None = None
@@ -117,7 +117,7 @@ class GangShow:
         at, self.torn = await self.stage.event("torn_down", gang.id)
         self.told_after_s = at - self.killed_at
         self.screen.event(
-            f"{self.told_after_s * 1000:.0f} ms later all of generation {self.torn.generation} is torn down. "
+            f"{self.told_after_s * 1000:.0f} ms later generation {self.torn.generation} is torn down. "
             f"Reason: {self.torn.reason}."
         )
 

@@ -24,14 +24,14 @@ SLOTS: Final = 4
 LEVEL: Final = 9
 WORD_SLOTS: Final = 2
 FOREIGN: Final = frozenset({"site-packages", "dist-packages", "__pycache__"})
-"""Folders inside the standard library's own with packages that others installed."""
+"""Folders inside the standard library's folder with installed packages."""
 
 squeeze = Pool("squeeze", slots=SLOTS)
 words = Pool("words", slots=WORD_SLOTS)
 """For gangs."""
 
 Tally = dict[str, int]
-"""Counts by Python keyword, and under ALL the number of words. Small, however much was counted."""
+"""Counts by Python keyword, with the number of words under ALL. Small, however many words are counted."""
 ALL: Final = "all words"
 _WORD = re.compile(r"[^\W\d]\w*")
 _KEYWORDS: Final = frozenset(keyword.kwlist)
@@ -53,7 +53,7 @@ def _readable(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Squeezed:
-    """The answer of one task. All but the process id depends only on the content."""
+    """The answer of one task. Everything except the process id depends only on the content."""
 
     size: int
     packed: int
@@ -92,7 +92,7 @@ class Counted:
     own: int
     """Words in its own share."""
     tally: Tally
-    """Words of all shares together, as this rank got them from the others."""
+    """Words of all shares together, as this rank received them from the others."""
     pid: int
 
 

@@ -55,7 +55,7 @@ def verdicts(show: Show, facts: Facts, expected: Mapping[str, Squeezed]) -> list
             " journals",
             slots_kept(facts.journals, facts.killed, SLOTS),
         ),
-        Verdict("the tasks themselves never counted more either", facts.broken(CAPACITY)),
+        Verdict("the tasks themselves never counted more than that either", facts.broken(CAPACITY)),
         Verdict(
             f"every task ended once (L2); kill -9 interrupted {facts.interrupted}, rerun elsewhere",
             [*facts.broken(ENDED), *nobody],
@@ -65,7 +65,7 @@ def verdicts(show: Show, facts: Facts, expected: Mapping[str, Squeezed]) -> list
             [*drained_well(show.drained, drained.journal(), drained.exit_code), *facts.broken("L11 drain")],
         ),
         Verdict(
-            f"while leases were held, ledger = limiters = gauge = {2 * SLOTS}, and nobody else got a slot",
+            f"while leases were held, ledger = limiters = gauge = {2 * SLOTS}, and no other caller got a slot",
             show.problems,
         ),
         Verdict("at rest ledger, limiters, heartbeats and gauges are all zero (L12)", facts.held),
@@ -125,7 +125,7 @@ def task_verdicts(show: TaskShow, facts: Facts, expected: Mapping[str, Squeezed]
             [
                 *show.drive.failures,
                 *results_are_right(expected, show.drive.done, {"submit": len(show.requests)}),
-                *([] if show.worker_killed and show.dispatcher_killed else ["nobody was killed"]),
+                *([] if show.worker_killed and show.dispatcher_killed else ["no process was killed"]),
             ],
         ),
         Verdict(

@@ -1,4 +1,4 @@
-"""What the demo's parts share: a server with its processes, a screen, this process's own metrics."""
+"""Shared by the demo's parts: a server with its processes, a screen, this process's own metrics."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stage(Testbed):
     screen: Screen
     gauges: Gauges
     slots = 0
-    """Of each worker."""
+    """Slots of each worker."""
     _told = 0
     """Number of lives of earlier parts."""
 
@@ -80,7 +80,7 @@ class Stage(Testbed):
 
 
 class Facts:
-    """What is known of one part when it is over."""
+    """The facts about one part of the demo when it is over."""
 
     def __init__(self, stage: Stage, names: list[str], held: list[str]) -> None:
         self.processes = [stage.started[name] for name in names]
@@ -98,7 +98,7 @@ class Facts:
 
     @property
     def records(self) -> int:
-        """In all journals."""
+        """Number of records in all journals."""
         return sum(len(journal) for journal in self.journals.values())
 
     def broken(self, *laws: str) -> list[str]:

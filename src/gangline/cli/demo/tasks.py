@@ -25,9 +25,9 @@ DISPATCHER_DIES_AT: Final = 0.02
 """Share of the files that are done at that time."""
 WORKER_DIES_AT: Final = 0.6
 SETTLED_S: Final = 0.5
-"""By this time after its takeover, the other dispatcher has stored the outcomes that workers kept for it. The worker
-must not die earlier: outcomes that nobody had stored would be lost with it, and their tasks would rightly run again.
-(Results that reach us prove nothing: they may have been stored long before.)"""
+"""This long after its takeover, the other dispatcher has stored the outcomes that workers kept for it. The worker must
+not die earlier: outcomes not yet stored would be lost with it, and their tasks would rightly run again. (Results that
+reach us prove nothing: they may have been stored long before.)"""
 POISON: Final = "/no/such/file"
 """A task with this path raises on any worker."""
 POISON_ATTEMPTS: Final = 2
@@ -36,7 +36,7 @@ GARBAGE: Final = b'{"path": '
 
 
 class TaskShow:
-    """What it does, and what it records."""
+    """The third part of the demo, and its records."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage

@@ -42,7 +42,7 @@ async def develop(
     Args:
         connection: if it has a server or a context, that is used and no server is started.
         data: folder of the embedded server; None: a temporary one.
-        port: port of the embedded server; None: 4222, or a free one if that is taken.
+        port: port of the embedded server; None: 4222, or a free one if that is in use.
         options: more options for `gangline worker`.
     """
     async with AsyncExitStack() as stack:
@@ -95,7 +95,7 @@ async def _start_server(stack: AsyncExitStack, data: Path | None, port: int | No
         click.secho(f"port {DEFAULT_PORT} is in use, so another one is used; --port sets it", fg="yellow", err=True)
         wanted = 0
     elif port and _taken(port):
-        raise click.UsageError(f"port {port} is in use: give another, or 0 for a free one")
+        raise click.UsageError(f"port {port} is in use: give another one, or 0 for a free one")
     return await stack.enter_async_context(EmbeddedServer(data=data, port=wanted))
 
 
@@ -109,7 +109,7 @@ async def _revive(server: EmbeddedServer, bus: Bus) -> None:
             lost.clear()
             if not await asyncio.to_thread(server.await_end, ENDING_S):
                 continue
-            click.secho(f"server    has exited: starting it again on port {server.port}", fg="yellow", err=True)
+            click.secho(f"server    has exited: restarting it on port {server.port}", fg="yellow", err=True)
             await server.astart()
     finally:
         forget()
@@ -126,7 +126,7 @@ def _taken(port: int) -> bool:
 
 
 class CurrentWorker:
-    """Holds the one worker. A new worker replaces it when the new one serves; only then the old one has to finish."""
+    """Holds the current worker. A new worker replaces it once the new one serves; only then must the old one finish."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class CurrentWorker:
         return self._taken_by is not None and self._taken_by.returncode is None
 
     async def _serves(self, name: str, process: asyncio.subprocess.Process) -> bool:
-        """Wait until it has registered, which it does when its lifespans have started, or has exited."""
+        """Wait until it has registered, which happens when its lifespans have started, or has exited."""
         seen = asyncio.Event()
 
         def on_entry(entry: KvEntry) -> None:

@@ -105,7 +105,8 @@ async def _declare(ledger: KeyValue, name: str, record: GangSetRecord) -> str:
 async def _redeclare(
     ledger: KeyValue, name: str, change: Callable[[GangSetRecord, GangSetStatus | None], GangSetRecord]
 ) -> tuple[GangSetRecord, GangSetRecord]:
-    """Replace the declaration by what `change` makes of it and its status; returns the previous and the new one."""
+    """Replace the declaration with the result of `change`, given it and its status; returns the previous and the new
+    one."""
     while True:
         entry, record, status = await read_set(ledger, name)
         wanted = change(record, status)
@@ -127,7 +128,7 @@ async def scale(ledger: KeyValue, name: str, gangs: int) -> int:
 
 
 async def roll_back(ledger: KeyValue, name: str) -> GangSetRecord:
-    """Declare again the `gang` that served before the current one. Returns the new declaration.
+    """Declare the `gang` that served before the current one again. Returns the new declaration.
 
     Raises:
         UnknownGang: no such set.

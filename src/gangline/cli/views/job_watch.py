@@ -112,7 +112,7 @@ async def result_of(job: Job, timeout_s: float | None = None) -> Any:
         waits = await _waits_for(job) if timeout_s else ""
         if not waits:
             raise
-        text = f"{error.message.removesuffix('; it goes on')}: {waits}"
+        text = f"{error.message.removesuffix('; it continues')}: {waits}"
         raise DeadlineExceeded(text, details=error.details, may_have_started=False) from error
     finally:
         telling.cancel()

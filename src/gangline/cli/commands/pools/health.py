@@ -17,9 +17,8 @@ def command(connection: ConnectionOptions, node: str | None, worker: str | None,
     """Check, over the server, that a worker, gateway, dispatcher or coordinator on this machine answers. Exit code: 0
     if one does, else 3.
 
-    For containers, which have a host name of their own: HEALTHCHECK CMD gangline health. If several processes
-    share a node name, an answer from any of them is enough; use gangline health --worker POOL.WORKER to check one
-    worker.
+    For containers, which have their own host name: HEALTHCHECK CMD gangline health. If several processes share a node
+    name, an answer from any of them is enough; use gangline health --worker POOL.WORKER to check one worker.
     """
     import socket
 
@@ -35,7 +34,7 @@ def command(connection: ConnectionOptions, node: str | None, worker: str | None,
     else:
         found = run(_ask(connection, {"node": wanted}, timeout_s))
     if found is None:
-        who = f"worker {worker} did not answer" if worker else f"nothing of node {wanted!r} answered"
+        who = f"worker {worker} did not answer" if worker else f"nothing on node {wanted!r} answered"
         raise NoWorkers(f"{who} within {timeout_s:g} s")
     click.echo(found)
 
@@ -57,13 +56,13 @@ async def _ask(connection: ConnectionOptions, wanted: dict[str, str], timeout_s:
         try:
             ping = from_json(message.data)
             name, metadata = ping["name"], ping["metadata"]
-            # A worker of an earlier version does not send its namespace.
+            # Older workers do not send their namespace.
             told = {"namespace": connection.names.namespace, **metadata}
             right = all(told.get(key) == value for key, value in wanted.items())
             if name.startswith("gangline-") and right and not found.done():
                 found.set_result(" ".join([name, *filter(None, (metadata.get("pool"), metadata.get("worker")))]))
         except (MalformedMessage, TypeError, KeyError, AttributeError):
-            return  # the answer of some other service
+            return  # the answer of another service
 
     async with open_bus(connection, "gangline health") as bus:
         reply = f"{bus.inbox}.health"

@@ -124,5 +124,5 @@ def rm(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
 
     check_name(endpoint, "endpoint")
     with_client(connection, "gangline route", delete)
-    told = f"{endpoint} has no route any more: it is the pool of its name"
+    told = f"{endpoint} no longer has a route: it is the pool of its name"
     print_lines({"endpoint": endpoint, "change": "deleted"}, [told], as_json)

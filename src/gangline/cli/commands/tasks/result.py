@@ -22,9 +22,9 @@ def command(
 ) -> None:
     """Wait for the result of a submitted task and print it.
 
-    JOB is the id printed by 'gangline submit'; for a task that was published in another way, the sequence in the
-    publish ack. A text result is printed without quotes; with --json every result is printed as JSON, on one line.
-    Exit code 1: it is a dead letter, or was cancelled. The same with nats: nats kv get GANGLINE_RESULTS result.JOB
+    JOB is the id printed by 'gangline submit'; for a task published in another way, the sequence in the publish ack. A
+    text result is printed without quotes; with --json every result is printed as JSON, on one line. Exit code 1: it is
+    a dead letter, or was cancelled. The same with nats: nats kv get GANGLINE_RESULTS result.JOB
     """
     from ...console.session import run
 

@@ -31,8 +31,8 @@ def command(
     """Run a NATS server, gateway, coordinator, dispatcher and your worker in one terminal; reload on code changes.
 
     When a Python file in the current folder changes, a new worker process takes over as soon as its lifespans have
-    started, and the old one finishes its tasks. If the new code fails to start, the old worker keeps serving.
-    With --server or --context, it uses that server instead of starting one. Ctrl-C stops everything.
+    started and the old one finishes its tasks. If the new code fails to start, the old worker keeps serving. With
+    --server or --context, it uses that server instead of starting one. Ctrl-C stops everything.
     """
     from ....telemetry.logs import configure_logging
     from ....worker.context.task_context import add_task_ids

@@ -18,7 +18,7 @@ from ...console.options import reporting
     metavar="NAME",
     help="First token of all subjects (GANGLINE_NAMESPACE).",
 )
-@click.option("--nkeys", is_flag=True, help="Users have nkeys instead of passwords.")
+@click.option("--nkeys", is_flag=True, help="Give users nkeys instead of passwords.")
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
 def command(users: tuple[str, ...], account: str, namespace: str, nkeys: bool, debug: bool) -> None:
     """Print nats-server configuration for the given users, each limited to what its roles need. Write it to a file and
@@ -28,8 +28,8 @@ def command(users: tuple[str, ...], account: str, namespace: str, nkeys: bool, d
     through gateways), router (a Python client), gateway, worker, dispatcher, coordinator and operator. Without USER:
     one user per role.
 
-    Each TENANT gets an account of its own, which imports from Gangline's account what its producers need and nothing
-    else. Use one for callers you do not trust.
+    Each TENANT gets its own account, which imports only what its producers need from Gangline's account. Use one for
+    callers you do not trust.
 
     \b
     gangline roles > roles.conf

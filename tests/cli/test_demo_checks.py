@@ -74,7 +74,7 @@ def test_right_counts_give_no_findings():
         ([*PARTS, PARTS[1]], "part 1 was counted 2 times"),
         ([PARTS[0], replace(PARTS[1], ranks=PARTS[1].ranks[:1])], "part 1 was counted by the ranks [0]"),
         ([PARTS[0], replace(PARTS[1], ranks=PARTS[1].ranks[::-1])], "part 1 was counted by the ranks [1, 0]"),
-        ([replace(PARTS[0], ranks=[counted(0, 1), counted(1, 2, total=4)]), PARTS[1]], "rank 1 gathered something"),
+        ([replace(PARTS[0], ranks=[counted(0, 1), counted(1, 2, total=4)]), PARTS[1]], "rank 1 gathered other"),
         ([replace(PARTS[0], ranks=[counted(0, 1), counted(1, 1)]), PARTS[1]], "the shares do not make up the sum"),
         ([replace(PARTS[0], ranks=[counted(0, 1), counted(1, 2, generation=2)]), PARTS[1]], "generations [1, 2]"),
         (

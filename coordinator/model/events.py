@@ -304,9 +304,9 @@ class Cause(StrEnum):
     DEADLINE = "deadline"
     """Not formed in time."""
     REPLACED = "replaced"
-    """A standing gang gave way to a newer one, or its set shrank."""
+    """A standing gang was replaced by a newer one, or its set shrank."""
     RESHARDED = "resharded"
-    """Its pools are kept by two shards by now."""
+    """Its pools now belong to two shards."""
 
 
 Happening = (

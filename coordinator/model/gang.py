@@ -1,12 +1,12 @@
-"""What the coordinator remembers of one gang, the steps of its life with the only function that changes them, and what
-becomes of it when it loses a member.
+"""The state of one gang, its life cycle with the only function that changes its step, and the decision about it after a
+failure.
 
 Laws:
 
-1. `Gang.step` changes in `move` and nowhere else; a move that the table does not have raises and changes nothing.
-2. Members are granted in the ledger exactly in the steps GRANTED (and, for an instant, in those of a commit in flight).
-3. Every step but ENDED has a way to ENDED, and no step waits for ever: each has a timer, or an answer that is bounded
-   by one, or it is the queue.
+1. `Gang.step` changes in `move` and nowhere else; a move that is not in the table raises and changes nothing.
+2. Members are granted in the ledger exactly in the steps GRANTED (and briefly in those of a commit in flight).
+3. Every step except ENDED leads to ENDED, and no step waits forever: each has a timer, an answer limited by a timer, or
+   is the queue.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from .events import Cause, HoldAnswered
 
 
 class GangStep(StrEnum):
-    """The step of a gang's life."""
+    """A step in a gang's life cycle."""
 
     QUEUED = "queued"
-    """Waits for room, and holds nothing."""
+    """Waits for room and holds nothing."""
     HOLDING = "holding"
-    """Holds were sent, not all are answered."""
+    """Holds were sent; not all are answered."""
     COMMITTING = "committing"
-    """All hold; the batch that grants the members is on its way."""
+    """All workers hold; the batch that grants the members is in flight."""
     FORMED = "formed"
     REPAIRING = "repairing"
-    """Some members were lost, the others go on; replacements are looked for or held."""
+    """Some members were lost, the others continue; looking for replacements or holding them."""
     REJOINING = "rejoining"
-    """The batch that swaps the lost members for new ones is on its way."""
+    """The batch that replaces the lost members is in flight."""
     RETIRING = "retiring"
-    """Serves on for a moment, callers were told to go elsewhere."""
+    """Still serves for a moment; callers were told to go elsewhere."""
     CLOSING = "closing"
-    """The batch that ends the members is on its way."""
+    """The batch that ends the members is in flight."""
     STOPPING = "stopping"
     """The members were told to stop; not all have confirmed."""
     BACKOFF = "backoff"
-    """Nothing is left of the old generation; waits before the next."""
+    """The old generation is gone; waits before the next."""
     ENDED = "ended"
 
 
@@ -135,7 +135,7 @@ class Failure:
 
     cause: Cause
     ranks: tuple[int, ...] = ()
-    """Of the members at fault or lost, ascending; empty when it is about the gang as a whole."""
+    """Ranks of the members at fault or lost, ascending; empty if it concerns the whole gang."""
     detail: str = ""
 
     @property
@@ -155,16 +155,16 @@ class HoldAttempt:
     wanted: dict[WorkerId, list[Assignment]]
     """Workers whose hold was sent."""
     answers: dict[WorkerId, HoldAnswered] = field(default_factory=dict[WorkerId, HoldAnswered])
-    """Accepted ones. All of `wanted` have answered: held."""
+    """Accepted holds. When all of `wanted` have answered: held."""
     hold_until: float
-    """Measured from before the first hold was sent: workers keep the slots at least so long."""
+    """Measured from before the first hold was sent: workers keep the slots at least until then."""
 
     fresh: dict[WorkerId, list[Seat]] = field(default_factory=dict[WorkerId, list[Seat]])
-    """What was answered, as seats of the coming generation."""
+    """The accepted holds as seats of the coming generation."""
     tokens: dict[str, str] = field(default_factory=dict[str, str])
-    """Of these seats, by public id."""
+    """Tokens of these seats by public id."""
     seats: tuple[Seat, ...] = ()
-    """All seats of the coming generation; gathered when the batch is made."""
+    """All seats of the coming generation; collected when the batch is built."""
     rendezvous: Rendezvous | None = None
 
     @property
@@ -178,11 +178,11 @@ class TeardownProgress:
 
     failure: Failure
     ends: bool
-    """For good; else a restart follows."""
+    """The gang ends for good; otherwise a restart follows."""
     delay_s: float = 0.0
-    """... after so long."""
+    """Delay before the restart."""
     waiting: dict[WorkerId, None] = field(default_factory=dict[WorkerId, None])
-    """Have not confirmed yet."""
+    """Workers that have not confirmed yet."""
     until: float = 0.0
 
 
@@ -195,30 +195,30 @@ class ManagedGang:
     owner_id: str
     """Public id of the owner's token. Empty: a standing gang."""
     owner_token: str | None = None
-    """Once the owner has shown it to this leader."""
+    """Set once the owner has shown it to this leader."""
     tokens: dict[str, str] = field(default_factory=dict[str, str])
-    """Tokens of the seats by public id, for the owner alone. A new leader learns them from the workers."""
+    """Tokens of the seats by public id, only for the owner. A new leader learns them from the workers."""
     gangset: str | None = None
     made: int = 0
-    """Standing gangs that this leader made are numbered; those made before it have 0."""
+    """Number of a standing gang that this leader created; 0 for those created earlier."""
     aside: bool = False
-    """A standing gang's replacement that waits for room beside it: never the head, keeps nothing."""
+    """A standing gang's replacement that waits for room beside it: never the head, reserves nothing."""
     created_at: float
-    """Unix time; its age in the queue, also after a restart or under another leader. That of the gang before, for one
-    that came in the place of another."""
+    """Unix time; determines its age in the queue, also after a restart or under another leader. A gang that took the
+    place of another has that gang's."""
     queued_at: float
-    """Monotonic; since when it waits now."""
+    """Monotonic; start of its current wait."""
     step: GangStep = GangStep.QUEUED
     generation: int = 1
-    """Of the seats; while it waits, of those to come."""
+    """Generation of the seats; while it waits, of the coming seats."""
     failures: int = 0
-    """Those that count against `max_restarts`."""
+    """Failures that count against `max_restarts`."""
     streak: int = 0
     """Failures since it was last stable."""
     waiters: list[int] = field(default_factory=list[int])
     """Acquire requests to be answered when it is formed."""
     queue_waiters: list[int] = field(default_factory=list[int])
-    """Those that did not want to wait: to be answered when the ledger has its place in the queue."""
+    """Acquire requests with `wait: false`, to be answered when the ledger has its place in the queue."""
     releasers: list[int] = field(default_factory=list[int])
     """Release requests to be answered when it has ended."""
     deadline_at: float | None = None
@@ -227,37 +227,37 @@ class ManagedGang:
     persisted: bool = False
     """The ledger has (or is about to have) a record that must be ended."""
     lost_record: bool = False
-    """The ledger vanished while a grant was on its way: if that comes to nothing, what was there before is written."""
+    """The ledger vanished while a grant was in flight: if the grant fails, the previous record is written."""
     seats: tuple[Seat, ...] = ()
-    """Granted; empty exactly in the steps before the first commit and after a teardown's end."""
+    """Granted seats; empty exactly in the steps before the first commit and after a teardown's end."""
     rendezvous: Rendezvous | None = None
     fence: int = 0
     starting: dict[int, None] = field(default_factory=dict[int, None])
-    """Ranks of this generation that have not said that they have started."""
+    """Ranks of this generation that have not reported that they have started."""
     ready: bool = False
-    """All have started, and that was told. (Of standing gangs it is in the ledger then.)"""
+    """All have started, and that was announced. (For standing gangs the ledger has it then.)"""
     ready_at: float = 0.0
     """Monotonic."""
     formed_at: float = 0.0
     """Monotonic."""
     formed_wall: float = 0.0
     fit: TrialPlacement | None = None
-    """Where it had room when it was asked for, if it had; until it is tried for the first time."""
+    """Its placement at the time of the request, if there was room; until the first attempt."""
     attempt: HoldAttempt | None = None
     """In HOLDING, COMMITTING, REJOINING, and in REPAIRING while replacements are held."""
     doom: Failure | None = None
-    """Came while a grant was on its way; acted on when its fate is known."""
+    """Failure that arrived while a grant was in flight; handled when the outcome of the grant is known."""
     lost: dict[int, None] = field(default_factory=dict[int, None])
     """Ranks to be replaced; only in REPAIRING and REJOINING."""
     not_before: float = 0.0
-    """After a refusal: no new try before."""
+    """After a refusal: no new attempt before this time."""
     refusals: int = 0
     closing: TeardownProgress | None = None
     """In CLOSING, STOPPING and BACKOFF."""
     reason: str = ""
     rank: int | None = None
     _placed: tuple[tuple[Seat, ...], dict[WorkerId, list[Seat]]] = field(default=((), {}), repr=False)
-    """Seats, and the same by worker; to be made anew when `seats` are others."""
+    """Seats, and the same by worker; rebuilt when `seats` has changed."""
 
     def __repr__(self) -> str:
         return f"<ManagedGang {self.id} {self.step.value} generation={self.generation} size={self.spec.size}>"
@@ -267,7 +267,7 @@ class ManagedGang:
 
     @property
     def state(self) -> GangState:
-        """As the ledger would have it."""
+        """The state as in the ledger."""
         match self.step:
             case GangStep.FORMED | GangStep.REPAIRING | GangStep.REJOINING:
                 return GangState.FORMED
@@ -282,7 +282,7 @@ class ManagedGang:
 
     @property
     def serves(self) -> bool:
-        """Callers may be sent to it."""
+        """Whether callers may use it."""
         return self.ready and self.step is GangStep.FORMED
 
     @property
@@ -292,7 +292,7 @@ class ManagedGang:
 
     @property
     def next_generation(self) -> int:
-        """Of the seats that an attempt is about."""
+        """Generation of the seats of an attempt."""
         return self.generation + 1 if self.seats else self.generation
 
     @property
@@ -341,12 +341,12 @@ class ManagedGang:
 
 
 UNCOUNTED = frozenset({Cause.DRAINED, Cause.PREEMPTED})
-"""Planned: no fault of the gang, so they are no failures, which `max_restarts` bounds."""
+"""Planned: not the gang's fault, so they do not count as failures, which `max_restarts` limits."""
 
 FINAL = frozenset(
     {Cause.RELEASED, Cause.BY_OPERATOR, Cause.OWNER_LOST, Cause.REPLACED, Cause.DEADLINE, Cause.RESHARDED}
 )
-"""Nobody wants it any more."""
+"""Nobody wants the gang any longer."""
 
 
 class RestartDecision(StrEnum):
@@ -359,9 +359,9 @@ class RestartDecision(StrEnum):
 class Verdict:
     fate: RestartDecision
     counted: bool = False
-    """As one failure of the gang, however many members failed."""
+    """Whether it counts as a failure of the gang (one, however many members failed)."""
     delay_s: float = 0.0
-    """Before the next generation is queued, or replacements are looked for."""
+    """Delay before the next generation is queued or the search for replacements begins."""
 
 
 def decide(
@@ -375,15 +375,15 @@ def decide(
     some_left: bool = True,
     repairing: bool = False,
 ) -> Verdict:
-    """What a gang does after a failure: a decision, without state. Every loss comes here.
+    """Decide what a gang does after a failure. Stateless; called for every loss.
 
     Args:
-        failures: those before this one that counted.
+        failures: earlier failures that counted.
         streak: failures since the gang was last stable; the backoff doubles with each.
         draw: from [0, 1); the wait is between half of the backoff and all of it.
         some_left: not all of its members are lost.
-        repairing: replacements for earlier losses are being looked for. That failure was counted, and this one is part
-            of it.
+        repairing: the search for replacements for earlier losses continues. That failure was counted, and this one is
+            part of it.
     """
     if cause in FINAL:
         return Verdict(fate=RestartDecision.END)
@@ -406,6 +406,7 @@ def decide(
 
 
 def backoff_s(spec: GangSpec, streak: int, draw: float, settings: CoordinatorSettings) -> float:
-    """Exponential with jitter: half of it is certain, so that a gang which fails at once never restarts in a loop."""
+    """Exponential with jitter: at least half of it, so that a gang that fails at once never restarts in a tight
+    loop."""
     full = exponential_s(spec.backoff_s, settings.restart_max_s, streak)
     return full * (0.5 + draw / 2)

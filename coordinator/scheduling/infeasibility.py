@@ -1,4 +1,4 @@
-"""Explains to people why a gang cannot be placed. So it may look at every worker of the pools in question."""
+"""Explains to people why a gang cannot be placed. May look at every worker of the pools in question."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def lacks(
     *,
     changes: Mapping[WorkerId, int] = _NO_CHANGES,
 ) -> tuple[Shortage, ...]:
-    """What is missing where `place` found nothing. Looks at every worker of the pools in question: for people."""
+    """What is missing if `place` found nothing. Looks at every worker of the pools in question: for people."""
     with slots.trial(changes):
         return tuple(_lacks(spec, slots, wanted_of(spec)))
 
 
 def _lacks(spec: GangSpec, slots: SlotIndex, wanted: list[PlacementRequest]) -> Iterator[Shortage]:
-    """What is missing, one for each shape that alone would not fit; if each alone would, one for the whole."""
+    """What is missing: one item for each shape that does not fit on its own; if each would, one for the whole gang."""
     shapes: dict[Shape, list[PlacementRequest]] = {}
     for item in wanted:
         shapes.setdefault(item.shape, []).append(item)

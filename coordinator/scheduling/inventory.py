@@ -1,4 +1,4 @@
-"""The leader's view of the workers, kept up by heartbeats, by answers and by what was sent and is not answered yet.
+"""The leader's view of the workers, updated by heartbeats, by answers and by requests not answered yet.
 
 A `SlotIndex` is one measure of all workers (free now, claimable, total), by pool, label, node and worker, so that
 placement looks only at workers that it may use; `Inventory` keeps the three in step.
@@ -21,8 +21,8 @@ K = TypeVar("K", bound=Hashable)
 class BucketedOrder(Generic[K]):
     """Keys ordered by a whole number that changes often.
 
-    Each key has one level. Setting and removing cost the number of distinct levels (slots of a worker: few), not
-    the number of keys. Among equals, the one that came to its level first comes first: deterministic.
+    Each key has one level. Setting and removing cost the number of distinct levels (slots of a worker: few), not the
+    number of keys. Among equals, the one that reached its level first comes first: deterministic.
 
     Iterators are lazy: do not change the set while one is in use.
     """
@@ -44,7 +44,7 @@ class BucketedOrder(Generic[K]):
         return f"<BucketedOrder {len(self._level)} keys on {len(self._levels)} levels>"
 
     def get(self, key: K) -> int:
-        """The key's level; 0 if it is not there."""
+        """The key's level; 0 if it is missing."""
         return self._level.get(key, 0)
 
     @property
@@ -71,7 +71,7 @@ class BucketedOrder(Generic[K]):
             self._leave(key, before)
 
     def best(self, floor: int) -> K | None:
-        """The first of `descending`."""
+        """The first key of `descending`."""
         if not self._levels or self._levels[-1] < floor:
             return None
         return next(iter(self._keys[self._levels[-1]]))
@@ -102,13 +102,13 @@ Filter = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpot:
-    """What placement needs to know of a worker besides its slots."""
+    """What placement needs to know about a worker besides its slots."""
 
     worker: WorkerId
     node: str
-    """Never empty: a worker that does not say its node is a node of its own."""
+    """Never empty: a worker without a node name is its own node."""
     labels: Mapping[str, str]
-    """With `zone`."""
+    """Labels, including `zone`."""
 
     def has(self, wanted: Mapping[str, str]) -> bool:
         return all(self.labels.get(key) == value for key, value in wanted.items())
@@ -121,18 +121,18 @@ class WorkerSpot:
 
 
 class SlotEntry:
-    """One worker in a map. Known by its identity: no hash of a name is made for each move."""
+    """One worker in a map. Hashed by identity, so that a move need not hash a name."""
 
     __slots__ = ("noted", "place", "sets", "slots")
 
     def __init__(self, place: WorkerSpot, sets: tuple[FilteredSlots, ...]) -> None:
         self.place = place
         self.sets = sets
-        """Those that it is in."""
+        """The sets that contain it."""
         self.slots = 0
-        """As it stands in them."""
+        """Its slots according to these sets."""
         self.noted = 0
-        """What shall stand there."""
+        """Its slots according to changes not applied yet."""
 
 
 class FilteredSlots:
@@ -153,7 +153,7 @@ class FilteredSlots:
         self.set(entry, slots)
 
     def set(self, entry: SlotEntry, slots: int) -> None:
-        """For one that was added."""
+        """Change the slots of a worker in the set."""
         node = entry.place.node
         change = slots - self.workers.get(entry)
         self.workers.set(entry, slots)
@@ -185,8 +185,8 @@ _MOST_NOTED: Final = 64
 class SlotIndex:
     """One measure of all workers.
 
-    Changes are noted, and worked into the order when somebody looks at it: what is asked for, held and given back
-    before the next placement costs next to nothing.
+    Changes are noted, and applied to the order when it is read: slots that are requested, held and released before the
+    next placement cost next to nothing.
     """
 
     __slots__ = ("_entries", "_filtered", "_noted", "_undo", "changes")
@@ -195,10 +195,10 @@ class SlotIndex:
         self._entries: dict[WorkerId, SlotEntry] = {}
         self._filtered: dict[Filter, FilteredSlots] = {}
         self._noted: dict[SlotEntry, None] = {}
-        """Not worked in yet. At most _MOST_NOTED, so that no single look pays for many."""
+        """Changes not applied yet. At most _MOST_NOTED, so that no single read pays for many."""
         self._undo: dict[SlotEntry, int] | None = None
         self.changes = 0
-        """Grows with each change that lasts: as long as it is the same, what was found before is still true."""
+        """Grows with each lasting change: while it stays the same, earlier results remain valid."""
 
     def __contains__(self, worker: WorkerId) -> bool:
         return worker in self._entries
@@ -211,7 +211,7 @@ class SlotIndex:
         return self._entries[worker].place
 
     def put(self, place: WorkerSpot, slots: int) -> None:
-        """Add a worker, or replace all that is known of it."""
+        """Add a worker, or replace everything known about it."""
         entry = self._entries.get(place.worker)
         if entry is not None and entry.place == place:
             self.set(place.worker, slots)
@@ -251,7 +251,7 @@ class SlotIndex:
             self._work_in()
 
     def change(self, worker: WorkerId, by: int) -> None:
-        """Within a trial: give a known worker so many slots more, or take them."""
+        """Within a trial: give a known worker this many more slots, or fewer if negative."""
         assert self._undo is not None
         entry = self._entries[worker]
         self._undo.setdefault(entry, entry.slots)
@@ -271,8 +271,8 @@ class SlotIndex:
 
     @contextmanager
     def trial(self, changes: Mapping[WorkerId, int]) -> Generator[None, None, None]:
-        """Within the block some workers have so many slots more (or fewer, not below 0); after it all is as before,
-        with what the block itself took. Costs what was changed."""
+        """Within the block some workers have this many more slots (or fewer, not below 0); afterwards all these changes
+        and those of the block are undone. The cost is proportional to the changes."""
         assert self._undo is None
         self._work_in()
         self._undo = {}
@@ -287,8 +287,8 @@ class SlotIndex:
                 self._move(entry, slots)
 
     def filtered(self, pool: str, labels: Mapping[str, str]) -> FilteredSlots:
-        """The smallest known set that has all workers of the pool with these labels. With two labels or more some in
-        it may lack one: look at `WorkerSpot.has`."""
+        """The smallest known set that contains all workers of the pool with these labels. With two or more labels some
+        of them may lack one: check `WorkerSpot.has`."""
         if self._noted:
             self._work_in()
         best = self._filtered.get((pool, "", ""), _NOTHING)
@@ -309,7 +309,7 @@ class WorkerFacts:
     id: WorkerId
     epoch: int
     revision: int
-    """Of the `reg` key."""
+    """Revision of the `reg` key."""
     total: int
     load: Load | None = None
     """From its heartbeat, when known."""
@@ -319,21 +319,21 @@ class WorkerFacts:
     labels: dict[str, str] = field(default_factory=dict[str, str])
     draining: bool = False
     drain_grace_s: float | None = None
-    """While it drains: how long that takes at most, if the worker says so."""
+    """While it drains: how long the drain may take, if the worker says so."""
 
 
 @dataclass(slots=True, kw_only=True)
 class WorkerView:
     facts: WorkerFacts
     ongoing: int = 0
-    """Running + reserved, by the last that it said."""
+    """Running + reserved, by its last report."""
     charged: int = 0
-    """Slots of holds that it has not answered yet."""
+    """Slots of unanswered holds."""
     granted: int = 0
     """Slots of members in the ledger."""
     draining: bool = False
     silent: int = 0
-    """Pings in a row without responders."""
+    """Number of pings in a row without responders."""
 
     @property
     def free(self) -> int:
@@ -341,12 +341,12 @@ class WorkerView:
 
     @property
     def claimable(self) -> int:
-        """What would be free if no plain traffic ran."""
+        """Slots that would be free without plain traffic."""
         return max(0, self.facts.total - self.granted)
 
 
 class Inventory:
-    """Three measures of the workers that may be used: free now, claimable, total. Draining workers are in none."""
+    """Three measures of the usable workers: free now, claimable, total. Draining workers are in none."""
 
     __slots__ = ("claimable", "free", "total", "workers")
 
@@ -380,7 +380,7 @@ class Inventory:
                 measure.discard(worker)
 
     def load(self, worker: WorkerId, load: Load) -> bool:
-        """A worker said how many slots are in use. True: there may be more room than before."""
+        """A worker reported how many slots are in use. True: there may be more room than before."""
         view = self.workers.get(worker)
         if view is None:
             return False
@@ -394,21 +394,21 @@ class Inventory:
         return view.free > before
 
     def charge(self, worker: WorkerId, slots: int) -> None:
-        """`slots` were asked for and are not answered yet; negative when they are."""
+        """`slots` were requested and are not answered yet; negative when they are."""
         view = self.workers.get(worker)
         if view is not None:
             view.charged = max(0, view.charged + slots)
             self.free.set(worker, view.free)
 
     def occupy(self, worker: WorkerId, slots: int) -> None:
-        """`slots` more are in use; negative: fewer. Until the worker says what is true."""
+        """`slots` more are in use (negative: fewer), until the worker's next report."""
         view = self.workers.get(worker)
         if view is not None:
             view.ongoing = max(0, view.ongoing + slots)
             self.free.set(worker, view.free)
 
     def held(self, worker: WorkerId, slots: int) -> None:
-        """What was charged is in use now: it said yes to a hold."""
+        """The charged slots are now in use: the worker accepted a hold."""
         view = self.workers.get(worker)
         if view is not None:
             view.charged = max(0, view.charged - slots)

@@ -1,14 +1,14 @@
-"""Where the members of a gang go: pure, and at a cost that grows with the gang, not with the workers it does not use.
+"""Places the members of a gang. Pure; the cost grows with the gang, not with workers that it does not use.
 
 Laws:
 
-1. What is placed fits: no worker is given more than its measure has, every seat's worker has the seat's labels.
-2. PACK and SPREAD are wishes: if seats can be found at all by their rules, the gang is placed. STRICT_PACK puts every
-   part 0 on one node, STRICT_SPREAD each on a node of its own, or the gang is not placed.
-3. The most demanding parts choose first (most labels, then most slots); a part that finds nothing may move one that
-   was placed before it, along a chain. With equal slot costs the outcome is therefore exact (augmenting paths, as in
-   Kuhn's matching); with unequal ones this is bin packing, and a first fit by decreasing size.
-4. The slot map is left as it was.
+1. Every placement fits: no worker gets more than its measure allows, and every seat's worker has the seat's labels.
+2. PACK and SPREAD are preferences: if there are seats at all, the gang is placed. STRICT_PACK puts every part 0 on one
+   node, STRICT_SPREAD each on a separate node, or the gang is not placed.
+3. The most demanding parts choose first (most labels, then most slots); a part that finds no room may move parts placed
+   before it, along a chain. With equal slot costs the outcome is therefore exact (augmenting paths, as in Kuhn's
+   matching); with unequal ones this is bin packing, solved by first fit in decreasing size.
+4. The slot map stays unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...schemas.records.gangs import GangSpec, Part, Strategy
 from .inventory import FilteredSlots, SlotIndex
 
 Shape = tuple[str, int, tuple[tuple[str, str], ...]]
-"""(pool, slots, labels): parts of one shape can take each other's place."""
+"""(pool, slots, labels): parts of one shape are interchangeable."""
 
 _NO_CHANGES: Mapping[WorkerId, int] = {}
 
@@ -69,7 +69,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlacement:
-    """A placement that is not acted on yet: good as long as no slots have changed."""
+    """A placement not yet used: valid as long as no slots have changed."""
 
     placement: Placement
     slots: SlotIndex
@@ -82,7 +82,7 @@ class TrialPlacement:
 
     @property
     def still(self) -> Placement | None:
-        """The placement; None when it must be looked for again."""
+        """The placement; None if it is no longer valid."""
         return self.placement if self.slots.changes == self.changes else None
 
 
@@ -105,7 +105,7 @@ def place(
     """Find a worker for every seat; None when there is no room (`shortage.lacks` says what is missing).
 
     Args:
-        changes: slots that a worker has more or fewer than the map says, for this placement.
+        changes: by how many slots workers differ from the map, for this placement.
         only: place just these seats (a repair); `taken_nodes` are then the nodes of the part 0s that stay.
     """
     wanted = wanted_of(spec) if only is None else list(only)
@@ -130,8 +130,8 @@ def place(
 
 
 def place_most(spec: GangSpec, slots: SlotIndex, *, changes: Mapping[WorkerId, int] = _NO_CHANGES) -> Placement | None:
-    """As `place`, with as many members as there is room for, within the sizes of the spec. Places a few times: as often
-    as the range can be halved."""
+    """Like `place`, with as many members as there is room for, within the sizes of the spec. A binary search over the
+    sizes."""
     least, most = spec.sizes
     best = place(spec.sized(least), slots, changes=changes)
     while best is not None and least < most:
@@ -153,7 +153,7 @@ class _Table:
     def __init__(self, slots: SlotIndex) -> None:
         self.slots = slots
         self._rooms: dict[int, FilteredSlots] = {}
-        """By the identity of what is wanted, which lives as long as this: members of a bundle want the same."""
+        """Keyed by the identity of the part, which outlives this object: members of a bundle share it."""
         self.taken: dict[tuple[int, int], tuple[PlacementRequest, WorkerId]] = {}
         self.on: dict[WorkerId, dict[tuple[int, int], PlacementRequest]] = {}
 
@@ -208,7 +208,7 @@ def _each(table: _Table, items: list[PlacementRequest], picker: _Packer | _Sprea
 
 
 def _augment(table: _Table, item: PlacementRequest, seen: set[WorkerId]) -> bool:
-    """Make room for `item` by moving seats of this gang, each worker looked at once."""
+    """Make room for `item` by moving seats of this gang; visits each worker once."""
     want = item.want
     for worker in [worker for worker, seats in table.on.items() if seats and worker not in seen]:
         if worker.pool != want.pool or not table.slots.place_of(worker).has(want.labels) or worker in seen:
@@ -246,7 +246,7 @@ def _best_of_node(table: _Table, node: str, want: Part) -> WorkerId | None:
     if members is None:
         return None
     if len(want.labels) <= 1:
-        entry = members.best(want.slots)  # whoever is in that room has them
+        entry = members.best(want.slots)  # every worker in that set has the labels
         return None if entry is None else entry.place.worker
     found = (entry for entry in members.descending(want.slots) if entry.place.has(want.labels))
     return next((entry.place.worker for entry in found), None)
@@ -260,7 +260,7 @@ class _Packer:
 
     def __init__(self, table: _Table) -> None:
         self._table = table
-        self._nodes: dict[str, None] = {}  # used, and perhaps with room left; in order of use
+        self._nodes: dict[str, None] = {}  # used nodes that may have room left, in order of use
         self._exhausted: dict[tuple[str, str, int, str], None] = {}
 
     def pick(self, want: Part) -> WorkerId | None:
@@ -289,7 +289,7 @@ class _Packer:
 
 
 def _on_one_node(table: _Table, members: list[PlacementRequest], taken_nodes: frozenset[str]) -> bool:
-    """All on one node, the fullest that can hold them. Changes nothing if there is none."""
+    """Place all on one node, the fullest that can hold them. Changes nothing if there is none."""
     items = _demanding_first(members)
     if not items:
         return True
@@ -328,8 +328,8 @@ def _fit_node(
 
 
 class _Spreader:
-    """Goes to a node that the gang does not use yet, the one with the most room; when there is none, to the used node
-    with the fewest members."""
+    """Picks the node with the most room that the gang does not use yet; if there is none, the used node with the fewest
+    members."""
 
     def __init__(self, table: _Table, taken_nodes: frozenset[str]) -> None:
         self._table = table
@@ -349,7 +349,7 @@ class _Spreader:
     def _on_new_node(self, want: Part) -> WorkerId | None:
         room = self._table.room(want)
         if len(room.nodes) <= len(self._count) and all(node in self._count for node in room.nodes):
-            return None  # every node is in use: no walk over them for each seat
+            return None  # every node is in use: do not walk over them for each seat
         for node in room.by_best.descending(want.slots):
             if node not in self._count:
                 worker = _best_of_node(self._table, node, want)
@@ -376,7 +376,7 @@ class _Spreader:
 
 
 def _on_distinct_nodes(table: _Table, members: list[PlacementRequest], taken_nodes: frozenset[str]) -> bool:
-    """Kuhn's matching of members to nodes. Each shape needs to look at only as many nodes as there are members: the
+    """Kuhn's matching of members to nodes. Each shape needs to consider only as many nodes as there are members: the
     others can take no more than that from it."""
     items = _demanding_first(members)
     options: dict[Shape, list[str]] = {}

@@ -1,14 +1,14 @@
-"""The queue of gangs: which is next, and what those behind it may take meanwhile.
+"""The queue of gangs: which gang is next, and which slots those behind it may take meanwhile.
 
 Laws:
 
-1. Order: priority, then age. A gang that is refused, preempted or restarted keeps its age, and with it its place.
-2. Nobody behind a waiting head takes a slot that the head is waiting for: back-fill uses, on a worker of the head's
-   target, only what is free beyond the head's whole need there. Durations are not known, so nothing weaker would do.
-3. A target is where the head could go if no plain traffic ran (else: if no gang ran either). It stays the same while it
-   is possible, so that kept slots add up instead of wandering.
-4. Only the head keeps slots, so that two gangs never hold what the other waits for.
-5. Preemption takes gangs of lower priority only, the lowest and youngest first, and none that is not needed.
+1. Order: priority, then age. A gang that is refused, preempted or restarted keeps its age and so its place.
+2. No gang behind a waiting head takes a slot that the head is waiting for: on workers of the head's target, back-fill
+   uses only slots beyond the head's whole need there. Durations are unknown, so no weaker rule would work.
+3. The target is where the head would fit without plain traffic (or, failing that, without gangs either). It stays the
+   same while possible, so that reserved slots accumulate in one place.
+4. Only the head reserves slots, so that no two gangs hold slots that the other waits for.
+5. Preemption takes only gangs of lower priority, the lowest and youngest first, and no more than needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Place = tuple[int, float, str]
 
 
 class Preemptible(Protocol):
-    """What decides which gangs are preempted."""
+    """The attributes that decide which gangs are preempted."""
 
     @property
     def id(self) -> str: ...
@@ -87,9 +87,9 @@ class QueueTarget:
     """Where a gang waits for room."""
 
     slots: Mapping[WorkerId, int]
-    """By worker; empty if not even empty workers could hold it."""
+    """Slots by worker; empty if not even empty workers could hold it."""
     waits_for_gangs: bool
-    """Plain traffic going away is not enough."""
+    """Without plain traffic there would still be too little room."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,11 +99,11 @@ class QueueHead:
     gang: str
     target: QueueTarget
     preempting: tuple[str, ...] = ()
-    """Gangs that are torn down for it; until they are gone, the target is where they were."""
+    """Gangs being torn down for it; until they are gone, the target is where they are."""
     keeping: bool = False
-    """Workers were asked to keep slots for it."""
+    """Workers were asked to reserve slots for it."""
     kept: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
-    """What they said they keep."""
+    """How many slots they have reserved."""
 
 
 def target_of(spec: GangSpec, inventory: Inventory) -> QueueTarget:
@@ -117,7 +117,8 @@ def target_of(spec: GangSpec, inventory: Inventory) -> QueueTarget:
 
 
 def still_good(spec: GangSpec, target: QueueTarget, inventory: Inventory) -> bool:
-    """Whether to wait on for a target. One that waits for gangs is left as soon as another would not have to."""
+    """Whether to keep waiting for a target. A target that waits for gangs is dropped as soon as there is one that need
+    not."""
     measure = inventory.total if target.waits_for_gangs else inventory.claimable
     if not target.slots or any(measure.get(worker) < slots for worker, slots in target.slots.items()):
         return False
@@ -125,12 +126,12 @@ def still_good(spec: GangSpec, target: QueueTarget, inventory: Inventory) -> boo
 
 
 def guard(target: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
-    """Changes to the free slots under which back-fill is placed."""
+    """Changes to the free slots for placing back-fill."""
     return {worker: -slots for worker, slots in target.items()}
 
 
 def victims(gang: Preemptible, formed: Iterable[G], inventory: Inventory) -> tuple[list[G], QueueTarget] | None:
-    """Which gangs to tear down so that `gang` can be placed, and where it then will be; None if it would not help."""
+    """The gangs to tear down so that `gang` can be placed, and its target then; None if that would not help."""
     lower = [other for other in formed if other.spec.priority < gang.spec.priority]
     lower.sort(key=lambda other: (other.spec.priority, -other.created_at, other.id))
     chosen: list[G] = []

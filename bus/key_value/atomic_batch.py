@@ -155,7 +155,7 @@ class AtomicBatch:
             elif actual != write.revision or (stored is not None and stored.marker):
                 raise conflict(write, stored)
         if not changed:
-            # Every condition is met by now. That is not ours to judge; let the caller read.
+            # Every condition is met now. We cannot tell what happened; let the caller read.
             raise Conflict("a condition of the atomic batch was not met a moment ago: read the keys again")
         return None
 

@@ -7,8 +7,8 @@ What remains of nats-py is the handshake: choosing a server, INFO and CONNECT, c
 * receiving: `ProtocolParser` splits received bytes and hands messages to the subscribers in the same call, instead of a
   stream's buffer, two coroutines, a queue and a task per subscription;
 * flushing, reconnecting and closing: nats-py loses its read loop to a cancelled flush or an error in a callback, sends
-  messages published while disconnected after the reconnect, stops reconnecting on unknown errors, and waits for ever
-  for a frozen server to take its last bytes.
+  messages published while disconnected after the reconnect, stops reconnecting on unknown errors, and waits forever for
+  a frozen server to take its last bytes.
 
 This uses private API, hence the version check below and the upper bound in pyproject.toml.
 """

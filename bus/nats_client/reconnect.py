@@ -1,6 +1,6 @@
 """The life cycle of a connection: open, lose, reconnect, close. The part of `client` that is not hot.
 
-nats-py's own reconnect is not used: it ends on unknown errors, and waits for ever for a frozen server to take its last
+nats-py's own reconnect is not used: it ends on unknown errors, and waits forever for a frozen server to take its last
 bytes. Its choice of a server and its handshake are used.
 """
 

@@ -242,7 +242,7 @@ class Dispatcher(Service[DispatcherState]):
             self._all_operations.pop(endpoint, None)
             await asyncio.shield(self._background.start(queue.close()))
             raise
-        return consumer if self._queues.get(endpoint) is queue else None  # it may be lost by now
+        return consumer if self._queues.get(endpoint) is queue else None  # it may have been lost
 
     def _found(self, endpoints: frozenset[str]) -> None:
         self._ownership.found(endpoints)

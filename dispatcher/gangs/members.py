@@ -88,7 +88,7 @@ class RankSlots(NamedTuple):
 
 
 class MemberHold(Protocol):
-    """Slots of members that are held by tokens of their own."""
+    """Slots of members held under separate tokens."""
 
     formation: Formation
 
@@ -111,7 +111,7 @@ class MemberChannel:
         self.methods: Mapping[str, Method] = {}
         """Methods of the worker at the last attempt."""
         self.holds: dict[MemberHold, None] = {}
-        """Holds on its slots with tokens of their own: lost when the member ends."""
+        """Holds on its slots with separate tokens: lost when the member ends."""
         self._end: Callable[[], GanglineError] | None = None
         self._ended = asyncio.Event()
 
@@ -345,7 +345,7 @@ class Formation:
         self.down: Callable[[], GanglineError] | None = None
         """Makes the error that says why it has ended; None while it exists."""
         self.lost: dict[int, Callable[[], GanglineError]] = {}
-        """Ranks that are lost and being replaced while the others go on; the value makes the error that says so."""
+        """Ranks that are lost and being replaced while the others continue; the value makes the error that says so."""
         self._runs = itertools.count(1)
         self._went = asyncio.Event()
         """Set, and replaced by a new one, when the generation ends or loses ranks."""

@@ -41,7 +41,7 @@ class OwnedState(StrEnum):
     FORMED = "formed"
     """Tasks can be sent to all ranks."""
     REPAIRING = "repairing"
-    """Some ranks are lost and being replaced; the others go on (`restart_member`)."""
+    """Some ranks are lost and being replaced; the others continue (`restart_member`)."""
     RESTARTING = "restarting"
     """Its generation was torn down, and the next one is not formed yet."""
     UNCONFIRMED = "unconfirmed"
@@ -132,8 +132,7 @@ class GangOwner:
         self._carry_out(self.core.answered(reply, asked_at, self._loop.time()))
 
     async def _trust(self, deadline: float | None, patience_s: float) -> tuple[GangReply, float]:
-        """Renew the gang before it is used. If the caller's deadline has passed by now, this waits only a little
-        longer."""
+        """Renew the gang before it is used. If the caller's deadline has passed, this waits only a little longer."""
         now = self._loop.time()
         limit = now + min(patience_s, self.core.ttl_s)
         if deadline is not None:

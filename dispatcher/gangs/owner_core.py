@@ -44,13 +44,13 @@ class GenerationFormed:
 
     reply: GangReply
     instead: GanglineError | None = None
-    """Set if the previous generation had not ended yet. Members that stayed (same token) go on; the others ended with
-    this error."""
+    """Set if the previous generation had not ended yet. Members that stayed (same token) continue; the others ended
+    with this error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksLost:
-    """Ranks of the current generation are lost and will be replaced; the others go on."""
+    """Ranks of the current generation are lost and will be replaced; the others continue."""
 
     generation: int
     ranks: tuple[int, ...]

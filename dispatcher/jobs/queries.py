@@ -321,7 +321,7 @@ class JobQueries:
         return True
 
     async def _stop_started(self, ref: JobRef, timeout_s: float) -> None:
-        """A dispatcher may just have fetched it; it knows the job by now."""
+        """A dispatcher may have just fetched it, and then it knows the job."""
         for endpoint in await self._endpoints_of(ref):
             with contextlib.suppress(GanglineError):
                 await self._ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)

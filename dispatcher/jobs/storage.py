@@ -58,9 +58,9 @@ class TaskStorage:
     """Number of servers in a cluster that keep a copy, 1 to 5. With 3, any one of them may fail; a single server needs
     1."""
     dead_max_age_s: float = 30 * 86_400.0
-    """How long dead letters are kept; 0: for ever."""
+    """How long dead letters are kept; 0: forever."""
     jobs_max_age_s: float = 3600.0
-    """How long events, progress and items of jobs are kept for later readers; 0: for ever."""
+    """How long events, progress and items of jobs are kept for later readers; 0: forever."""
 
     tasks_max_bytes: int = 1024 * MEBIBYTE
     """Maximum size of the queues, in bytes, reserved on the server; when they are full, submissions wait and are

@@ -585,7 +585,7 @@ class RenewalSet:
         """All were released; holds that are kept from now on must be released too."""
         self._kept: dict[HeldSlots, None] = {}  # not a set: the order of releases must not depend on addresses
         self._brief: TimeoutQueue[HeldSlots] = TimeoutQueue(self._outlast)
-        """Holds that will nearly all be used up before their first renewal: they have no timers of their own yet."""
+        """Holds that will nearly all be used up before their first renewal: they do not have their own timers yet."""
 
     def __len__(self) -> int:
         return len(self._kept) + len(self._brief)

@@ -254,7 +254,7 @@ class RouterWiring:
 
     @cached_property
     def _chance(self) -> random.Random:
-        # A generator of its own: the system's costs a system call per draw.
+        # A separate generator: the system's costs a system call per draw.
         return random.Random(self._ambient.random.getrandbits(64))
 
     @cached_property

@@ -149,7 +149,7 @@ class Placed(NamedTuple):
 
 
 class PlacementRefused(NamedTuple):
-    """The request will not be placed any more."""
+    """The request will no longer be placed."""
 
     routed_request: RoutedRequest
     error: GanglineError
@@ -457,7 +457,7 @@ class RoutingCore:
         return effects
 
     def wake(self, now: float) -> list[Effect]:
-        """A backoff interval has ended: forget rejections, probe, and refuse requests that wait in vain."""
+        """A backoff interval has ended: forget rejections, probe, and refuse requests that cannot be served."""
         effects = self._refuse_hopeless(now)
         if not self.connected or not self.view.workers:
             return effects
@@ -503,7 +503,7 @@ class RoutingCore:
     # -- errors ---------------------------------------------------------------------------------------------------
 
     def give_up(self, routed_request: RoutedRequest, after: str) -> GanglineError:
-        """The error for a request that must not be tried any longer, and of which nothing is known to have started."""
+        """The error for a request that must no longer be tried and is not known to have started."""
         details = {"pool": self.pool, "attempts": routed_request.attempts}
         if routed_request.uncertain is not None:
             return self.outcome_unknown(routed_request, routed_request.uncertain)

@@ -168,7 +168,7 @@ class ReservationRequest(AwaitedRequest):
 _LEAST_SPARE: Final = 1024
 """A message in which less than this is left for lists and maps is full."""
 _MIN_HALF: Final = 16
-"""Fewer frames are not worth a message of their own."""
+"""Fewer frames are not worth a separate message."""
 
 
 class ChannelOwner(Protocol):
@@ -341,7 +341,7 @@ class WorkerChannel:
             self.flush()
 
     def doubt(self, check: InFlightRequest, task_ids: list[int]) -> None:
-        """Send a CHECK for these tasks in a message of its own. Its answer (or "no responders") settles the fate of all
+        """Send a CHECK for these tasks in a separate message. Its answer (or "no responders") settles the fate of all
         messages before it, because the server keeps their order.
 
         Raises:

@@ -36,7 +36,7 @@ _log = logger_for("dispatcher")
 
 _PREFIX_CHARS: Final = 8
 _TOKEN_BYTES: Final = 8
-"""Of a channel's token: its secret has 84 bits."""
+"""Length of a channel's token: its secret has 84 bits."""
 GAP_S: Final = 2.0
 """Silence of a worker, in seconds, after which this process may itself have been cut off. Other dispatchers take over
 the queues of one that was silent for longer."""
@@ -267,7 +267,7 @@ class RequestExchange:
             self._lose_all(channel, flights)
 
     def _lose_all(self, channel: WorkerChannel, flights: list[InFlightRequest]) -> None:
-        """The worker will not answer these any more. Whatever was sent may have started, unless the server says that
+        """The worker will no longer answer these. Whatever was sent may have started, unless the server says that
         nobody received it. That answer may still be on its way, so wait until the server has reported all of them."""
         for flight in flights:
             if self.recall(flight):

@@ -73,7 +73,7 @@ class StartGate:
             self.open()
 
     def open(self) -> None:
-        """The task need not be held any longer. Idempotent."""
+        """The task need no longer be held. Idempotent."""
         self._silence()
         if self._member is None or self._member.done():
             self._pass(self._member)
@@ -426,7 +426,7 @@ class TaskRunner:
             run.launched(execution)
 
     def end_unread(self, senders: Iterable[RouterHistory], silent_since: float) -> None:
-        """Stop streams whose reader is gone: they would wait for credit and keep their slots for ever. A live reader
+        """Stop streams whose reader is gone: they would wait for credit and keep their slots forever. A live reader
         grants credit, or asks about them, every few seconds. Durable jobs are left to their dispatchers."""
         for sender in senders:
             if sender.seen_at > silent_since:

@@ -282,5 +282,5 @@ class LedgerWriter:
             if token in self._until and self._describe(token) is not None:
                 self.changed(token)
             elif token in self._until and token not in self._dirty:
-                # Already gone: expired, or its deletion is under way.
+                # Already gone: expired, or its deletion is in progress.
                 del self._until[token]

@@ -242,7 +242,7 @@ class Registrar:
                 if seen is None:
                     seen, expired_at = entry.revision, loop.time() + self._settings.heartbeat_ttl_s + 1.0
             except KeyLost:
-                pass  # somebody was faster just now: find out who
+                pass  # another process was faster: find out which
             except Unavailable as error:
                 if last or isinstance(error, WorkerIdTaken | NotPermitted):
                     raise

@@ -439,8 +439,8 @@ class AdmissionCore:
             self._leases.give_back(record.lease, record)
 
     def withdraw(self, sender: RouterHistory, task_id: int, now: float) -> TaskRecord | None:
-        """The caller does not want this task any more. Returns it if it runs, to be cancelled. If it has not arrived
-        yet, it will be refused."""
+        """The caller no longer wants this task. Returns it if it runs, to be cancelled. If it has not arrived yet, it
+        will be refused."""
         record = sender.running.get(task_id)
         if record is None and self.repeated(sender, task_id) is None:
             self._memory.note_done(sender, task_id, WITHDRAWN, now)

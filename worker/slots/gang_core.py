@@ -272,7 +272,7 @@ class SlotReservations:
     def _give_back(self, gang: str) -> None:
         keep = self.by_gang.pop(gang, None)
         if not self.by_gang:
-            self._limiter.on_free = None  # otherwise every task calls it in vain
+            self._limiter.on_free = None  # otherwise every task calls it for nothing
         if keep is not None:
             self._limiter.release(keep)
 

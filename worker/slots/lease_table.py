@@ -362,7 +362,7 @@ class TaskRecord:
     answered = False
     """The caller has its answer. Code that cannot be stopped may still use the slots."""
     handle: object = None
-    """For whoever drives the core; not looked at in here."""
+    """For the core's driver; not used in here."""
 
     def __init__(
         self, sender: RouterHistory, task_id: int, cost: int, lease: GrantedLease | None, due_at: float

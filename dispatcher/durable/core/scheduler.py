@@ -269,7 +269,7 @@ class StartScheduler:
         self._runs(task, 1)
 
     def end(self, task: Task) -> None:
-        """It does not run any more (the caller changes its step)."""
+        """It no longer runs (the caller changes its step)."""
         queue = self._state
         if queue.agenda:
             queue.agenda.cancel((TimerKind.TIMEOUT, task.seq))

@@ -166,7 +166,7 @@ def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
 
 
 MOST_GAPS: Final = 6
-"""How often in a row missing items are requested in vain, over about three seconds."""
+"""How many times in a row missing items are requested without success, over about three seconds."""
 
 
 class ItemVerdict(Enum):
@@ -238,7 +238,7 @@ class ItemTracker:
         return count != self.received if self.known else count > 0
 
     def may_ask(self) -> bool:
-        """Whether to request them again: not after a request in vain."""
+        """Whether to request them again: only if items have arrived since the last request."""
         received = self.received if self.known else -1
         if self._asked_at == received:
             return False
@@ -246,7 +246,7 @@ class ItemTracker:
         return True
 
     def stands_still(self) -> bool:
-        """Whether to ask the worker since nothing has arrived for long: it may wait for lost credit. Called
+        """Whether to ask the worker because nothing has arrived for long: it may be waiting for lost credit. Called
         periodically; the intervals grow while nothing changes."""
         received, times = self._still
         if received != self.received:

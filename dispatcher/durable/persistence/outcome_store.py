@@ -1,7 +1,7 @@
 """Stores what the core wants persisted: results, failed attempts, dead letters and schedules.
 
-`answer` is always called: a task that is never settled keeps its place in the window for ever, and with enough of those
-nothing in the queue runs any more.
+`answer` is always called: a task that is never settled keeps its place in the window forever, and with enough of those
+nothing in the queue runs any longer.
 
 The order matters if the process crashes in between: the large result is stored before the record that names it; the
 dead letter before the record; the record before the answer to the core, which then acknowledges. A TryRecord is deleted

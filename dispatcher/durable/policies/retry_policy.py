@@ -110,7 +110,7 @@ VERDICTS: Final[dict[type[e.GanglineError], Verdict]] = {
     e.WorkerLost: Retry(DeadReason.CRASHED, at_once=True),
     e.DeadlineExceeded: Retry(DeadReason.TIMED_OUT),
     e.StreamBroken: _FAILED,
-    # No worker could run it. (Not `Saturated` for ever: see PoolSeen.largest.)
+    # No worker could run it. (Not `Saturated` forever: see PoolSeen.largest.)
     e.Unavailable: _NOT_STARTED,
     e.LeaseError: _NOT_STARTED,
     e.ClosedError: _NOT_STARTED,
@@ -125,7 +125,7 @@ _SAYS_WHETHER_IT_STARTED: Final = (e.TaskError, e.OutcomeUnknown, e.DeadlineExce
 
 def classify(error: e.GanglineError) -> Verdict:
     """What happens to a task whose attempt ended with this error. An error that says "nothing started" and is not
-    permanent does not count as an attempt (an unknown one does: it could say so for ever). An error of a kind that
+    permanent does not count as an attempt (an unknown one does: it could say so forever). An error of a kind that
     usually starts nothing counts if it says that something may have started.
     """
     if isinstance(error, e.TaskFailed) and not error.retryable:

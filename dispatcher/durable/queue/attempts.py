@@ -403,7 +403,7 @@ class AttemptSender(AttemptListener):
         self._ended(entry, sent_attempt.attempt, error)
 
     def _ask_for_items(self, entry: QueuedMessage, sent_attempt: JobAttempt, count: ItemTracker) -> None:
-        """Items were lost: request them, at once the first time, then with growing pauses, and not for ever."""
+        """Items were lost: request them, at once the first time, then with growing pauses, and not forever."""
         wait_s = count.ask_after_s()
         if wait_s is None:
             text = f"{entry.worker} does not send item {count.received}, although it was asked several times"

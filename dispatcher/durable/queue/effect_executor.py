@@ -329,7 +329,7 @@ class KeptEnds:
         self._acknowledge = acknowledge
         self._log = log
         self._told: dict[str, int] = {}
-        """Workers that were sent ACKs, perhaps in vain, and how many."""
+        """Workers that were sent ACKs, perhaps without success, and how many."""
         self._work = TaskSet("kept ends", log)
 
     def told(self, worker: str) -> None:

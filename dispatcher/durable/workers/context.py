@@ -36,5 +36,5 @@ class DispatcherContext:
     known: KnownPools
     metrics: DurableMetrics
     chance: random.Random
-    """A generator of its own: each draw from the system's is a system call."""
+    """A separate generator: each draw from the system's is a system call."""
     log: Log

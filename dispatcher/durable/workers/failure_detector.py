@@ -73,8 +73,8 @@ class DoubtMonitor:
         return lambda: self._listeners.remove(listener)
 
     def cut_off(self) -> None:
-        """Others were silent for a while. Perhaps we were cut off, or our server was frozen: then other dispatchers
-        may have our queues by now."""
+        """Others were silent for a while. Perhaps we were cut off, or our server was frozen: then other dispatchers may
+        have our queues."""
         if self._loop is not None and self._loop.time() - self._cut_off_at > _ONCE_IN_S:
             self._cut_off_at = self._loop.time()
             self._doubt(0.0)

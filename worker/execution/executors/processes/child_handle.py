@@ -97,7 +97,7 @@ class ChildHandle(asyncio.Protocol):
                 _command(theirs.fileno()),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                # A group of its own: Ctrl-C in a terminal is for the worker, and a kill takes what the task started.
+                # Its own process group: Ctrl-C in a terminal is for the worker, and a kill takes what the task started.
                 start_new_session=True,
             )
             self._watch()

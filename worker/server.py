@@ -304,7 +304,7 @@ class WorkerServer:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def rest(self, timeout_s: float | None, *, stored: bool = False) -> bool:
-        """Wait until nothing is held any more; False if that takes longer than `timeout_s` (None: no limit).
+        """Wait until nothing is held any longer; False if that takes longer than `timeout_s` (None: no limit).
 
         Args:
             stored: also wait until the dispatchers have stored the ends of durable tasks.

@@ -25,7 +25,7 @@ Deliver = Callable[[bytes, bytes, bytes, bytes, bytes], None]
 
 
 class ProtocolViolation(Exception):
-    """The received bytes are not the NATS protocol; the connection cannot be used any more."""
+    """The received bytes are not the NATS protocol; the connection can no longer be used."""
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:

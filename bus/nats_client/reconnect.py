@@ -232,7 +232,7 @@ class ReconnectingClient(Client):
         for pong in pongs:
             if not pong.done():
                 pong.set_exception(Disconnected(f"the connection to the nats-server was lost ({_text(reason)})"))
-                pong.exception()  # perhaps nobody awaits it any more
+                pong.exception()  # perhaps nobody is awaiting it
         self._observer.on_disconnected(_text(reason))
         if self._reconnection_task is not None:
             self._reconnection_task.cancel()

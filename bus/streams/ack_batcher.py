@@ -136,7 +136,7 @@ class AckBatcher:
             self._waiters.pop(waiter, None)
 
     def end(self, error: GanglineError) -> None:
-        """No confirmation will come any more. Idempotent."""
+        """No more confirmations will come. Idempotent."""
         if self._over is not None:
             return
         self._flush()  # the acknowledgements of this turn

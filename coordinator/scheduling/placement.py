@@ -218,7 +218,7 @@ def _augment(table: _Table, item: PlacementRequest, seen: set[WorkerId]) -> bool
             if table.slots.get(worker) + other.want.slots < want.slots:
                 continue
             if other.shape == item.shape:
-                continue  # it would have to find what this one did not
+                continue  # it would fail like this one
             table.give_back(other)
             table.take(item, worker)
             elsewhere = next((w for w in _candidates(table, other.want) if w != worker), None)

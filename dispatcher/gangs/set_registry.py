@@ -91,7 +91,7 @@ class SetDiscovery:
 
     def _listed(self) -> Iterator[str]:
         yield self._names.gangset_key()
-        if len(self.informer):  # else sets have no gangs
+        if len(self.informer):  # otherwise sets have no gangs
             yield self._names.gang_key()
 
     def _parse(self, entry: KvEntry) -> GangSetRecord | _GangOfSet | None:

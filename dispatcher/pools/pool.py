@@ -143,7 +143,7 @@ class RoutedPool:
         for routed_request in self.core.take_out(endpoint):
             waiter = routed_request.waiter
             assert isinstance(waiter, asyncio.Future), routed_request
-            if not waiter.done():  # else its caller has just given up
+            if not waiter.done():  # otherwise its caller has just given up
                 waiter.set_result(RouteChanged())
 
     @property

@@ -196,7 +196,7 @@ class ModelCache:
             self._report()
         elif self._entries.get(entry.id) is entry:
             del self._entries[entry.id]  # the next request tries again
-        self._wake()  # if no task wants it any more, it may be evicted now
+        self._wake()  # if no task wants it any longer, it may be evicted now
 
     async def _unload(self, entry: _Entry) -> None:
         if self._unloader is None:

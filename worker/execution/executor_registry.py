@@ -26,7 +26,7 @@ from .executors.threads import ThreadExecution, ThreadExecutor
 
 
 class ExecutorRegistry:
-    """Owned by one worker. Call `start()` before the first launch, and `stop()` when nothing runs any more."""
+    """Owned by one worker. Call `start()` before the first launch, and `stop()` when nothing is running."""
 
     def __init__(
         self,

@@ -258,7 +258,7 @@ class CollectiveSessions:
                 self._forget(run, keep=True)
 
     async def close(self) -> None:
-        """End, and wait until nothing is subscribed any more. Idempotent."""
+        """End, and wait until all subscriptions have ended. Idempotent."""
         self.end(ClosedError("this member has stopped"))
         await self._closing.rest()
 

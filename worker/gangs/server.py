@@ -227,7 +227,7 @@ class GangServer:
             operations.serve(operation, handler, large=True)  # a gang may have hundreds of seats
 
     def forsake(self) -> None:
-        """The registration is withdrawn: nothing can be committed here any more."""
+        """The registration is withdrawn: nothing more can be committed here."""
         for hold in self._gangs.forsake(self._driver.now()):
             self._record("unhold", hold)
 

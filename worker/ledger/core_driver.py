@@ -155,7 +155,7 @@ class CoreDriver:
         self.ledger: LedgerWriter | None = None
         """Set when the bucket is open; nothing can be granted before."""
         self.on_rest: Callable[[], None] | None = None
-        """Called when a draining core holds nothing any more, and again when it may leave."""
+        """Called when a draining core no longer holds anything, and again when it may leave."""
         self.on_gangs: Callable[[], None] | None = None
         """Called after decisions while this worker has anything of a gang."""
         self.waiters: CapacityWaiters | None = None
@@ -443,7 +443,7 @@ class LeaseService:
 
         Raises:
             InvalidRequest: a time is longer than this worker allows.
-            LeaseError: the lease does not exist (any more).
+            LeaseError: the lease does not or no longer exist.
         """
         if ttl_s is not None and ttl_s > self._settings.max_lease_ttl_s:
             raise InvalidRequest(

@@ -118,7 +118,7 @@ class LedgerWriter:
 
         Raises:
             Unavailable: the write failed or timed out. It may have been made: call `ended` when the lease has ended.
-            LookupError: the lease does not exist (any more).
+            LookupError: the lease does not or no longer exist.
         """
         desired = self._describe(token)
         if desired is None:

@@ -437,7 +437,7 @@ class WorkerGangCore:
         if hold is not None:
             if hold.attempt > request.attempt:
                 return Refusal.EXPIRED
-            # There is only one attempt at a time, so nothing can be committed for the older one any more.
+            # There is only one attempt at a time, so nothing can be committed for the older one now.
             self._drop(hold)
         return None
 

@@ -396,7 +396,7 @@ class RouterHistory:
         self.done: dict[int, bytes] = {}
         """Answered, or WITHDRAWN."""
         self.floor = -1
-        """All ids up to this one were seen, even if nothing is known of them any more."""
+        """All ids up to this one were seen, even if nothing is known about them any longer."""
         self.seen_at = 0.0
         """When it last sent something."""
 

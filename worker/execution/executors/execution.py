@@ -324,7 +324,7 @@ class CoroutineExecution(TaskExecution):
         self._site.stepper.add(self)
 
     def stop(self, reason: GanglineError) -> None:
-        if self._carrier is not None:  # else `begin` finds the reason
+        if self._carrier is not None:  # otherwise `begin` finds the reason
             self._carrier.cancel()
 
     def credit(self, items: int) -> None:

@@ -45,7 +45,7 @@ class MiddlewareExecution(TaskExecution):
         if self._inner is not None and not self._inner.done:
             assert isinstance(reason, TaskCancelled | DeadlineExceeded)
             self._inner.cancel(reason)
-        elif self._begun:  # else _main finds the reason
+        elif self._begun:  # otherwise _main finds the reason
             self._task.cancel()
 
     def insist(self) -> None:

@@ -230,7 +230,7 @@ class Carrier:
                 if waits_for.cancel():
                     thrown = None  # `waits_for` raises it
                 else:
-                    waits_for._asyncio_future_blocking = False  # nobody waits for it any more
+                    waits_for._asyncio_future_blocking = False  # nobody is waiting for it
             while waits_for is not self:
                 if thrown is None:
                     try:

@@ -130,7 +130,7 @@ class ThreadExecutor:
                     return
                 job = self._jobs.popleft()
             job()
-            del job  # else its arguments would live until the next one
+            del job  # otherwise its arguments would live until the next job
             with self._changed:
                 self._idle += 1
 

@@ -257,7 +257,7 @@ class ChildHandle(asyncio.Protocol):
             self._ready.set_exception(
                 GanglineError(f"a child process of pool {self._opening.pool!r} could not start: {why}")
             )
-            self._ready.exception()  # mark it as retrieved, even if nobody waits any more
+            self._ready.exception()  # mark it as retrieved, even if nobody is waiting
         listener, self._listener = self._listener, None
         if listener is not None:
             text, details = _how(self._popen.returncode)

@@ -144,7 +144,7 @@ class ServerProcess:
             return
         if not self._keeper:
             self._pid = self._process.pid
-        self._started.set()
+            self._started.set()
         assert self._process.stderr is not None
         with self._process.stderr as log:
             for line in log:
@@ -152,6 +152,7 @@ class ServerProcess:
         self._process.wait()
         self._close_input()
         self._ended.set()
+        self._started.set()
         self._on_end()
 
     def _close_input(self) -> None:
@@ -161,6 +162,7 @@ class ServerProcess:
     def _take(self, line: str) -> None:
         if self._pid is None and line.startswith("keeper: pid "):
             self._pid = int(line.rsplit(" ", 1)[1])
+            self._started.set()  # not before: the server may log that it is ready before the keeper tells its id
             return
         self._lines.append(line)
         self._on_line(line)

@@ -157,11 +157,16 @@ async def test_it_dies_with_its_parent_however_that_dies(forks, number):
     await asyncio.to_thread(parent.wait)
 
 
-async def test_without_the_kernels_help_a_keeper_ends_it_with_its_parent(forks):
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "which tells of it late"])
+async def test_without_the_kernels_help_a_keeper_ends_it_with_its_parent(forks, late):
     before = (
         "from gangline.bus.embedded import process as server_process, server as embedded; import functools; "
         "embedded.ServerProcess = functools.partial(server_process.ServerProcess, keeper=True)"
     )
+    if late:  # the server is ready long before
+        before += (
+            "; server_process._KEEPER = server_process._KEEPER.replace('print(', 'import time; time.sleep(1); print(')"
+        )
     parent, pid = started_by(forks, before)
     assert alive(pid)
     parent.kill()

@@ -34,7 +34,7 @@ _TRIES_FROM: Final = 8192
 """If the error may take fewer bytes, there is no room for earlier attempts."""
 DUE_KEPT: Final = "24h"
 """How long a message published by a schedule is kept in its stream: the stream of tasks copies it at once, or when it
-has a leader again."""
+has a leader again, or room. Then it is lost: docs/explanation/what-is-not-promised.md."""
 MAX_HEADER_BYTES: Final = 65_535
 """JetStream's limit."""
 

@@ -7,10 +7,9 @@ import logging
 import pytest
 
 from gangline.bus.nats_bus import NatsBus
-from gangline.bus.port.bus import BucketSettings, Retention, Storage, StorageUnavailable, Stream, StreamSettings
+from gangline.bus.port.bus import BucketSettings, Retention, Storage, StorageUnavailable, StreamSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.names import Names
-from gangline.schemas.wire import headers
 
 from ...waiting import until
 from ..conftest import impatient
@@ -71,29 +70,39 @@ async def test_a_full_queue_refuses_what_is_new_and_keeps_what_it_has(connect_to
     assert (await queue.state()).first_sequence == first.sequence
 
 
-async def test_what_comes_due_while_the_queue_is_full_reaches_it_when_there_is_room(connect_to, secured):
+async def test_what_becomes_due_while_the_queue_is_full_is_queued_when_there_is_room_unless_it_expired(
+    connect_to, secured
+):
     bus, names = await connect_to(secured("").url), Names()
-    streams = TaskStreams(bus, names, TaskStorage(storage=Storage.MEMORY, tasks_max_bytes=10_000))
+    streams = TaskStreams(bus, names, TaskStorage(storage=Storage.MEMORY, tasks_max_bytes=3000))
     tasks, schedules = await streams.tasks(), await streams.schedules()
-    with impatient(bus), pytest.raises(StorageUnavailable):
-        for _ in range(10):
-            await tasks.publish(names.task("q", "a"), b"x" * 1000)
-    for number in range(3):
-        due = {
-            headers.SCHEDULE: "@at 2026-01-01T00:00:00Z",
-            headers.SCHEDULE_TARGET: names.due_of(names.task("q", f"due{number}")),
-        }
-        await schedules.publish(names.schedule(f"q.{number}"), b"y" * 900, headers=due)
+    task, small = names.task("words", "count"), names.task("words", "small")
+    for _ in range(2):
+        await tasks.publish(task, b"x" * 1000)
+    due = names.due_of(task)
+    expiring = await schedules.publish(due, b"a" * 1000, headers={"Nats-TTL": "1s"})
+    waiting = [await schedules.publish(due, body * 1000) for body in (b"b", b"c")]
 
-    async def came(stream: Stream, pattern: str) -> bool:
-        return len((await stream.state(pattern)).subjects) == 3
+    async def expired() -> bool:
+        return await schedules.get(expiring.sequence) is None
 
-    await until(lambda: came(schedules, names.due), "the server publishes what is due")
-    assert not await came(tasks, names.tasks_of("q"))
-    state = await tasks.state()
-    for sequence in range(state.first_sequence, state.last_sequence + 1):
-        await tasks.delete(sequence)
-    await until(lambda: came(tasks, names.tasks_of("q")), "the queue takes what is due")
+    await until(expired)
+    assert (await tasks.state()).messages == 2, "the queue took more than it may"
+    await tasks.purge(task)
+
+    async def queued() -> bool:
+        return (await tasks.state()).messages == len(waiting)
+
+    await until(queued)
+    first = await tasks.next(names.tasks)
+    assert first is not None and first.data == b"b" * 1000
+    await schedules.publish(names.due_of(small), b"d")
+
+    async def next_is_queued() -> bool:
+        return await tasks.last(small) is not None
+
+    await until(next_is_queued)
+    assert (await tasks.state()).messages == 3
 
 
 async def test_where_the_server_cannot_reserve_so_much_there_is_no_bound_and_a_warning(connect_to, secured, caplog):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.jetstream.api import TOO_MANY_BATCHES
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings
 from gangline.bus.port.key_value import KeyValue
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.server
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "threat-model.md"
 API = "$JS.API"
+INCOMPLETE_BATCH = 10176
+"""The server's error number for the end of a batch whose beginning it did not take."""
 USERS = (
     *("operator", "router", "gateway", "dispatcher", "coordinator"),
     *("producer=producer:invoices", "worker=worker:images.w1", "web@shop=producer:invoices"),
@@ -97,6 +100,18 @@ async def progress_is_forged(account: Account, bus: NatsBus) -> bool:
     return "error" not in await account.ask(bus, subject, {"job": "images.theirs", "value": 1})
 
 
+async def batches_are_kept_open(account: Account, bus: NatsBus) -> bool:
+    for number in range(50):  # the most that a stream has
+        headers = {"Nats-Batch-Id": f"open-{number}", "Nats-Batch-Sequence": "1"}
+        bus.publish(f"$KV.{account.ledger.name}.alive.images.w1", b"{}", headers=headers)
+    await bus.flush()
+    mine = f"$KV.{account.ledger.name}.gang.mine"
+    account.operator.publish(mine, b"{}", headers={"Nats-Batch-Id": "mine", "Nats-Batch-Sequence": "1"})
+    last = {"Nats-Batch-Id": "mine", "Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "1"}
+    answer = await account.ask(account.operator, mine, {}, **last)
+    return answer.get("error", {}).get("err_code") in (TOO_MANY_BATCHES, INCOMPLETE_BATCH)
+
+
 async def answers_are_forged(account: Account, bus: NatsBus) -> bool:
     heard, asked = collect(), f"_INBOX.operator.asked-{id(bus)}"
     await account.operator.subscribe(asked, heard)
@@ -131,6 +146,7 @@ HOLES: dict[str, Attack] = {
     f"producer | {READ}": others_are_read,
     f"producer | {ID}": a_message_id_is_taken,
     "worker | report progress of any job": progress_is_forged,
+    "worker | keep 50 atomic batches open: meanwhile no gang is formed or ended": batches_are_kept_open,
     "gateway, worker, coordinator | answer what others ask, where they know the reply subject": answers_are_forged,
     "operator | have a stream store what anybody in the account receives, in other namespaces, too": inboxes_are_stored,
 }

@@ -205,6 +205,34 @@ async def test_what_was_told_before_the_end_is_read_though_storage_has_no_leader
     await its.close()
 
 
+async def test_no_more_is_read_than_a_slow_reader_takes_and_some_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, hub, ambient = Names(), MemoryServer(), Environment()
+    its, read, got = hub.connect("dispatcher"), jobs_feed._next, 0
+
+    async def next_(*rest: Any) -> Any:
+        nonlocal got
+        messages = await read(*rest)
+        got += len(messages)
+        return messages
+
+    monkeypatch.setattr(jobs_feed, "_AHEAD", 8)
+    monkeypatch.setattr(jobs_feed, "_next", next_)
+    async with Client(hub.connect("client"), names=names, tasks=STORAGE, owns_bus=True) as client:
+        rig = JobsRig(names, client, its, hub, ambient)
+        job = await client.submit("images.echo")
+        for number in range(200):
+            await rig.tell(JobProgress(job=job.id, attempt=1, number=number + 1, at=2.0, value=number))
+        await rig.end(job.id)
+        events = aiter(job.events())
+        first = await anext(events)
+        await asyncio.sleep(2 * jobs_feed.REST_S)
+        assert 8 <= got < 100
+        rest = await collect(events)
+        assert [first.value, *(event.value for event in rest[:-1])] == list(range(200))
+        assert rest[-1].state == JobState.DONE
+    await its.close()
+
+
 @on_both_buses
 async def test_an_item_that_is_missing_is_told(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_feed, "GAP_S", 0.2)

@@ -21,6 +21,7 @@ import click
 from gangline.bus.port import bus as port
 from gangline.bus.port import stream as stream_port
 from gangline.bus.port.bus import BucketSettings
+from gangline.bus.port.subjects import SubjectPattern
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
 from gangline.coordinator.election.election_core import ElectionSettings
@@ -40,8 +41,8 @@ from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.limits import MAX_CONTAINERS
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names
-from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration
-from gangline.schemas.permissions.roles import Role, permissions
+from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration, parse_user
+from gangline.schemas.permissions.roles import Role, User, permissions
 from gangline.worker.ledger.settings import WorkerSettings
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -325,6 +326,7 @@ def permissions_page() -> str:
         "refused. Each user may also subscribe to its own inbox, `_INBOX.<user>.>`. `gangline roles` writes this",
         "as server configuration, limited to pools and workers; [permissions](../how-to/permissions.md) says how to",
         "use it.",
+        *_matrix(),
     ]
     texts = _field_texts(Role)
     for role in Role:
@@ -339,6 +341,103 @@ def permissions_page() -> str:
         if allowed.answers_s:
             lines += ["", f"In addition, one answer to each request within {allowed.answers_s} s (`allow_responses`)."]
     return "\n".join([*lines, ""])
+
+
+# Operation -> a subject that it needs, to publish unless it begins with a plus sign. `images` is a pool and an
+# endpoint, `w1` one of its workers, `j` a job. Tests try each of them as each role and from a tenant.
+OPERATIONS = {
+    "call an endpoint through a gateway": "gangline.call.images.double",
+    "call another endpoint": "gangline.call.video.play",
+    "submit a task": "gangline.task.images.double",
+    "submit to another endpoint": "gangline.task.video.play",
+    "ask for a job's status": "gangline.queue.images.get",
+    "cancel a job": "gangline.queue.images.cancel",
+    "cancel a job of another endpoint": "gangline.queue.video.cancel",
+    "read a stored result": "$JS.API.STREAM.MSG.GET.KV_GANGLINE_RESULTS",
+    "read waiting tasks": "$JS.API.STREAM.MSG.GET.GANGLINE_TASKS",
+    "hear results": "+$KV.GANGLINE_RESULTS.result.images.j",
+    "hear results of another endpoint": "+$KV.GANGLINE_RESULTS.result.video.j",
+    "follow a job": "+gangline.job.images.j.state",
+    "follow a job of another endpoint": "+gangline.job.video.j.state",
+    "answer calls": "+gangline.call.images.double gangline-gateway",
+    "hear all calls": "+gangline.call.images.double",
+    "answer queue requests": "+gangline.queue.images.get",
+    "take tasks": "$JS.API.CONSUMER.MSG.NEXT.GANGLINE_TASKS.q",
+    "acknowledge tasks": "$JS.ACK.GANGLINE_TASKS.q.1.1.1.1.0",
+    "delete a task": "$JS.API.STREAM.MSG.DELETE.GANGLINE_TASKS",
+    "write a result": "$KV.GANGLINE_RESULTS.result.images.j",
+    "write a dead letter": "gangline.dead.images.double",
+    "write a schedule": "gangline.sched.images.j",
+    "write a job's state": "gangline.job.images.j.state",
+    "write a job's progress": "gangline.job.images.j.progress",
+    "call a worker": "gangline.worker.images.w1.frames",
+    "call a worker on its channel": "_GANGLINE.gangline.worker.images.w1.x.frames",
+    "lease a worker's slots": "gangline.worker.images.w1.reserve",
+    "hold a worker's slots for a gang": "gangline.worker.images.w1.hold",
+    "drain a worker": "gangline.worker.images.w1.drain",
+    "resize a worker": "gangline.worker.images.w1.resize",
+    "answer as the worker": "+gangline.worker.images.w1.frames",
+    "answer as another worker": "+gangline.worker.images.w2.frames",
+    "hear a worker's channel": "+_GANGLINE.gangline.worker.images.w1.x.frames",
+    "register the worker": "$KV.GANGLINE_LEDGER.reg.images.w1",
+    "register as another worker": "$KV.GANGLINE_LEDGER.reg.images.w2",
+    "write the worker's leases": "$KV.GANGLINE_LEDGER.lease.images.w1.t",
+    "read the ledger": "$JS.API.STREAM.MSG.GET.KV_GANGLINE_LEDGER",
+    "watch the ledger": "$JS.API.CONSUMER.CREATE.KV_GANGLINE_LEDGER.c",
+    "create the ledger": "$JS.API.STREAM.CREATE.KV_GANGLINE_LEDGER",
+    "hear which workers are alive": "+$KV.GANGLINE_LEDGER.alive.images.w1",
+    "request a gang": "gangline.gang.acquire",
+    "end anybody's gang": "gangline.gang.end",
+    "report of a gang's member": "gangline.gang.report.images.w1",
+    "report of another worker's member": "gangline.gang.report.images.w2",
+    "answer requests for gangs": "+gangline.gang.acquire",
+    "write gangs": "$KV.GANGLINE_LEDGER.gang.g",
+    "be the leader": "$KV.GANGLINE_LEDGER.leader",
+    "talk as a gang's member": "gangline.gang-talk.g.1.1.0",
+    "set a route": "$KV.GANGLINE_ROUTES.images",
+    "answer to anybody's inbox": "_INBOX.somebody.r.1",
+    "hear others' inboxes": "+_INBOX.somebody.r.1",
+    "delete a stream": "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
+    "purge the queue": "$JS.API.STREAM.PURGE.GANGLINE_TASKS",
+    "change a stream": "$JS.API.STREAM.UPDATE.GANGLINE_TASKS",
+    "create any stream": "$JS.API.STREAM.CREATE.ANYTHING",
+}
+MATRIX_USERS = (*(role.value for role in Role if role is not Role.WORKER), "worker=worker:images.w1")
+TENANT = "web@shop=producer:images"
+
+
+def allows(user: User, subject: str) -> bool:
+    """Whether the lists of a user have the subject, written as in OPERATIONS."""
+    allowed = user.permissions(Names())
+    if not subject.startswith("+"):
+        return any(SubjectPattern(pattern).matches(subject) for pattern in allowed.publish)
+    subject, _, queue = subject[1:].partition(" ")
+    patterns = (pattern.partition(" ") for pattern in allowed.subscribe)
+    return any(SubjectPattern(pattern).matches(subject) and group in ("", queue) for pattern, _, group in patterns)
+
+
+def _matrix() -> list[str]:
+    users = [parse_user(text) for text in (*MATRIX_USERS, TENANT)]
+    lines = [
+        "",
+        "## Who may do what",
+        "",
+        "Each operation with one subject that it needs, for the users of",
+        "",
+        "```console",
+        f"$ gangline roles {' '.join((*MATRIX_USERS, TENANT))}",
+        "```",
+        "",
+        "The last column is the tenant's producer, and all that exists for anybody in its account: there the account",
+        "keeps the rest away, whatever the user's own lists say. Tests try every cell on a server.",
+        "",
+        f"| operation | subject |{''.join(f' {user.name} |' for user in users[:-1])} producer of a tenant |",
+        "|---|---|" + ":-:|" * len(users),
+    ]
+    for operation, subject in OPERATIONS.items():
+        cells = "".join(" yes |" if allows(user, subject) else "  |" for user in users)
+        lines.append(f"| {operation} | {'hear ' * (subject[0] == '+')}{_code(subject.removeprefix('+'))} |{cells}")
+    return lines
 
 
 def _code(subject: str | None) -> str:

@@ -1,0 +1,145 @@
+"""The matrix of docs/reference/permissions.md, tried on a server: what a cell allows arrives, all else is refused.
+
+Somebody whom nothing limits listens to all of Gangline's account, and sends to each subject that others may hear. A
+thief in the tenant's account, whom no lists limit either, shows what the account alone keeps away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import re
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from types import ModuleType
+
+import nats
+import pytest
+from nats.aio.client import Client as Connection
+from nats.aio.msg import Msg
+
+from gangline.schemas.names import Names
+from gangline.schemas.permissions.nats_config import parse_user
+
+from ..waiting import PATIENCE_S
+from .conftest import PASSWORD, Site, cut
+
+pytestmark = pytest.mark.server
+
+END = "$JS.API.INFO"
+"""A subject that all may publish to: what arrives there last says that everything before it has arrived."""
+
+
+def _pages() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pages", Path(__file__).resolve().parents[2] / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pages = _pages()
+USERS = {user.name: user for user in map(parse_user, (*pages.MATRIX_USERS, pages.TENANT))}
+
+
+def configuration() -> str:
+    config = cut(*pages.MATRIX_USERS, pages.TENANT)
+    for account, free in (("GANGLINE", "spy"), ("shop", "thief")):
+        before, start, after = config.partition(f"  {account} {{\n")
+        assert start and "    users: [\n" in after
+        users = f"    users: [\n      {{ user: {free}, password: {PASSWORD} }}\n"
+        config = before + start + after.replace("    users: [\n", users, 1)
+    return config
+
+
+@contextlib.asynccontextmanager
+async def connected(site: Site, user: str, refusals: list[str] | None = None) -> AsyncIterator[Connection]:
+    async def note(error: Exception) -> None:
+        if refusals is not None and "permissions violation" in str(error).lower():
+            refusals.append(str(error))
+
+    connection = await nats.connect(
+        site.server.url, user=user, password=PASSWORD, inbox_prefix=f"_INBOX.{user}".encode(), error_cb=note
+    )
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def published(site: Site, user: str, subjects: Iterable[str], refusals: list[str]) -> set[str]:
+    """Which of the subjects reach Gangline's account."""
+    heard: set[str] = set()
+    over = asyncio.Event()
+
+    async def hear(message: Msg) -> None:
+        if message.data == user.encode():
+            heard.add(message.subject)
+        elif message.data == b"over":
+            over.set()
+
+    async with connected(site, "spy") as spy, connected(site, user, refusals) as connection:
+        await spy.subscribe(">", cb=hear)
+        await spy.flush()
+        for subject in subjects:
+            await connection.publish(subject, user.encode())
+        await connection.publish(END, b"over")
+        await connection.flush()
+        await asyncio.wait_for(over.wait(), PATIENCE_S)
+    return heard
+
+
+async def heard(site: Site, user: str, subjects: Iterable[str], refusals: list[str]) -> set[str]:
+    """Which of the subjects, with a queue group after a blank, reach the user from Gangline's account."""
+    async with connected(site, "spy") as spy, connected(site, user, refusals) as connection:
+        subscriptions = {}
+        for each in subjects:
+            subject, _, queue = each.partition(" ")
+            subscriptions[each] = await connection.subscribe(subject, queue=queue)
+        await connection.flush()
+        for subject in {each.partition(" ")[0] for each in subjects}:
+            await spy.publish(subject, b"")
+        await spy.flush()  # the server has put all of it in line before its answer to the next line
+        await connection.flush()
+        return {each for each, subscription in subscriptions.items() if subscription.pending_msgs}
+
+
+async def hold(site: Site, subjects: Iterable[str]) -> None:
+    asked = list(dict.fromkeys(subjects))
+    publish = [subject for subject in asked if not subject.startswith("+")]
+    subscribe = [subject[1:] for subject in asked if subject.startswith("+")]
+    for name, user in (*USERS.items(), ("thief", USERS["web"])):
+        allowed = {subject for subject in asked if pages.allows(user, subject)}
+        refusals: list[str] = []
+        assert (name, await published(site, name, publish, refusals)) == (name, allowed & set(publish))
+        expected = {subject[1:] for subject in allowed if subject.startswith("+")}
+        assert (name, await heard(site, name, subscribe, refusals)) == (name, expected)
+        # The thief meets no list: nothing but the account keeps it away.
+        assert (name, len(refusals)) == (name, 0 if name == "thief" else len(set(asked) - allowed))
+
+
+async def test_every_cell_of_the_matrix_holds_on_a_server(site_of):
+    await hold(site_of(configuration()), pages.OPERATIONS.values())
+
+
+def test_the_matrix_has_what_is_allowed_and_refused_for_everybody():
+    for user in USERS.values():
+        cells = {pages.allows(user, subject) for subject in pages.OPERATIONS.values()}
+        assert cells == {True, False}, user.name
+    for subject in pages.OPERATIONS.values():
+        assert pages.allows(USERS["web"], subject) <= pages.allows(USERS["producer"], subject)
+
+
+@pytest.mark.long
+async def test_every_subject_of_every_list_is_for_those_alone_who_have_it(site_of):
+    def example(pattern: str) -> str:
+        subject, blank, queue = pattern.partition(" ")
+        return re.sub(r"\*", "images", subject).replace(">", "a.b") + blank + queue
+
+    subjects = []
+    for user in USERS.values():
+        allowed = user.permissions(Names())
+        subjects += [example(pattern) for pattern in allowed.publish]
+        subjects += ["+" + example(pattern) for pattern in allowed.subscribe if not pattern.startswith("_INBOX")]
+    await hold(site_of(configuration()), (each for each in subjects if each != END))

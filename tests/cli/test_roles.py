@@ -44,6 +44,13 @@ def test_a_server_takes_tenants_each_in_an_account_of_its_own(monkeypatch):
         assert server.running
 
 
+def test_limits_stand_in_the_file_and_in_the_command_at_its_top():
+    result = run("--limit", "shop:connections=3", "operator", "web@shop=producer")
+    assert "#   gangline roles --limit=shop:connections=3 operator web@shop=producer\n" in result.output
+    assert "max_connections: 3," in result.output
+    assert run("--limit", "shop:kings=3", "operator", "web@shop=producer").exit_code == 2
+
+
 def test_a_role_that_is_none_is_one_line_and_a_code():
     result = run("shop=king")
     assert result.exit_code != 0

@@ -19,8 +19,18 @@ from ...console.options import reporting
     help="First token of all subjects (GANGLINE_NAMESPACE).",
 )
 @click.option("--nkeys", is_flag=True, help="Give users nkeys instead of passwords.")
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="[ACCOUNT:]LIMIT=NUMBER",
+    help="Limit an account, or all tenants: connections (in all), subscriptions (of a connection), payload (bytes of a "
+    "message); for Gangline's own account also JetStream's memory and store (bytes), streams, consumers. Repeatable.",
+)
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
-def command(users: tuple[str, ...], account: str, namespace: str, nkeys: bool, debug: bool) -> None:
+def command(
+    users: tuple[str, ...], account: str, namespace: str, nkeys: bool, limits: tuple[str, ...], debug: bool
+) -> None:
     """Print nats-server configuration for the given users, each limited to what its roles need. Write it to a file and
     include the file in the server's configuration; no server is contacted.
 
@@ -29,28 +39,32 @@ def command(users: tuple[str, ...], account: str, namespace: str, nkeys: bool, d
     one user per role.
 
     Each TENANT gets its own account, which imports only what its producers need from Gangline's account. Use one for
-    callers you do not trust.
+    callers you do not trust. Each is limited to 256 connections, 1000 subscriptions and messages of 1 MiB.
 
     \b
     gangline roles > roles.conf
     gangline roles gateway dispatcher operator shop=router+producer gpu-1=worker:images.w1 gpu-2=worker:images.w2
     gangline roles dispatcher operator images=worker:images billing=producer:invoices
     gangline roles gateway dispatcher operator worker web@shop=producer:images batch@lab=producer:video
+    gangline roles --limit connections=20 --limit lab:payload=65536 --limit GANGLINE:store=50000000000 ...
     """
-    reporting(_print, debug)(users, account, namespace, nkeys)
+    reporting(_print, debug)(users, account, namespace, nkeys, limits)
 
 
-def _print(users: tuple[str, ...], account: str, namespace: str, nkeys: bool) -> None:
+def _print(users: tuple[str, ...], account: str, namespace: str, nkeys: bool, limits: tuple[str, ...]) -> None:
     import shlex
 
     from ....schemas.names import Names, check_name
-    from ....schemas.permissions.nats_config import DEFAULT_USERS, configuration, parse_user
+    from ....schemas.permissions.nats_config import DEFAULT_USERS, configuration, parse_limit, parse_user
 
     check_name(account, "account")
     chosen = tuple(map(parse_user, users)) or DEFAULT_USERS
     options = [f"--account={account}"] * (account != "GANGLINE") + [f"--namespace={namespace}"] * (
         namespace != "gangline"
     )
-    options += ["--nkeys"] * nkeys
+    options += ["--nkeys"] * nkeys + [f"--limit={limit}" for limit in limits]
     line = shlex.join(["gangline", "roles", *options, *users])
-    click.echo(configuration(Names(namespace), chosen, command=line, account=account, nkeys=nkeys), nl=False)
+    text = configuration(
+        Names(namespace), chosen, command=line, account=account, nkeys=nkeys, limits=map(parse_limit, limits)
+    )
+    click.echo(text, nl=False)

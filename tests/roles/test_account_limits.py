@@ -1,0 +1,115 @@
+"""What a tenant may take of the server itself: the server refuses what is over its limit, and others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client as Connection
+
+from gangline.bus.port.bus import BucketSettings
+from gangline.schemas.errors.base import InvalidRequest
+from gangline.schemas.names import Names
+from gangline.schemas.permissions.nats_config import configuration, parse_limit, parse_user
+
+from ..waiting import PATIENCE_S
+from .conftest import PASSWORD, SERVERS, Site
+
+USERS = (*SERVERS, "web@shop=producer:images", "batch@lab=producer:images")
+
+
+def limited(*limits: str) -> str:
+    return configuration(Names(), tuple(map(parse_user, USERS)), limits=map(parse_limit, limits))
+
+
+class Refusals:
+    """Why the server's client gave a connection up."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def close(self) -> None:
+        self.closed.set()
+
+    async def ignore(self, error: Exception) -> None:
+        """The connection keeps the last one."""
+
+    async def of(self, connection: Connection) -> str:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.closed.wait()
+        return str(connection.last_error).lower()
+
+
+async def connect(site: Site, user: str, refusals: Refusals, **others: Any) -> Connection:
+    return await nats.connect(
+        site.server.url,
+        user=user,
+        password=PASSWORD,
+        inbox_prefix=f"_INBOX.{user}".encode(),
+        error_cb=refusals.ignore,
+        closed_cb=refusals.close,
+        allow_reconnect=False,
+        **others,
+    )
+
+
+@pytest.mark.server
+async def test_the_server_refuses_a_tenant_what_is_over_its_limits_and_nobody_else(site_of):
+    site: Site = site_of(limited("shop:connections=2", "shop:subscriptions=5", "shop:payload=1000"))
+    await site.everything()
+    why_first, why_second = Refusals(), Refusals()
+    first, second = await connect(site, "web", why_first), await connect(site, "web", why_second)
+    lab = await site.bus("batch")
+    call = "gangline.call.images.double"
+    try:
+        with pytest.raises(Exception, match="maximum account active connections exceeded"):
+            await connect(site, "web", Refusals())
+        for number in range(6):
+            await first.subscribe(f"_INBOX.web.{number}")
+        assert "maximum subscriptions exceeded" in await why_first.of(first)
+        answer = await second.request(call, b"[2]", timeout=PATIENCE_S)
+        assert answer.data == b"4"
+        second._max_payload = 10_000  # as a client that ignores what the server told it
+        await second.publish(call, b" " * 1001)
+        assert "maximum payload violation" in await why_second.of(second)
+        # Somebody else's limits are others.
+        assert (await lab.request(call, b" " * 1001 + b"[3]", timeout_s=PATIENCE_S)).data == b"6"
+        assert await (await site.client("batch")).submit("images.double", 4) is not None
+    finally:
+        await asyncio.gather(first.close(), second.close())
+
+
+@pytest.mark.server
+async def test_the_account_of_gangline_can_have_limits_of_jetstream(site_of):
+    site: Site = site_of(limited("GANGLINE:streams=1", "GANGLINE:store=1000000000"))
+    await site.make_ledger()
+    operator = await site.bus("operator")
+    with pytest.raises(Exception, match="maximum number of streams reached"):
+        await operator.bucket(Names().routes_bucket, BucketSettings())
+
+
+def test_limits_of_one_tenant_go_before_those_of_all_and_all_have_some():
+    def limits(text: str) -> list[str]:
+        return [line.strip() for line in text.splitlines() if "limits:" in line]
+
+    usual = "limits: { max_connections: 256, max_subscriptions: 1000, max_payload: 1048576 }"
+    assert limits(limited()) == [usual, usual]
+    shop, lab = limits(limited("shop:connections=3", "connections=20"))
+    assert "max_connections: 3," in shop and "max_connections: 20," in lab
+    assert limits(limited("GANGLINE:connections=9"))[0] == "limits: { max_connections: 9 }"
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        *((text, "is not") for text in ("", "connections", "connections=", "connections=-1", "connections=0", "x=1")),
+        ("king:connections=1", "no account 'king'"),
+        ("shop:streams=1", "only GANGLINE has JetStream"),
+        ("store=1", "only GANGLINE has JetStream"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(limit: str, why: str):
+    with pytest.raises(InvalidRequest, match=why):
+        limited(limit)

@@ -14,9 +14,8 @@ from .api import ApiError
 from .wire import SECOND_NS, delivered_message, delivery
 
 if TYPE_CHECKING:
-    from ..nats_client.client import NatsSubscription
     from .stream_admin import StreamOwner
-    from .transport import Transport
+    from .transport import Transport, TransportSubscription
 
 
 _FIRST_RETRY_S: Final = 0.1
@@ -116,7 +115,7 @@ class PushConsumer:
         self._on_idle = on_idle
         self._name = f"gangline-{bus.ambient.token()}"
         self._inbox = bus.new_inbox()
-        self._subscription: NatsSubscription | None = None
+        self._subscription: TransportSubscription | None = None
         self._asked = False
         """Whether the consumer may exist at the server."""
         self._delivered = 0

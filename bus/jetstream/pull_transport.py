@@ -14,8 +14,7 @@ from .stream_admin import StreamOwner
 from .wire import ACK_PREFIX, SECOND_NS, ack_subject, consumer_configuration, consumer_state, delivered_message
 
 if TYPE_CHECKING:
-    from ..nats_client.client import NatsSubscription
-    from .transport import Transport
+    from .transport import Transport, TransportSubscription
 
 CONSUMER_EXISTS: Final = (10148, 10105, 10013)
 _TAKEN: Final = (10099, 10100)
@@ -121,7 +120,7 @@ class JetStreamPullTransport:
         self._created = ""
         self._delivered = 0
         """Consumer sequence of the newest known delivery; the server accepts no refusal of a later one."""
-        self._subscription: NatsSubscription | None = None
+        self._subscription: TransportSubscription | None = None
 
     async def open(self, created: str) -> None:
         """Subscribe; `created` tells our consumer from another of the same name."""

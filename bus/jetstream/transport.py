@@ -7,13 +7,21 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ...runtime.clock import Environment
-from ..nats_client.client import NatsSubscription
 from ..port.bus import Bus, Handler, Message
+from ..port.types import SubjectSubscription
 from .api import JetStreamApi
 
 
+class TransportSubscription(SubjectSubscription, Protocol):
+    """A subscription that also ends where nothing can be awaited."""
+
+    def stop(self) -> None:
+        """`unsubscribe` without await; it never waits. Idempotent."""
+        ...
+
+
 class Transport(Bus, Protocol):
-    """Implemented by NatsBus."""
+    """A connection to a server, which may be one in memory."""
 
     ambient: Environment
     api: JetStreamApi
@@ -43,6 +51,6 @@ class Transport(Bus, Protocol):
         """Stop waiting for the answer."""
         ...
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> TransportSubscription:
         """See Bus.subscribe."""
         ...

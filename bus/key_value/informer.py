@@ -225,13 +225,14 @@ class BucketInformer(Generic[V]):
         await read
 
     def look_up(self, *keys: str) -> None:
-        """Read these keys soon."""
+        """Read these keys soon, in this order."""
         if not self._stopped:
             now = asyncio.get_running_loop().time()
             for key in keys:
-                under_way = self._lookups.get(key)
+                under_way = self._lookups.pop(key, None)
                 if under_way is None or under_way.until <= now:  # the read in progress may be older than this request
-                    self._lookups[key] = _Passed(None, now)
+                    under_way = _Passed(None, now)
+                self._lookups[key] = under_way
             self._wake.set()
 
     def close(self) -> None:

@@ -278,6 +278,20 @@ async def test_a_question_asked_while_a_key_is_read_is_not_answered_by_that_read
         assert scene.changes() == [("a.one", None, 1)] and scene.odd.reads == ["a.one"] * 2
 
 
+async def test_keys_are_read_in_the_order_asked_for_even_if_one_of_them_is_being_read():
+    async with scene_of() as scene:
+        await scene.informer.ready()
+
+        async def asked_meanwhile() -> None:
+            scene.odd.before_get = None
+            scene.informer.look_up("a.one", "a.two")
+
+        scene.odd.before_get = asked_meanwhile
+        scene.informer.look_up("a.two")
+        await asyncio.sleep(0.1)
+        assert scene.odd.reads == ["a.two", "a.one", "a.two"]
+
+
 def entry(key: str, value: bytes, revision: int) -> KvEntry:
     return KvEntry(key=key, value=value, revision=revision)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from ...schemas.errors.base import ServerUnsupported
-from ..port.bus import Bus, Message, NoResponders, RequestTimeout, StorageUnavailable
+from ..port.bus import Message, NoResponders, RequestTimeout, StorageUnavailable
 
 MINIMUM_VERSION: Final = (2, 12)
 
@@ -24,11 +24,15 @@ _NOT_ENABLED: Final = (10039, 10076)
 _BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
 
 
-class ServerConnection(Bus, Protocol):
-    """A bus with information about its server."""
+class ServerConnection(Protocol):
+    """What requests need of a connection."""
 
     @property
     def server_version(self) -> str: ...
+
+    async def request(self, subject: str, data: bytes = b"", *, timeout_s: float) -> Message:
+        """See Bus.request."""
+        ...
 
 
 class ApiError(StorageUnavailable):

@@ -14,6 +14,13 @@ Handler = Callable[..., Awaitable[Any]]
 
 PAYLOAD = b"x" * 100
 """The body of each request and answer."""
+LARGE = b"x" * 100_000
+"""The body of a large one."""
+ITEMS = 200
+"""How many of them a stream yields."""
+TEXT = PAYLOAD.decode()
+JSON_BODY = json.dumps([TEXT]).encode()
+"""A request to the gateway, and to the raw echo beside it."""
 
 
 async def serve(handlers: Mapping[str, Handler]) -> None:

@@ -68,6 +68,16 @@ FIGURES: Final = (
     _least("trace_1pct_c64", 0.85, "64 at once, 1 % of the traces sampled / with nothing observed"),
     _least("metrics_and_1pct_c64", 0.75, "64 at once with metrics and 1 % of the traces / with nothing observed"),
     _least("trace_100pct_c64", 0.33, "64 at once, each traced / with nothing observed"),
+    _least("key_c64", 0.85, "64 at once, each with one of 1,000 keys / plain"),
+    _least("weighted_route_c64", 0.85, "64 at once, on a route with weights 9 and 1 / plain"),
+    _least("kwargs_c64", 0.85, "64 at once, with a keyword argument / plain"),
+    _least("model_c64", 0.75, "64 at once, a pydantic model there and back / plain"),
+    _least("sync_task_c64", 0.8, "64 at once, a plain function / a raw echo that runs its function in an executor"),
+    _least("gateway_c1", 0.5, "through the gateway, one at a time / raw, same client and body"),
+    _least("gateway_c64", 0.45, "through the gateway, 64 at once / raw, same client and body"),
+    _least("payload_100k_c16", 0.9, "16 at once with 100 kB there and back / raw"),
+    _least("stream_items", 0.8, "items of a stream / raw publishes of the same size to one subscriber"),
+    _least("sync_client_c1", 0.7, "SyncClient in one thread, one at a time / raw in an event loop"),
 )
 BY_NAME: Final = {figure.name: figure for figure in FIGURES}
 

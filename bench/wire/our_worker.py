@@ -5,20 +5,31 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
+
+from pydantic import BaseModel
 
 from ..bus.lifecycle.process import settled_memory
 from ..bus.nats_bus import connect
 from ..bus.settings.connection import ConnectionSettings
 from ..worker.pool.pool import Pool
 from ..worker.service import Worker
-from .child import main, serve
+from .child import ITEMS, PAYLOAD, main, serve
 from .tracing import set_up
 
 
+class Order(BaseModel):
+    """What a task may take and give."""
+
+    customer: str
+    quantities: list[int]
+    express: bool
+
+
 def declared(name: str, slots: int) -> Pool:
-    """The measured pool: a task that returns its argument, and one that sleeps first."""
+    """The measured pool: tasks that return their argument in all ways, and one that yields it."""
     pool = Pool(name, slots=slots)
 
     @pool.task
@@ -29,6 +40,23 @@ def declared(name: str, slots: int) -> Pool:
     async def nap(data: bytes) -> bytes:
         await asyncio.sleep(random.uniform(0, 0.002))
         return data
+
+    @pool.task
+    async def text(data: str) -> str:
+        return data
+
+    @pool.task
+    async def model(order: Order) -> Order:
+        return order
+
+    @pool.task
+    def function(data: bytes) -> bytes:
+        return bytes(data)
+
+    @pool.task
+    async def stream() -> AsyncIterator[bytes]:
+        for _ in range(ITEMS):
+            yield PAYLOAD
 
     return pool
 

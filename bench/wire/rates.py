@@ -22,7 +22,7 @@ class Load:
     name: str
     """Share of the rate of this load."""
     system: str
-    """`raw`, `ours`, or a mode of tracing."""
+    """`raw`, `ours`, or `gateway` (ours, asked by the raw client)."""
     what: str
     concurrency: int
 
@@ -44,6 +44,27 @@ LOADS: Final = (
     Load(name="kv_put_c64", system="raw", what="kv_put", concurrency=64),
 )
 
+ORDINARY: Final = (
+    Load(name="call_c64", system="ours", what="call", concurrency=64),
+    Load(name="key_c64", system="ours", what="key", concurrency=64),
+    Load(name="weighted_route_c64", system="ours", what="routed", concurrency=64),
+    Load(name="kwargs_c64", system="ours", what="kwargs", concurrency=64),
+    Load(name="model_c64", system="ours", what="model", concurrency=64),
+    Load(name="raw_function_c64", system="raw", what="function", concurrency=64),
+    Load(name="sync_task_c64", system="ours", what="function", concurrency=64),
+    Load(name="raw_json_serial", system="raw", what="json", concurrency=1),
+    Load(name="gateway_serial", system="gateway", what="gateway", concurrency=1),
+    Load(name="raw_json_c64", system="raw", what="json", concurrency=64),
+    Load(name="gateway_c64", system="gateway", what="gateway", concurrency=64),
+    Load(name="raw_100k_c16", system="raw", what="large", concurrency=16),
+    Load(name="call_100k_c16", system="ours", what="large", concurrency=16),
+    Load(name="raw_stream", system="raw", what="stream", concurrency=1),
+    Load(name="stream", system="ours", what="stream", concurrency=1),
+    Load(name="raw_serial", system="raw", what="echo", concurrency=1),
+    Load(name="sync_client_serial", system="ours", what="sync", concurrency=1),
+)
+"""Requests as programs make them, beside the plainest of the same run."""
+
 RATIOS: Final = {
     "call_serial_vs_raw": ("call_serial", "raw_serial"),
     "call_c64_vs_raw": ("call_c64", "raw_c64"),
@@ -53,6 +74,18 @@ RATIOS: Final = {
     "lease_call_c64_vs_raw": ("lease_call_c64", "raw_c64"),
     "reserve_dispatch_c64_vs_raw": ("reserve_dispatch_c64", "raw_c64"),
     "submit_vs_js_publish": ("submit_c64", "js_publish_c64"),
+}
+ORDINARY_RATIOS: Final = {
+    "key_c64": ("key_c64", "call_c64"),
+    "weighted_route_c64": ("weighted_route_c64", "call_c64"),
+    "kwargs_c64": ("kwargs_c64", "call_c64"),
+    "model_c64": ("model_c64", "call_c64"),
+    "sync_task_c64": ("sync_task_c64", "raw_function_c64"),
+    "gateway_c1": ("gateway_serial", "raw_json_serial"),
+    "gateway_c64": ("gateway_c64", "raw_json_c64"),
+    "payload_100k_c16": ("call_100k_c16", "raw_100k_c16"),
+    "stream_items": ("stream", "raw_stream"),
+    "sync_client_c1": ("sync_client_serial", "raw_serial"),
 }
 """Figure -> (ours, theirs), by the names of loads."""
 
@@ -69,6 +102,15 @@ class Rates:
     """The same for the answering process, if there is only one."""
     latency_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Percentiles under open-loop load: `call_c64_at_50_p99` and the like."""
+
+    def joined(self, others: Rates) -> Rates:
+        """With the loads that only `others` has."""
+        return Rates(
+            per_s={**others.per_s, **self.per_s},
+            client_us={**others.client_us, **self.client_us},
+            far_us={**others.far_us, **self.far_us},
+            latency_ms=self.latency_ms,
+        )
 
     def figures(self) -> list[Measured]:
         found = [measured(name, ratios(self.per_s[ours], self.per_s[raw])) for name, (ours, raw) in RATIOS.items()]
@@ -99,6 +141,29 @@ async def measure_rates(site: Site, *, rounds: int, seconds: float, report: Repo
             for name, system, what in _by_turns(number):
                 await _paced(name, systems[system], what, share, seconds, found)
     return found
+
+
+async def measure_ordinary(site: Site, *, rounds: int, seconds: float, report: Report) -> tuple[list[Measured], Rates]:
+    """Keys, weights, keyword arguments, models, plain functions, the gateway, large bodies, streams, plain threads."""
+    echo = await site.start("raw_echo", url=site.url)
+    one = await site.worker("one", 512)
+    await site.worker("canary", 512)
+    gateway = await site.start("our_gateway", url=site.url)
+    raw = await site.start("raw_client", url=site.url)
+    client = await site.client("one")
+    await client.ask("route", endpoint="routed", to={"one": 9, "canary": 1})
+    systems = {"raw": raw, "ours": client, "gateway": raw}
+    far = {"raw": echo, "ours": one, "gateway": gateway}
+    found = Rates()
+    for load in ORDINARY:  # the first time is slower
+        await _closed(systems[load.system], load, seconds / 4)
+    for number in range(rounds):
+        report(f"ordinary requests, round {number + 1} of {rounds}")
+        for load in ORDINARY if number % 2 == 0 else reversed(ORDINARY):
+            await _measure(load, systems[load.system], far[load.system], seconds, found)
+    return [
+        measured(name, ratios(found.per_s[ours], found.per_s[other])) for name, (ours, other) in ORDINARY_RATIOS.items()
+    ], found
 
 
 def _by_turns(number: int) -> list[tuple[str, str, str]]:

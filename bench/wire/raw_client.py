@@ -5,7 +5,7 @@ from __future__ import annotations
 import nats
 from nats.js.api import RetentionPolicy, StorageType
 
-from .child import PAYLOAD, main, serve
+from .child import ITEMS, JSON_BODY, LARGE, PAYLOAD, main, serve
 from .loads import Once, answering
 
 STREAM = "RAWBENCH"
@@ -30,9 +30,22 @@ async def life(url: str) -> None:
         keys += 1
         await bucket.put(f"k{keys % 1000}", PAYLOAD)
 
+    async def read_stream() -> None:
+        inbox = connection.new_inbox()
+        items = await connection.subscribe(inbox)
+        await connection.publish("raw.stream", b"", reply=inbox)
+        for _ in range(ITEMS):
+            await items.next_msg(timeout=10)
+        await items.unsubscribe()
+
     kinds: dict[str, Once] = {
         "echo": lambda: connection.request("raw.echo", PAYLOAD, timeout=10),
         "nap": lambda: connection.request("raw.nap", PAYLOAD, timeout=10),
+        "function": lambda: connection.request("raw.function", PAYLOAD, timeout=10),
+        "large": lambda: connection.request("raw.echo", LARGE, timeout=10),
+        "json": lambda: connection.request("raw.echo", JSON_BODY, timeout=10),
+        "gateway": lambda: connection.request("gangline.call.one.text", JSON_BODY, timeout=10),
+        "stream": read_stream,
         "js_publish": lambda: stream.publish("rawbench.task", PAYLOAD, timeout=10),
         "kv_put": put,
     }

@@ -10,7 +10,7 @@ from typing import Any
 import nats
 from nats.aio.msg import Msg
 
-from .child import main, serve
+from .child import ITEMS, PAYLOAD, main, serve
 
 
 async def life(url: str) -> None:
@@ -30,11 +30,25 @@ async def life(url: str) -> None:
         await asyncio.sleep(random.uniform(0, 0.002))
         await message.respond(message.data)
 
+    async def run_function(message: Msg) -> None:
+        task = asyncio.get_running_loop().create_task(answer_from_thread(message))
+        naps.add(task)
+        task.add_done_callback(naps.discard)
+
+    async def answer_from_thread(message: Msg) -> None:
+        await message.respond(await asyncio.get_running_loop().run_in_executor(None, bytes, message.data))
+
+    async def stream(message: Msg) -> None:
+        for _ in range(ITEMS):
+            await connection.publish(message.reply, PAYLOAD)
+
     async def cpu() -> dict[str, Any]:
         return {"cpu_s": time.process_time()}
 
     await connection.subscribe("raw.echo", cb=echo)
     await connection.subscribe("raw.nap", cb=nap)
+    await connection.subscribe("raw.function", cb=run_function)
+    await connection.subscribe("raw.stream", cb=stream)
     await connection.flush()
     await serve({"cpu": cpu})
     await connection.close()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .figures import FIGURES, Measured, machine, rounded
 from .others import measure_gangs, measure_rest, measure_scale, measure_tracing
-from .rates import Rates, Report, measure_rates
+from .rates import Rates, Report, measure_ordinary, measure_rates
 from .site import opened, part_of
 
 ROUNDS: Final = 5
@@ -75,6 +75,9 @@ async def run(plan: Plan = FULL, *, report: Report = lambda _: None) -> Results:
             rates = await measure_rates(part, rounds=rounds, seconds=seconds, report=report)
         figures = rates.figures()
         async with part_of(site) as part:
+            found, ordinary = await measure_ordinary(part, rounds=rounds, seconds=seconds, report=report)
+        figures += found
+        async with part_of(site) as part:
             tracing, traced = await measure_tracing(part, rounds=rounds, seconds=seconds, report=report)
         figures += tracing
         async with part_of(site) as part:
@@ -84,7 +87,11 @@ async def run(plan: Plan = FULL, *, report: Report = lambda _: None) -> Results:
             figures += await measure_scale(part, rounds=rounds, report=report)
         figures += await measure_rest(site, seconds=plan.rest_s, report=report)
         return Results(
-            figures=figures, rates=rates, gangs_ms=gangs_ms, traced=traced, about=about(site.server_version, plan)
+            figures=figures,
+            rates=rates.joined(ordinary),
+            gangs_ms=gangs_ms,
+            traced=traced,
+            about=about(site.server_version, plan),
         )
 
 

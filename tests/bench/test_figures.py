@@ -37,6 +37,16 @@ NAMES = [
     "trace_1pct_c64",
     "metrics_and_1pct_c64",
     "trace_100pct_c64",
+    "key_c64",
+    "weighted_route_c64",
+    "kwargs_c64",
+    "model_c64",
+    "sync_task_c64",
+    "gateway_c1",
+    "gateway_c64",
+    "payload_100k_c16",
+    "stream_items",
+    "sync_client_c1",
 ]
 
 

@@ -197,6 +197,11 @@ class Span:
             return _trace.set_span_in_context(self._span)
         return None if self._carried is None else _trace.set_span_in_context(UnsampledSpan(self._carried))
 
+    def enter(self) -> None:
+        """Make this span the parent of all spans that are started in the rest of this `contextvars` context."""
+        if (context := self.context()) is not None:
+            _context.attach(context)
+
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make this span the parent of spans started inside the block, without ending it."""

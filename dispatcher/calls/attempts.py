@@ -78,7 +78,7 @@ class TaskTarget(AttemptTarget):
     token: str | None = None
     """Token of the slots to use; None: any slots."""
     spans = False
-    """Whether each attempt has a span of its own."""
+    """Whether each attempt but the first has a span of its own."""
     told = True
     """Whether `sent` and `left` are to be called."""
     ended: Outcome
@@ -95,9 +95,12 @@ class TaskTarget(AttemptTarget):
             DeadlineExceeded: the deadline passed; the worker was told to cancel the task.
         """
         order, exchange = self.order, caller.exchange
-        spans = self.spans and span is not NO_SPAN and span.carried is None
+        traced = self.spans and span is not NO_SPAN and span.carried is None
+        spans = traced and self.routed_request.attempts > 1
         if spans:
             span = _attempt_span(self.worker, self.routed_request.attempts, span)
+        elif traced:
+            span.set(gangline__worker=str(self.worker.id))
         flight = TaskRequest(exchange.new_id(), self.worker, exchange.loop, self.books, self.routed_request)
         try:
             caller.launch(self, flight, None if span is NO_SPAN else span.traceparent())
@@ -123,9 +126,9 @@ class TaskTarget(AttemptTarget):
                 timer.cancel()
         if self.told:
             self.left(flight, None)
+        if traced and (fate := fate_of(outcome)) is not None:
+            span.event("gangline.refused", {"reason": fate.value})
         if spans:
-            if (fate := fate_of(outcome)) is not None:
-                span.event("gangline.refused", {"reason": fate.value})
             span.end()
         return outcome
 

@@ -271,6 +271,8 @@ class Call:
     """Take only the slots, and wait for BEGIN."""
     tenant = ""
     """The account that requested it; empty: Gangline's own."""
+    drawn: str | None = None
+    """The pool that its route chose already."""
 
     def __init__(
         self,
@@ -442,12 +444,15 @@ class RequestTelemetry:
         *,
         counted: bool = True,
         since: float | None = None,
+        span: Span = NO_SPAN,
     ) -> None:
         """
         Args:
             counted: count the request on entry; False: on exit, because its pool is unknown before.
             since: when the fast path sent it, if it has already been counted.
+            span: its span, if the fast path started it.
         """
+        self._span = span
         self._counted = counted
         self._since = since
         self._began_at = 0.0 if since is None else since
@@ -460,8 +465,8 @@ class RequestTelemetry:
         order = self._order
         if self._since is None:
             self._began_at = self._loop.time()
-        span = NO_SPAN
-        if tracer.enabled:
+        span = self._span
+        if span is NO_SPAN and tracer.enabled:
             span = tracer.start(
                 f"gangline.call {order.target}",
                 kind="client",

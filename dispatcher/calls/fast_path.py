@@ -1,24 +1,26 @@
 """The fast path of plain calls: from the arguments to the wire in one function.
 
-Most calls have no options except, perhaps, a deadline or a key: no model or labels, no span, one slot. Their
-routing state would be the same for all, so none is created: each flight counts on its worker as one slot from placement
-to end. Special cases are left to `AttemptLoop`, whether they show before sending (no free slot, a queue) or after (any
-answer but a result); it continues as if it had made the first attempt. A call on the fast path costs about half of one
-that `AttemptLoop` makes from the start, counting both sides.
+Most calls have no options except, perhaps, a deadline or a key: no model or labels, one slot. Their routing state would
+be the same for all, so none is created: each flight counts on its worker as one slot from placement to end. A route
+that only shares requests between pools by weight does not change that. Special cases are left to `AttemptLoop`, whether
+they show before sending (no free slot, a queue) or after (any answer but a result); it continues as if it had made the
+first attempt. A call on the fast path costs about half of one that `AttemptLoop` makes from the start, counting both
+sides.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from ...runtime.failure_detector import TimeoutQueue
 from ...schemas.deadline import UNDER
 from ...schemas.errors.base import GanglineError
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
+from ...telemetry.metrics.instruments import Tally
 from ...telemetry.metrics.router_and_worker import RouterMetrics
-from ...telemetry.tracing import Parent, Unsampled, tracer
+from ...telemetry.tracing import NO_SPAN, Parent, Span, Unsampled, tracer
 from ..pools.pool import RoutedPool
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
@@ -42,7 +44,28 @@ class Way(NamedTuple):
 
     endpoint: str
     method: str
-    pool: RoutedPool
+    pool: RoutedPool | None
+    """None: a route chooses the pool of each call."""
+
+
+class Weights(Protocol):
+    """An endpoint's route, as far as the fast path uses it; see EndpointRoute."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    @property
+    def plain(self) -> Mapping[str, tuple[RoutedPool, Tally]]:
+        """Open pools that its requests have used, each with the counter of such requests."""
+
+    def draw(self, key: str | None) -> str | None:
+        """The pool of a request; None: the fast path does not support this route."""
+
+    def join(self, pool: str) -> None:
+        """A request enters the pool that was drawn for it."""
+
+    def leave(self, pool: str) -> None:
+        """It has ended."""
 
 
 class ShortFlight(AwaitedRequest):
@@ -75,7 +98,9 @@ class PlainFlight(ShortFlight):
     timeouts: TimeoutQueue[PlainFlight] | None = None
     """The queue that ends it at its deadline."""
     trace: Unsampled | None = None
-    """What it carries on, if tracing is on."""
+    """What it carries on, if tracing is on and it is not sampled."""
+    span: Span = NO_SPAN
+    """The call's span, if it is sampled."""
 
     @property
     def deadline(self) -> float | None:
@@ -86,6 +111,9 @@ class PlainFlight(ShortFlight):
     def endpoint(self) -> str:
         """The endpoint of the call."""
         return self.pool.name
+
+    def leave(self) -> None:
+        """The call has ended, or does not continue on the general path."""
 
     def settle(self) -> None:
         self.pool.core.end_plain(self.worker)
@@ -118,12 +146,42 @@ class PlainFlight(ShortFlight):
 class KeyedFlight(PlainFlight):
     """A task with a key, on the key's home."""
 
-    key = ""
+    key: str | None = None
 
     def deliver(self, frame: Frame) -> bool:
-        if frame[0] == _OK:
+        if frame[0] == _OK and self.key is not None:
             self.pool.core.progressed_on(self.method, self.key, self.future.get_loop().time())
         return super().deliver(frame)
+
+
+class RoutedFlight(KeyedFlight):
+    """A task in a pool that a route chose, with a key or without. The route counts it until it has ended; after an
+    answer that is not a result, until the general path counts it."""
+
+    route: Weights
+    inside = True
+    """Whether the route counts it for this flight."""
+
+    @property
+    def endpoint(self) -> str:
+        return self.route.endpoint
+
+    def leave(self) -> None:
+        if self.inside:
+            self.inside = False
+            self.route.leave(self.pool.name)
+
+    def deliver(self, frame: Frame) -> bool:
+        ended = super().deliver(frame)
+        if frame[0] == _OK:
+            self.leave()
+        return ended
+
+    def _done(self, outcome: Outcome) -> None:
+        abandoned = self.future.done()
+        super()._done(outcome)
+        if abandoned:
+            self.leave()
 
 
 class FastPath:
@@ -137,11 +195,13 @@ class FastPath:
         metrics: RouterMetrics,
         targets: Mapping[str, tuple[str, str]],
         plain_pools: Mapping[str, RoutedPool],
+        routes: Mapping[str, Weights],
     ) -> None:
         """
         Args:
             targets: endpoint and method of each validated `ENDPOINT.METHOD`.
             plain_pools: open pools that serve their endpoint alone, with no route or set.
+            routes: routes that were used, by endpoint.
         """
         self.exchange = exchange
         self.plain_pools = plain_pools
@@ -149,12 +209,15 @@ class FastPath:
         self._caller = caller
         self._metrics = metrics
         self._targets = targets
+        self._routes = routes
         self._ways: dict[str, Way] = {}
         """By target; each is valid as long as its pool is the plain one."""
         self._timeouts: dict[float, TimeoutQueue[PlainFlight]] = {}
         """By timeout. Most calls of a client have the same, and are answered in time; see TimeoutQueue for the cost."""
         self.parent: Parent = None
         """After a request was declined: what its span is to be started with, or the trace that it carries on."""
+        self.drawn: str | None = None
+        """After a request was declined: the pool that its route chose."""
 
     def launch(
         self,
@@ -165,32 +228,59 @@ class FastPath:
         flags: int,
         parent: Parent = None,
     ) -> PlainFlight | None:
-        """Send a call with plain options, if nothing else is special about it. None: nothing was done, and `parent`
-        says how its trace goes on."""
+        """Send a call with plain options, if nothing else is special about it. None: nothing was done; `parent` says
+        how its trace goes on, and `drawn` in which pool."""
         self.parent = parent
+        self.drawn = None
         way = self._ways.get(target)
         if way is None or self.plain_pools.get(way.endpoint) is not way.pool:
             way = self._find(target)
         under = _under()
-        if way is None or (under is not None and under.deadline is not None) or not self._spanless():
+        if _traced():
+            self.parent = parent = tracer.decide(parent)
+        if way is None or (under is not None and under.deadline is not None):
             return None
-        method, pool, key = way.method, way.pool, options.key
+        method, pool, key, route = way.method, way.pool, options.key, None
+        if pool is None:
+            route = self._routes.get(way.endpoint)
+            drawn = self.drawn = None if route is None else route.draw(key)
+            if route is None or drawn is None or drawn not in route.plain:
+                return None
+            pool, taken = route.plain[drawn]
+        else:
+            taken = pool.taken
         worker = pool.core.place_plain(method) if key is None else pool.core.place_keyed(method, key)
         if worker is None:
             return None
         exchange = self.exchange
         flight: PlainFlight
-        if key is None:
+        if route is not None:
+            flight = RoutedFlight(exchange.new_id(), worker, exchange.new_future(), pool)
+            flight.key, flight.method, flight.route = key, method, route
+            route.join(pool.name)
+        elif key is None:
             flight = PlainFlight(exchange.new_id(), worker, exchange.new_future(), pool)
         else:
             flight = KeyedFlight(exchange.new_id(), worker, exchange.new_future(), pool)
             flight.key, flight.method = key, method
+        if _traced() and type(parent) is not Unsampled:
+            flight.span = tracer.start(
+                f"gangline.call {target}",
+                kind="client",
+                parent=parent,
+                attributes={
+                    "gangline.pool": pool.name,
+                    "gangline.endpoint": way.endpoint,
+                    "gangline.worker": str(worker.id),
+                },
+            )
         timeout_s = self.timeout_s if options.timeout_s is None else options.timeout_s
         if not self.send(flight, method, args, kwargs, timeout_s, None, flags, key):
             flight.settle()
+            flight.leave()
             pool.pump()
             return None
-        pool.taken.count += 1
+        taken.count += 1
         return flight
 
     def allows(self, options: CallOptions) -> bool:
@@ -226,11 +316,11 @@ class FastPath:
             if timeouts is None or deadline_ms <= 0:
                 return False
             flight.method, flight.timeout_s, flight.timeouts = method, timeout_s, timeouts
-        trace = self.parent
-        if type(trace) is Unsampled:
-            flight.trace = trace
-        else:
-            trace = None
+        trace: str | None = None
+        if type(self.parent) is Unsampled:
+            trace = flight.trace = self.parent
+        elif flight.span is not NO_SPAN:
+            trace = flight.span.traceparent()
         meta = None if key is None else {"attempt": 1, "key": key, "model": None}
         frame = (_TASK, flight.id, method, args or None, kwargs or None, deadline_ms, token, trace, flags, meta)
         try:
@@ -248,20 +338,25 @@ class FastPath:
         self._timeouts.clear()
 
     def answered(self, flight: PlainFlight) -> None:
-        """The task has its result; only called while `measured`."""
-        self._metrics.answered(flight.endpoint, flight.pool.name, self.exchange.loop.time() - flight.sent_at)
+        """The task has its result; only called while `measured`, or if the flight has a span."""
+        flight.span.end()
+        if self.exchange.measured:
+            self._metrics.answered(flight.endpoint, flight.pool.name, self.exchange.loop.time() - flight.sent_at)
 
     def failed(self, flight: PlainFlight, error: BaseException) -> None:
         """The answer is no longer awaited: the caller was cancelled, the router stopped, or the deadline passed."""
+        flight.span.end(error)
         if isinstance(error, asyncio.CancelledError):
             self._caller.abandon(flight)
         seconds = self.exchange.loop.time() - flight.sent_at
         self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, code_of(error))
+        if not self.exchange.is_open(flight):
+            flight.leave()
 
     def _find(self, target: str) -> Way | None:
         split = self._targets.get(target)
         pool = None if split is None else self.plain_pools.get(split[0])
-        if split is None or pool is None:
+        if split is None or (pool is None and split[0] not in self._routes):
             self._ways.pop(target, None)
             return None
         way = self._ways[target] = Way(*split, pool)

@@ -16,10 +16,10 @@ from ...schemas.names import Names, check_name, split_target
 from ...schemas.text import plain
 from ...schemas.wire.frames import AnswerOp, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
-from ...telemetry.tracing import Span
+from ...telemetry.tracing import NO_SPAN, Span
 from ..calls.attempts import AttemptTarget, PoolTarget
-from ..calls.call import DEFAULTS, Call, CallOptions, RequestTelemetry
-from ..calls.fast_path import PlainFlight
+from ..calls.call import DEFAULTS, Call, CallOptions, RequestTelemetry, fate_of
+from ..calls.fast_path import PlainFlight, RoutedFlight
 from ..gangs.standing_set import StandingSetRouter
 from ..leases.held_slots import HeldSlots
 from ..leases.lease import Lease, LeaseAcquisition
@@ -139,7 +139,7 @@ class Router:
         if flight is None:
             order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
             if plain:
-                order.span_parent = self._fast_path.parent
+                order.span_parent, order.drawn = self._fast_path.parent, self._fast_path.drawn
             with self._observed_routed(order) as (routed_request, span):
                 return await self._run(order, routed_request, span)
         try:
@@ -150,7 +150,7 @@ class Router:
         if type(outcome) is not list or outcome[0] != _OK:
             order = self.order(target, args, kwargs or {}, options, flags=flags)
             return (await self._go_on(flight, outcome, order))[0]
-        if self.exchange.measured:
+        if self.exchange.measured or flight.span is not NO_SPAN:
             self._fast_path.answered(flight)
         return outcome[2]
 
@@ -159,7 +159,7 @@ class Router:
         fast_path, options, flight = self._fast_path, order.options, None
         if options.short and self._state == "running":
             flight = fast_path.launch(order.target, order.args, order.kwargs, options, order.flags, order.span_parent)
-            order.span_parent = fast_path.parent
+            order.span_parent, order.drawn = fast_path.parent, fast_path.drawn
         if flight is None:
             with self._observed_routed(order) as (routed_request, span):
                 result = await self._run(order, routed_request, span)
@@ -171,7 +171,7 @@ class Router:
             raise
         if type(outcome) is not list or outcome[0] != _OK:
             return await self._go_on(flight, outcome, order)
-        if self.exchange.measured:
+        if self.exchange.measured or flight.span is not NO_SPAN:
             fast_path.answered(flight)
         return outcome[2], str(flight.worker.id)
 
@@ -478,14 +478,14 @@ class Router:
     ) -> Any:
         """`tried`: a first attempt made elsewhere."""
         at = self._plain_target(order, routed_request) if tried is None else tried[0]
-        if at is not None:
+        if at is not None and routed_request.admission is None:
             try:
                 return await self.caller.run(at, span, tried=tried)
             except RouteChanged:
-                pass  # a route was set while it waited
-        target = self._endpoint(order, routed_request, span)
+                at = tried = None  # a route was set while it waited
+        target = self._endpoint(order, routed_request, span, at)
         try:
-            return await self.caller.run(target, span)
+            return await self.caller.run(target, span, tried=tried)
         finally:
             target.over()
 
@@ -498,9 +498,11 @@ class Router:
             routed_request.endpoint = order.endpoint
         return PoolTarget(pool, order, routed_request)
 
-    def _endpoint(self, order: Call, routed_request: RoutedRequest, span: Span) -> EndpointTarget:
-        """The current target of the task's endpoint."""
-        return EndpointTarget(self._traffic, routed_request, lambda: self._target_of(order, routed_request, span))
+    def _endpoint(
+        self, order: Call, routed_request: RoutedRequest, span: Span, at: AttemptTarget | None = None
+    ) -> EndpointTarget:
+        """The current target of the task's endpoint; `at`: if it is known."""
+        return EndpointTarget(self._traffic, routed_request, lambda: self._target_of(order, routed_request, span), at)
 
     async def _target_of(self, order: Call, routed_request: RoutedRequest, span: Span) -> AttemptTarget:
         """The target of the order now. With `options.pool`, that pool."""
@@ -538,7 +540,14 @@ class Router:
         routed_request.endpoint = order.endpoint
         at = PoolTarget(pool, order, routed_request)
         at.worker = flight.worker
-        with RequestTelemetry(order, routed_request, self.metrics, self.exchange.loop, since=since) as (_, span):
+        if isinstance(flight, RoutedFlight):
+            order.pool = pool.name
+            self._traffic.take_over(flight, routed_request, order)
+        if (fate := fate_of(outcome)) is not None:
+            flight.span.event("gangline.refused", {"reason": fate.value})
+        with RequestTelemetry(
+            order, routed_request, self.metrics, self.exchange.loop, since=since, span=flight.span
+        ) as (_, span):
             result = await self._run(order, routed_request, span, tried=(at, outcome))
             return result, str(routed_request.last or "")
 

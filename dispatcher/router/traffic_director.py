@@ -17,6 +17,7 @@ from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import Parent, tracer
 from ..calls.attempts import AttemptLoop, AttemptTarget
 from ..calls.call import DEFAULTS, CallOptions
+from ..calls.fast_path import RoutedFlight
 from ..gangs.set_registry import SetRegistry
 from ..gangs.standing_set import StandingSetRouter
 from ..leases.fast_path import LeaseFastPath, PlainReserve
@@ -111,8 +112,8 @@ class TrafficDirector:
         self._metrics = metrics
         self._draw = draw
         self._numbers = numbers
-        self._routes: dict[str, EndpointRoute] = {}
-        """Routes of endpoints that were used."""
+        self.routes: dict[str, EndpointRoute] = {}
+        """Routes of endpoints that were used. Maintained by this object."""
         self._unlisten: Callable[[], None] | None = table.listen(self._changed)
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -149,15 +150,26 @@ class TrafficDirector:
                 continue  # a route or a set of that name appeared while its pool was opened
             if admission is None or admission.route is not route:
                 admission = routed_request.admission = RouteAdmission(route, order)
-            pool = await route.enter(routed_request, admission, deadline)
+            drawn = None
+            if order is not None:
+                drawn, order.drawn = order.drawn, None
+            pool = await route.enter(routed_request, admission, deadline, drawn)
             target = await self._open(pool, deadline)
             if route.core.takes(pool):
+                if isinstance(target, RoutedPool) and self._sets.pool_of(pool) is None:
+                    route.used(target)
                 return target
             admission.leave()  # the route changed while the pool was opened
 
     def visit_of(self, routed_request: RoutedRequest) -> RouteAdmission | None:
         """The request's admission by a route; None: it has none."""
         return routed_request.admission if isinstance(routed_request.admission, RouteAdmission) else None
+
+    def take_over(self, flight: RoutedFlight, routed_request: RoutedRequest, order: Call) -> None:
+        """The request of that flight continues on the general path."""
+        assert isinstance(flight.route, EndpointRoute)
+        admission = routed_request.admission = RouteAdmission(flight.route, order)
+        admission.pool, flight.inside = flight.pool.name, False
 
     def over(self, routed_request: RoutedRequest) -> None:
         """The request is no longer awaited; it is counted until its task has ended."""
@@ -189,45 +201,47 @@ class TrafficDirector:
         """The pool of that name was closed, or a set of that name appeared or disappeared: requests that wait in a pool
         of that name are routed again."""
         self.plain.pop(name, None)
+        for route in self.routes.values():
+            route.plain.pop(name, None)
         pool = self._pools.get(name)
         if pool is not None:
             pool.move(name)
 
     def poke(self) -> None:
         """Called regularly: pools may have got workers."""
-        for endpoint, route in list(self._routes.items()):
+        for endpoint, route in list(self.routes.items()):
             route.poke()
             if route.deleted and route.core.idle:
-                del self._routes[endpoint]
+                del self.routes[endpoint]
 
     def refuse(self, error: GanglineError) -> None:
         """Refuse requests that wait for a limit, and stop following routes."""
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
-        for route in self._routes.values():
+        for route in self.routes.values():
             route.close(error)
 
     def statistics(self) -> dict[str, Any]:
         """Statistics of routes, requests inside, and shadow copies."""
         return {
             **self._table.statistics(),
-            "traffic": {endpoint: route.statistics() for endpoint, route in self._routes.items()},
+            "traffic": {endpoint: route.statistics() for endpoint, route in self.routes.items()},
             "shadows": self.shadows.statistics(),
         }
 
     def __repr__(self) -> str:
-        return f"TrafficDirector({len(self.plain)} plain, {len(self._routes)} routed)"
+        return f"TrafficDirector({len(self.plain)} plain, {len(self.routes)} routed)"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _route(self, endpoint: str) -> EndpointRoute | None:
-        route = self._routes.get(endpoint)
+        route = self.routes.get(endpoint)
         if route is None:
             record = self._table.get(endpoint)
             if record is None:
                 return None
-            route = self._routes[endpoint] = EndpointRoute(
+            route = self.routes[endpoint] = EndpointRoute(
                 endpoint,
                 record,
                 settings=self._settings,
@@ -239,13 +253,13 @@ class TrafficDirector:
             )
             self.shadows.open(record)
         if route.deleted and route.core.idle:
-            del self._routes[endpoint]
+            del self.routes[endpoint]
             return None
         return route
 
     def _changed(self, endpoint: str, record: RouteRecord | None) -> None:
         self.plain.pop(endpoint, None)
-        route = self._routes.get(endpoint)
+        route = self.routes.get(endpoint)
         if route is not None:
             if record is not None:
                 # Open new pools now, so that requests routed to them need not wait for that.

@@ -138,7 +138,13 @@ class RouterWiring:
     @cached_property
     def fast_path(self) -> FastPath:
         return FastPath(
-            self.exchange, self.caller, self._settings, self._metrics, self.targets, plain_pools=self.traffic.plain
+            self.exchange,
+            self.caller,
+            self._settings,
+            self._metrics,
+            self.targets,
+            plain_pools=self.traffic.plain,
+            routes=self.traffic.routes,
         )
 
     @cached_property

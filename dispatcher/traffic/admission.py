@@ -14,7 +14,9 @@ from ..routing.settings import RouterSettings
 from .route_core import Admitted, Draw, RouteCore
 
 if TYPE_CHECKING:
+    from ...telemetry.metrics.instruments import Tally
     from ..calls.call import Call
+    from ..pools.pool import RoutedPool
     from ..routing.pool_core import RoutedRequest
     from .shadowing import ShadowTraffic
 
@@ -83,6 +85,8 @@ class EndpointRoute:
         self.core = RouteCore(endpoint, record, draw=draw, deserted=deserted, numbers=numbers)
         self.deleted = False
         """The route was deleted; this object stays for requests that are still in its pools."""
+        self.plain: dict[str, tuple[RoutedPool, Tally]] = {}
+        """Open pools that its requests have used, each with the counter of such requests."""
         self._settings = settings
         self._metrics = metrics
         self._shadows = shadows
@@ -91,16 +95,38 @@ class EndpointRoute:
         self._moved_at = 0.0
         """When a request was last admitted while others waited."""
 
-    async def enter(self, routed_request: RoutedRequest, admission: RouteAdmission, deadline: float | None) -> str:
+    def draw(self, key: str | None) -> str | None:
+        """The pool of a request that needs nothing but a pool; None: there are limits or copies."""
+        return None if self.core.record.shadow else self.core.draw(key)
+
+    def join(self, pool: str) -> None:
+        """A request enters the pool that was drawn for it."""
+        self.core.join(pool)
+
+    def used(self, pool: RoutedPool) -> None:
+        """A request uses that pool."""
+        if pool.name not in self.plain and not self.deleted:
+            self.plain[pool.name] = pool, self._metrics.taken(self.endpoint, pool.name)
+
+    async def enter(
+        self,
+        routed_request: RoutedRequest,
+        admission: RouteAdmission,
+        deadline: float | None,
+        drawn: str | None = None,
+    ) -> str:
         """The pool to use; the request is counted there until `admission` ends. Waits while all pools are at their
         limits.
+
+        Args:
+            drawn: what `draw` gave for it.
 
         Raises:
             QueueFull: at once.
             Saturated: no request was admitted for too long, or not this one by the deadline; nothing was sent.
         """
         full = self.core.waiting >= self._settings.max_queued
-        pool = self.core.enter(routed_request)
+        pool = self.core.enter(routed_request, drawn)
         if pool is None:
             if full:
                 self.core.withdraw(routed_request)
@@ -120,6 +146,7 @@ class EndpointRoute:
     def changed(self, record: RouteRecord | None) -> None:
         """Use another route; None: it was deleted."""
         self.deleted = record is None
+        self.plain.clear()
         self._let_in(self.core.changed(record or RouteRecord()))
 
     def poke(self) -> None:

@@ -134,9 +134,23 @@ class RouteCore:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def enter(self, request: RouteRequest) -> str | None:
+    def draw(self, key: str | None) -> str | None:
+        """The pool of a request that would not wait, without entering it; None: there are limits."""
+        if self._limits or self._line:
+            return None
+        return self._choose(key)
+
+    def join(self, pool: str) -> None:
+        """A request enters the pool that was chosen for it."""
+        self.inside[pool] = self.inside.get(pool, 0) + 1
+
+    def enter(self, request: RouteRequest, drawn: str | None = None) -> str | None:
         """The pool in which the request is counted until `leave`; None: it waits. A request that was here before keeps
-        its place in the order of arrival."""
+        its place in the order of arrival.
+
+        Args:
+            drawn: the pool that was drawn for it before.
+        """
         if not request.number:
             request.number = next(self._numbers)
         if self._line:
@@ -145,12 +159,12 @@ class RouteCore:
             if self._waits_before(request):
                 self._line.add(request)
                 return None
-        pool = self._choose(request)
+        pool = self._choose(request.key, drawn)
         if pool is None:
             request.queue = self._class_of(request)
             self._line.add(request)
             return None
-        self.inside[pool] = self.inside.get(pool, 0) + 1
+        self.join(pool)
         return pool
 
     def leave(self, pool: str) -> list[Admitted]:
@@ -192,7 +206,7 @@ class RouteCore:
         assert all(count > 0 for count in self.inside.values()), self.inside
         assert self._weights, self.record
         for head in self._line.heads():
-            assert self._choose(head) is None, head
+            assert self._choose(head.key) is None, head
 
     def __repr__(self) -> str:
         return f"RouteCore({self.endpoint}, inside={self.inside}, waiting={self.waiting})"
@@ -205,23 +219,20 @@ class RouteCore:
 
     def _class_of(self, request: RouteRequest) -> str | None:
         """Requests of one class go to the same pools."""
-        return self._home(request.key) if self._keyed(request) else None
+        return self._home(request.key) if request.key is not None and self.record.by_key else None
 
-    def _keyed(self, request: RouteRequest) -> bool:
-        return request.key is not None and self.record.by_key
-
-    def _home(self, key: str | None) -> str:
-        assert key is not None
+    def _home(self, key: str) -> str:
         alive = [(pool, weight) for pool, weight in self._weights if not self._deserted(pool)]
         home = home_pool(alive or self._weights, key)
         assert home is not None
         return home
 
-    def _choose(self, request: RouteRequest) -> str | None:
-        if self._keyed(request):
-            home = self._home(request.key)
+    def _choose(self, key: str | None, drawn: str | None = None) -> str | None:
+        if key is not None and self.record.by_key:
+            home = self._home(key)
             return home if self._has_room(home) else None
-        drawn = draw_pool(self._weights, self._draw())
+        if drawn is None or not self.takes(drawn):
+            drawn = draw_pool(self._weights, self._draw())
         assert drawn is not None
         if self._has_room(drawn) and not self._deserted(drawn):
             return drawn
@@ -245,9 +256,9 @@ class RouteCore:
         admitted: list[Admitted] = []
         for head in self._line.heads():
             following: RouteRequest | None = head
-            while following is not None and (pool := self._choose(following)) is not None:
+            while following is not None and (pool := self._choose(following.key)) is not None:
                 self._line.remove(following)
-                self.inside[pool] = self.inside.get(pool, 0) + 1
+                self.join(pool)
                 admitted.append(Admitted(following, pool))
                 following = self._line.next_after(following)
         return admitted

@@ -357,12 +357,7 @@ class TaskRunner:
         span = NO_SPAN
         carried = trace if isinstance(trace, str) else None
         if tracer.enabled:
-            span = tracer.start(
-                f"gangline.task {task.full_name}",
-                kind="server",
-                parent=trace,
-                attributes={"gangline.worker": str(self._worker), "gangline.task_id": str(record.id)},
-            )
+            span = self.span(record, task, trace)
             carried = span.traceparent()
         run = TaskRun(self, record, task, caller, driver.now())
         run.span = span
@@ -438,6 +433,15 @@ class TaskRunner:
 
     # -- for InlineRunner, in worker.wire.frame_server --------------------------------------------------------------
 
+    def span(self, record: TaskRecord, task: DeclaredTask, trace: Parent) -> Span:
+        """The span of an execution."""
+        return tracer.start(
+            f"gangline.task {task.full_name}",
+            kind="server",
+            parent=trace,
+            attributes={"gangline.worker": str(self._worker), "gangline.task_id": str(record.id)},
+        )
+
     def completed(self, run: TaskRun, answer: bytes, now: float) -> None:
         """An adopted run has its result, already encoded: `answer` and `done` in one."""
         driver, method = self._driver, run.task.name
@@ -447,6 +451,8 @@ class TaskRunner:
             self.ended(run.record, method, run.caller)
         self.counts["succeeded"] += 1
         driver.metrics.finished(method, now - run.started_at, "ok")
+        if run.span is not NO_SPAN:
+            run.span.end()
         driver.after_end()
 
     def began(self, record: TaskRecord, method: str, token: str | None, caller: ResultSink) -> None:

@@ -24,7 +24,7 @@ from ...schemas.wire.codec import pack
 from ...schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, ReserveFlag, TaskFlag, TaskState
 from ...telemetry.logs import Log
 from ...telemetry.metrics.instruments import metrics_enabled
-from ...telemetry.tracing import Parent, Unsampled, enter_unsampled, tracer
+from ...telemetry.tracing import NO_SPAN, Parent, Span, Unsampled, enter_unsampled, tracer
 from ..context.task_context import end, report_to, stop
 from ..execution.executor_registry import ExecutorRegistry
 from ..execution.executors.stepper import Stepper
@@ -116,7 +116,7 @@ class InlineRunner:
         self._succeeded: dict[str, int] = {}
         """Tasks that succeeded at once since `enter`, by method."""
         self.traced = False
-        """Tracing is on: tasks that are sampled have spans, and go the general way."""
+        """Tracing is on: tasks that are sampled have spans."""
         self._measured = False
         self._begun_at = 0.0
         """When the current execution began: when the one before it ended."""
@@ -153,22 +153,27 @@ class InlineRunner:
         record: TaskRecord,
         task: DeclaredTask,
         frame: Frame,
-        trace: str | None,
+        trace: Parent,
         caller: FrameResponder | JobRun,
         deadline_at: float | None,
         now: float,
     ) -> None:
-        """Run an admitted task without a span, to its end or its first wait.
+        """Run an admitted task to its end or its first wait.
 
         Raises:
             InvalidArguments: the arguments do not fit; nothing has started.
         """
         _, task_id, _, args, kwargs, _, token, _, flags, meta = frame
         given, named = task.signature.bind(args, kwargs, flags & _JSON != 0)
-        context = RunContext(record, task.name, self._driver, token, trace, meta, deadline_at, self._scope)
-        variables = copy_context()
+        span, variables = NO_SPAN, copy_context()
         if type(trace) is Unsampled:
             variables.run(enter_unsampled, trace)
+        elif self.traced:
+            span = self._runs.span(record, task, trace)
+            variables.run(span.enter)
+            trace = span.traceparent()
+        carried = trace if isinstance(trace, str) else None
+        context = RunContext(record, task.name, self._driver, token, carried, meta, deadline_at, self._scope)
         self._launched += 1
         if not isinstance(caller, FrameResponder):
             report_to(context, caller.progress)
@@ -178,7 +183,7 @@ class InlineRunner:
         if carrier is None or carrier.spoiled:
             carrier = self._stepper.enter()
         if not carrier.start(variables, task.function, given, named, context):
-            run = self._adopt(record, task, caller, context, now)
+            run = self._adopt(record, task, caller, context, span, now)
             run.carrier = carrier.task
             self._stepper.keep(run, task.full_name)
             if self._measured:
@@ -188,7 +193,7 @@ class InlineRunner:
         carrier.value = carrier.error = None
         answer = self._written(task_id, task, value) if error is None else None
         if answer is None:
-            self._adopt(record, task, caller, context, now).over(value, error)
+            self._adopt(record, task, caller, context, span, now).over(value, error)
             if self._measured:
                 self._begun_at = self._driver.now()
             return
@@ -201,15 +206,26 @@ class InlineRunner:
         if self._journal.enabled:
             self._runs.ended(record, task.name, caller)
         self._succeeded[task.name] = self._succeeded.get(task.name, 0) + 1
+        if span is not NO_SPAN:
+            span.end()
         if self._measured:
             began_at, self._begun_at = self._begun_at, self._driver.now()
             self._driver.metrics.took(task.name, self._begun_at - began_at)
 
     def _adopt(
-        self, record: TaskRecord, task: DeclaredTask, caller: FrameResponder | JobRun, context: RunContext, now: float
+        self,
+        record: TaskRecord,
+        task: DeclaredTask,
+        caller: FrameResponder | JobRun,
+        context: RunContext,
+        span: Span,
+        now: float,
     ) -> InlineRun:
         self._adopted[task.name] = self._adopted.get(task.name, 0) + 1
-        return InlineRun(self, self._runs, record, task, caller, context, now)
+        run = InlineRun(self, self._runs, record, task, caller, context, now)
+        if span is not NO_SPAN:
+            run.span = span
+        return run
 
     def end(self, run: InlineRun, value: Any, error: BaseException | None) -> None:
         """A run that had to wait has ended."""
@@ -386,15 +402,9 @@ class FrameServer:
             trace: Parent = frame[7]
             if inline.traced:
                 trace = tracer.decide(trace)
-            if (
-                flags & ~_JSON == 0
-                and (record.lease is None or record.lease.in_gang is None)
-                and task in inline.plain
-                and (not inline.traced or type(trace) is Unsampled)
-            ):
+            if flags & ~_JSON == 0 and (record.lease is None or record.lease.in_gang is None) and task in inline.plain:
                 teller = caller if job is None else self._jobs.begin(job, record, caller, stream=False)
-                carried = trace if isinstance(trace, str) else None
-                inline.run(record, task, frame, carried, teller, None if deadline_at == NEVER else deadline_at, now)
+                inline.run(record, task, frame, trace, teller, None if deadline_at == NEVER else deadline_at, now)
             else:
                 self._start(record, task, job, caller, frame, trace, None if deadline_at == NEVER else deadline_at)
         except BaseException as error:

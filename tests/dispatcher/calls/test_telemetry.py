@@ -14,13 +14,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler
 
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated, UnknownMethod
-from gangline.schemas.wire.frames import Load, RequestOp
+from gangline.schemas.wire.frames import Load, Reason, RequestOp
 from gangline.telemetry.tracing import tracer
 from gangline.worker.execution.runner import TaskRunner
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
-from ...support.dispatcher.fakes import Rig, silent, turns
+from ...support.dispatcher.fakes import Rig, rejects, silent, turns
 
 Read = Callable[[str], dict[tuple[str, ...], float]]
 
@@ -52,7 +52,6 @@ async def test_a_call_is_one_trace_from_client_to_worker(spans: InMemorySpanExpo
     assert len({span.context.trace_id for span in finished if span.context}) == 1
     names = sorted(span.name for span in finished)
     assert names == [
-        "gangline.attempt",
         "gangline.call traced.inner",
         "gangline.call traced.inner",
         "gangline.reserve",
@@ -62,8 +61,7 @@ async def test_a_call_is_one_trace_from_client_to_worker(spans: InMemorySpanExpo
     ]
     by_id = {span.context.span_id: span.name for span in finished if span.context}
     parents = {(span.name, by_id.get(span.parent.span_id)) for span in finished if span.parent}
-    assert ("gangline.attempt", "gangline.call traced.inner") in parents
-    assert ("gangline.task traced.inner", "gangline.attempt") in parents
+    assert ("gangline.task traced.inner", "gangline.call traced.inner") in parents
     assert ("gangline.reserve", "test.root") in parents
 
 
@@ -135,7 +133,7 @@ async def test_what_is_sampled_is_seen_whole_and_what_is_not_is_not_seen_at_all(
         by_trace.setdefault(span.context.trace_id, []).append(span.name)
     assert 8 < len(by_trace) < 56  # of 64: outside once in ten thousand million runs
     assert {tuple(sorted(names)) for names in by_trace.values()} == {
-        ("gangline.attempt", "gangline.call traced.inner", "gangline.task traced.inner")
+        ("gangline.call traced.inner", "gangline.task traced.inner")
     }
 
 
@@ -150,7 +148,7 @@ async def test_a_failed_call_marks_its_spans(spans: InMemorySpanExporter) -> Non
     assert errors["gangline.call traced.fails"] == "task_failed"
 
 
-async def test_a_try_that_could_not_be_sent_has_its_span_too(spans: InMemorySpanExporter) -> None:
+async def test_a_call_that_could_not_be_sent_has_its_span_too(spans: InMemorySpanExporter) -> None:
     rig = Rig()
     await rig.start()
     await rig.worker()
@@ -158,7 +156,7 @@ async def test_a_try_that_could_not_be_sent_has_its_span_too(spans: InMemorySpan
         await rig.client.call("images.echo", object())
     await rig.stop()
     errors = {span.name: (span.attributes or {}).get("error.type") for span in spans.get_finished_spans()}
-    assert errors == {"gangline.attempt": "invalid_request", "gangline.call images.echo": "invalid_request"}
+    assert errors == {"gangline.call images.echo": "invalid_request"}
 
 
 async def test_requests_errors_attempts_and_time_are_counted(read: Read) -> None:
@@ -231,7 +229,96 @@ async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemo
     assert read("gangline.router.requests")["leased", "leased"] == 3
     assert read("gangline.router.attempts")["leased", "leased"] == 3
     names = [span.name for span in spans.get_finished_spans()]
-    assert names.count("gangline.call leased.echo") == names.count("gangline.attempt") == 3
+    assert names.count("gangline.call leased.echo") == 3
     traced = [frame[7] for frame in rig.workers[0].heard_of(RequestOp.TASK)]
     assert all(traced) and len(set(traced)) == 3
     await rig.stop()
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_the_next_attempt_of_a_refused_call_has_a_span_of_its_own(
+    spans: InMemorySpanExporter, first: bool
+) -> None:
+    """On the general path, which the first call of a client takes, as on the fast path."""
+    rig = Rig()
+    await rig.start()
+    worker = await rig.worker()
+    if not first:
+        await rig.client.call("images.echo")
+        spans.clear()
+    worker.behave = rejects(Reason.STALE, 1)
+    await rig.client.call("images.echo")
+    await rig.stop()
+    attempt, call = spans.get_finished_spans()
+    assert (attempt.name, (attempt.attributes or {})["gangline.attempt"]) == ("gangline.attempt", 2)
+    assert call.name == "gangline.call images.echo"
+    assert call.context is not None and attempt.parent is not None and attempt.parent.span_id == call.context.span_id
+    assert [(event.name, dict(event.attributes or {})) for event in call.events] == [
+        ("gangline.refused", {"reason": "the worker has a newer epoch"})
+    ]
+    assert (call.attributes or {})["gangline.worker"] == "images.w1"
+    sent = [frame[7].split("-")[2] for frame in worker.heard_of(RequestOp.TASK)[-2:]]
+    assert sent == [f"{span.context.span_id:016x}" for span in (call, attempt) if span.context]
+
+
+async def test_what_is_sampled_stays_on_the_fast_path_and_users_spans_are_below_ours(
+    monkeypatch: pytest.MonkeyPatch, spans: InMemorySpanExporter
+) -> None:
+    rig = Rig()
+    await rig.start()
+    pool = Pool("traced", slots=4)
+
+    @pool.task
+    async def at_once() -> None:
+        with trace.get_tracer("user").start_as_current_span("theirs"):
+            return
+
+    @pool.task
+    async def later() -> str | None:
+        await asyncio.sleep(0.01)
+        with trace.get_tracer("user").start_as_current_span("theirs"):
+            return tracer.traceparent()
+
+    @pool.task
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    async with Worker(pool, bus=rig.hub.connect("w"), names=rig.names):
+        for task in ("at_once", "later"):
+            await rig.client.call(f"traced.{task}")  # the first call of a task finds its pool
+        spans.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.client._router, "order", never)
+            patch.setattr(TaskRunner, "start", never)
+            await rig.client.call("traced.at_once")
+            await rig.client.call("traced.later")
+        with pytest.raises(Exception, match="no"):
+            await rig.client.call("traced.fails")
+        cancelled = asyncio.ensure_future(rig.client.call("traced.later"))
+        await turns()
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+    await rig.stop()
+    finished = spans.get_finished_spans()
+    by_id = {span.context.span_id: span for span in finished if span.context}
+    seen = sorted(
+        (
+            span.name,
+            by_id[span.parent.span_id].name if span.parent else "",
+            str((span.attributes or {}).get("error.type", "")),
+        )
+        for span in finished
+    )
+    assert seen == [
+        ("gangline.call traced.at_once", "", ""),
+        ("gangline.call traced.fails", "", "task_failed"),
+        ("gangline.call traced.later", "", ""),
+        ("gangline.call traced.later", "", "cancelled"),
+        ("gangline.task traced.at_once", "gangline.call traced.at_once", ""),
+        ("gangline.task traced.fails", "gangline.call traced.fails", "task_failed"),
+        ("gangline.task traced.later", "gangline.call traced.later", ""),
+        ("gangline.task traced.later", "gangline.call traced.later", "task_cancelled"),
+        ("theirs", "gangline.task traced.at_once", ""),
+        ("theirs", "gangline.task traced.later", ""),
+    ]

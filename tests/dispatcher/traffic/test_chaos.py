@@ -116,7 +116,7 @@ async def test_whatever_changes_every_request_is_served_and_the_books_are_straig
                 await client.delete_route("e")
             else:
                 await client.set_route("e", route)
-            for route_ in client.router._traffic._routes.values():
+            for route_ in client.router._traffic.routes.values():
                 route_.core.check()
         over.set()
         async with asyncio.timeout(120):

@@ -1,0 +1,222 @@
+"""Calls through a route that has only weights take the fast path, and end as on the general one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.calls.fast_path import RoutedFlight
+from gangline.dispatcher.traffic.route_core import RouteCore
+from gangline.schemas.errors.base import DeadlineExceeded, PayloadTooLarge, TaskFailed, WorkerLost
+from gangline.schemas.records.routes import RouteRecord
+from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
+
+from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, rejects, silent, turns
+from .test_route_core import bound
+from .test_routes import call, crew, set_route, traffic
+
+
+def requests(rig: Rig) -> Counter[tuple[str, ...]]:
+    """How many were counted, by endpoint and pool."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for key, number in rig.router.metrics._requests.now():
+        found[key] += number
+    return found
+
+
+AT_REST = {"inside": {}, "waiting": 0}
+
+
+async def routed(rig: Rig, *pools: str, **route: object) -> list[FakeWorker]:
+    """Workers in these pools, a route to them, and a first call to each."""
+    workers = await crew(rig, *pools, slots=1000)
+    await set_route(rig, "e", {"to": dict.fromkeys(pools, 1), **route})
+    while len({await call(rig) for _ in range(8)}) < len(pools):
+        pass
+    return workers
+
+
+def without_the_general_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.router, "order", None)
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_with_and_without_a_key_nothing_else_is_asked(by_key: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    @on_rig()
+    async def run(rig: Rig) -> None:
+        await routed(rig, "v1", "v2", by_key=by_key)
+        pool = await call(rig, key="k") if by_key else None
+        before = requests(rig)
+        without_the_general_path(rig, monkeypatch)
+        if by_key:
+            assert await call(rig, key="k") == pool
+        counted = Counter(await asyncio.gather(*(call(rig) for _ in range(500))))
+        assert abs(counted["v1"] - 250) < bound(500, 0.5), counted
+        counted[pool] += by_key
+        assert requests(rig) - before == {("e", each): counted[each] for each in ("v1", "v2")}
+        assert traffic(rig) == AT_REST
+        monkeypatch.undo()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("route", [{"limits": {"v1": 9}}, {"shadow": {"copy": 100}}])
+def test_limits_and_copies_are_left_to_the_general_path(route: dict[str, object]) -> None:
+    @on_rig()
+    async def run(rig: Rig) -> None:
+        await crew(rig, "copy")
+        await routed(rig, "v1", **route)
+        assert rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0) is None
+        assert await call(rig) == "v1"
+
+    asyncio.run(run())
+
+
+@on_rig()
+async def test_a_call_is_counted_in_its_pool_until_it_ends(rig: Rig) -> None:
+    (worker,) = await routed(rig, "v1")
+    worker.behave = silent
+    running = [asyncio.ensure_future(call(rig)) for _ in range(2)]
+    sent = (await worker.hears(RequestOp.TASK, 10))[-2:]
+    assert traffic(rig) == {"inside": {"v1": 2}, "waiting": 0}
+    worker.answer((AnswerOp.OK, sent[0][1], "v1"))
+    worker.answer((AnswerOp.ERROR, sent[1][1], "task_failed", "no", None, True))
+    assert await running[0] == "v1"
+    with pytest.raises(TaskFailed):
+        await running[1]
+    assert traffic(rig) == AT_REST
+
+
+@on_rig()
+async def test_a_cancelled_call_is_counted_until_its_worker_has_let_go(rig: Rig) -> None:
+    (worker,) = await routed(rig, "v1")
+    worker.behave = silent
+    running = asyncio.ensure_future(call(rig))
+    sent = (await worker.hears(RequestOp.TASK, 9))[-1]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert traffic(rig)["inside"] == {"v1": 1}
+    await worker.hears(RequestOp.CANCEL)
+    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as told", None, True))
+    await turns()
+    assert traffic(rig) == AT_REST
+
+
+@pytest.mark.parametrize("answer", [(AnswerOp.OK, "v1"), (AnswerOp.ERROR, "task_failed", "no", None, True)])
+def test_a_call_that_is_cancelled_just_after_its_answer_is_not_counted(answer: tuple[object, ...]) -> None:
+    @on_rig()
+    async def run(rig: Rig) -> None:
+        (worker,) = await routed(rig, "v1")
+        worker.behave = silent
+        flight = rig.router._fast_path.launch("e.echo", (), {}, CallOptions(), 0)
+        assert isinstance(flight, RoutedFlight)
+        sent = (await worker.hears(RequestOp.TASK, 9))[-1]
+        worker.answer((answer[0], sent[1], *answer[1:]))
+        await flight.future
+        rig.router._fast_path.failed(flight, asyncio.CancelledError())
+        assert traffic(rig) == AT_REST
+        await turns()
+
+    asyncio.run(run())
+
+
+@on_rig()
+async def test_what_is_not_sent_is_not_counted(rig: Rig) -> None:
+    await routed(rig, "v1")
+    await turns()  # or it would be sent at once
+    fast_path = rig.router._fast_path
+    flight = fast_path.launch("e.echo", (1,), {}, CallOptions(), 0)
+    fast_path.failed(flight, asyncio.CancelledError())
+    assert traffic(rig) == AT_REST
+    with pytest.raises(PayloadTooLarge):
+        await rig.client.call("e.echo", b"x" * rig.hub.max_payload)
+    assert traffic(rig) == AT_REST
+
+
+@on_rig()
+async def test_a_deadline_ends_the_call_and_later_its_count(rig: Rig) -> None:
+    (worker,) = await routed(rig, "v1")
+    worker.behave = silent
+    running = asyncio.ensure_future(call(rig, timeout_s=1))
+    sent = (await worker.hears(RequestOp.TASK, 9))[-1]
+    with pytest.raises(DeadlineExceeded):
+        await running
+    assert traffic(rig)["inside"] == {"v1": 1}
+    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "too late", None, True))
+    await turns()
+    assert traffic(rig) == AT_REST
+
+
+@on_rig()
+async def test_a_refused_call_is_tried_again_in_its_pool_and_counted_once(rig: Rig) -> None:
+    first, second = await routed(rig, "v1", "v2")
+    heard = len(first.heard), len(second.heard)
+    first.behave, second.behave = rejects(Reason.FULL, 1), rejects(Reason.FULL, 1)
+    running = asyncio.ensure_future(call(rig))
+    await turns()
+    inside = traffic(rig)["inside"]
+    assert inside in ({"v1": 1}, {"v2": 1})
+    assert (await running)[0] == f"w-{next(iter(inside))}"
+    assert sorted((len(first.heard) - heard[0], len(second.heard) - heard[1])) == [0, 2]
+    assert traffic(rig) == AT_REST
+    assert {pool.core.placed for pool in rig.router.pools.values()} == {0}
+
+
+@on_rig()
+async def test_a_lost_worker_leaves_no_count(rig: Rig) -> None:
+    (worker,) = await routed(rig, "v1")
+    worker.behave = silent
+    running = asyncio.ensure_future(call(rig))
+    await worker.hears(RequestOp.TASK, 9)
+    worker.stop_beating()
+    with pytest.raises(WorkerLost) as caught:
+        await running
+    assert caught.value.may_have_started
+    assert traffic(rig) == AT_REST
+
+
+@on_rig()
+async def test_a_route_that_is_deleted_under_traffic_comes_to_rest(rig: Rig) -> None:
+    workers = await routed(rig, "v1")
+    await crew(rig, "e")
+    workers[0].behave = silent
+    running = asyncio.ensure_future(call(rig))
+    sent = (await workers[0].hears(RequestOp.TASK, 9))[-1]
+    await set_route(rig, "e", None)
+    assert await call(rig) == "e"
+    workers[0].answer((AnswerOp.OK, sent[1], "v1"))
+    assert await running == "v1"
+    assert await call(rig) == "e"
+    assert traffic(rig) is None
+
+
+@on_rig()
+async def test_a_full_pool_keeps_its_share(rig: Rig) -> None:
+    """A call whose pool has no free slot waits there, and does not draw again."""
+    slow, _fast = await routed(rig, "v1", "v2")
+    slow.behave = silent
+    running = [asyncio.ensure_future(call(rig)) for _ in range(4000)]
+    await asyncio.sleep(0.1)
+    inside = traffic(rig)["inside"]
+    assert set(inside) == {"v1"} and abs(inside["v1"] - 2000) < bound(4000, 0.5), inside
+    assert rig.router.pools["v1"].core.waiting == inside["v1"] - 1000
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+def test_a_drawn_pool_is_used_unless_it_has_left_the_route():
+    class Request:
+        number = 0
+        key = None
+        queue = None
+
+    core = RouteCore("e", RouteRecord(to={"a": 1, "b": 1}), draw=random.Random(1).random, deserted=lambda pool: False)
+    for drawn in ("a", "b"):
+        assert {core.enter(Request(), drawn) for _ in range(20)} == {drawn}  # type: ignore[arg-type]
+    core.changed(RouteRecord(to={"b": 1}))
+    assert core.enter(Request(), "a") == "b"  # type: ignore[arg-type]

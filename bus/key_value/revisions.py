@@ -3,7 +3,8 @@
 A bucket in memory is lost with its server and created again, and a stream counts from 1 by default. But revisions serve
 as fencing tokens: resources refuse lower ones, and writes are conditional on them. So a bucket starts at the current
 time in microseconds since 2020: the previous bucket had less than one write per microsecond, so its revisions were
-lower. In case the creator's clock is behind, the last revision that it remembers counts, too.
+lower. Only if the creator's clock is behind a revision that it remembers does it count from there. (If it always did,
+several restarts in a row would lead so far ahead of the time that a process without memory would start below.)
 """
 
 from __future__ import annotations
@@ -29,4 +30,7 @@ def first_revision(wall: float, seen: int = 0) -> int:
         wall: Unix time.
         seen: the highest remembered revision of an earlier bucket of this name; 0: none.
     """
-    return max(int((wall - _BEGIN) * _MICROSECONDS), seen + _SLACK if seen else 1)
+    now = int((wall - _BEGIN) * _MICROSECONDS)
+    if now > seen:
+        return now
+    return seen + _SLACK if seen else 1

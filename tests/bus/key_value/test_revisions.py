@@ -22,6 +22,14 @@ def test_what_is_remembered_is_gone_beyond_even_where_the_clock_is_behind():
     assert first_revision(NOW, seen=5) == first_revision(NOW)
 
 
+def test_what_is_remembered_does_not_lead_ahead_of_the_time():
+    """Else a process that remembers nothing would begin below, after a few restarts in a row."""
+    at = first_revision(NOW)
+    for restart in range(1, 5):
+        at = first_revision(NOW + restart, seen=at + 1000)
+    assert first_revision(NOW + 5) > at + 1000
+
+
 def test_a_clock_before_2020_still_gives_a_revision_that_a_stream_takes():
     assert first_revision(0.0) == 1
 

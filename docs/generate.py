@@ -42,6 +42,7 @@ from gangline.schemas.limits import MAX_CONTAINERS
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration, parse_user
+from gangline.schemas.permissions.quotas import Quota
 from gangline.schemas.permissions.roles import Role, User, permissions
 from gangline.worker.ledger.settings import WorkerSettings
 
@@ -175,6 +176,7 @@ def settings_page() -> str:
             *_settings_section(WorkerSettings, "Worker: `WorkerSettings`"),
             *_settings_section(RouterSettings, "Router, in clients and gateways: `RouterSettings`"),
             *_settings_section(GatewaySettings, "Gateway: `GatewaySettings`"),
+            *_settings_section(Quota, "A tenant, in coordinators and gateways: `Quota`"),
             "In the environment of all processes: `GANGLINE_MAX_CONTAINERS`, how many lists and maps the arguments of",
             f"one call or task may have, {MAX_CONTAINERS} if unset. See [limits](protocol.md#limits).",
             "",
@@ -373,6 +375,7 @@ OPERATIONS = {
     "call a worker": "gangline.worker.images.w1.frames",
     "call a worker on its channel": "_GANGLINE.gangline.worker.images.w1.x.frames",
     "lease a worker's slots": "gangline.worker.images.w1.reserve",
+    "run a task on a lease or a gang's member": "gangline.worker.images.w1.dispatch",
     "hold a worker's slots for a gang": "gangline.worker.images.w1.hold",
     "drain a worker": "gangline.worker.images.w1.drain",
     "resize a worker": "gangline.worker.images.w1.resize",

@@ -121,6 +121,7 @@ class Teardown:
             return
         move(gang, Move.RESTART)
         gang.generation += 1
+        scheduler_state.look_for_room = True  # another gang of its tenant may have waited for its slots
         scheduler_state.tell(GangEventKind.RESTARTING, gang, unconfirmed=unconfirmed)
         if closing.delay_s > 0:
             scheduler_state.agenda.set(("backoff", gang.id), scheduler_state.now + closing.delay_s)
@@ -191,8 +192,7 @@ class Teardown:
         assert gang.step is GangStep.ENDED and gang.step not in GRANTED
         for timer in ("owner", "deadline", "retry", "starve", "backoff"):
             scheduler_state.agenda.cancel((timer, gang.id))
-        del scheduler_state.gangs[gang.id]
-        scheduler_state.look_for_room = True
+        scheduler_state.remove(gang)
         if gang.gangset is not None and gang.gangset in scheduler_state.sets:
             self._leave_set(gang)
         if gang.persisted:

@@ -16,6 +16,7 @@ from ...schemas.errors.base import (
 )
 from ...schemas.messages.gangs import AcquireRequest, GangEventKind, GangObstacle, GangWhyReply, OwnedRequest
 from ...schemas.names import WorkerId, is_token_of, public_id
+from ...schemas.permissions.quotas import exceeded
 from ...schemas.records.gangs import GangSpec
 from ...schemas.text import count_of
 from ..model.commits import CommitKind
@@ -28,6 +29,7 @@ from ..scheduling.queue import target_of
 from .commit_pipeline import GrantPipeline
 from .members import Teardown
 from .state import SchedulerState
+from .tenants import not_entitled
 
 
 class OwnerRequests:
@@ -59,6 +61,10 @@ class OwnerRequests:
                 QueueFull(f"the queue is full, with {count_of(len(scheduler_state.queue), 'gang')}: ask again later"),
             )
             return
+        error = self._above_quota(request, event.tenant)
+        if error is not None:
+            self._refuse(event.reply_to, error)
+            return
         # The size of an elastic gang depends on which gangs wait when it is placed.
         fit = None if request.elastic else TrialPlacement.of(request, scheduler_state.inventory.free)
         error = self._impossible(request.smallest) if fit is None and not request.wait_for_workers else None
@@ -75,6 +81,7 @@ class OwnerRequests:
             spec=request.relaxed(),
             owner_id=public_id(owner_token),
             owner_token=owner_token,
+            tenant=event.tenant,
             created_at=scheduler_state.wall,
             queued_at=scheduler_state.now,
             fit=fit,
@@ -115,6 +122,22 @@ class OwnerRequests:
             gang.queue_waiters.append(reply_to)
         else:
             self._state.out.append(AnswerRequest(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+
+    def _above_quota(self, request: AcquireRequest, tenant: str) -> GanglineError | None:
+        found = self._state.quota_of(tenant)
+        if found is None:
+            return None
+        quota, use = found
+        if quota.gangs_waiting is not None and use.waiting >= quota.gangs_waiting:
+            return exceeded(
+                tenant,
+                "gangs_waiting",
+                quota.gangs_waiting,
+                use.waiting,
+                "gangs waiting",
+                "ask again when one has formed",
+            )
+        return not_entitled(request, tenant, quota)
 
     def _impossible(self, spec: GangSpec) -> GangImpossible | None:
         """Why this gang, for which there is no room now, is not even queued. Not called for a gang that fits: the cost
@@ -270,12 +293,24 @@ def standing(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
     return found
 
 
+def _quota(scheduler_state: SchedulerState, gang: ManagedGang) -> str:
+    """Why it waits for its tenant's quota; empty: it does not."""
+    for other_id in scheduler_state.queue if gang.tenant else ():
+        other = scheduler_state.gangs[other_id]
+        text = scheduler_state.held_back(other) if other.tenant == gang.tenant else ""
+        if text or other is gang:
+            return text if not text or other is gang else f"gang {other_id} is ahead of it: {text}"
+    return ""
+
+
 def _lacks(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:
     spec = gang.spec.smallest
     match gang.step:
         case GangStep.QUEUED if gang.aside:
             missing = lacks(spec, scheduler_state.inventory.free)
             return [f"beside the gang of its set that it replaces: {lack.text}" for lack in missing]
+        case GangStep.QUEUED if text := _quota(scheduler_state, gang):
+            return [text]
         case GangStep.QUEUED:
             if place(spec, scheduler_state.inventory.total) is None:
                 missing = lacks(spec, scheduler_state.inventory.total)

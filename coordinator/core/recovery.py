@@ -71,6 +71,7 @@ class LedgerRecovery:
             id=record.id,
             spec=record.spec,
             owner_id=record.owner_token and public_id(record.owner_token),
+            tenant=record.tenant,
             gangset=record.gangset,
             created_at=record.created_at,
             queued_at=scheduler_state.now,

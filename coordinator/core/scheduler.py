@@ -11,6 +11,7 @@ Laws:
    be placed waits for the same pools, otherwise what is left after the others are placed.
 5. The head is the first gang that cannot be placed and has no predecessor that still serves: a replacement that waits
    for room beside the standing gang it replaces (`ManagedGang.aside`) takes free slots in its turn, and blocks nobody.
+6. Nothing is tried for a gang that its tenant's quota holds back, nor for the tenant's gangs behind it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..scheduling.placement import Placement, place, place_most, wanted_of
 from ..scheduling.queue import QueueHead, QueueTarget, guard, still_good, target_of, victims
 from .members import MemberFailures, Teardown
 from .state import SchedulerState
+from .tenants import within
 
 
 class GangScheduler:
@@ -48,8 +50,12 @@ class GangScheduler:
         for gang_id in list(scheduler_state.repairs):
             self._try_repair(scheduler_state.gangs[gang_id])
         index = 0
+        held_back: set[str] = set()
         while index < len(scheduler_state.queue):
             gang = scheduler_state.gangs[scheduler_state.queue.at(index)]
+            if self._held_back(gang, held_back):
+                index += 1
+                continue
             placement = self._place(gang)
             if placement is not None:
                 self._start(gang, placement)
@@ -57,9 +63,18 @@ class GangScheduler:
                 index += 1
             else:
                 self._wait_at_head(gang)
-                self._backfill(index + 1)
+                self._backfill(index + 1, held_back)
                 return
         self._set_head(None)
+
+    def _held_back(self, gang: ManagedGang, tenants: set[str], *, behind: ManagedGang | None = None) -> bool:
+        """Whether it waits for its tenant's quota. `tenants`: those with a gang ahead of it that does; it may become
+        one of them. `behind`: the head, whose part of the quota it leaves alone."""
+        if not gang.tenant:
+            return False
+        if gang.tenant not in tenants and self._state.held_back(gang, behind=behind):
+            tenants.add(gang.tenant)
+        return gang.tenant in tenants
 
     def _place(self, gang: ManagedGang) -> Placement | None:
         """Place the first gang that has not started; slots reserved for it count as free."""
@@ -73,7 +88,9 @@ class GangScheduler:
         kept = head.kept if head is not None and head.gang == gang.id else {}
         return self._placed(gang, kept)
 
-    def _placed(self, gang: ManagedGang, changes: Mapping[WorkerId, int]) -> Placement | None:
+    def _placed(
+        self, gang: ManagedGang, changes: Mapping[WorkerId, int], *, behind: ManagedGang | None = None
+    ) -> Placement | None:
         """Place it with this many more or fewer slots than are free, and with as many members as others leave room
         for."""
         scheduler_state = self._state
@@ -81,8 +98,11 @@ class GangScheduler:
         if found is None or not gang.spec.elastic:
             return found
         left = self._left_for_more(gang, found, changes)
-        more = None if left is None else place_most(gang.spec, scheduler_state.inventory.free, changes=left)
-        return more or found
+        if left is None:
+            return found
+        limits = scheduler_state.quota_of(gang.tenant, behind=behind)
+        spec = gang.spec if limits is None else within(gang.spec, *limits)
+        return place_most(spec, scheduler_state.inventory.free, changes=left) or found
 
     def _left_for_more(
         self, gang: ManagedGang, smallest: Placement, changes: Mapping[WorkerId, int]
@@ -96,7 +116,7 @@ class GangScheduler:
         beside.subtract(smallest.slots_by_worker())
         for other_id in islice(scheduler_state.queue, scheduler_state.settings.backfill_depth):
             other = scheduler_state.gangs[other_id]
-            if other is gang or pools.isdisjoint(other.spec.pools):
+            if other is gang or pools.isdisjoint(other.spec.pools) or scheduler_state.held_back(other):
                 continue
             found = place(other.spec.smallest, scheduler_state.inventory.free, changes=beside)
             if found is not None:
@@ -123,16 +143,17 @@ class GangScheduler:
         move(gang, Move.PLACED)
         scheduler_state.send_holds(gang, placement)
 
-    def _backfill(self, index: int) -> None:
+    def _backfill(self, index: int, held_back: set[str]) -> None:
         scheduler_state = self._state
         assert scheduler_state.head is not None
+        head = scheduler_state.gangs[scheduler_state.head.gang]
         changes = guard(scheduler_state.head.target.slots)
         last = index + scheduler_state.settings.backfill_depth
         while index < min(last, len(scheduler_state.queue)):
             gang = scheduler_state.gangs[scheduler_state.queue.at(index)]
             placement = None
-            if gang.not_before <= scheduler_state.now:
-                placement = self._placed(gang, changes)
+            if not self._held_back(gang, held_back, behind=head) and gang.not_before <= scheduler_state.now:
+                placement = self._placed(gang, changes, behind=head)
             if placement is None:
                 index += 1
             else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ...runtime.timers import TimerQueue
 from ...schemas.messages.gangs import GangEvent, GangEventKind, GangReply, HoldRequest, SeatRequest, UnholdRequest
 from ...schemas.names import WorkerId
+from ...schemas.permissions.quotas import Quota
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangSpec, Seat, StrictGangSpec, template_of
 from ..model.commits import CommitKind, CommitQueue
 from ..model.effects import AnswerRequest, Broadcast, Effect, ReleaseHold, SendHold
@@ -17,6 +18,7 @@ from ..scheduling.placement import Assignment, Placement
 from ..scheduling.queue import GangQueue, QueueHead
 from ..settings.scheduling import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
+from .tenants import TenantUse, held_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class SchedulerState:
         self.term = 0
         self.leading = False
         self.gangs: dict[str, ManagedGang] = {}
+        self.of_tenant: dict[str, dict[str, None]] = {}  # gangs by tenant, without our own account's
         self.queue = GangQueue()  # exactly the gangs in QUEUED
         self.head: QueueHead | None = None
         self.repairs: dict[str, None] = {}  # gangs in REPAIRING without an attempt
@@ -119,10 +122,35 @@ class SchedulerState:
 
     def add(self, gang: ManagedGang) -> None:
         self.gangs[gang.id] = gang
+        if gang.tenant:
+            self.of_tenant.setdefault(gang.tenant, {})[gang.id] = None
         if gang.gangset is not None and gang.gangset in self.sets:
             self.sets[gang.gangset].gangs[gang.id] = None
         if gang.step is GangStep.QUEUED:
             self.enqueue(gang)
+
+    def remove(self, gang: ManagedGang) -> None:
+        del self.gangs[gang.id]
+        if gang.tenant:
+            others = self.of_tenant[gang.tenant]
+            del others[gang.id]
+            if not others:
+                del self.of_tenant[gang.tenant]
+        self.look_for_room = True
+
+    def quota_of(self, tenant: str, *, behind: ManagedGang | None = None) -> tuple[Quota, TenantUse] | None:
+        """A tenant's quota and what it uses of it; None: our own account, which has none. `behind`: a gang that waits;
+        what it needs counts as used if it is of the same tenant."""
+        quota = self.settings.quotas.of(tenant)
+        if quota is None:
+            return None
+        use = TenantUse.of(self.gangs[gang] for gang in self.of_tenant.get(tenant, ()))
+        return quota, use.plus(behind.spec) if behind is not None and behind.tenant == tenant else use
+
+    def held_back(self, gang: ManagedGang, *, behind: ManagedGang | None = None) -> str:
+        """Why a gang in the queue waits for others of its tenant; empty: it need not."""
+        found = self.quota_of(gang.tenant, behind=behind)
+        return "" if found is None else held_back(gang.spec, gang.tenant, *found)
 
     def look_at_set(self, gang: ManagedGang) -> None:
         """Something has happened to a gang: its set, if it has one, may have to act."""
@@ -293,13 +321,18 @@ def check(scheduler_state: SchedulerState) -> None:
     assert set(scheduler_state.queue) == queued, "the queue is not exactly the queued gangs"
     for gang in scheduler_state.gangs.values():
         _check_gang(scheduler_state, gang)
+    listed = {(tenant, gang_id) for tenant, its in scheduler_state.of_tenant.items() for gang_id in its}
+    tenants = {(gang.tenant, gang.id) for gang in scheduler_state.gangs.values() if gang.tenant}
+    assert listed == tenants, f"the gangs of tenants are {tenants}, counted are {listed}"
     for worker, here in scheduler_state.on.items():
         assert here, f"{worker} is listed without gangs"
         for gang_id in here:
             assert worker in scheduler_state.gangs[gang_id].seats_by_worker, f"{gang_id} is listed on {worker}"
     if scheduler_state.head is not None:
         assert scheduler_state.head.gang in scheduler_state.queue, "the head does not wait"
-        assert not scheduler_state.gangs[scheduler_state.head.gang].aside, "the head is one that stands aside"
+        waiting = scheduler_state.gangs[scheduler_state.head.gang]
+        assert not waiting.aside, "the head is one that stands aside"
+        assert not scheduler_state.held_back(waiting), "the head waits for its tenant's quota"
     assert not (scheduler_state.ledger.line and not scheduler_state.ledger.busy), "commits wait, and none is in flight"
     for worker, view in scheduler_state.inventory.workers.items():
         assert view.free == scheduler_state.inventory.free.get(worker) or view.draining, f"free slots of {worker}"

@@ -249,6 +249,8 @@ class AcquireAsked(Event):
     new_id: str
     """Used if the request names none; unguessable."""
     new_token: str
+    tenant: str = ""
+    """The account that the server says it comes from; empty: our own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,6 +196,8 @@ class ManagedGang:
     """Public id of the owner's token. Empty: a standing gang."""
     owner_token: str | None = None
     """Set once the owner has shown it to this leader."""
+    tenant: str = ""
+    """The account of its owner; empty: our own."""
     tokens: dict[str, str] = field(default_factory=dict[str, str])
     """Tokens of the seats by public id, only for the owner. A new leader learns them from the workers."""
     gangset: str | None = None
@@ -302,6 +304,14 @@ class ManagedGang:
         return self._placed[1]
 
     @property
+    def slots(self) -> int:
+        """Slots that it has or is asking workers for: what it uses of its tenant's quota."""
+        if self.seats:
+            return sum(seat.slots for seat in self.seats)
+        attempt = self.attempt
+        return 0 if attempt is None else sum(item.slots for items in attempt.wanted.values() for item in items)
+
+    @property
     def untold(self) -> list[WorkerId]:
         """Workers with seats whose tokens are not known (yet)."""
         return [
@@ -331,6 +341,7 @@ class ManagedGang:
             lost=tuple(self.lost),
             priority=self.spec.priority,
             owner=self.spec.owner,
+            tenant=self.tenant,
             gangset=self.gangset,
             reason=self.reason,
             rank=self.rank,

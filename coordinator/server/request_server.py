@@ -1,4 +1,7 @@
-"""Serves requests of owners, operators and workers on the subjects `<ns>.gang.<operation>`. Only a leader does."""
+"""Serves requests of owners, operators and workers on the subjects `<ns>.gang.<operation>`. Only a leader does.
+
+A request from another account comes from a tenant, which sees only its own gangs.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from ...schemas.messages.gangs import (
     GangListRequest,
     GangObstacle,
     GangQuery,
+    GangReply,
     GangWhyReply,
     GetRequest,
     MemberCause,
@@ -30,6 +34,7 @@ from ...schemas.messages.operations import parse_request
 from ...schemas.names import GangOperation, Names, WorkerId, public_id
 from ...schemas.records.gangs import GangState
 from ...schemas.records.workers import LeaseRecord
+from ...schemas.wire.headers import tenant_of
 from ...telemetry.logs import Log
 from ..core.gang_core import SchedulerCore
 from ..ledger.storage import parse
@@ -181,7 +186,12 @@ class RequestServer:
                 request = request.model_copy(update={"traceparent": goes_on})
         number = next(self._numbers)
         event = on.AcquireAsked(
-            **self._clock.moment(), request=request, reply_to=number, new_id=new_id, new_token=self._clock.token()
+            **self._clock.moment(),
+            request=request,
+            reply_to=number,
+            new_id=new_id,
+            new_token=self._clock.token(),
+            tenant=tenant_of(responder.headers),
         )
         self._waiting[number] = _Waiting(
             responder=responder, operation=GangOperation.ACQUIRE, acquire=event, asked_at=event.now, final=False
@@ -207,31 +217,35 @@ class RequestServer:
 
     def _get(self, responder: Responder, body: Any) -> None:
         query = parse_request(GetRequest, body)
-        found = self._core.get(query.id)
-        if found is None:
-            raise _unknown(query.id)
+        found = self._seen(query.id, responder)
         if query.owner_token is not None:
-            found = self._core.get_owned(query.id, query.owner_token)
-            if found is None:
+            owned = self._core.get_owned(query.id, query.owner_token)
+            if owned is None:
                 raise NotOwner(f"gang {query.id} belongs to another owner: ask without owner_token")
-            responder.reply(found)
+            responder.reply(owned)
         else:
             responder.reply(found.public())
 
-    def list(self, wanted: GangListRequest) -> GangListReply:
-        """The gangs of this leader."""
+    def _seen(self, gang: str, responder: Responder) -> GangReply:
+        """The gang, if the requester may see it."""
+        found, tenant = self._core.get(gang), tenant_of(responder.headers)
+        if found is None or (tenant and found.tenant != tenant):
+            raise _unknown(gang)
+        return found
+
+    def list(self, wanted: GangListRequest, tenant: str = "") -> GangListReply:
+        """The gangs of this leader; only those of a tenant, if one asks."""
         gangs = (g for g in self._core.gangs() if wanted.gangset is None or g.gangset == wanted.gangset)
-        return GangListReply(gangs=tuple(gang.public() for gang in gangs))
+        return GangListReply(gangs=tuple(gang.public() for gang in gangs if not tenant or gang.tenant == tenant))
 
     def _list(self, responder: Responder, body: Any) -> None:
-        found = self.list(parse_request(GangListRequest, body))
+        found = self.list(parse_request(GangListRequest, body), tenant_of(responder.headers))
         bare = tuple(gang.model_copy(update={"seats": ()}) for gang in found.gangs)
         responder.reply(found, shorter=GangListReply(gangs=bare))
 
     def _why(self, responder: Responder, body: Any) -> None:
         query = parse_request(GangQuery, body)
-        if self._core.get(query.id) is None:
-            raise _unknown(query.id)
+        self._seen(query.id, responder)
         self._tasks.start(self._say_why(responder, query.id))
 
     async def _say_why(self, responder: Responder, gang: str) -> None:
@@ -247,7 +261,20 @@ class RequestServer:
         except GanglineError as error:
             # Reply in any case with what the core knows.
             self._log.info("cannot read the leases: %s", error, extra={"action": "gang.why"})
-        responder.reply(reply)
+        responder.reply(self._without_others(reply, tenant_of(responder.headers)))
+
+    def _without_others(self, reply: GangWhyReply, tenant: str) -> GangWhyReply:
+        """For a tenant: only its own gangs by their ids, and no owners of leases."""
+        if not tenant:
+            return reply
+        own = {f"gang {gang.id}" for gang in self._core.gangs() if gang.tenant == tenant}
+        obstacles = tuple(
+            item
+            if item.holder in own
+            else item.model_copy(update={"holder": item.holder.partition(" ")[0], "owner": ""})
+            for item in reply.obstacles
+        )
+        return reply.model_copy(update={"obstacles": obstacles})
 
     # -- workers -----------------------------------------------------------------------------------------------------
 

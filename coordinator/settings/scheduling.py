@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from ...schemas.errors.base import InvalidSettings
+from ...schemas.permissions.quotas import Quotas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +57,14 @@ class CoordinatorSettings:
     """Maximum number of ended gangs remembered."""
     max_queued: int = 10_000
     """Maximum number of waiting gangs; further requests are refused at once."""
+    quotas: Quotas = field(default_factory=Quotas)
+    """What tenants may use. The same for all coordinators; with shards, each grants as much in its own pools."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not 0 <= value < float("inf"):
-                raise InvalidSettings(f"{field.name} is {value}: give a number of at least 0")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not isinstance(value, Quotas) and not 0 <= value < float("inf"):
+                raise InvalidSettings(f"{each.name} is {value}: give a number of at least 0")
         bounds = [
             (self.hold_wait_s + self.hold_margin_s < self.hold_s, "hold_wait_s + hold_margin_s must be below hold_s"),
             (self.keep_renew_s * 3 <= self.keep_s, "keep_s must be at least three times keep_renew_s"),

@@ -157,7 +157,8 @@ class Router:
     async def execute(self, order: Call) -> tuple[Any, str]:
         """Like `call`, for an existing order; also returns the worker that answered (`<pool>.<worker>`)."""
         fast_path, options, flight = self._fast_path, order.options, None
-        if options.short and self._state == "running":
+        # Who has a quota of slots is counted, which the fast path does not do.
+        if options.short and self._state == "running" and not (order.tenant and self.settings.quotas.limits_slots):
             flight = fast_path.launch(order.target, order.args, order.kwargs, options, order.flags, order.span_parent)
             order.span_parent, order.drawn = fast_path.parent, fast_path.drawn
         if flight is None:

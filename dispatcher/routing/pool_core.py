@@ -5,12 +5,14 @@ Laws, which `check` asserts and tests quote:
 1. A request is in one place at a time: queued, placed on one worker, or neither (not yet admitted, or over).
 2. A placement is charged to its worker once and discharged once; the policy's `routed` and `completed` are called with
    them, so they are always paired.
-3. Requests of one class are placed in order of arrival. A retry keeps its number, and with it its place.
+3. Requests of one class and tenant are placed in order of arrival. A retry keeps its number, and with it its place.
 4. A request is placed on a worker that is not known to have room only as a *probe*: at most once per backoff interval
    and class.
 5. A request is placed at most `max_attempts` times. An attempt that may have started something is retried only if the
    task is idempotent.
-6. If no worker is left, waiting requests are refused within `no_workers_wait_s`; no request waits forever.
+6. Requests of a tenant with a quota of slots use no more of them at any time, and wait for each other without delaying
+   others. What they use is zero when they have ended.
+7. If no worker is left, waiting requests are refused within `no_workers_wait_s`; no request waits forever.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ...schemas.errors.base import (
     Draining,
     GanglineError,
     InvalidRequest,
+    NotEntitled,
     NoWorkers,
     QueueFull,
     Saturated,
@@ -33,6 +36,7 @@ from ...schemas.errors.base import (
     UnknownMethod,
 )
 from ...schemas.names import WorkerId
+from ...schemas.permissions.quotas import exceeded
 from ...schemas.records.workers import Registration
 from ...schemas.text import count_of, plain
 from ...schemas.wire.frames import Load
@@ -178,7 +182,12 @@ class RoutingCore:
         self._settings = settings
         self._draw = draw
         self._candidates = Candidates(self.view, draw)
-        self._line: WaitQueue[RoutedRequest] = WaitQueue(settings.tenant_weights)
+        self._limits_tenants = settings.quotas.limits_slots
+        self._line: WaitQueue[RoutedRequest] = WaitQueue(
+            settings.tenant_weights, self._held_back if self._limits_tenants else None
+        )
+        self._slots: dict[str, int] = {}
+        """Slots on which requests of tenants are placed, by tenant, if there are quotas for them."""
         self._backoff = Backoff(settings.backoff_first_s, settings.backoff_max_s)
         self._numbers = numbers or itertools.count(1)
         self._placed = 0
@@ -224,6 +233,8 @@ class RoutingCore:
         if self.view.workers:
             if (error := self._impossible(routed_request) or self._too_large(routed_request)) is not None:
                 raise error
+            if self._limits_tenants and (forbidden := self._not_entitled(routed_request)) is not None:
+                raise forbidden
             if self.connected and not self._waits_before(routed_request) and self._try(routed_request, now):
                 return True
         if len(self._line) >= self._settings.max_queued and not routed_request.moved:
@@ -384,6 +395,12 @@ class RoutingCore:
             return
         routed_request.worker = None
         self._placed -= 1
+        if self._limits_tenants and routed_request.tenant:
+            left = self._slots[routed_request.tenant] - routed_request.cost
+            if left:
+                self._slots[routed_request.tenant] = left
+            else:
+                del self._slots[routed_request.tenant]
         self.view.discharge(worker, routed_request.cost)
         if self._tells_policy:
             self.policy.completed(worker, routed_request)
@@ -443,6 +460,8 @@ class RoutingCore:
             freed: the only worker that may have gained room since the last call. With thousands of queued classes
                 (keys) that wait for other workers, checking each at every answer would use all CPU time.
         """
+        if self._limits_tenants:
+            freed = None  # a request may have waited for its tenant's quota, and others have room
         if not self._line.size or not self.connected or not self._has_room(freed):
             return []
         effects: list[Effect] = []
@@ -522,6 +541,10 @@ class RoutingCore:
             return NoWorkers(f"no worker of pool {self.pool!r} can be reached ({after})", details=details)
         if (unlabelled := self._unlabelled(routed_request)) is not None:
             return unlabelled
+        if self._held_back(routed_request):
+            limit, used = self._quota(routed_request) or 0, self._slots.get(routed_request.tenant, 0)
+            what = f"slots of pool {self.pool!r} in use ({after})"
+            return exceeded(routed_request.tenant, "slots", limit, used, what, "wait until calls have ended")
         because = f"; last: {routed_request.fate.value}" if routed_request.fate is not None else ""
         largest = max(worker.total for worker in workers.values())
         if (needed := cost(self.view, routed_request)) > largest:
@@ -549,6 +572,7 @@ class RoutingCore:
         for routed_request in self._line:
             assert routed_request.worker is None, routed_request
         assert self._placed >= 0
+        assert all(slots > 0 for slots in self._slots.values()), self._slots
 
     def __repr__(self) -> str:
         return (
@@ -569,13 +593,40 @@ class RoutingCore:
         return (labels, method, routed_request.key)
 
     def _waits_before(self, routed_request: RoutedRequest) -> bool:
-        """Whether a request of the same class with an older number waits."""
-        if not self._line.size or not self._line.has_line(routed_request.queue):
+        """Whether a request of the same class with an older number waits. One that its tenant's quota holds back counts
+        for this tenant only."""
+        if not self._line.size:
             return False
         head = self._line.next_after(routed_request)
+        if self._limits_tenants and routed_request.tenant and (head is None or head.number >= routed_request.number):
+            head = self._line.first_of(routed_request)
         return head is not None and head.number < routed_request.number
 
+    def _quota(self, routed_request: RoutedRequest) -> int | None:
+        """How many slots of this pool the requests of its tenant may use together."""
+        quota = self._settings.quotas.of(routed_request.tenant)
+        return None if quota is None else quota.slots
+
+    def _held_back(self, routed_request: RoutedRequest) -> bool:
+        """Whether it must wait for other requests of its tenant."""
+        limit, used = self._quota(routed_request), self._slots.get(routed_request.tenant, 0)
+        return limit is not None and used + cost(self.view, routed_request) > limit
+
+    def _not_entitled(self, routed_request: RoutedRequest) -> NotEntitled | None:
+        """The error if its tenant may never use so many slots."""
+        limit = self._quota(routed_request)
+        if limit is None or (needed := cost(self.view, routed_request)) <= limit:
+            return None
+        tenant = routed_request.tenant
+        return NotEntitled(
+            f"tenant {tenant!r} asks for {count_of(needed, 'slot')} of pool {self.pool!r}, and its quota slots is "
+            f"{limit}: call a smaller task, or have an operator raise the quota",
+            details={"tenant": tenant, "quota": "slots", "limit": limit},
+        )
+
     def _try(self, routed_request: RoutedRequest, now: float, *, anyhow: bool = False) -> bool:
+        if self._limits_tenants and self._held_back(routed_request):
+            return False
         worker = self.policy.choose(self._candidates.of(routed_request, anyhow=anyhow), routed_request)
         if worker is None:
             return False
@@ -594,6 +645,8 @@ class RoutingCore:
         routed_request.last = worker.id
         routed_request.attempts += 1
         self._placed += 1
+        if self._limits_tenants and routed_request.tenant:
+            self._slots[routed_request.tenant] = self._slots.get(routed_request.tenant, 0) + slots
         self.view.charge(worker, slots)
         if self._tells_policy:
             self.policy.routed(worker, routed_request)
@@ -672,6 +725,8 @@ class RoutingCore:
         unfit: GanglineError | None = None
         if waited_s >= self._settings.no_workers_wait_s:
             unfit = self._too_large(routed_request) or self._unlabelled(routed_request)
+        if self._limits_tenants:
+            unfit = self._not_entitled(routed_request) or unfit
         return self._impossible(routed_request) or unfit
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ...schemas.errors.base import InvalidSettings
 from ...schemas.limits import MAX_DEADLINE_S, MAX_TTL_S
+from ...schemas.permissions.quotas import Quotas
 from ...schemas.text import plain
 
 LOST_AFTER_S: Final = 3.0
@@ -84,6 +85,8 @@ class RouterSettings:
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Tenants (accounts of callers) that wait for the same slots get them in these proportions; 1 for those that are
     not named. Only gateways know the tenants of their callers. Above 0."""
+    quotas: Quotas = field(default_factory=Quotas)
+    """What tenants may use; of these, a router limits `slots`."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 
@@ -43,9 +43,12 @@ class _Line(Generic[W]):
             heap = self.heaps[item.tenant] = []
         heapq.heappush(heap, (item.number, item))
 
-    def head(self) -> W | None:
-        """The first of the tenant whose turn it is."""
-        heads = [item for tenant in list(self.heaps) if (item := self._first(tenant)) is not None]
+    def heads(self) -> list[W]:
+        """The first of each tenant."""
+        return [item for tenant in list(self.heaps) if (item := self._first(tenant)) is not None]
+
+    def next_of(self, heads: list[W]) -> W | None:
+        """The one of the tenant whose turn it is."""
         if len(heads) < 2:
             return heads[0] if heads else None
         return min(heads, key=lambda item: (self.served[item.tenant], item.number))
@@ -69,15 +72,23 @@ class WaitQueue(Generic[W]):
     A *class* has requests that the same workers could take. Within it, the order of arrival of one tenant is strict, so
     that a request for many slots is not starved by requests for one; a class whose workers are full does not block
     another. Tenants take turns, by the slots that each has got while others waited, divided by its weight: one that
-    waits with a thousand requests gets no more than one that waits with a few.
+    waits with a thousand requests gets no more than one that waits with a few. An item that its tenant's quota holds
+    back is passed over, with those of the tenant behind it.
     """
 
-    __slots__ = ("_lines", "_weights", "size")
+    __slots__ = ("_held_back", "_lines", "_weights", "size")
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        """`weights`: of tenants; 1 for those that are not in it."""
+    def __init__(
+        self, weights: Mapping[str, float] | None = None, held_back: Callable[[W], bool] | None = None
+    ) -> None:
+        """
+        Args:
+            weights: of tenants; 1 for those that are not in it.
+            held_back: whether an item must wait for others of its tenant; None: no item must.
+        """
         self._lines: dict[Hashable, _Line[W]] = {}
         self._weights = weights or {}
+        self._held_back = held_back
         self.size = 0
         """Number of waiting items."""
 
@@ -91,7 +102,7 @@ class WaitQueue(Generic[W]):
         return iter([waiting[number] for number in sorted(waiting)])
 
     def has_line(self, queue: Hashable) -> bool:
-        """Whether the class has waiting items."""
+        """Whether the class has waiting items that no quota holds back."""
         return self._head(queue) is not None
 
     def add(self, item: W) -> None:
@@ -136,11 +147,18 @@ class WaitQueue(Generic[W]):
         """The first item in the class of an item that was just removed."""
         return self._head(item.queue)
 
+    def first_of(self, item: W) -> W | None:
+        """The first item in the class of `item` of the same tenant."""
+        line = self._lines.get(item.queue)
+        return None if line is None else next((head for head in line.heads() if head.tenant == item.tenant), None)
+
     def _head(self, queue: Hashable) -> W | None:
         line = self._lines.get(queue)
         if line is None:
             return None
-        head = line.head()
-        if head is None:
+        heads = line.heads()
+        if not heads:
             del self._lines[queue]
-        return head
+        elif self._held_back is not None:
+            heads = [item for item in heads if not self._held_back(item)]
+        return line.next_of(heads)

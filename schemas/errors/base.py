@@ -11,6 +11,7 @@
     │   ├── UnknownMethod               the pool has no task with that name
     │   ├── GangImpossible              the registered workers could never hold it; says what is missing
     │   ├── ShardConflict               a coordinator was started with pools of another shard
+    │   ├── NotEntitled                 the tenant has no right to that, for example to that priority
     │   ├── InvalidSchedule             the server does not understand the schedule
     │   ├── InvalidRoute                the route is invalid; says which field and why
     │   └── PayloadTooLarge             larger than the server's max_payload; nothing was sent
@@ -18,6 +19,7 @@
     │   ├── NoWorkers                   no worker serves that pool
     │   ├── Saturated                   every worker stayed full for all attempts or until the deadline
     │   ├── QueueFull                   this router already has `max_queued` waiting requests for the pool
+    │   ├── QuotaExceeded               the tenant uses as much as it may; says how much that is
     │   ├── Draining                    the worker (or this router) is shutting down
     │   ├── Disconnected                no connection to a nats-server right now
     │   ├── ServerUnreachable           could not connect at all
@@ -131,6 +133,13 @@ class InvalidSettings(InvalidRequest):
     code = "invalid_settings"
 
 
+class NotEntitled(InvalidRequest):
+    """`details`: `tenant`, `quota`, and `limit`, what the tenant may ask for at most."""
+
+    code = "not_entitled"
+    status = 403
+
+
 class UnknownMethod(InvalidRequest):
     code = "unknown_method"
     status = 404
@@ -157,6 +166,13 @@ class Saturated(Unavailable):
 
 class QueueFull(Unavailable):
     code = "queue_full"
+    status = 429
+
+
+class QuotaExceeded(Unavailable):
+    """`details`: `tenant`, `quota`, `limit`, `used`."""
+
+    code = "quota_exceeded"
     status = 429
 
 

@@ -118,6 +118,8 @@ class GangReply(Reply):
     """Lost ranks of this generation that are being replaced while the others continue (`restart_member`)."""
     priority: int = 0
     owner: str = ""
+    tenant: str = ""
+    """The account of its owner; empty: Gangline's own."""
     gangset: str | None = None
     reason: str = ""
     rank: int | None = None

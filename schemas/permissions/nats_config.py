@@ -11,7 +11,7 @@ from .roles import INBOXES, Permissions, Role, User
 
 ACCOUNT: Final = "GANGLINE"
 DEFAULT_USERS: Final = (
-    *(User(name=role.value, roles=(role,)) for role in Role if role is not Role.WORKER),
+    *(User(name=role.value, roles=(role,)) for role in Role if role not in (Role.OWNER, Role.WORKER)),
     User(name="worker", roles=(Role.WORKER,)),
 )
 TENANT_LIMITS: Final = {"connections": 256, "subscriptions": 1000, "payload": 1024 * 1024}

@@ -26,6 +26,8 @@ INBOXES: Final = "_INBOX"
 """First token of all inboxes."""
 _ANSWERS_S: Final = 60
 """Time limit for a dispatcher's answer, in seconds; cancelling waits until a task has stopped."""
+_ANSWERS: Final = (f"{INBOXES}.>", "_R_.>")
+"""Inboxes, and the reply subjects that the server creates for requests from other accounts."""
 _FRAMES: Final = (Operation.FRAMES,)
 _LEASING: Final = (Operation.RESERVE, Operation.DISPATCH, Operation.RENEW, Operation.RELEASE)
 """Operations that other languages use; they have no frames."""
@@ -48,6 +50,8 @@ class Role(StrEnum):
     """Calls through gateways, submits tasks, reads results."""
     ROUTER = "router"
     """Chooses workers itself, as Python clients do: calls, leases and gangs."""
+    OWNER = "owner"
+    """Asks for gangs and runs tasks on their members, with plain requests. A tenant may have it."""
     GATEWAY = "gateway"
     WORKER = "worker"
     DISPATCHER = "dispatcher"
@@ -87,8 +91,8 @@ class User:
     name: str
     roles: tuple[Role, ...]
     pool: str = "*"
-    """Limits workers and routers to one pool, and producers to one endpoint. (Such a producer still reads the
-    results of all endpoints, and cannot delay tasks.) `*`: no limit."""
+    """Limits workers and routers to one pool, owners to running tasks there, and producers to one endpoint. (Such a
+    producer still reads the results of all endpoints, and cannot delay tasks.) `*`: no limit."""
     worker: str = "*"
     """Limits a worker to one name within the pool."""
     tenant: str = ""
@@ -103,10 +107,10 @@ class User:
             raise InvalidRequest(f"user {self.name!r} has no role: give one of {', '.join(Role)}")
         if self.tenant:
             check_name(self.tenant, "tenant")
-            if set(self.roles) != {Role.PRODUCER}:
+            if not {Role.PRODUCER, Role.OWNER}.issuperset(self.roles):
                 raise InvalidRequest(
-                    f"user {self.name!r} of tenant {self.tenant!r} may only be a producer: the other roles use "
-                    "JetStream's API, and belong in Gangline's own account"
+                    f"user {self.name!r} of tenant {self.tenant!r} may only be a producer or an owner: the other roles "
+                    "use JetStream's API, and belong in Gangline's own account"
                 )
 
     @property
@@ -133,6 +137,8 @@ def permissions(role: Role, names: Names, *, pool: str = "*", worker: str = "*")
             return _producer(names, pool)
         case Role.ROUTER:
             return _router(names, pool)
+        case Role.OWNER:
+            return _owner(names, pool)
         case Role.GATEWAY:
             return _gateway(names)
         case Role.WORKER:
@@ -176,11 +182,17 @@ def _producer(names: Names, endpoint: str) -> Permissions:
 
 
 def _router(names: Names, pool: str) -> Permissions:
+    return _routing(names, pool) | Permissions(publish=(*_workers(names, _LEASING, pool), *_owning(names)))
+
+
+def _owner(names: Names, pool: str) -> Permissions:
+    # Workers run nothing there without the token of a seat.
+    return Permissions(publish=(*_owning(names), *_workers(names, (Operation.DISPATCH,), pool)))
+
+
+def _owning(names: Names) -> tuple[str, ...]:
     others = (GangOperation.REPORT, GangOperation.END)
-    asked = (operation for operation in GangOperation if operation not in others)
-    return _routing(names, pool) | Permissions(
-        publish=(*_workers(names, _LEASING, pool), *_both(names, *(names.gang(operation) for operation in asked)))
-    )
+    return _both(names, *(names.gang(operation) for operation in GangOperation if operation not in others))
 
 
 def _routing(names: Names, pool: str) -> Permissions:
@@ -212,9 +224,7 @@ def _gateway(names: Names) -> Permissions:
         | _service("gangline-gateway")
         | Permissions(
             publish=(
-                # Inboxes, and the reply subjects that the server creates for callers in other accounts.
-                f"{INBOXES}.>",
-                "_R_.>",
+                *_ANSWERS,
                 *_api(*(f"STREAM.CREATE.KV_{bucket}" for bucket in (names.ledger_bucket, names.routes_bucket))),
             ),
             subscribe=tuple(f"{subject} {names.gateway_queue}" for subject in names.both(names.calls)),
@@ -226,7 +236,7 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
     ns, ledger = names.namespace, names.ledger_bucket
     return _service("gangline-worker") | Permissions(
         publish=(
-            f"{INBOXES}.>",
+            *_ANSWERS,
             f"{ns}.event.worker.{pool}.{worker}",
             f"{ns}.job.*.progress",
             f"{ns}.job.*.*.progress",
@@ -312,7 +322,7 @@ def _coordinator(names: Names) -> Permissions:
     )
     leading = Permissions(
         publish=(
-            f"{INBOXES}.>",
+            *_ANSWERS,
             *_workers(names, _GANG, "*"),
             *names.both(f"{ns}.gang-shard.*.*"),
             names.gang_events,

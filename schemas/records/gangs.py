@@ -130,6 +130,11 @@ class Bundle(Part):
         return self.count if self.max_count is None else self.max_count
 
     @property
+    def slots_each(self) -> int:
+        """Slots of one of these members."""
+        return self.slots + sum(part.slots for part in self.extras)
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         return (Part(pool=self.pool, slots=self.slots, labels=self.labels), *self.extras)
 
@@ -206,6 +211,11 @@ class GangSpec(BaseModel):
         """The number of members: the world size. With a range: of the current generation, else of the last; the
         smallest before the first."""
         return sum(bundle.count for bundle in self.bundles)
+
+    @property
+    def slots(self) -> int:
+        """Slots of all members at this size."""
+        return sum(bundle.count * bundle.slots_each for bundle in self.bundles)
 
     @property
     def pools(self) -> frozenset[str]:
@@ -326,6 +336,8 @@ class GangRecord(Record):
     owner_token: str = Field(default="", max_length=MAX_TOKEN_CHARS)
     """Its public id: whoever shows the token may renew and release the gang. Empty: a standing gang. Coordinators of
     earlier versions write the token itself."""
+    tenant: str = ""
+    """The account of its owner, for quotas; empty: the coordinator's own."""
     restarts: int = 0
     """How often it was formed again or repaired, for whatever reason: the number of earlier generations."""
     failures: int | None = None

@@ -129,7 +129,7 @@ async def test_what_a_tenant_does_not_import_does_not_exist_for_it(tenants: Tena
 
 
 @pytest.mark.parametrize("text, why", [
-    ("web@shop=router:images", "may only be a producer"),
+    ("web@shop=router:images", "may only be a producer or an owner"),
     ("web@=producer", "no tenant"),
     ("web@GANGLINE=producer", "give the tenant another name"),
     ("web@a.b=producer", "tenant"),

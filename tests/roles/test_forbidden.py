@@ -23,7 +23,7 @@ from .pool import pool as images
 
 pytestmark = pytest.mark.server
 
-P, R, G, W, D, C = Role.PRODUCER, Role.ROUTER, Role.GATEWAY, Role.WORKER, Role.DISPATCHER, Role.COORDINATOR
+P, R, OWN, G, W, D, C = (role for role in Role if role is not Role.OPERATOR)
 LEDGER, RESULTS = "$KV.GANGLINE_LEDGER", "$KV.GANGLINE_RESULTS"
 API = "$JS.API"
 
@@ -38,9 +38,11 @@ PUBLISH: dict[str, set[Role]] = {
     "gangline.worker.images.w1.frames": {R, G, D},
     "gangline.worker.images.w1.jobs": {D},
     **{f"gangline.worker.images.w1.{name}": {C} for name in ("hold", "unhold", "keep", "form", "teardown", "ping")},
-    **{f"gangline.worker.images.w1.{name}": {R} for name in ("reserve", "dispatch", "renew", "release")},
+    **{f"gangline.worker.images.w1.{name}": {R} for name in ("reserve", "renew", "release")},
+    "gangline.worker.images.w1.dispatch": {R, OWN},
     **{f"gangline.worker.images.w1.{name}": set() for name in ("stats", "drain", "resize")},
-    **{f"gangline.gang.{name}": {R} for name in ("acquire", "renew", "release", "get", "list", "why")},
+    **{f"gangline.gang.{name}": {R, OWN} for name in ("acquire", "renew", "release", "get", "list", "why")},
+    "gangline.gang.end": set(),
     "gangline.gang.report": set(),
     "gangline.gang.report.images.w1": {W},
     "gangline.gang.report.images.w2": set(),
@@ -56,7 +58,7 @@ PUBLISH: dict[str, set[Role]] = {
     **{f"_GANGLINE.gangline.worker.images.w1.x.{name}": {C} for name in ("hold", "form", "teardown", "ping")},
     "_GANGLINE.gangline.worker.images.w1.x.reserve": {R},
     "_GANGLINE.gangline.worker.images.w1.x.drain": set(),
-    "_GANGLINE.gangline.gang.acquire": {R},
+    "_GANGLINE.gangline.gang.acquire": {R, OWN},
     "_GANGLINE.gangline.gang.report": set(),
     "_GANGLINE.gangline.gang-shard.east.list": {C},
     "_GANGLINE.gangline.dispatcher.d.ping": {D},
@@ -94,7 +96,7 @@ PUBLISH: dict[str, set[Role]] = {
     "$O.GANGLINE_OBJECTS.C.n": {D},
     # Others' inboxes: only who answers.
     "_INBOX.somebody.r.1": {G, W, C},
-    "_R_.another.account": {G},
+    "_R_.another.account": {G, W, C},
     # JetStream.
     f"{API}.STREAM.INFO.GANGLINE_TASKS": {P, D},
     f"{API}.STREAM.MSG.GET.GANGLINE_TASKS": {P, D},
@@ -177,7 +179,7 @@ SUBSCRIBE: dict[str, set[Role]] = {
     "$SRV.INFO.something-else": set(),
 }
 
-SHARED = ("producer", "router", "gateway", "dispatcher", "coordinator", "operator", "worker=worker:images.w1")
+SHARED = ("producer", "router", "owner", "gateway", "dispatcher", "coordinator", "operator", "worker=worker:images.w1")
 
 
 async def may_publish(bus: NatsBus, subject: str) -> bool:

@@ -8,11 +8,16 @@ formed must form.
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gangline.coordinator.settings.scheduling import CoordinatorSettings
 from gangline.schemas.messages.gangs import MemberCause
+from gangline.schemas.permissions.quotas import Quota, Quotas
+from gangline.schemas.records.gangs import GangState
 
 from ...scale import repetitions
 from ...support.coordinator.model import SimWorker
@@ -25,12 +30,13 @@ GANGS = st.sampled_from(["a", "b", "c", "d"])
 class Gangs(RuleBasedStateMachine):
     @initialize(slots=st.lists(st.integers(min_value=1, max_value=3), min_size=2, max_size=4))
     def begin(self, slots: list[int]) -> None:
-        self.world = World()
+        quota = Quota(gangs=2, gang_slots=4, priority=1, preempt=True)
+        self.world = World(CoordinatorSettings(quotas=Quotas(named={"lab": quota})))
         for number, count in enumerate(slots):
             self.world.add_worker(f"w{number}", count, node=f"n{number // 2}")
         self.world.elect()
         self.world.flush()
-        self.known: dict[str, dict[str, object]] = {}
+        self.known: dict[str, dict[str, Any]] = {}
 
     def worker(self, pick: int):
         workers = list(self.world.workers.values())
@@ -46,11 +52,20 @@ class Gangs(RuleBasedStateMachine):
         strategy=st.sampled_from(["pack", "spread", "strict_spread", "strict_pack"]),
         deadline_s=st.sampled_from([None, None, 3.0]),
         wait=st.booleans(),
+        tenant=st.sampled_from(["", "", "lab"]),
     )
     def acquire(self, gang: str, size: int, more: int, **fields) -> None:
         fields["size"] = (size, size + more)
         fields = self.known.setdefault(gang, {**fields, "ttl_s": 1000.0, "max_restarts": None})
         self.world.acquire(gang, **fields)
+
+    @invariant()
+    def within_quota(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        granted = [g for g in self.world.ledger.gangs().values() if g.tenant == "lab" and g.state is GangState.FORMED]
+        slots = sum(seat.slots for gang in granted for seat in gang.seats)
+        assert len(granted) <= 2 and slots <= 4, f"above the quota: {[gang.id for gang in granted]}, {slots} slots"
 
     @rule(gang=GANGS)
     def release(self, gang: str) -> None:
@@ -195,6 +210,12 @@ class Gangs(RuleBasedStateMachine):
         if waiting:
             why = world.core.why(waiting[0])
             assert why is not None and why.lacks and "there is room" not in why.lacks[0], why
+        # What tenants use is counted anew from what there is, and is nothing when their gangs have ended.
+        for gang in world.core.gangs():
+            world.release(gang.id)
+        world.declare("s", 0)
+        world.advance(30.0)
+        assert not world.core._state.of_tenant
 
 
 Gangs.TestCase.settings = settings(

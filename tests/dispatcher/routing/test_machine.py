@@ -15,7 +15,15 @@ from gangline.dispatcher.routing.policy import Sticky
 from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.dispatcher.routing.worker_table import WorkerEntry
-from gangline.schemas.errors.base import GanglineError, InvalidRequest, QueueFull, Saturated, UnknownMethod
+from gangline.schemas.errors.base import (
+    GanglineError,
+    InvalidRequest,
+    NotEntitled,
+    QueueFull,
+    Saturated,
+    UnknownMethod,
+)
+from gangline.schemas.permissions.quotas import Quota, Quotas
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Load, LoadFlag
 
@@ -43,7 +51,8 @@ class CoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 1000.0
         self.policy = Counting()
-        self.settings = RouterSettings(node="n0", zone="z0", max_queued=5, max_attempts=6)
+        quotas = Quotas(named={"lab": Quota(slots=3)})
+        self.settings = RouterSettings(node="n0", zone="z0", max_queued=5, max_attempts=6, quotas=quotas)
         self.core = RoutingCore("pool", self.settings, self.policy, random.Random(1).random)
         self.alive: list[RoutedRequest] = []
         self.placed_order: list[tuple[Any, int]] = []
@@ -60,10 +69,18 @@ class CoreMachine(RuleBasedStateMachine):
         labels=st.sampled_from([None, None, {"gpu": "yes"}]),
         slots=st.sampled_from([None, None, 1, 3, 5]),
         patient=st.booleans(),
+        tenant=st.sampled_from(["", "", "lab"]),
     )
-    def arrive(self, method: str, key: Any, model: Any, labels: Any, slots: Any, patient: bool) -> Any:
+    def arrive(self, method: str, key: Any, model: Any, labels: Any, slots: Any, patient: bool, tenant: str) -> Any:
         routed_request = RoutedRequest(
-            method=method, slots=slots, key=key, model=model, labels=labels, patient=patient, max_attempts=6
+            method=method,
+            slots=slots,
+            key=key,
+            model=model,
+            labels=labels,
+            patient=patient,
+            max_attempts=6,
+            tenant=tenant,
         )
         workers = self.core.view.workers.values()
         before = self.core.waiting
@@ -74,6 +91,9 @@ class CoreMachine(RuleBasedStateMachine):
             return multiple()
         except UnknownMethod:
             assert workers and not self.core.view.serves(method)
+            return multiple()
+        except NotEntitled:
+            assert workers and tenant and slots == 5
             return multiple()
         except InvalidRequest:
             assert model and workers and not any(worker.max_models or worker.models for worker in workers)
@@ -213,6 +233,8 @@ class CoreMachine(RuleBasedStateMachine):
                 charged[f"{routed_request.worker.id} {routed_request.worker.instance}"] += routed_request.cost
         for worker in self.core.view.workers.values():
             assert worker.own == charged[f"{worker.id} {worker.instance}"]
+        used = sum(each.cost for each in self.alive if each.worker is not None and each.tenant == "lab")
+        assert used <= 3 and self.core._slots == ({"lab": used} if used else {})
         assert self.core.placed == sum(routed_request.worker is not None for routed_request in self.alive)
         assert self.core.waiting == sum(routed_request.waits is not None for routed_request in self.alive)
         routed, completed = self.policy.routed_count, self.policy.completed_count
@@ -232,14 +254,14 @@ class CoreMachine(RuleBasedStateMachine):
         return self.core.view.workers[name]
 
     def pump(self) -> None:
-        heads = {routed_request.queue: routed_request.number for routed_request in reversed(list(self.core._line))}
+        heads = {(each.queue, each.tenant): each.number for each in reversed(list(self.core._line))}
         effects = self.core.pump(self.now)
         seen: Counter[Any] = Counter()
         for effect in effects:
             assert isinstance(effect, Placed)
-            queue = effect.routed_request.queue
+            queue = effect.routed_request.queue, effect.routed_request.tenant
             if not seen[queue]:
-                assert effect.routed_request.number == heads[queue], "the oldest of a class goes first"
+                assert effect.routed_request.number == heads[queue], "the oldest of a class and tenant goes first"
             assert seen[queue] < effect.routed_request.number
             seen[queue] = effect.routed_request.number
         self.carry_out(effects)

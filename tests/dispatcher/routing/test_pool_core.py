@@ -11,16 +11,27 @@ from gangline.dispatcher.routing.outcome import TryOutcome
 from gangline.dispatcher.routing.policy import Sticky
 from gangline.dispatcher.routing.pool_core import Placed, PlacementRefused, RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.schemas.errors.base import Draining, NoWorkers, Saturated, UnknownMethod, WorkerLost
+from gangline.schemas.errors.base import (
+    Draining,
+    NotEntitled,
+    NoWorkers,
+    QuotaExceeded,
+    Saturated,
+    UnknownMethod,
+    WorkerLost,
+)
+from gangline.schemas.permissions.quotas import Quotas, parse_quotas
 from gangline.schemas.records.workers import MethodInfo, Registration
 from gangline.schemas.wire.frames import Load, LoadFlag
 
 METHODS = {"echo": MethodInfo(), "again": MethodInfo(idempotent=True)}
 
 
-def core_of(**workers: int) -> RoutingCore:
+def core_of(*, quotas: Quotas | None = None, **workers: int) -> RoutingCore:
     """A core that knows these workers with so many slots."""
-    core = RoutingCore("p", RouterSettings(node="", zone=""), Sticky(), random.Random(1).random)
+    core = RoutingCore(
+        "p", RouterSettings(node="", zone="", quotas=quotas or Quotas()), Sticky(), random.Random(1).random
+    )
     for number, (name, slots) in enumerate(workers.items(), start=1):
         record = Registration(pool="p", worker=name, epoch=1, instance="i", slots=slots, methods=METHODS)
         core.registered(record, number, 0.0)
@@ -29,6 +40,44 @@ def core_of(**workers: int) -> RoutingCore:
 
 def routed_request(**facts: Any) -> RoutedRequest:
     return RoutedRequest(method="echo", **facts)
+
+
+def of_tenants(core: RoutingCore, *tenants: str) -> tuple[list[RoutedRequest], list[bool]]:
+    """A request of each, and which of them were placed at once."""
+    requests = [routed_request(tenant=tenant) for tenant in tenants]
+    return requests, [core.admit(request, 0.0) for request in requests]
+
+
+def test_calls_above_a_tenants_quota_wait_and_delay_nobody() -> None:
+    core = core_of(a=8, quotas=parse_quotas(["lab:slots=2"]))
+    requests, placed = of_tenants(core, "lab", "lab", "lab", "lab", "shop", "", "lab")
+    assert placed == [True, True, False, False, True, True, False]
+    assert core.pump(0.0) == []
+    core.settle(requests[0])
+    assert core.pump(0.0, core.view.workers["a"]) == [Placed(requests[2])]
+    core.check()
+
+
+def test_a_tenants_calls_keep_their_order_behind_its_quota() -> None:
+    core = core_of(a=8, quotas=parse_quotas(["lab:slots=3"]))
+    first, large, small = (routed_request(tenant="lab", slots=slots) for slots in (2, 3, 1))
+    assert [core.admit(each, 0.0) for each in (first, large, small)] == [True, False, False]
+    core.settle(first)
+    assert core.pump(0.0) == [Placed(large)]
+    core.check()
+
+
+def test_a_call_that_waited_too_long_for_its_quota_is_told_so() -> None:
+    core = core_of(a=8, quotas=parse_quotas(["slots=1"]))
+    requests, _ = of_tenants(core, "lab", "lab")
+    error = core.give_up(requests[1], "for 30 s")
+    assert isinstance(error, QuotaExceeded)
+    assert error.details == {"tenant": "lab", "quota": "slots", "limit": 1, "used": 1}
+    with pytest.raises(NotEntitled, match="2 slots"):
+        core.admit(routed_request(tenant="lab", slots=2), 0.0)
+    for request in requests:
+        core.withdraw(request)
+    assert core._slots == {} and core.waiting == 0
 
 
 def fill(core: RoutingCore, name: str, *, own: bool = False) -> None:

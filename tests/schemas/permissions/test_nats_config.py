@@ -70,7 +70,7 @@ def test_each_user_of_the_shipped_file_has_a_password_and_an_inbox():
     for user in DEFAULT_USERS:
         assert f"user: {user.name}, password: ${variable(user.name)}" in text
         assert f'"_INBOX.{user.name}.>"' in text
-    assert {role for user in DEFAULT_USERS for role in user.roles} == set(Role)
+    assert {role for user in DEFAULT_USERS for role in user.roles} == set(Role) - {Role.OWNER}
 
 
 @pytest.mark.parametrize("role", Role)
@@ -79,5 +79,5 @@ def test_who_hears_private_subjects_answers_there_and_who_asks_there_may_not_hea
     private = [subject for subject in allowed.subscribe if subject.startswith("_GANGLINE.")]
     public = [subject.removeprefix("_GANGLINE.") for subject in private if ".worker." not in subject]
     assert set(public) <= set(allowed.subscribe), "nobody listens privately alone"
-    assert (role in (Role.PRODUCER, Role.ROUTER, Role.OPERATOR)) == (not private)
+    assert (role in (Role.PRODUCER, Role.ROUTER, Role.OWNER, Role.OPERATOR)) == (not private)
     assert not [subject for subject in private if subject.endswith(".>") and ".call." not in subject]

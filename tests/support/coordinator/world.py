@@ -219,7 +219,7 @@ class World:
 
     # -- owners ------------------------------------------------------------------------------------------------------
 
-    def acquire(self, gang: str, size: int | tuple[int, int] = 2, **more: Any) -> int:
+    def acquire(self, gang: str, size: int | tuple[int, int] = 2, *, tenant: str = "", **more: Any) -> int:
         self.asked += 1
         fields = {"id": gang, "owner_token": f"t-{gang}", **more}
         if "bundles" not in fields:
@@ -230,6 +230,7 @@ class World:
             reply_to=self.asked,
             new_id="unused",
             new_token="unused",
+            tenant=tenant,
         )
         return self.asked
 

@@ -7,11 +7,14 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from .options import Command
+
+if TYPE_CHECKING:
+    from ...schemas.permissions.quotas import Quotas
 
 
 def _worker(ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -75,6 +78,28 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
 def labels_option(metavar: str, text: str) -> Callable[[Command], Command]:
     """`--label KEY=VALUE`, repeatable, as `labels`: a dictionary."""
     return click.option("--label", "labels", multiple=True, metavar=metavar, callback=_labels, help=text)
+
+
+def _quotas(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Quotas:
+    from ...schemas.errors.base import GanglineError
+    from ...schemas.permissions.quotas import parse_quotas
+
+    try:
+        return parse_quotas(values)
+    except GanglineError as error:
+        raise click.BadParameter(str(error), ctx, parameter) from None
+
+
+quotas_option = click.option(
+    "--quota",
+    "quotas",
+    multiple=True,
+    envvar="GANGLINE_QUOTAS",
+    metavar="[TENANT:]QUOTA=VALUE",
+    callback=_quotas,
+    help="What a tenant may use, or each of them. Repeatable (GANGLINE_QUOTAS: with blanks between). See "
+    "docs/how-to/share-between-tenants.md.",
+)
 
 
 def parse_arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:

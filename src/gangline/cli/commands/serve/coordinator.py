@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...console.arguments import duration_option, given
+from ...console.arguments import duration_option, given, quotas_option
 from ...console.options import ConnectionOptions, connection_options, logging_options
+
+if TYPE_CHECKING:
+    from ....schemas.permissions.quotas import Quotas
 
 
 @click.command(short_help="Grant gangs: slots over many workers, all or nothing.")
@@ -18,6 +21,7 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
 )
 @duration_option("--starve-after", "starve_after_s", text="Reserve slots for a gang that has waited this long. [5s]")
 @click.option("--max-queued", type=int, metavar="N", help="Maximum number of waiting gangs. [10000]")
+@quotas_option
 @duration_option("--sweep", "sweep_s", text="How often to look for leaked records. [30s]")
 @logging_options
 @connection_options
@@ -28,6 +32,7 @@ def command(
     pools: str | None,
     starve_after_s: float | None,
     max_queued: int | None,
+    quotas: Quotas,
     sweep_s: float | None,
     log_level: str,
     log_format: Any,
@@ -51,7 +56,7 @@ def command(
     from ...serving.coordinator import serve_coordinator
 
     configure_logging(level=log_level, fmt=log_format)
-    core: dict[str, Any] = {"starve_after_s": starve_after_s, "max_queued": max_queued}
+    core: dict[str, Any] = {"starve_after_s": starve_after_s, "max_queued": max_queued, "quotas": quotas}
     shell: dict[str, Any] = {"node": node, "sweep_s": sweep_s}
     run(
         serve_coordinator(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...console.arguments import duration_option, given
+from ...console.arguments import duration_option, given, quotas_option
 from ...console.options import ConnectionOptions, connection_options, logging_options
+
+if TYPE_CHECKING:
+    from ....schemas.permissions.quotas import Quotas
 
 
 @click.command(short_help="Answer plain NATS requests from any language.")
@@ -31,6 +34,7 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
     metavar="TENANT=WEIGHT",
     help="Slots for tenants that wait for the same ones, relative to others. Repeatable. [1]",
 )
+@quotas_option
 @click.option("--node", metavar="NAME", help="Prefer workers on this machine.")
 @click.option("--zone", metavar="NAME", help="Next, prefer workers in this failure domain.")
 @logging_options
@@ -39,6 +43,7 @@ def command(
     connection: ConnectionOptions,
     max_queued: int | None,
     weights: tuple[str, ...],
+    quotas: Quotas,
     node: str | None,
     zone: str | None,
     log_level: str,
@@ -61,7 +66,7 @@ def command(
     from ...serving.worker import serve_gateway
 
     configure_logging(level=log_level, fmt=log_format)
-    routing: dict[str, Any] = {"max_queued": max_queued, "node": node, "zone": zone}
+    routing: dict[str, Any] = {"max_queued": max_queued, "node": node, "zone": zone, "quotas": quotas}
     if weights:
         routing["tenant_weights"] = dict(map(_weight, weights))
     run(

@@ -1,0 +1,115 @@
+"""Quotas: what each tenant may use. A tenant is an account whose users Gangline's account lets in; the server says from
+which account a request comes. Gangline's own account has no quotas. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from ..errors.base import InvalidSettings, QuotaExceeded
+from ..names import check_name
+from ..text import parse_yes_no
+
+_BOUNDS: Final = {"gangs_waiting": (1, 1_000_000), "priority": (-1_000_000, 1_000_000)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What one tenant may use. None: no limit.
+
+    Raises:
+        InvalidSettings: a value is out of bounds.
+    """
+
+    gangs: int | None = None
+    """Gangs that hold slots, or are asking workers for them; more wait. At least 0."""
+    gang_slots: int | None = None
+    """Slots of these gangs, all parts together; more wait. At least 0."""
+    gangs_waiting: int | None = 100
+    """Gangs that are not formed, or not formed again; one more is refused. At least 1."""
+    slots: int | None = None
+    """Slots of one pool that calls through one gateway use; more calls wait. At least 0."""
+    pools: frozenset[str] | None = None
+    """Pools in which its gangs may have slots."""
+    priority: int = 0
+    """Highest priority of its gangs."""
+    preempt: bool = False
+    """Whether its gangs may tear down others of lower priority."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            low, high = _BOUNDS.get(each.name, (0, 1_000_000_000))
+            if isinstance(value, int) and not low <= value <= high:
+                raise InvalidSettings(f"quota {each.name} is {value}: give a number from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """The quotas of all tenants."""
+
+    others: Quota = Quota()
+    """Of tenants that are not named."""
+    named: Mapping[str, Quota] = field(default_factory=dict[str, Quota])
+
+    def of(self, tenant: str) -> Quota | None:
+        """None: Gangline's own account, which has none."""
+        return self.named.get(tenant, self.others) if tenant else None
+
+    @property
+    def limits_slots(self) -> bool:
+        """Whether there is a quota `slots`."""
+        return any(quota.slots is not None for quota in (self.others, *self.named.values()))
+
+
+def parse_quotas(texts: Iterable[str]) -> Quotas:
+    """Each text is `[TENANT:]QUOTA=VALUE`. Without a tenant it is for all; one that names a tenant goes before these.
+
+    Raises:
+        InvalidSettings, InvalidName: it cannot be understood.
+    """
+    everybodys: dict[str, Any] = {}
+    named: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        left, equals, value = text.partition("=")
+        tenant, _, name = left.rpartition(":")
+        if not equals or name not in _PARSERS:
+            raise InvalidSettings(f"{text!r} is not [TENANT:]QUOTA=VALUE: quotas are {', '.join(_PARSERS)}")
+        parser, example = _PARSERS[name]
+        try:
+            found = parser(value)
+        except ValueError:
+            raise InvalidSettings(f"{text!r}: {value!r} is no {name}; write, for example, {name}={example}") from None
+        (named.setdefault(check_name(tenant, "tenant"), {}) if tenant else everybodys)[name] = found
+    others = Quota(**everybodys)
+    return Quotas(others, {tenant: replace(others, **own) for tenant, own in named.items()})
+
+
+def _pools(text: str) -> frozenset[str]:
+    return frozenset(check_name(pool, "pool") for pool in text.split(","))
+
+
+_PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
+    "gangs": (int, "4"),
+    "gang_slots": (int, "64"),
+    "gangs_waiting": (int, "20"),
+    "slots": (int, "8"),
+    "pools": (_pools, "train,eval"),
+    "priority": (int, "10"),
+    "preempt": (parse_yes_no, "yes"),
+}
+"""How to read the value of each quota, and an example."""
+
+
+def exceeded(tenant: str, quota: str, limit: int, used: int, what: str, advice: str) -> QuotaExceeded:
+    """The error for a request above a quota.
+
+    Args:
+        what: what is used, for people.
+        advice: what to do next.
+    """
+    return QuotaExceeded(
+        f"tenant {tenant!r} has {used} {what}, and its quota {quota} is {limit}: {advice}",
+        details={"tenant": tenant, "quota": quota, "limit": limit, "used": used},
+    )

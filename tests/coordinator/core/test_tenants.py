@@ -1,0 +1,175 @@
+"""Quotas of tenants: what waits, what is refused, and that what is in use is counted from what there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.schemas.errors.base import NotEntitled, QuotaExceeded
+from gangline.schemas.messages.gangs import MemberCause
+from gangline.schemas.permissions.quotas import Quota, Quotas
+
+from ...support.coordinator.world import World
+
+
+def world_with(*slots: int, **quotas: Quota) -> World:
+    world = World(CoordinatorSettings(quotas=Quotas(named=quotas)))
+    for number, count in enumerate(slots):
+        world.add_worker(f"w{number}", count)
+    world.elect()
+    world.flush()
+    return world
+
+
+def formed(world: World) -> list[str]:
+    return sorted(gang for gang, step in world.states().items() if step == "formed")
+
+
+def refusal(world: World, asked: int) -> Any:
+    return world.answers[asked].error
+
+
+@pytest.mark.parametrize("quota", [Quota(gangs=2), Quota(gang_slots=5)])
+def test_a_gang_above_the_quota_waits_until_one_of_its_tenant_ends(quota: Quota):
+    world = world_with(4, 4, lab=quota)
+    for gang in ("a", "b", "c"):
+        world.acquire(gang, 2, tenant="lab")
+    world.flush()
+    assert formed(world) == ["a", "b"]
+    why = world.core.why("c")
+    assert why is not None and "quota gang" in why.lacks[0]
+    world.release("a")
+    world.flush()
+    assert formed(world) == ["b", "c"]
+
+
+def test_a_gang_that_waits_for_its_quota_delays_nobody_else():
+    world = world_with(2, 2, lab=Quota(gangs=1))
+    world.acquire("a", 1, tenant="lab")
+    world.acquire("b", 4, tenant="lab", priority=0)
+    world.acquire("c", 1, tenant="shop")
+    world.acquire("d", 1)
+    world.flush()
+    assert formed(world) == ["a", "c", "d"]
+
+
+def test_small_gangs_do_not_pass_a_large_one_of_the_same_tenant():
+    world = world_with(8, lab=Quota(gang_slots=4))
+    world.acquire("a", 2, tenant="lab")
+    world.acquire("large", 4, tenant="lab")
+    world.acquire("small", 1, tenant="lab")
+    world.flush()
+    assert formed(world) == ["a"]
+    why = world.core.why("small")
+    assert why is not None and "gang large is ahead of it" in why.lacks[0]
+    world.release("a")
+    world.flush()
+    assert formed(world) == ["large"]
+
+
+def test_a_gang_behind_the_head_leaves_the_head_its_part_of_the_quota():
+    world = world_with(2, 2, lab=Quota(gang_slots=4))
+    world.acquire("plain", 1)
+    world.flush()
+    world.acquire("head", 4, tenant="lab")  # waits for room
+    world.acquire("small", 1, tenant="lab")
+    world.acquire("others", 1)
+    world.flush()
+    assert "small" not in formed(world)
+    for gang in ("plain", "others"):
+        world.release(gang)
+    world.advance(1.0)
+    assert formed(world) == ["head"]
+
+
+def test_a_gang_with_a_range_of_sizes_grows_up_to_the_quota():
+    world = world_with(4, 4, lab=Quota(gang_slots=5))
+    world.acquire("a", 2, tenant="lab")
+    world.acquire("b", (1, 8), tenant="lab")
+    world.flush()
+    found = world.core.get("b")
+    assert found is not None and (found.step, found.size) == ("formed", 3)
+
+
+@pytest.mark.parametrize("quota, more, name", [
+    (Quota(), {"priority": 1}, "priority"),
+    (Quota(), {"preempt": True}, "preempt"),
+    (Quota(gang_slots=3), {"slots": 2}, "gang_slots"),
+    (Quota(gangs=0), {}, "gangs"),
+    (Quota(pools=frozenset({"q"})), {}, "pools"),
+])  # fmt: skip
+def test_what_a_tenant_has_no_right_to_is_refused_at_once(quota: Quota, more: dict[str, Any], name: str):
+    world = world_with(4, lab=quota)
+    asked = world.acquire("a", 2, tenant="lab", **more)
+    error = refusal(world, asked)
+    assert isinstance(error, NotEntitled) and error.details["quota"] == name and "lab" in error.message
+    assert world.core.get("a") is None
+    world.acquire("a", 2, **more)
+    world.flush()
+    assert formed(world) == ["a"], "our own account has no quotas"
+
+
+def test_rights_are_given_by_name():
+    world = world_with(2, 2, lab=Quota(priority=5, preempt=True))
+    world.acquire("low", 4)
+    world.flush()
+    world.acquire("high", 4, tenant="lab", priority=5, preempt=True)
+    world.advance(10.0)
+    assert formed(world) == ["high"]
+
+
+def test_one_more_than_may_wait_is_refused():
+    world = world_with(1, lab=Quota(gangs_waiting=2))
+    for gang in ("a", "b", "c"):
+        world.acquire(gang, 1, tenant="lab")
+        world.flush()
+    error = refusal(world, world.acquire("d", 1, tenant="lab"))
+    assert isinstance(error, QuotaExceeded)
+    assert error.details == {"tenant": "lab", "quota": "gangs_waiting", "limit": 2, "used": 2}
+    world.acquire("e", 1, tenant="shop")
+    assert world.core.get("e") is not None
+    world.release("a")
+    world.flush()
+    world.acquire("d", 1, tenant="lab")
+    assert world.core.get("d") is not None
+
+
+def test_a_new_leader_counts_what_there_is():
+    world = world_with(4, 4, lab=Quota(gangs=1))
+    world.acquire("a", 2, tenant="lab", ttl_s=10.0)
+    world.flush()
+    world.elect()
+    world.flush()
+    world.acquire("b", 2, tenant="lab", ttl_s=1000.0)
+    world.flush()
+    assert formed(world) == ["a"]
+    world.advance(30.0)  # the owner of a does not come back
+    assert formed(world) == ["b"]
+    world.release("b")
+    world.advance(30.0)
+    assert not world.core._state.of_tenant
+
+
+def test_a_gang_that_was_formed_under_a_larger_quota_goes_on():
+    world = world_with(4, 4, lab=Quota(gangs=2))
+    for gang in ("a", "b"):
+        world.acquire(gang, 2, tenant="lab", ttl_s=1000.0)
+    world.flush()
+    world.settings = CoordinatorSettings(quotas=Quotas(named={"lab": Quota(gangs=1)}))
+    world.elect()
+    world.flush()
+    assert formed(world) == ["a", "b"]
+
+
+def test_a_gang_that_waits_before_it_restarts_makes_room_for_others_of_its_tenant():
+    world = world_with(2, 2, lab=Quota(gangs=1))
+    world.acquire("a", 2, tenant="lab", backoff_s=60.0, ttl_s=1000.0)
+    world.acquire("b", 2, tenant="lab", ttl_s=1000.0)
+    world.flush()
+    assert formed(world) == ["a"]
+    worker = next(worker for worker in world.workers.values() if "a" in worker.members)
+    world.report(worker, "a", MemberCause.FAILED)
+    world.advance(10.0)
+    assert formed(world) == ["b"]

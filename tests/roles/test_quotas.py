@@ -1,0 +1,121 @@
+"""Tenants that ask for gangs from accounts of their own: what they may, and that the server says who asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gangline.bus.nats_bus import NatsBus
+from gangline.bus.port.bus import NotPermitted
+from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.dispatcher.gateway.gateway import Gateway
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.permissions.quotas import parse_quotas
+
+from ..waiting import PATIENCE_S, until
+from .conftest import SERVERS, Site, cut
+
+pytestmark = pytest.mark.server
+
+
+async def ask(bus: NatsBus, operation: str, subject: str = "gangline.gang", **body: Any) -> Any:
+    answer = await bus.request(f"{subject}.{operation}", json.dumps(body).encode(), timeout_s=PATIENCE_S)
+    return json.loads(answer.data)
+
+
+@pytest.fixture
+async def lab(site_of) -> Site:
+    """Two workers of four slots, and a coordinator that gives the tenant `lab` one gang at a time."""
+    site: Site = site_of(cut(*SERVERS, "batch@lab=owner:images", "other@shop=owner:video"))
+    quotas = parse_quotas(["lab:gangs=1", "lab:gangs_waiting=1", "lab:priority=3"])
+    await site.coordinator(settings=CoordinatorSettings(quotas=quotas))
+    for id in ("w1", "w2"):
+        await site.worker(id)
+    return site
+
+
+async def test_a_tenant_forms_a_gang_and_runs_tasks_on_its_members_with_plain_requests(lab: Site):
+    batch = await lab.bus("batch")
+    gang = await ask(batch, "acquire", pool="images", size=2, id="mine", owner_token="s3cret")
+    assert (gang["state"], gang["tenant"], len(gang["seats"])) == ("formed", "lab", 2)
+    for seat in gang["seats"]:
+        worker = f"gangline.worker.images.{seat['worker']}"
+        assert await ask(batch, "dispatch", worker, token=seat["token"], method="double", arguments=[4]) == 8
+        refused = await ask(batch, "dispatch", worker, token="guessed", method="double", arguments=[4])
+        assert refused["code"] == "unknown_token"
+    assert (await ask(batch, "renew", id="mine", owner_token="s3cret"))["state"] == "formed"
+    assert (await ask(batch, "release", id="mine", owner_token="s3cret"))["state"] == "ended"
+    assert await lab.refused() == []
+
+
+async def test_a_second_gang_waits_and_a_third_is_refused(lab: Site):
+    batch = await lab.bus("batch")
+    fields = {"pool": "images", "size": 1, "owner_token": "s3cret", "ttl_s": 600}
+    assert (await ask(batch, "acquire", id="one", **fields))["state"] == "formed"
+    assert (await ask(batch, "acquire", id="two", wait=False, **fields))["state"] == "queued"
+    assert "quota gangs is 1" in (await ask(batch, "why", id="two"))["lacks"][0]
+    refused = await ask(batch, "acquire", pool="images", size=1)
+    assert (refused["code"], refused["details"]["quota"]) == ("quota_exceeded", "gangs_waiting")
+    await ask(batch, "release", id="one", owner_token="s3cret")
+    assert (await ask(batch, "acquire", pool="images", size=1, id="two", owner_token="s3cret"))["state"] == "formed"
+
+
+async def test_priority_is_a_right(lab: Site):
+    batch = await lab.bus("batch")
+    refused = await ask(batch, "acquire", pool="images", size=1, priority=4)
+    assert (refused["code"], refused["details"]) == ("not_entitled", {"tenant": "lab", "quota": "priority", "limit": 3})
+    refused = await ask(batch, "acquire", pool="images", size=1, preempt=True)
+    assert (refused["code"], refused["details"]["quota"]) == ("not_entitled", "preempt")
+    assert (await ask(batch, "acquire", pool="images", size=1, priority=3))["state"] == "formed"
+
+
+async def test_the_server_says_who_asks_whatever_a_tenant_writes(lab: Site):
+    batch = await lab.bus("batch")
+    forged = {"Nats-Request-Info": json.dumps({"acc": "shop"})}
+    body = json.dumps({"pool": "images", "size": 1}).encode()
+    answer = await batch.request("gangline.gang.acquire", body, headers=forged, timeout_s=PATIENCE_S)
+    assert json.loads(answer.data)["tenant"] == "lab"
+
+
+async def test_a_tenant_sees_no_gangs_but_its_own(lab: Site):
+    batch, other, operator = [await lab.bus(user) for user in ("batch", "other", "operator")]
+    await ask(operator, "acquire", pool="images", size=1, id="ours", owner_token="s3cret", ttl_s=600)
+    await ask(batch, "acquire", pool="images", size=1, id="mine", owner_token="s3cret", ttl_s=600)
+    assert [gang["id"] for gang in (await ask(batch, "list"))["gangs"]] == ["mine"]
+    assert (await ask(other, "list"))["gangs"] == []
+    assert len((await ask(operator, "list"))["gangs"]) == 2
+    for operation in ("get", "why"):
+        assert (await ask(batch, operation, id="ours"))["code"] == "unknown_gang"
+    for operation in ("renew", "release"):
+        assert (await ask(batch, operation, id="ours", owner_token="guessed"))["code"] == "not_owner"
+    with pytest.raises(NotPermitted):
+        await batch.request("gangline.worker.images.w1.reserve", b"{}", timeout_s=PATIENCE_S)
+
+
+async def test_calls_of_a_tenant_use_no_more_slots_of_a_pool_than_its_quota(site_of):
+    site: Site = site_of(cut(*SERVERS, "web@lab=producer:images", "other@shop=producer:images"))
+    worker = await site.worker("w1")
+    settings = RouterSettings(node="", zone="", quotas=parse_quotas(["lab:slots=2"]))
+    gateway = Gateway(await site.bus("gateway"), router_settings=settings)
+    async with gateway:
+        web, other = await site.bus("web"), await site.bus("other")
+        calls = [
+            asyncio.ensure_future(web.request("gangline.call.images.wait", b"", timeout_s=PATIENCE_S)) for _ in range(6)
+        ]
+
+        async def running() -> bool:
+            return worker.statistics().load.running == 2 and gateway.statistics()["pending"] == 6
+
+        await until(running)
+        assert (await other.request("gangline.call.images.double", b"[4]", timeout_s=PATIENCE_S)).data == b"8"
+        assert worker.statistics().load.running == 2
+        await gateway.drain(0.0)
+        await asyncio.gather(*calls)
+
+    async def idle() -> bool:
+        return worker.statistics().load.running == 0
+
+    await until(idle)

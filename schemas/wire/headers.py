@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from ..limits import MAX_NAME_CHARS
+from .. import limits
 
 
 @functools.lru_cache(maxsize=1000)  # names repeat
@@ -59,7 +59,7 @@ def tenant_of(given: Mapping[str, str] | None) -> str:
         account = json.loads(text)["acc"]
     except (ValueError, TypeError, KeyError, RecursionError):  # written by a client of our own account
         return ""
-    return account[:MAX_NAME_CHARS] if isinstance(account, str) else ""
+    return account[: limits.MAX_NAME_CHARS] if isinstance(account, str) else ""
 
 
 MESSAGE_ID: Final = "Nats-Msg-Id"

@@ -9,7 +9,7 @@ reports at once that a shard has no leader, and collects lists.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -164,12 +164,20 @@ class ShardRouter:
         if name is None:
             said = "; ".join(f"{other} keeps {', '.join(pools)}" for other, pools in sorted(shards.items()))
             error: GanglineError = InvalidRequest(f"no coordinator keeps pool {pool!r}; of the shards, {said}")
-        elif await self._ask(name, _KNOWS, GangQuery(id="-"), ShardReply) is not None:
+        elif await self._leads(name):
             return
         else:
             error = _leaderless(name)
         if self._trusted():
             Responder(self._bus, message, self._log).fail(error)
+
+    async def _leads(self, shard: str) -> bool:
+        """Whether the shard has a leader. One that is slow to say so has the request all the same: if we refused it,
+        its gang might form and nobody would know."""
+        try:
+            return await self._ask(shard, _KNOWS, GangQuery(id="-"), ShardReply) is not None
+        except GanglineError:
+            return True
 
     async def _find(self, message: Message, gang: str) -> None:
         """We have no such gang. If no shard has it, say so."""
@@ -183,7 +191,7 @@ class ShardRouter:
         """Which other shard has it: "" if its leader says so, the shard's name if it has no leader, None if no shard
         has it."""
         others = [name for name in self._shards() if name != self._shard.name]
-        answers = await asyncio.gather(*(self._ask(name, _KNOWS, GangQuery(id=gang), ShardReply) for name in others))
+        answers = await self._ask_all(others, _KNOWS, GangQuery(id=gang), ShardReply)
         if any(answer is not None and answer.known for answer in answers):
             return ""
         silent = {name for name, answer in zip(others, answers, strict=True) if answer is None}
@@ -206,7 +214,7 @@ class ShardRouter:
             responder.fail(error)
             return
         others = [name for name in sorted(self._shards()) if name != self._shard.name]
-        answers = await asyncio.gather(*(self._ask(name, _LIST, wanted, GangListReply) for name in others))
+        answers = await self._ask_all(others, _LIST, wanted, GangListReply)
         gangs: list[GangReply] = list(self._server.list(wanted).gangs)
         for answer in answers:
             gangs += answer.gangs if answer is not None else ()
@@ -229,7 +237,11 @@ class ShardRouter:
     # -- among leaders ------------------------------------------------------------------------------------------------
 
     async def _ask(self, shard: str, operation: str, request: BaseModel, reply: type[R]) -> R | None:
-        """None: nobody leads there, or it does not answer."""
+        """None: nobody leads there.
+
+        Raises:
+            GanglineError: its leader does not answer.
+        """
         subject, body = self._names.shard(shard, operation), codec.to_json(request.model_dump(mode="json"))
         try:
             try:
@@ -241,7 +253,15 @@ class ShardRouter:
             return None
         except GanglineError as error:
             self._log.info("shard %s did not answer: %s", shard, error, extra={"action": "shards.ask", "shard": shard})
-            return None
+            raise
+
+    async def _ask_all(
+        self, shards: Sequence[str], operation: str, request: BaseModel, reply: type[R]
+    ) -> list[R | None]:
+        """None: nobody leads there, or it does not answer."""
+        asked = (self._ask(shard, operation, request, reply) for shard in shards)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [answer if isinstance(answer, reply) else None for answer in answers]
 
     def _peer(self, message: Message) -> None:
         """The leader of another shard asks."""

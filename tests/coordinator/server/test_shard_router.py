@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gangline.coordinator.server.shard_router import ShardRouter
 from gangline.schemas.errors.base import InvalidRequest, NoCoordinator
 from gangline.schemas.names import Names
 
@@ -53,3 +54,25 @@ async def test_requests_on_their_way_to_a_leader_that_leaves_are_answered(system
     with pytest.raises(NoCoordinator, match="ask again"):
         await mine
     await staying.stop()
+
+
+async def test_a_leader_that_is_slow_to_answer_another_still_has_the_request(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the other leader refused it, the gang would form and nobody would know."""
+    for pool in ("train", "serve"):
+        await system.worker(f"w-{pool}", pool=pool, slots=1)
+    with monkeypatch.context() as slow:
+        slow.setattr(ShardRouter, "_peer", lambda *_: None)
+        serving = await system.coordinator("serving", shard="serve", pools=("serve",))
+        await serving.wait_leading()
+    training = await system.coordinator("training", shard="train", pools=("train",))
+    await training.wait_leading()
+    await asyncio.sleep(3.0)  # until each knows of the other
+    for _ in range(8):  # the server chooses which leader looks after a request
+        first = await system.owner.acquire(pool="serve", size=1)
+        second = asyncio.ensure_future(system.owner.acquire(pool="serve", size=1))
+        await asyncio.sleep(2.0)  # longer than one leader waits for another
+        assert not second.done()
+        await system.owner.release(first)
+        await system.owner.release(await second)

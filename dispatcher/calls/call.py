@@ -234,6 +234,9 @@ class CallOptions:
             TypeError: there is no such option.
             InvalidSettings, InvalidName, InvalidSchedule: a value is out of bounds.
         """
+        key = given.get("key")
+        if key is not None and len(given) == 1:  # often made for each call: a third of the time
+            return _with_key(self, key)
         check_names("options", given, ClientOptions)
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if not SUBMIT_ONLY.isdisjoint(changes):
@@ -253,6 +256,21 @@ class CallOptions:
 
 DEFAULTS: Final = CallOptions()
 """No option is set."""
+
+_FIELDS: Final[Mapping[str, Any]] = {each.name: vars(CallOptions)[each.name] for each in fields(CallOptions)}
+_COPIED: Final = tuple((field.__get__, field.__set__) for field in _FIELDS.values())
+_put_key: Final = _FIELDS["key"].__set__
+_put_plain: Final = _FIELDS["plain"].__set__
+
+
+def _with_key(options: CallOptions, key: str) -> CallOptions:
+    """A copy with that key, for which nothing else has to be checked again."""
+    copy = object.__new__(CallOptions)
+    for get, put in _COPIED:
+        put(copy, get(options))
+    _put_key(copy, key)
+    _put_plain(copy, False)
+    return copy
 
 
 class Call:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.calls.call import CallOptions, SubmitOptions
 from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
 from gangline.dispatcher.routing.pool_core import RoutedRequest, RoutingCore
 from gangline.dispatcher.routing.settings import RouterSettings
@@ -345,6 +345,26 @@ async def test_a_key_goes_along_to_its_home_and_is_retried_there(rig: Rig) -> No
     at_home.behave = rejects(Reason.FULL, 1)
     assert (await keyed.call("images.echo", 3))[0] == home
     assert at_home.heard_of(RequestOp.TASK)[-1][9] == {**sent, "attempt": 2}
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "timeout_s": st.floats(0.1, 9),
+            "key": st.text(min_size=1),
+            "idempotent": st.booleans(),
+            "max_attempts": st.integers(1, 9),
+            "labels": st.dictionaries(st.text(), st.text()),
+            "submit": st.just(SubmitOptions(priority=1)),
+        },
+    ),
+    st.text(min_size=1),
+)
+def test_options_with_a_key_are_what_they_are_when_made_at_once(options, key):
+    short, general = CallOptions(**options).changed({"key": key}), CallOptions(**{**options, "key": key})
+    assert short == general and repr(short) == repr(general)
+    assert (short.short, short.plain) == (general.short, general.plain)
 
 
 @pytest.mark.parametrize("options", [{"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])

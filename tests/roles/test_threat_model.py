@@ -141,14 +141,14 @@ READ = "read the arguments of all waiting tasks, and all results"
 ID = "use a `Nats-Msg-Id` that it can guess before its owner does: the server drops the owner's message"
 HOLES: dict[str, Attack] = {
     "producer, router, gateway, worker, dispatcher, coordinator"
-    " | replace any record by an answer of JetStream: a leader's, somebody's result": records_are_replaced,
-    "producer | replace any record by an acknowledgement": records_are_replaced_by_an_acknowledgement,
+    " | replace any record with an answer from JetStream: the leader's, or a result": records_are_replaced,
+    "producer | replace any record with an acknowledgement": records_are_replaced_by_an_acknowledgement,
     f"producer | {READ}": others_are_read,
     f"producer | {ID}": a_message_id_is_taken,
     "worker | report progress of any job": progress_is_forged,
     "worker | keep 50 atomic batches open: meanwhile no gang is formed or ended": batches_are_kept_open,
-    "gateway, worker, coordinator | answer what others ask, where they know the reply subject": answers_are_forged,
-    "operator | have a stream store what anybody in the account receives, in other namespaces, too": inboxes_are_stored,
+    "gateway, worker, coordinator | answer other users' requests, if they know the reply subject": answers_are_forged,
+    "operator | have a stream store what any user of the account receives, in other namespaces too": inboxes_are_stored,
 }
 OF_TENANTS: dict[str, Attack] = {READ: others_are_read, ID: a_message_id_is_taken}
 
@@ -214,4 +214,4 @@ def rows(heading: str) -> list[str]:
 
 def test_the_page_has_these_lines_and_no_others():
     assert rows("What lists do not prevent") == list(HOLES)
-    assert rows("What an account of its own leaves to a producer") == list(OF_TENANTS)
+    assert rows("What a producer can still do from its own account") == list(OF_TENANTS)

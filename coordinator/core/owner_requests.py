@@ -61,7 +61,7 @@ class OwnerRequests:
                 QueueFull(f"the queue is full, with {count_of(len(scheduler_state.queue), 'gang')}: ask again later"),
             )
             return
-        error = self._above_quota(request, event.tenant)
+        error = self._above_quota(request, event.tenant) if event.tenant else None
         if error is not None:
             self._refuse(event.reply_to, error)
             return

@@ -191,7 +191,7 @@ class RequestServer:
             reply_to=number,
             new_id=new_id,
             new_token=self._clock.token(),
-            tenant=tenant_of(responder.headers),
+            tenant=tenant_of(responder.headers) if responder.headers else "",
         )
         self._waiting[number] = _Waiting(
             responder=responder, operation=GangOperation.ACQUIRE, acquire=event, asked_at=event.now, final=False

@@ -16,6 +16,7 @@ PERMANENT = {
     "MalformedMessage": DeadReason.MALFORMED,
     "InvalidName": DeadReason.MALFORMED,
     "InvalidSettings": DeadReason.MALFORMED,
+    "NotEntitled": DeadReason.MALFORMED,
     "InvalidArguments": DeadReason.INVALID_ARGUMENTS,
     "PayloadTooLarge": DeadReason.INVALID_ARGUMENTS,
     "UnknownMethod": DeadReason.UNKNOWN_METHOD,
@@ -45,7 +46,16 @@ RETRIED = {
     "GangRestarted": DeadReason.FAILED,
 }
 NOT_STARTED = {
-    *("Unavailable", "NoWorkers", "Saturated", "QueueFull", "Draining", "Disconnected", "ServerUnreachable"),
+    *(
+        "Unavailable",
+        "NoWorkers",
+        "Saturated",
+        "QueueFull",
+        "QuotaExceeded",
+        "Draining",
+        "Disconnected",
+        "ServerUnreachable",
+    ),
     *(
         "ServerUnsupported",
         "WorkerIdTaken",

@@ -447,6 +447,15 @@ class Names:
     def dead_stream(self) -> str:
         return f"{self.namespace.upper()}_DEAD"
 
+    def audit(self, user: str) -> str:
+        """Where an operator records what it does; `*` for any. Not below the namespace, where operators may publish
+        anything."""
+        return f"{self.namespace}-audit.{user}"
+
+    @property
+    def audit_stream(self) -> str:
+        return f"{self.namespace.upper()}_AUDIT"
+
     def job(self, job: str, feed: JobFeed | str = "*") -> str:
         return f"{self.namespace}.job.{check_job(job)}.{feed}"
 

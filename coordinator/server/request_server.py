@@ -210,6 +210,8 @@ class RequestServer:
 
     def _end(self, responder: Responder, body: Any) -> None:
         request = parse_request(EndRequest, body)
+        told = {"action": "gang.end_asked", "gang": request.id, "reason": request.reason}
+        self._log.info("an operator ends gang %s: %s", request.id, request.reason or "no reason given", extra=told)
         number = self._number(responder, GangOperation.END)
         self._feed(on.EndAsked(**self._clock.moment(), request=request, reply_to=number))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from ...bus.port.bus import (
@@ -40,7 +40,7 @@ DUPLICATES_S: Final = 120.0
 
 T = TypeVar("T")
 _BOUNDS: Final = tuple(
-    f"{name}_max_bytes" for name in ["tasks", "schedules", "results", "objects", "dead", "jobs", "routes"]
+    f"{name}_max_bytes" for name in ["tasks", "schedules", "results", "objects", "dead", "jobs", "routes", "audit"]
 )
 
 
@@ -78,11 +78,15 @@ class TaskStorage:
     """Maximum size of events, progress and items; when they are full, the oldest are lost."""
     routes_max_bytes: int = 64 * MEBIBYTE
     """Maximum size of routes."""
+    audit_max_bytes: int = 64 * MEBIBYTE
+    """Maximum size of the audit trail; when it is full, the oldest records are lost."""
+    audit_max_age_s: float = 90 * 86_400.0
+    """How long operators' actions are kept; 0: forever."""
 
     def __post_init__(self) -> None:
         for name in _BOUNDS:
             BucketSettings(replicas=self.replicas, max_bytes=getattr(self, name))  # has the same bounds
-        for name in ("dead_max_age_s", "jobs_max_age_s"):
+        for name in ("dead_max_age_s", "jobs_max_age_s", "audit_max_age_s"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise InvalidSettings(f"{name} is {value!r}, it must be a number of seconds, or 0 for no limit")
@@ -152,6 +156,10 @@ class TaskStorage:
     def jobs(self, names: Names) -> StreamSettings:
         return self._kept(names.jobs, self.jobs_max_age_s, self.jobs_max_bytes)
 
+    def audit(self, names: Names) -> StreamSettings:
+        kept = self._kept(names.audit("*"), self.audit_max_age_s, self.audit_max_bytes)
+        return replace(kept, expiring=False)  # no record disappears earlier because its writer says so
+
     def _kept(self, subjects: str, max_age_s: float, max_bytes: int) -> StreamSettings:
         return StreamSettings(
             subjects=(subjects,),
@@ -200,6 +208,11 @@ class TaskStreams:
         """Events, progress and items of jobs."""
         names = self.names
         return await self._once("jobs", lambda: self._bus.stream(names.jobs_stream, self._storage.jobs(names)))
+
+    async def audit(self) -> Stream:
+        """What operators did."""
+        names = self.names
+        return await self._once("audit", lambda: self._bus.stream(names.audit_stream, self._storage.audit(names)))
 
     async def results(self) -> KeyValue:
         """Results, and the attempts of jobs without one."""

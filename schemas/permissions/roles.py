@@ -122,14 +122,15 @@ class User:
         """The permissions of all its roles, and its inbox."""
         found = Permissions(subscribe=(f"{self.inbox}.>",))
         for role in self.roles:
-            found |= permissions(role, names, pool=self.pool, worker=self.worker)
+            found |= permissions(role, names, pool=self.pool, worker=self.worker, user=self.name)
         return found
 
 
-def permissions(role: Role, names: Names, *, pool: str = "*", worker: str = "*") -> Permissions:
+def permissions(role: Role, names: Names, *, user: str = "*", pool: str = "*", worker: str = "*") -> Permissions:
     """The permissions of a role, without its inbox.
 
     Args:
+        user: name of the user, in which an operator writes to the audit trail; `*`: any.
         pool, worker: see User.
     """
     match role:
@@ -148,7 +149,7 @@ def permissions(role: Role, names: Names, *, pool: str = "*", worker: str = "*")
         case Role.COORDINATOR:
             return _coordinator(names)
         case Role.OPERATOR:
-            return _operator(names)
+            return _operator(names, user)
 
 
 # -- roles --------------------------------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ def _coordinator(names: Names) -> Permissions:
     return leading | _service("gangline-coordinator") | _making(f"KV_{ledger}")
 
 
-def _operator(names: Names) -> Permissions:
+def _operator(names: Names, user: str) -> Permissions:
     ns = names.namespace
     stored = (
         *(f"$KV.{bucket}.>" for bucket in (names.ledger_bucket, names.results_bucket, names.routes_bucket)),
@@ -354,8 +355,12 @@ def _operator(names: Names) -> Permissions:
             *_api("INFO", "STREAM.NAMES", "STREAM.LIST"),
             *(subject for stream in _streams(names) for subject in _operating(stream)),
             "$SRV.>",
+            # The audit trail is read by all operators; each adds to it in its own name, and none changes it.
+            names.audit(user),
+            *_stream_api(names.audit_stream, *_READ, "STREAM.CREATE"),
+            *_reader_api(names.audit_stream),
         ),
-        subscribe=(f"{ns}.>", *stored, "$JS.EVENT.>", "$SRV.>"),
+        subscribe=(f"{ns}.>", names.audit("*"), *stored, "$JS.EVENT.>", "$SRV.>"),
     )
 
 

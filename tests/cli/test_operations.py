@@ -105,9 +105,20 @@ def test_resize_changes_the_slots_of_a_running_worker(commands):
 
 def test_drain_lets_the_process_end_with_exit_code_0(commands):
     worker = serve(commands)
-    assert commands.run("drain", "words.w1").stdout == "words.w1 leaves\n"
+    assert commands.run("drain", "words.w1", "--reason", "new kernel").stdout == "words.w1 leaves\n"
     assert worker.wait() == 0
     assert commands.json("workers") == []
+    records = commands.json("audit")
+    assert [record["stage"] for record in records] == ["begun", "done"] and len({each["id"] for each in records}) == 1
+    done = records[-1]
+    assert (done["user"], done["action"], done["target"], done["reason"]) == (
+        "anybody",
+        "drain",
+        "words.w1",
+        "new kernel",
+    )
+    assert "new kernel" in commands.run("audit", "--by", "anybody").stdout
+    assert commands.json("audit", "--by", "alice") == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -97,6 +97,9 @@ PUBLISH: dict[str, set[Role]] = {
     # Others' inboxes: only who answers.
     "_INBOX.somebody.r.1": {G, W, C},
     "_R_.another.account": {G, W, C},
+    # The audit trail: each operator in its own name, and nobody changes it.
+    "gangline-audit.somebody": set(),
+    **{f"{API}.STREAM.{verb}.GANGLINE_AUDIT": set() for verb in ("UPDATE", "DELETE", "PURGE", "MSG.DELETE", "MSG.GET")},
     # JetStream.
     f"{API}.STREAM.INFO.GANGLINE_TASKS": {P, D},
     f"{API}.STREAM.MSG.GET.GANGLINE_TASKS": {P, D},
@@ -163,6 +166,7 @@ SUBSCRIBE: dict[str, set[Role]] = {
     "gangline.dead.>": set(),
     "gangline.event.gang.*": {R, G, D},
     "gangline.event.worker.images.w1": set(),
+    "gangline-audit.*": set(),
     f"{LEDGER}.alive.images.*": {R, G, D, C},
     f"{LEDGER}.reg.images.*": {R, G, D},
     f"{LEDGER}.lease.images.w1.*": set(),
@@ -225,8 +229,11 @@ async def test_operators_may_all_but_hear_what_others_are_answered(site: Site):
     assert {subject for subject in PUBLISH if not await may_publish(bus, subject)} == {
         "_INBOX.somebody.r.1",
         "_R_.another.account",
+        "gangline-audit.somebody",
+        *(f"{API}.STREAM.{verb}.GANGLINE_AUDIT" for verb in ("UPDATE", "DELETE", "PURGE", "MSG.DELETE")),
         f"{API}.STREAM.CREATE.ANYTHING",
     }
+    assert await may_publish(bus, "gangline-audit.operator")
     assert await may_subscribe(bus, "gangline.>")
     assert not await may_subscribe(await site.bus("operator"), "_GANGLINE.gangline.>")
     assert not await may_subscribe(bus, "_INBOX.>")

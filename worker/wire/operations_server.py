@@ -22,6 +22,7 @@ from ...schemas.errors.base import (
 )
 from ...schemas.messages import operations as messages
 from ...schemas.names import Operation
+from ...schemas.text import count_of
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import Log
 from ..execution.runner import TaskRun, TaskRunner
@@ -237,11 +238,16 @@ class OperationsServer:
 
     def _on_drain(self, responder: Responder, body: Any) -> None:
         request = messages.parse_request(messages.DrainRequest, body, empty=False)
+        self._log.info(
+            "an operator asks it to drain", extra={"action": "worker.drain_asked", "grace_s": request.grace_s}
+        )
         self._drain(request.grace_s)
         responder.reply(messages.DrainReply(draining=True, load=self._load()))
 
     def _on_resize(self, responder: Responder, body: Any) -> None:
         request = messages.parse_request(messages.ResizeRequest, body)
+        told = {"action": "worker.resize_asked", "slots": request.slots}
+        self._log.info("an operator changes it to %s", count_of(request.slots, "slot"), extra=told)
         self._resize(request.slots)
         responder.reply(messages.ResizeReply(slots=request.slots, load=self._load()))
 

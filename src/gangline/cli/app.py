@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "gang": "List, acquire, release and follow gangs.",
     "gangset": "Declare, scale, roll back and remove sets of standing gangs.",
     "why": "Explain what a gang or a submitted task is waiting for.",
+    "audit": "List what operators did: who, when, what and why.",
     "roles": "Write users and permissions for a nats-server, as configuration to include.",
     "health": "Check that a process on this machine, or one worker, answers; for probes.",
     "demo": "Run a real workload with faults, and check it. Takes under a minute.",
@@ -50,7 +51,7 @@ _ROOMS: Final = {
     "routes": ("route",),
     "queues": ("queue", "dead"),
     "serve": ("worker", "gateway", "coordinator", "dispatcher"),
-    "tools": ("dev", "demo", "bench", "roles"),
+    "tools": ("dev", "demo", "bench", "roles", "audit"),
 }
 _MODULES: Final = {name: f".commands.{room}.{name}" for room, names in _ROOMS.items() for name in names}
 

@@ -80,6 +80,11 @@ def labels_option(metavar: str, text: str) -> Callable[[Command], Command]:
     return click.option("--label", "labels", multiple=True, metavar=metavar, callback=_labels, help=text)
 
 
+reason_option = click.option(
+    "--reason", default="", metavar="TEXT", help="Why; recorded in the audit trail, see 'gangline audit'."
+)
+
+
 def _quotas(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Quotas:
     from ...schemas.errors.base import GanglineError
     from ...schemas.permissions.quotas import parse_quotas

@@ -13,6 +13,7 @@ from .options import ConnectionOptions
 
 if TYPE_CHECKING:
     from ...bus.port.bus import Bus, KeyValue
+    from ...dispatcher.client.audit import AuditTrail
     from ...dispatcher.client.client import Client
 
 T = TypeVar("T")
@@ -75,6 +76,31 @@ def with_client(connection: ConnectionOptions, name: str, work: Callable[[Client
             return await work(client)
 
     return run(working())
+
+
+def audit_of(client: Client) -> AuditTrail:
+    """The audit trail, on the connection of a client."""
+    from ...dispatcher.client.audit import AuditTrail
+    from ...dispatcher.jobs.storage import TaskStreams
+
+    router = client.router
+    return AuditTrail(router.bus, router.names, TaskStreams(router.bus, router.names))
+
+
+def as_operator(
+    connection: ConnectionOptions,
+    action: str,
+    target: str,
+    reason: str,
+    work: Callable[[Client], Coroutine[object, object, T]],
+) -> T:
+    """`with_client` for an action of an operator, which is recorded in the audit trail."""
+
+    async def recorded(client: Client) -> T:
+        async with audit_of(client).noted(action, target, reason):
+            return await work(client)
+
+    return with_client(connection, f"gangline {action}", recorded)
 
 
 class _Echo(logging.Handler):

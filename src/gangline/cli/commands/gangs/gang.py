@@ -10,6 +10,7 @@ from ...console.arguments import duration_option, given, labels_option, size_arg
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
+    from ....dispatcher.client.client import Client
     from ....schemas.messages.gangs import GangReply
 
 RELEASE_S: Final = 3600.0
@@ -119,7 +120,9 @@ def acquire(
 @click.argument("gang")
 @click.option("--owner-token", metavar="TOKEN", help="The token that `gang acquire` printed.")
 @click.option("--force", is_flag=True, help="Release it as an operator, without the owner token.")
-@click.option("--reason", default="", metavar="TEXT", help="With --force: who ends it and why; sent to its owner.")
+@click.option(
+    "--reason", default="", metavar="TEXT", help="With --force: who ends it and why; sent to its owner, and recorded."
+)
 @json_option
 @connection_options
 def release(
@@ -129,7 +132,7 @@ def release(
     from ....schemas.messages.gangs import EndRequest, GangReply, OwnedRequest
     from ....schemas.messages.operations import parse_request
     from ....schemas.names import GangOperation
-    from ...console.session import with_client
+    from ...console.session import as_operator, with_client
     from ...views.gang_follow import ask_of
 
     if force == (owner_token is not None):
@@ -139,9 +142,14 @@ def release(
         operation, asked = GangOperation.END, parse_request(EndRequest, {"id": gang, "reason": reason})
     else:
         operation, asked = GangOperation.RELEASE, parse_request(OwnedRequest, {"id": gang, "owner_token": owner_token})
-    ended = with_client(
-        connection, "gangline gang", lambda client: ask_of(client, GangReply, operation, asked, RELEASE_S)
-    )
+
+    async def ask(client: Client) -> GangReply:
+        return await ask_of(client, GangReply, operation, asked, RELEASE_S)
+
+    if force:
+        ended = as_operator(connection, "gang release", gang, reason, ask)
+    else:
+        ended = with_client(connection, "gangline gang", ask)
     _print(ended, as_json)
 
 

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 import click
 
 from ....schemas.text import count_of
+from ...console.arguments import reason_option
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ def command() -> None:
 
 @command.command(short_help="Declare the sets in a file.")
 @click.argument("file", type=click.File())
+@reason_option
 @json_option
 @connection_options
-def apply(connection: ConnectionOptions, file: IO[str], as_json: bool) -> None:
+def apply(connection: ConnectionOptions, file: IO[str], reason: str, as_json: bool) -> None:
     """Declare the sets in FILE (YAML or JSON; '-' reads stdin): all of them, or none if one is malformed.
 
     \b
@@ -44,7 +46,7 @@ def apply(connection: ConnectionOptions, file: IO[str], as_json: bool) -> None:
     from ...views.gangset_file import declare, parse_sets
 
     sets = parse_sets(file.read(), file.name)
-    changes, led = _on_ledger(connection, lambda ledger: declare(ledger, sets))
+    changes, led = _changed(connection, "apply", " ".join(sets), reason, lambda ledger: declare(ledger, sets))
     if not led:
         click.echo("no coordinator leads: start 'gangline coordinator' to form the gangs", err=True)
     told = [{"name": name, "change": change} for name, change in changes.items()]
@@ -86,14 +88,15 @@ def status(connection: ConnectionOptions, name: str, as_json: bool) -> None:
 
 @command.command(short_help="Go back to the gang that served before.")
 @click.argument("name")
+@reason_option
 @json_option
 @connection_options
-def rollback(connection: ConnectionOptions, name: str, as_json: bool) -> None:
+def rollback(connection: ConnectionOptions, name: str, reason: str, as_json: bool) -> None:
     """Go back to the gang that served before the current one; the rest of the declaration stays."""
     from ...console.output import print_lines
     from ...views.gangset_file import roll_back
 
-    record = _on_ledger(connection, lambda ledger: roll_back(ledger, name))
+    record = _changed(connection, "rollback", name, reason, lambda ledger: roll_back(ledger, name))
     told = {"name": name, "gang": record.gang.model_dump(mode="json", exclude_unset=True)}
     print_lines(told, [f"{name} rolled back: {_shape(record)}"], as_json)
 
@@ -101,28 +104,30 @@ def rollback(connection: ConnectionOptions, name: str, as_json: bool) -> None:
 @command.command(short_help="Change the number of gangs of a set.")
 @click.argument("name")
 @click.argument("gangs", type=click.IntRange(min=0, max=10_000))
+@reason_option
 @json_option
 @connection_options
-def scale(connection: ConnectionOptions, name: str, gangs: int, as_json: bool) -> None:
+def scale(connection: ConnectionOptions, name: str, gangs: int, reason: str, as_json: bool) -> None:
     """Change the number of gangs in a set: whole gangs are added or retired."""
     from ...console.output import print_lines
     from ...views import gangset_file
 
-    before = _on_ledger(connection, lambda ledger: gangset_file.scale(ledger, name, gangs))
+    before = _changed(connection, "scale", name, reason, lambda ledger: gangset_file.scale(ledger, name, gangs))
     told = {"name": name, "gangs": gangs, "before": before}
     print_lines(told, [f"{name}: {before} -> {count_of(gangs, 'gang')}"], as_json)
 
 
 @command.command(short_help="Remove a set; its gangs end.")
 @click.argument("name")
+@reason_option
 @json_option
 @connection_options
-def delete(connection: ConnectionOptions, name: str, as_json: bool) -> None:
+def delete(connection: ConnectionOptions, name: str, reason: str, as_json: bool) -> None:
     """Remove a set. Its gangs retire and end."""
     from ...console.output import print_lines
     from ...views import gangset_file
 
-    _on_ledger(connection, lambda ledger: gangset_file.delete(ledger, name))
+    _changed(connection, "delete", name, reason, lambda ledger: gangset_file.delete(ledger, name))
     print_lines({"name": name, "change": "deleted"}, [f"{name} deleted"], as_json)
 
 
@@ -137,3 +142,18 @@ def _on_ledger(connection: ConnectionOptions, work: Callable[[KeyValue], Corouti
         return await work(await client.router.ledger())
 
     return with_client(connection, "gangline gangset", with_ledger)
+
+
+def _changed(
+    connection: ConnectionOptions,
+    change: str,
+    target: str,
+    reason: str,
+    work: Callable[[KeyValue], Coroutine[object, object, T]],
+) -> T:
+    from ...console.session import as_operator
+
+    async def with_ledger(client: Client) -> T:
+        return await work(await client.router.ledger())
+
+    return as_operator(connection, f"gangset {change}", target, reason, with_ledger)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ....schemas.errors.base import GanglineError, InvalidRequest, JobError
-from ...console.arguments import job_argument
+from ...console.arguments import job_argument, reason_option
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ def show(connection: ConnectionOptions, job: str, as_json: bool) -> None:
     print_lines(letter_json(letter), letter_lines(letter), as_json)
 
 
+def _target(jobs: tuple[str, ...], endpoint: str | None) -> str:
+    """For the audit trail."""
+    return " ".join(jobs) or f"all of {endpoint or 'all endpoints'}"
+
+
 def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint: str | None) -> None:
     if bool(jobs) == everything:
         raise click.UsageError("give job ids, or --all", ctx)
@@ -68,32 +73,46 @@ def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint:
 @click.argument("jobs", metavar="JOB...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @_ENDPOINT
+@reason_option
 @connection_options
 @click.pass_context
 def replay(
-    ctx: click.Context, connection: ConnectionOptions, jobs: tuple[str, ...], everything: bool, endpoint: str | None
+    ctx: click.Context,
+    connection: ConnectionOptions,
+    jobs: tuple[str, ...],
+    everything: bool,
+    endpoint: str | None,
+    reason: str,
 ) -> None:
     """Requeue dead letters under their job ids with a fresh set of attempts."""
-    from ...console.session import with_client
+    from ...console.session import as_operator
 
     _jobs(ctx, jobs, everything, endpoint)
-    with_client(connection, "gangline dead", lambda client: _replay(client, jobs, endpoint))
+    as_operator(
+        connection, "dead replay", _target(jobs, endpoint), reason, lambda client: _replay(client, jobs, endpoint)
+    )
 
 
 @command.command(short_help="Delete dead letters.")
 @click.argument("jobs", metavar="JOB...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @_ENDPOINT
+@reason_option
 @connection_options
 @click.pass_context
 def drop(
-    ctx: click.Context, connection: ConnectionOptions, jobs: tuple[str, ...], everything: bool, endpoint: str | None
+    ctx: click.Context,
+    connection: ConnectionOptions,
+    jobs: tuple[str, ...],
+    everything: bool,
+    endpoint: str | None,
+    reason: str,
 ) -> None:
     """Delete dead letters."""
-    from ...console.session import with_client
+    from ...console.session import as_operator
 
     _jobs(ctx, jobs, everything, endpoint)
-    with_client(connection, "gangline dead", lambda client: _drop(client, jobs, endpoint))
+    as_operator(connection, "dead drop", _target(jobs, endpoint), reason, lambda client: _drop(client, jobs, endpoint))
 
 
 async def _replay(client: Client, jobs: tuple[str, ...], endpoint: str | None) -> None:

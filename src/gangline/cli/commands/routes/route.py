@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...console.arguments import pools, rate, seconds, whole
+from ...console.arguments import pools, rate, reason_option, seconds, whole
 from ...console.options import Command, ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -65,9 +65,10 @@ def _rule_options(function: Command) -> Command:
 @click.option("--by-key/--no-by-key", default=None, help="Keep each key in one pool. [by-key]")
 @_rule_options
 @click.option("--replace", is_flag=True, help="Drop settings that are not given, instead of keeping them.")
+@reason_option
 @json_option
 @connection_options
-def set_(connection: ConnectionOptions, endpoint: str, replace: bool, as_json: bool, **given: Any) -> None:
+def set_(connection: ConnectionOptions, endpoint: str, replace: bool, reason: str, as_json: bool, **given: Any) -> None:
     """Create the route of ENDPOINT, or change the given settings. 'none' removes a setting: --shadow none.
 
     \b
@@ -78,13 +79,13 @@ def set_(connection: ConnectionOptions, endpoint: str, replace: bool, as_json: b
     """
     from ....schemas.names import check_name
     from ...console.output import print_lines
-    from ...console.session import with_client
+    from ...console.session import as_operator
     from ...views.routes import RouteChange, change_route, route_lines
 
     check_name(endpoint, "endpoint")
     wanted = RouteChange.of(given, replace=replace)
-    before, record, idle = with_client(
-        connection, "gangline route", lambda client: change_route(client, endpoint, wanted)
+    before, record, idle = as_operator(
+        connection, "route set", endpoint, reason, lambda client: change_route(client, endpoint, wanted)
     )
     told = {"endpoint": endpoint, "route": record.model_dump(mode="json", exclude_defaults=True)}
     print_lines(told, route_lines(endpoint, record, "created" if before is None else "changed"), as_json)
@@ -109,13 +110,14 @@ def ls(connection: ConnectionOptions, endpoint: str | None, as_json: bool) -> No
 
 @command.command(short_help="Remove a route; the endpoint is the pool of its name again.")
 @click.argument("endpoint")
+@reason_option
 @json_option
 @connection_options
-def rm(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
+def rm(connection: ConnectionOptions, endpoint: str, reason: str, as_json: bool) -> None:
     """Remove a route. Its endpoint is the pool of its name again, and waiting requests move there."""
     from ....schemas.names import check_name
     from ...console.output import print_lines
-    from ...console.session import with_client
+    from ...console.session import as_operator
     from ...views.routes import read_routes
 
     async def delete(client: Client) -> None:
@@ -123,6 +125,6 @@ def rm(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
         await client.delete_route(endpoint)
 
     check_name(endpoint, "endpoint")
-    with_client(connection, "gangline route", delete)
+    as_operator(connection, "route rm", endpoint, reason, delete)
     told = f"{endpoint} no longer has a route: it is the pool of its name"
     print_lines({"endpoint": endpoint, "change": "deleted"}, [told], as_json)

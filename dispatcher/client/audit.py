@@ -1,0 +1,125 @@
+"""The audit trail: what operators did, when, to what and why.
+
+Each action is recorded before it and after it, in a stream to which the server lets only operators publish, each in
+its own name. An action goes on if it cannot be recorded, since an operator may have to drain a worker while storage is
+down; a warning says so.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ValidationError
+
+from ...bus.port.bus import Bus
+from ...bus.port.stream import StreamMessage
+from ...runtime.clock import Environment
+from ...schemas.errors.base import GanglineError
+from ...schemas.names import Names, is_name
+from ...schemas.permissions.roles import INBOXES
+from ...schemas.records.audit import AuditRecord, AuditStage
+from ...schemas.wire import headers
+from ...telemetry.logs import logger_for
+from ..jobs.storage import TaskStreams
+
+_log = logger_for("audit")
+NOBODY: Final = "anybody"
+"""The user of a connection without an inbox prefix of its own: a server without users."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """A record as it is in the stream."""
+
+    user: str
+    """Who wrote it, according to the server."""
+    at: float
+    """Unix time by the server's clock."""
+    record: AuditRecord
+
+
+class AuditTrail:
+    """Records what one operator does, and reads what all did."""
+
+    def __init__(self, bus: Bus, names: Names, streams: TaskStreams, ambient: Environment | None = None) -> None:
+        self._bus = bus
+        self._names = names
+        self._streams = streams
+        self._ambient = ambient or Environment()
+
+    @property
+    def user(self) -> str:
+        """Our own name: the last token of our inbox prefix."""
+        prefix = self._bus.inbox.rpartition(".")[0]
+        user = prefix.rpartition(".")[2]
+        return user if prefix.startswith(f"{INBOXES}.") and is_name(user) else NOBODY
+
+    @asynccontextmanager
+    async def noted(self, action: str, target: str = "", reason: str = "") -> AsyncIterator[None]:
+        """Record the action of the block: before it, and afterwards how it went."""
+        record = AuditRecord(
+            id=self._ambient.token(),
+            stage=AuditStage.BEGUN,
+            action=action,
+            target=target,
+            reason=reason,
+            node=socket.gethostname(),
+        )
+        await self._write(record)
+        try:
+            yield
+        except BaseException as error:
+            code = error.code if isinstance(error, GanglineError) else type(error).__name__
+            await self._write(record.model_copy(update={"stage": AuditStage.FAILED, "error": code}))
+            raise
+        await self._write(record.model_copy(update={"stage": AuditStage.DONE}))
+
+    async def _write(self, record: AuditRecord) -> None:
+        fields = {headers.MESSAGE_ID: f"{record.id}.{record.stage}"}
+        try:
+            stream = await self._streams.audit()
+            await stream.publish(self._names.audit(self.user), record.model_dump_json().encode(), headers=fields)
+        except GanglineError as error:
+            extra = {"action": "audit.not_recorded", "what": record.action, "target": record.target}
+            _log.warning("%s %s was not recorded: %s", record.action, record.target, error, extra=extra)
+
+    async def entries(self, *, user: str | None = None, limit: int = 50) -> list[AuditEntry]:
+        """The newest records, oldest first.
+
+        Args:
+            user: only this operator's.
+
+        Raises:
+            NotPermitted: we are no operator.
+            Disconnected, StorageUnavailable: the stream could not be read.
+        """
+        stream = await self._streams.audit()
+        state = await stream.state()
+        pattern = self._names.audit(user or "*")
+        # Records of one user may be anywhere; of all users, the last ones are the last messages.
+        sequence = state.first_sequence if user else max(state.first_sequence, state.last_sequence - limit + 1)
+        found: deque[AuditEntry] = deque(maxlen=limit)
+        while sequence <= state.last_sequence:
+            message = await stream.next(pattern, max(1, sequence))
+            if message is None:
+                break
+            entry = _read(message)
+            if entry is not None:
+                found.append(entry)
+            sequence = message.sequence + 1
+        return list(found)
+
+
+def _read(message: StreamMessage) -> AuditEntry | None:
+    try:
+        record = AuditRecord.read(message.data)
+    except ValidationError as error:
+        extra = {"action": "audit.unreadable", "sequence": message.sequence}
+        _log.warning("an audit record of %s is unreadable: %s", message.subject, error, extra=extra)
+        return None
+    return AuditEntry(user=message.subject.rpartition(".")[2], at=message.at, record=record)

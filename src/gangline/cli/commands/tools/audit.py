@@ -1,0 +1,52 @@
+"""`gangline audit`"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...console.options import ConnectionOptions, connection_options, json_option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ....dispatcher.client.audit import AuditEntry
+
+
+@click.command(short_help="List what operators did: who, when, what and why.")
+@click.option("--by", "by", metavar="NAME", help="Only this operator's actions.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N", help="Newest records.")
+@json_option
+@connection_options
+def command(connection: ConnectionOptions, by: str | None, limit: int, as_json: bool) -> None:
+    """List what operators did with gangline's commands: who, when, what and why; oldest first.
+
+    Each action is recorded before it (begun) and after it (done or failed). The same with nats:
+
+        nats stream view GANGLINE_AUDIT
+    """
+    from ...console.output import print_rows
+    from ...console.session import audit_of, with_client
+
+    found = with_client(connection, "gangline audit", lambda client: audit_of(client).entries(user=by, limit=limit))
+    print_rows(found, as_json, table=_table, empty="no records", to_json=_to_json)
+
+
+def _to_json(entry: AuditEntry) -> dict[str, Any]:
+    return {"user": entry.user, "at": entry.at, **entry.record.model_dump(mode="json", exclude={"v"})}
+
+
+def _table(entries: Sequence[AuditEntry]) -> Table:
+    from datetime import UTC, datetime
+
+    from ...console.output import table
+
+    rows = []
+    for entry in entries:
+        record = entry.record
+        stage = f"{record.stage} ({record.error})" if record.error else record.stage.value
+        at = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        rows.append((at, entry.user, record.action, record.target, stage, record.reason))
+    return table(("when (UTC)", "user", "action", "target", "stage", "reason"), rows, whole=("when (UTC)",))

@@ -55,7 +55,7 @@ def test_nobody_is_allowed_anything_outside_its_namespace(role):
     if role is Role.OPERATOR:  # names of streams, and what the server tells of any
         everybodys += ["$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.EVENT.>"]
     for subject in (*allowed.publish, *allowed.subscribe):
-        ours = subject.startswith(("mine.", "_GANGLINE.mine.")) or "MINE_" in subject
+        ours = subject.startswith(("mine.", "mine-audit.", "_GANGLINE.mine.")) or "MINE_" in subject
         shared = subject.startswith(("$SRV.", "_INBOX.", "_R_.")) or subject in everybodys
         assert ours or shared, subject
 

@@ -241,6 +241,8 @@ class SchedulerCore:
                 self._liveness.ping(WorkerId.parse(worker))
             case ("keep",):
                 self._forming.renew_keeps()
+                # Somebody may have borrowed slots since.
+                scheduler_state.look_for_room |= bool(scheduler_state.of_tenant)
             case ("retry" | "starve", _):
                 scheduler_state.look_for_room = True
             case ("set" | "surge" | "ready", gangset):

@@ -17,7 +17,7 @@ Laws:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ...schemas.messages.gangs import KeepRequest
@@ -27,10 +27,10 @@ from ..model.effects import SendReserve
 from ..model.events import Cause, HoldAnswered, HoldUnanswered, KeepAnswered
 from ..model.gang import Failure, GangStep, ManagedGang, Move, move
 from ..scheduling.placement import Placement, place, place_most, wanted_of
-from ..scheduling.queue import QueueHead, QueueTarget, guard, still_good, target_of, victims
+from ..scheduling.queue import QueueHead, QueueTarget, guard, lower_than, still_good, target_of, victims
 from .members import MemberFailures, Teardown
 from .state import SchedulerState
-from .tenants import within
+from .tenants import borrowed, within
 
 
 class GangScheduler:
@@ -49,21 +49,18 @@ class GangScheduler:
         scheduler_state.look_for_room = False
         for gang_id in list(scheduler_state.repairs):
             self._try_repair(scheduler_state.gangs[gang_id])
-        index = 0
+        turns = scheduler_state.in_turn()
         held_back: set[str] = set()
-        while index < len(scheduler_state.queue):
-            gang = scheduler_state.gangs[scheduler_state.queue.at(index)]
+        for gang_id in turns:
+            gang = scheduler_state.gangs[gang_id]
             if self._held_back(gang, held_back):
-                index += 1
                 continue
             placement = self._place(gang)
             if placement is not None:
                 self._start(gang, placement)
-            elif gang.aside:
-                index += 1
-            else:
+            elif not gang.aside:
                 self._wait_at_head(gang)
-                self._backfill(index + 1, held_back)
+                self._backfill(turns, held_back)
                 return
         self._set_head(None)
 
@@ -143,22 +140,18 @@ class GangScheduler:
         move(gang, Move.PLACED)
         scheduler_state.send_holds(gang, placement)
 
-    def _backfill(self, index: int, held_back: set[str]) -> None:
+    def _backfill(self, turns: Iterator[str], held_back: set[str]) -> None:
         scheduler_state = self._state
         assert scheduler_state.head is not None
         head = scheduler_state.gangs[scheduler_state.head.gang]
         changes = guard(scheduler_state.head.target.slots)
-        last = index + scheduler_state.settings.backfill_depth
-        while index < min(last, len(scheduler_state.queue)):
-            gang = scheduler_state.gangs[scheduler_state.queue.at(index)]
-            placement = None
-            if not self._held_back(gang, held_back, behind=head) and gang.not_before <= scheduler_state.now:
-                placement = self._placed(gang, changes, behind=head)
-            if placement is None:
-                index += 1
-            else:
+        for gang_id in islice(turns, scheduler_state.settings.backfill_depth):
+            gang = scheduler_state.gangs[gang_id]
+            if self._held_back(gang, held_back, behind=head) or gang.not_before > scheduler_state.now:
+                continue
+            placement = self._placed(gang, changes, behind=head)
+            if placement is not None:
                 self._start(gang, placement)
-                last -= 1
 
     # -- the head waits ----------------------------------------------------------------------------------------------
 
@@ -171,11 +164,15 @@ class GangScheduler:
         elif not self._still_leaving(head) and not still_good(gang.spec, head.target, scheduler_state.inventory):
             self._move_target(head, target_of(gang.spec, scheduler_state.inventory))
         if gang.spec.preempt:
-            self._preempt(gang, head)
+            self._preempt(gang, head, lower_than(gang, self._formed()))
         starved_at = gang.queued_at + scheduler_state.settings.starve_after_s
         if scheduler_state.now < starved_at:
             scheduler_state.agenda.set(("starve", gang.id), starved_at)
-        elif ("keep",) not in scheduler_state.agenda:
+            return
+        if gang.tenant:
+            others = borrowed(gang, self._formed(), scheduler_state.used_by, scheduler_state.settings.quotas.of)
+            self._preempt(gang, head, others)
+        if ("keep",) not in scheduler_state.agenda:
             self.renew_keeps()
 
     def _move_target(self, head: QueueHead, target: QueueTarget) -> None:
@@ -221,14 +218,16 @@ class GangScheduler:
             scheduler_state.look_for_room = True
         head.kept[event.worker] = event.kept
 
-    def _preempt(self, gang: ManagedGang, head: QueueHead) -> None:
-        """Tear down gangs of lower priority. The slots that they free are guarded, so that they cannot take them
-        again."""
+    def _formed(self) -> list[ManagedGang]:
+        return [other for other in self._state.gangs.values() if other.step is GangStep.FORMED]
+
+    def _preempt(self, gang: ManagedGang, head: QueueHead, candidates: Sequence[ManagedGang]) -> None:
+        """Tear down some of these gangs, the first ones first. The slots that they free are guarded, so that they
+        cannot take them again."""
         scheduler_state = self._state
-        if gang.not_before > scheduler_state.now or self._still_leaving(head):
+        if not candidates or gang.not_before > scheduler_state.now or self._still_leaving(head):
             return
-        formed = [other for other in scheduler_state.gangs.values() if other.step is GangStep.FORMED]
-        found = victims(gang, formed, scheduler_state.inventory)
+        found = victims(gang, candidates, scheduler_state.inventory)
         if found is None:
             return
         chosen, target = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...runtime.timers import TimerQueue
@@ -18,7 +19,7 @@ from ..scheduling.placement import Assignment, Placement
 from ..scheduling.queue import GangQueue, QueueHead
 from ..settings.scheduling import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
-from .tenants import TenantUse, held_back
+from .tenants import TenantUse, held_back, in_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,25 @@ class SchedulerState:
             return None
         use = TenantUse.of(self.gangs[gang] for gang in self.of_tenant.get(tenant, ()))
         return quota, use.plus(behind.spec) if behind is not None and behind.tenant == tenant else use
+
+    def used_by(self, tenant: str) -> int:
+        """Slots in gangs that a tenant has, or our own account, without standing gangs."""
+        ids = self.of_tenant.get(tenant, ()) if tenant else self.gangs
+        found = (self.gangs[gang] for gang in ids)
+        return TenantUse.of(gang for gang in found if gang.tenant == tenant and gang.gangset is None).slots
+
+    def in_turn(self) -> Iterator[str]:
+        """The queue in the order in which its gangs are tried; each may leave it when its turn has come."""
+        queue = self.queue
+        if self.of_tenant:
+            queued = [self.gangs[gang] for gang in queue]
+            yield from [gang.id for gang in in_turn(queued, self.used_by, self.settings.quotas.of)]
+            return
+        index = 0
+        while index < len(queue):
+            gang = queue.at(index)
+            yield gang
+            index += index < len(queue) and queue.at(index) == gang
 
     def held_back(self, gang: ManagedGang, *, behind: ManagedGang | None = None) -> str:
         """Why a gang in the queue waits for others of its tenant; empty: it need not."""

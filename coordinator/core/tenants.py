@@ -7,12 +7,20 @@ Laws:
 2. A quota delays a gang or refuses a request; it ends no gang. One that was formed under a larger quota goes on.
 3. A gang that waits for its tenant's other gangs is never the head of the queue: it delays no other tenant. The
    tenant's later gangs wait behind it, so that small ones cannot starve a large one.
+4. Among gangs of one priority tenants take turns: first those that have less than they are guaranteed, then the one
+   with the fewest slots for its weight. One tenant's gangs keep their order. Our own account is one of the tenants.
+5. What a tenant has beyond what it is guaranteed is borrowed. For a gang within the guarantee of another tenant that
+   has waited at the head, borrowed gangs are torn down, the lowest and youngest first; they restart when there is
+   room. No gang of a tenant that has no more than it is guaranteed, and none of our own account, is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
 
 from ...schemas.errors.base import NotEntitled
 from ...schemas.permissions.quotas import Quota
@@ -45,6 +53,60 @@ class TenantUse:
     def plus(self, spec: GangSpec) -> TenantUse:
         """With one more gang."""
         return replace(self, gangs=self.gangs + 1, slots=self.slots + spec.smallest.slots)
+
+
+def in_turn(
+    queued: Iterable[ManagedGang], used: Callable[[str], int], quota_of: Callable[[str], Quota | None]
+) -> Iterator[ManagedGang]:
+    """The gangs of a queue in the order in which they are tried, as if each were started then.
+
+    Args:
+        used: slots in gangs that a tenant has.
+    """
+    for _, of_priority in groupby(queued, key=lambda gang: gang.spec.priority):
+        lines: dict[str, deque[ManagedGang]] = {}
+        for gang in of_priority:
+            lines.setdefault(gang.tenant, deque()).append(gang)
+        slots = {tenant: used(tenant) for tenant in lines} if len(lines) > 1 else {}
+
+        def turn(tenant: str, slots: dict[str, int] = slots, lines: dict[str, deque[ManagedGang]] = lines) -> Any:
+            quota = quota_of(tenant) or Quota()
+            first = lines[tenant][0]
+            return slots[tenant] >= quota.guaranteed, slots[tenant] / quota.weight, first.created_at, first.id
+
+        while len(lines) > 1:
+            tenant = min(lines, key=turn)
+            gang = lines[tenant].popleft()
+            slots[tenant] += gang.spec.smallest.slots
+            if not lines[tenant]:
+                del lines[tenant]
+            yield gang
+        for line in lines.values():
+            yield from line
+
+
+def borrowed(
+    gang: ManagedGang,
+    formed: Iterable[ManagedGang],
+    used: Callable[[str], int],
+    quota_of: Callable[[str], Quota | None],
+) -> list[ManagedGang]:
+    """The gangs that may be torn down for one that waits, since its tenant is guaranteed the slots; the first ones
+    first."""
+    quota = quota_of(gang.tenant)
+    if quota is None or used(gang.tenant) + gang.spec.smallest.slots > quota.guaranteed:
+        return []
+    found = []
+    left: dict[str, int] = {}
+    for other in sorted(formed, key=lambda other: (other.spec.priority, -other.created_at, other.id)):
+        lender = quota_of(other.tenant)
+        if lender is None or other.tenant == gang.tenant:
+            continue
+        slots = left.setdefault(other.tenant, used(other.tenant))
+        if slots > lender.guaranteed:
+            left[other.tenant] = slots - other.slots
+            found.append(other)
+    return found
 
 
 def not_entitled(spec: GangSpec, tenant: str, quota: Quota) -> NotEntitled | None:

@@ -2,7 +2,8 @@
 
 Laws:
 
-1. Order: priority, then age. A gang that is refused, preempted or restarted keeps its age and so its place.
+1. Order: priority, then age; between tenants see core.tenants. A gang that is refused, preempted or restarted keeps its
+   age and so its place.
 2. No gang behind a waiting head takes a slot that the head is waiting for: on workers of the head's target, back-fill
    uses only slots beyond the head's whole need there. Durations are unknown, so no weaker rule would work.
 3. The target is where the head would fit without plain traffic (or, failing that, without gangs either). It stays the
@@ -130,13 +131,19 @@ def guard(target: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
     return {worker: -slots for worker, slots in target.items()}
 
 
-def victims(gang: Preemptible, formed: Iterable[G], inventory: Inventory) -> tuple[list[G], QueueTarget] | None:
-    """The gangs to tear down so that `gang` can be placed, and its target then; None if that would not help."""
-    lower = [other for other in formed if other.spec.priority < gang.spec.priority]
-    lower.sort(key=lambda other: (other.spec.priority, -other.created_at, other.id))
+def lower_than(gang: Preemptible, formed: Iterable[G]) -> list[G]:
+    """The gangs that `gang` may preempt, the first ones first."""
+    found = [other for other in formed if other.spec.priority < gang.spec.priority]
+    found.sort(key=lambda other: (other.spec.priority, -other.created_at, other.id))
+    return found
+
+
+def victims(gang: Preemptible, candidates: Iterable[G], inventory: Inventory) -> tuple[list[G], QueueTarget] | None:
+    """Which of the candidates to tear down, the first ones first, so that `gang` can be placed, and its target then;
+    None if that would not help."""
     chosen: list[G] = []
     found = None
-    for other in lower:
+    for other in candidates:
         chosen.append(other)
         found = place(gang.spec.smallest, inventory.free, changes=_freed(chosen))
         if found is not None:

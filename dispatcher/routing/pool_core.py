@@ -184,7 +184,7 @@ class RoutingCore:
         self._candidates = Candidates(self.view, draw)
         self._limits_tenants = settings.quotas.limits_slots
         self._line: WaitQueue[RoutedRequest] = WaitQueue(
-            settings.tenant_weights, self._held_back if self._limits_tenants else None
+            settings.weight_of, self._held_back if self._limits_tenants else None
         )
         self._slots: dict[str, int] = {}
         """Slots on which requests of tenants are placed, by tenant, if there are quotas for them."""

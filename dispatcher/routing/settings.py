@@ -83,10 +83,10 @@ class RouterSettings:
     max_releases_kept: int = 10_000
     """Maximum number of releases and cancellations kept while disconnected, to be sent after the reconnect."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Tenants (accounts of callers) that wait for the same slots get them in these proportions; 1 for those that are
-    not named. Only gateways know the tenants of their callers. Above 0."""
+    """Tenants (accounts of callers) that wait for the same slots get them in these proportions; the `weight` of its
+    quota for those that are not named. Only gateways know the tenants of their callers. Above 0."""
     quotas: Quotas = field(default_factory=Quotas)
-    """What tenants may use; of these, a router limits `slots`."""
+    """What tenants may use; of these, a router follows `slots` and `weight`."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
@@ -101,6 +101,12 @@ class RouterSettings:
             raise InvalidSettings("backoff_max_s must not be below backoff_first_s")
         if self.probe_max_s < self.probe_first_s:
             raise InvalidSettings("probe_max_s must not be below probe_first_s")
+
+    def weight_of(self, tenant: str) -> float:
+        """Slots for a tenant that waits, relative to others."""
+        named = self.tenant_weights.get(tenant)
+        quota = self.quotas.of(tenant) if named is None else None
+        return named or (1.0 if quota is None else quota.weight)
 
 
 _BOUNDS: Final = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -76,18 +76,18 @@ class WaitQueue(Generic[W]):
     back is passed over, with those of the tenant behind it.
     """
 
-    __slots__ = ("_held_back", "_lines", "_weights", "size")
+    __slots__ = ("_held_back", "_lines", "_weight_of", "size")
 
     def __init__(
-        self, weights: Mapping[str, float] | None = None, held_back: Callable[[W], bool] | None = None
+        self, weight_of: Callable[[str], float] | None = None, held_back: Callable[[W], bool] | None = None
     ) -> None:
         """
         Args:
-            weights: of tenants; 1 for those that are not in it.
+            weight_of: the weight of a tenant; None: 1 for all.
             held_back: whether an item must wait for others of its tenant; None: no item must.
         """
         self._lines: dict[Hashable, _Line[W]] = {}
-        self._weights = weights or {}
+        self._weight_of = weight_of
         self._held_back = held_back
         self.size = 0
         """Number of waiting items."""
@@ -118,7 +118,7 @@ class WaitQueue(Generic[W]):
     def take(self, item: W, slots: int) -> None:
         """Remove an item that gets this many slots now."""
         line = self._lines[item.queue]
-        line.served[item.tenant] += slots / self._weights.get(item.tenant, 1.0)
+        line.served[item.tenant] += slots / (1.0 if self._weight_of is None else self._weight_of(item.tenant))
         self.remove(item)
 
     def remove(self, item: W) -> bool:

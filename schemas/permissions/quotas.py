@@ -11,7 +11,7 @@ from ..errors.base import InvalidSettings, QuotaExceeded
 from ..names import check_name
 from ..text import parse_yes_no
 
-_BOUNDS: Final = {"gangs_waiting": (1, 1_000_000), "priority": (-1_000_000, 1_000_000)}
+_BOUNDS: Final = {"gangs_waiting": (1, 1_000_000), "priority": (-1_000_000, 1_000_000), "weight": (0.001, 1000)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,16 @@ class Quota:
     """Highest priority of its gangs."""
     preempt: bool = False
     """Whether its gangs may tear down others of lower priority."""
+    weight: float = 1.0
+    """Slots for tenants that wait for the same ones, relative to others. 0.001 to 1000."""
+    guaranteed: int = 0
+    """Slots in gangs that are its own. Others may use them as long as it does not ask for them. At least 0."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
             low, high = _BOUNDS.get(each.name, (0, 1_000_000_000))
-            if isinstance(value, int) and not low <= value <= high:
+            if isinstance(value, (int, float)) and not low <= value <= high:
                 raise InvalidSettings(f"quota {each.name} is {value}: give a number from {low} to {high}")
 
 
@@ -98,6 +102,8 @@ _PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "pools": (_pools, "train,eval"),
     "priority": (int, "10"),
     "preempt": (parse_yes_no, "yes"),
+    "weight": (float, "3"),
+    "guaranteed": (int, "16"),
 }
 """How to read the value of each quota, and an example."""
 

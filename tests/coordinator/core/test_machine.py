@@ -30,8 +30,9 @@ GANGS = st.sampled_from(["a", "b", "c", "d"])
 class Gangs(RuleBasedStateMachine):
     @initialize(slots=st.lists(st.integers(min_value=1, max_value=3), min_size=2, max_size=4))
     def begin(self, slots: list[int]) -> None:
-        quota = Quota(gangs=2, gang_slots=4, priority=1, preempt=True)
-        self.world = World(CoordinatorSettings(quotas=Quotas(named={"lab": quota})))
+        lab = Quota(gangs=2, gang_slots=4, priority=1, preempt=True, weight=2.0)
+        shop = Quota(guaranteed=2, priority=2)
+        self.world = World(CoordinatorSettings(quotas=Quotas(named={"lab": lab, "shop": shop})))
         for number, count in enumerate(slots):
             self.world.add_worker(f"w{number}", count, node=f"n{number // 2}")
         self.world.elect()
@@ -52,7 +53,7 @@ class Gangs(RuleBasedStateMachine):
         strategy=st.sampled_from(["pack", "spread", "strict_spread", "strict_pack"]),
         deadline_s=st.sampled_from([None, None, 3.0]),
         wait=st.booleans(),
-        tenant=st.sampled_from(["", "", "lab"]),
+        tenant=st.sampled_from(["", "", "lab", "shop"]),
     )
     def acquire(self, gang: str, size: int, more: int, **fields) -> None:
         fields["size"] = (size, size + more)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gangline.coordinator.core.tenants import in_turn
+from gangline.coordinator.model.gang import ManagedGang
 from gangline.coordinator.settings.scheduling import CoordinatorSettings
 from gangline.schemas.errors.base import NotEntitled, QuotaExceeded
 from gangline.schemas.messages.gangs import MemberCause
 from gangline.schemas.permissions.quotas import Quota, Quotas
+from gangline.schemas.records.gangs import GangSpec
 
 from ...support.coordinator.world import World
 
@@ -173,3 +178,88 @@ def test_a_gang_that_waits_before_it_restarts_makes_room_for_others_of_its_tenan
     world.report(worker, "a", MemberCause.FAILED)
     world.advance(10.0)
     assert formed(world) == ["b"]
+
+
+def waits_in_turn(*queued: tuple[str, str, int], used: dict[str, int], **quotas: Quota) -> str:
+    """Ids in the order in which they are tried; of each: tenant, id, slots."""
+    gangs = [
+        ManagedGang(
+            id=id,
+            tenant=tenant,
+            spec=GangSpec.model_validate({"pool": "p", "size": 1, "slots": slots}),
+            owner_id="~t",
+            created_at=float(number),
+            queued_at=0.0,
+        )
+        for number, (tenant, id, slots) in enumerate(queued)
+    ]
+    of = Quotas(named=quotas).of
+    return "".join(gang.id for gang in in_turn(gangs, lambda tenant: used.get(tenant, 0), of))
+
+
+def test_tenants_take_turns_by_what_they_have_for_their_weight():
+    queued = [("lab", id, 1) for id in "abcd"] + [("shop", id, 1) for id in "ABCD"]
+    assert waits_in_turn(*queued, used={}) == "aAbBcCdD"
+    assert waits_in_turn(*queued, used={"lab": 2}) == "ABaCbDcd"
+    assert waits_in_turn(*queued, used={}, shop=Quota(weight=3.0)) == "aABCbDcd"
+    assert waits_in_turn(*queued, used={"lab": 1, "shop": 3}, shop=Quota(guaranteed=5)) == "ABabcdCD"
+    assert waits_in_turn(("", "x", 1), *queued[:2], ("", "y", 1), used={"": 1}) == "axby"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "lab", "shop"]), st.integers(1, 4)), max_size=12), st.data())
+def test_turns_lose_nobody_and_keep_the_order_of_each_tenant(queued: list[tuple[str, int]], data: st.DataObject):
+    used = {tenant: data.draw(st.integers(0, 6)) for tenant in ("", "lab", "shop")}
+    ids = "abcdefghijkl"
+    order = waits_in_turn(*((tenant, ids[n], slots) for n, (tenant, slots) in enumerate(queued)), used=used)
+    for tenant in ("", "lab", "shop"):
+        own = [ids[number] for number, each in enumerate(queued) if each[0] == tenant]
+        assert [id for id in order if id in own] == own
+    assert sorted(order) == list(ids[: len(queued)])
+
+
+def test_a_tenant_that_comes_later_gets_the_slots_that_become_free():
+    world = world_with(4)
+    for number in range(8):
+        world.acquire(f"lab{number}", 1, tenant="lab", ttl_s=1000.0)
+    for number in range(3):
+        world.acquire(f"shop{number}", 1, tenant="shop", ttl_s=1000.0)
+    world.flush()
+    assert formed(world) == [f"lab{number}" for number in range(4)], "it borrows what others leave"
+    for gang in ("lab0", "lab1"):
+        world.release(gang)
+        world.flush()
+    assert formed(world) == ["lab2", "lab3", "shop0", "shop1"]
+
+
+def test_borrowed_slots_are_taken_back_in_bounded_time():
+    world = world_with(4, shop=Quota(guaranteed=2))
+    for number in range(4):
+        world.acquire(f"lab{number}", 1, tenant="lab", ttl_s=1000.0, grace_s=1.0)
+        world.advance(0.1)
+    world.acquire("shop", 2, tenant="shop", ttl_s=1000.0)
+    world.advance(4.0)
+    assert len([gang for gang in formed(world) if gang.startswith("lab")]) == 4, "the head waits a little first"
+    world.advance(world.settings.starve_after_s + 1.0 + world.settings.stop_margin_s)
+    assert formed(world) == ["lab0", "lab1", "shop"], "the youngest are taken"
+    world.release("shop")
+    world.advance(2.0)
+    assert formed(world) == ["lab0", "lab1", "lab2", "lab3"], "and restart"
+
+
+def test_nobody_is_taken_below_its_guarantee_and_none_of_our_own_account():
+    world = world_with(2, 2, shop=Quota(guaranteed=4), lab=Quota(guaranteed=2))
+    world.acquire("lab", 2, tenant="lab", ttl_s=1000.0)
+    world.acquire("own", 2, ttl_s=1000.0)
+    world.flush()
+    world.acquire("shop", 2, tenant="shop", ttl_s=1000.0)
+    world.advance(60.0)
+    assert formed(world) == ["lab", "own"]
+
+
+def test_what_is_above_the_guarantee_waits_like_others():
+    world = world_with(2, 2, shop=Quota(guaranteed=2))
+    world.acquire("lab", 4, tenant="lab", ttl_s=1000.0)
+    world.flush()
+    world.acquire("shop", 3, tenant="shop", ttl_s=1000.0)
+    world.advance(60.0)
+    assert formed(world) == ["lab"]

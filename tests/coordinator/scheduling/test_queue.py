@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gangline.coordinator.model.gang import ManagedGang
 from gangline.coordinator.scheduling.inventory import Inventory, WorkerFacts
-from gangline.coordinator.scheduling.queue import GangQueue, guard, still_good, target_of, victims
+from gangline.coordinator.scheduling.queue import GangQueue, guard, lower_than, still_good, target_of, victims
 from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangSpec, Seat
 from gangline.schemas.wire.frames import Load
@@ -85,7 +85,7 @@ def test_victims_are_the_lowest_and_youngest_and_no_more_than_needed():
         inventory.grant(worker, slots)
     low, lower = gang_on("low", 1, 2, priority=1), gang_on("lower", 0, 1, priority=0)
     asking = ManagedGang(id="x", spec=spec(2, priority=5), owner_id="~t", created_at=0.0, queued_at=0.0)
-    found = victims(asking, [low, lower], inventory)
+    found = victims(asking, lower_than(asking, [low, lower]), inventory)
     assert found is not None
     assert ([gang.id for gang in found[0]], dict(found[1].slots)) == (["low"], {W1: 2})
 
@@ -94,6 +94,6 @@ def test_nobody_is_preempted_in_vain_or_by_an_equal():
     inventory = inventory_of((1, 1))
     equal = gang_on("equal", 0, 1, priority=5)
     asking = ManagedGang(id="x", spec=spec(1, priority=5), owner_id="~t", created_at=0.0, queued_at=0.0)
-    assert victims(asking, [equal], inventory) is None
+    assert victims(asking, lower_than(asking, [equal]), inventory) is None
     big = ManagedGang(id="y", spec=spec(2, priority=9), owner_id="~t", created_at=0.0, queued_at=0.0)
-    assert victims(big, [equal], inventory) is None
+    assert victims(big, lower_than(big, [equal]), inventory) is None

@@ -158,7 +158,7 @@ def test_tenants_that_wait_are_served_in_proportion_to_their_weights(
     first: list[str], weights: dict[str, float], steps: list[int | str]
 ) -> None:
     """Steps: a request of that tenant comes, or the next one gets that many slots."""
-    line: WaitQueue[Item] = WaitQueue(weights)
+    line: WaitQueue[Item] = WaitQueue(lambda tenant: weights.get(tenant, 1.0))
     numbers = itertools.count()
     waiting: dict[str, list[int]] = {tenant: [] for tenant in "abc"}
     got: dict[tuple[str, str], float] = {}  # what the first has got, since both have been waiting

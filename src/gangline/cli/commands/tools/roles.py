@@ -35,11 +35,11 @@ def command(
     include the file in the server's configuration; no server is contacted.
 
     A USER is NAME[@TENANT]=ROLE[+ROLE...][:POOL[.WORKER]], or a role alone. Roles are producer (submits, and calls
-    through gateways), router (a Python client), gateway, worker, dispatcher, coordinator and operator. Without USER:
-    one user per role.
+    through gateways), router (a Python client), owner (gangs by plain requests), gateway, worker, dispatcher,
+    coordinator and operator. Without USER: one user per role, except owner.
 
-    Each TENANT gets its own account, which imports only what its producers need from Gangline's account. Use one for
-    callers you do not trust. Each is limited to 256 connections, 1000 subscriptions and messages of 1 MiB.
+    Each TENANT gets its own account, which imports only what its producers and owners need from Gangline's account. Use
+    one for callers you do not trust. Each is limited to 256 connections, 1000 subscriptions and messages of 1 MiB.
 
     \b
     gangline roles > roles.conf

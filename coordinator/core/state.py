@@ -165,7 +165,7 @@ class SchedulerState:
         while index < len(queue):
             gang = queue.at(index)
             yield gang
-            index += index < len(queue) and queue.at(index) == gang
+            index += gang in self.gangs and self.gangs[gang].step is GangStep.QUEUED  # it has not left
 
     def held_back(self, gang: ManagedGang, *, behind: ManagedGang | None = None) -> str:
         """Why a gang in the queue waits for others of its tenant; empty: it need not."""

@@ -22,6 +22,10 @@ _PATIENCE_S: Final = 2.0
 """An API request without an answer for this long is repeated: its receiver may be gone."""
 
 
+_HARMFUL: Final = "which lets anyone who may write to it harm others"
+_SKIPPING: Final = "which loses delayed tasks when its leader changes on a server before 2.15"
+
+
 class NotOurStream(NotPermitted):
     """Only a user with more permissions can do this, and one may be about to."""
 
@@ -237,8 +241,10 @@ class StreamAdmin:
 
     async def _compare(self, found: Mapping[str, Any], timeout_s: float) -> None:
         changes = check_configuration(self._label, self._configuration, found)
-        if changes:
+        if changes or self._unstarted(found):
             try:
+                if self._unstarted(found):
+                    changes["sources"] = await self._started(found["sources"], timeout_s)
                 await self._bus.api.call(
                     f"STREAM.UPDATE.{self._stream}",
                     {**found, **changes},
@@ -246,18 +252,41 @@ class StreamAdmin:
                     timeout_s=timeout_s,
                 )
             except (NotPermitted, ApiError) as error:
-                self._warn(", ".join(changes), f"open it once as an operator, or edit it ({error.message})")
+                remedy = f"open it once as an operator, or edit it ({error.message})"
+                if set(changes) - {"sources"}:
+                    self._warn(", ".join(changes), _HARMFUL, remedy)
+                else:
+                    self._warn("sources without opt_start_seq", _SKIPPING, remedy)
             else:
                 log.info("updated %s: %s", self._label, changes, extra={"action": "bus.stream_updated"})
         if found.get("allow_msg_schedules") and not self._configuration.get("allow_msg_schedules"):
-            self._warn("allow_msg_schedules", f"recreate it when you can do without it (nats stream rm {self._stream})")
+            remedy = f"recreate it when you can do without it (nats stream rm {self._stream})"
+            self._warn("allow_msg_schedules", _HARMFUL, remedy)
 
-    def _warn(self, fields: str, remedy: str) -> None:
+    def _unstarted(self, found: Mapping[str, Any]) -> set[str]:
+        """Names of the stream's sources that have no start, as ours would have."""
+        started = {each["name"] for each in self._configuration.get("sources", ()) if each.get("opt_start_seq")}
+        return {each["name"] for each in found.get("sources") or () if not each.get("opt_start_seq")} & started
+
+    async def _started(self, sources: Sequence[Mapping[str, Any]], timeout_s: float) -> list[dict[str, Any]]:
+        """The same, beginning with what comes next: what is there has been taken, and may have been removed here."""
+        unstarted, started = self._unstarted({"sources": sources}), list[dict[str, Any]]()
+        for each in sources:
+            if each["name"] in unstarted:
+                name = each["name"]
+                info = await self._bus.api.call(f"STREAM.INFO.{name}", what=f"look at {name}", timeout_s=timeout_s)
+                started.append({**each, "opt_start_seq": int(info["state"]["last_seq"]) + 1})
+            else:
+                started.append(dict(each))
+        return started
+
+    def _warn(self, fields: str, why: str, remedy: str) -> None:
         if not self._warned:
             log.warning(
-                "%s has %s as an earlier version made it, which lets anyone who may write to it harm others: %s",
+                "%s has %s as an earlier version made it, %s: %s",
                 self._label,
                 fields,
+                why,
                 remedy,
                 extra={"action": "bus.stream_outdated", "stream": self._stream},
             )

@@ -61,7 +61,11 @@ def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
     }
     if settings.sources:
         configuration["sources"] = [
-            {"name": source.name, "subject_transforms": [{"src": source.subjects, "dest": source.to}]}
+            {
+                "name": source.name,
+                "subject_transforms": [{"src": source.subjects, "dest": source.to}],
+                **({"opt_start_seq": source.start} if source.start else {}),
+            }
             for source in settings.sources
         ]
     return configuration
@@ -138,10 +142,15 @@ def check_configuration(what: str, wanted: Mapping[str, Any], found: Mapping[str
 def _normal(field: str, value: Any) -> Any:
     """Normalize: an omitted value equals an empty one."""
     if field in ("subjects", "sources"):
-        return sorted((_plain(each) for each in value or ()), key=json.dumps)
+        return sorted((_source(_plain(each)) for each in value or ()), key=json.dumps)
     if field in ("max_msgs", "max_msgs_per_subject"):
         return -1 if value in (None, 0) else value
     return _plain(value) or None
+
+
+def _source(value: Any) -> Any:
+    """Where a source begins may differ: see StreamAdmin."""
+    return {k: v for k, v in value.items() if k != "opt_start_seq"} if isinstance(value, dict) else value
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import json
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, cast
 
@@ -406,8 +405,7 @@ class StreamRegistry:
         self._takers: dict[str, StreamStore | None] = {}
         """Which stream takes a subject, as far as it was asked. Bounded."""
         self._held = 0
-        self._unsourced: deque[tuple[StreamStore, StreamMessage]] = deque()
-        """What streams have stored that others take from them, while `hold_sources`."""
+        """How many hold sources back, see `hold_sources`."""
 
     def __repr__(self) -> str:
         return f"<StreamRegistry {list(self._stores.values())!r}>"
@@ -503,11 +501,14 @@ class StreamRegistry:
         self._held += 1
 
     def release_sources(self) -> None:
+        """Streams go on with their sources where they find that they were. See `StreamStore.resume_source`."""
         self._held -= 1
-        while not self._held and self._unsourced:
-            store, message = self._unsourced.popleft()
-            if self._stores.get(store.name) is store and message.sequence in store.messages:
-                self._source(store, message)
+        if self._held:
+            return
+        for store in self._stores.values():
+            for source in store.settings.sources:
+                if (origin := self._stores.get(source.name)) is not None:
+                    store.resume_source(source, origin)
 
     def resume(self) -> None:
         """Storage works again."""
@@ -533,16 +534,11 @@ class StreamRegistry:
             del self._readings[reading]
 
     def _stored(self, store: StreamStore, message: StreamMessage) -> None:
-        if self._held:
-            self._unsourced.append((store, message))
-        else:
-            self._source(store, message)
         for tap in self._hub.stored_taps:
             tap(store.name, message)
+        if not self._held:
+            for other in list(self._stores.values()):
+                other.take_from(store.name, message)
         for reading in list(self._readings):
             if reading.stream == store.name:
                 reading.resync(store)
-
-    def _source(self, store: StreamStore, message: StreamMessage) -> None:
-        for other in list(self._stores.values()):
-            other.take_from(store.name, message)

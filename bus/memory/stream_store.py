@@ -19,6 +19,7 @@ from ..port.bus import (
     StorageUnavailable,
     StreamMessage,
     StreamSettings,
+    StreamSource,
 )
 from ..port.subjects import SubjectPattern, overlap
 from .consumer_store import ConsumerStore
@@ -29,6 +30,7 @@ _SCHEDULE: Final = "Nats-Schedule"
 _TARGET: Final = "Nats-Schedule-Target"
 _TTL: Final = "Nats-TTL"
 _ROLLUP: Final = "Nats-Rollup"
+_SOURCE: Final = "Nats-Stream-Source"
 _HOLD_OFF_S: Final = 0.25
 
 
@@ -58,6 +60,8 @@ class StreamStore:
         """In the order of their sequences."""
         self.last_sequence = 0
         self.bytes = 0
+        self._last_at = 0.0
+        """When the last message was stored."""
         self.consumers: dict[str, ConsumerStore] = {}
         self._patterns = [SubjectPattern(text) for text in settings.subjects]
         self._context = context
@@ -132,6 +136,7 @@ class StreamStore:
         message = StreamMessage(
             subject=subject, data=data, headers=headers or None, sequence=self.last_sequence, at=self._wall()
         )
+        self._last_at = message.at
         self.messages[message.sequence] = message
         self._by_subject.setdefault(subject, {})[message.sequence] = None
         self.bytes += _size(message)
@@ -153,9 +158,28 @@ class StreamStore:
         """Another stream has stored a message: so do we, if that is our source."""
         for source in self.settings.sources:
             if source.name == name and SubjectPattern(source.subjects).matches(message.subject):
-                headers = {**(message.headers or {}), "Nats-Stream-Source": f"{name} {message.sequence}"}
+                headers = {**(message.headers or {}), _SOURCE: f"{name} {message.sequence}"}
                 subject = source.to[:-1] + message.subject[len(source.subjects) - 1 :]
                 self._store(subject, message.data, headers, None)
+
+    def resume_source(self, source: StreamSource, origin: StreamStore) -> None:
+        """Take what the source has stored since, as a new leader does that remembers nothing.
+
+        It continues after the last message from there that this stream still has. If there is none, it begins at the
+        configured start, and without one at the time of its own last message, whatever it has missed before.
+        """
+        taken = next(self._taken_from(source.name), 0)
+        since = 0.0 if taken or source.start or self.first_sequence == 1 else self._last_at
+        for message in list(origin.after(taken + 1 if taken else source.start, SubjectPattern(source.subjects))):
+            if message.at >= since:
+                self.take_from(source.name, message)
+
+    def _taken_from(self, name: str) -> Iterator[int]:
+        """Sequences of a source's messages that are still here, from the last one."""
+        for message in reversed(self.messages.values()):
+            origin, _, sequence = (message.headers or {}).get(_SOURCE, "").partition(" ")
+            if origin == name:
+                yield int(sequence)
 
     def _known(self, name: str) -> int:
         """The sequence of the message that had this id, within the window; 0: none."""

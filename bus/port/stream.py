@@ -31,6 +31,10 @@ class StreamSource:
     settings: StreamSettings
     subjects: str
     to: str
+    start: int = 0
+    """The first sequence to take if the server cannot tell how far it has got: before version 2.15 it looks for the
+    last message that it took, and finds none once they are removed. 0: it then skips what was stored before its own
+    last message, which loses messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,17 @@ from ...schemas.wire import codec
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import logger_for
 from .storage import TaskStreams, until_answered
-from .stored import SCANNED, JobRef, SearchResult, find, find_due, info_of_schedule, info_of_task, target_of
+from .stored import (
+    SCANNED,
+    JobRef,
+    SearchResult,
+    copied_from,
+    find,
+    find_due,
+    info_of_schedule,
+    info_of_task,
+    target_of,
+)
 
 RESULT_TTL_S: Final = 3600.0
 """How long to keep the record of a job that is cancelled in the stream."""
@@ -335,14 +345,15 @@ class JobQueries:
 
         Args:
             held: its queue has a dispatcher. Otherwise an attempt of a dead dispatcher may still run: the message is
-                left for the next dispatcher, which finds the record and stops the attempt.
+                left for the next dispatcher, which finds the record and stops the attempt. A due task is left in any
+                case: only dispatchers may remove its copy from the stream of schedules, see DueCopyRemover.
         """
         target = target_of(found, self._names)
         try:
             await self._write_cancelled(ref, target, found.at, RESULT_TTL_S if held else UNHELD_TTL_S)
         except Conflict:
             return False  # it ended just now
-        if held:
+        if held and copied_from(self._names, found) is None:
             await (await self.streams.tasks()).delete(found.sequence)
         return True
 

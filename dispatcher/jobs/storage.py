@@ -124,7 +124,7 @@ class TaskStorage:
         """A work queue: a message is kept until its task has ended, however long that takes. Messages published by
         schedules come from their own stream."""
         schedules = StreamSource(
-            name=names.schedules_stream, settings=self.schedules(names), subjects=names.due, to=names.tasks
+            name=names.schedules_stream, settings=self.schedules(names), subjects=names.due, to=names.tasks, start=1
         )
         return StreamSettings(
             subjects=(names.tasks,),

@@ -73,6 +73,9 @@ SCHEDULE_TTL: Final = "Nats-Schedule-TTL"
 SCHEDULER: Final = "Nats-Scheduler"
 """Set by the server on messages that a schedule published: the schedule's subject."""
 
+SOURCE: Final = "Nats-Stream-Source"
+"""Set by the server on messages that a stream has taken from another one: `<stream> <sequence> ...`."""
+
 JOB: Final = "Gangline-Job"
 """On a durable task: its id. Default: its sequence in the stream, which the publish ack returns."""
 PRIORITY: Final = "Gangline-Priority"

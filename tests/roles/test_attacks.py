@@ -11,7 +11,7 @@ import pytest
 
 from gangline.bus.key_value.wire import stream_configuration
 from gangline.bus.port.bus import BucketSettings, KvEntry, NotPermitted, Storage, StorageUnavailable
-from gangline.dispatcher.jobs.storage import TaskStreams
+from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import InvalidSettings, JobDead
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import configuration, parse_user
@@ -151,6 +151,24 @@ async def test_an_old_bucket_is_brought_up_to_date_by_an_operator_and_others_say
     assert not any(found.get(switch) for switch in old)
 
 
+async def test_an_operator_gives_the_queues_of_an_earlier_version_a_start_among_the_schedules(site_of, caplog):
+    site: Site = site_of(cut("operator", "dispatcher"))
+    operator = await site.bus("operator")
+    storage = TaskStorage()
+    tasks = await TaskStreams(operator, NAMES, storage).tasks()
+    await operator.request(NAMES.due.replace(">", "images.double"), b"{}", timeout_s=PATIENCE_S)
+    found = (await operator.api.call(f"STREAM.INFO.{tasks.name}", what="look"))["config"]
+    assert [source.pop("opt_start_seq") for source in found["sources"]] == [1]
+    await operator.api.call(f"STREAM.UPDATE.{tasks.name}", found, what="make it as it was")
+    await TaskStreams(await site.bus("dispatcher"), NAMES, storage).tasks()
+    (warning,) = [record.message for record in caplog.records if record.__dict__.get("action") == "bus.stream_outdated"]
+    assert "opt_start_seq" in warning
+    assert "as an operator" in warning
+    await TaskStreams(await site.bus("operator"), NAMES, storage).tasks()
+    found = (await operator.api.call(f"STREAM.INFO.{tasks.name}", what="look"))["config"]
+    assert [source["opt_start_seq"] for source in found["sources"]] == [2], "what was due before has been taken"
+
+
 ROLLUPS = [{"Nats-Rollup": "all"}, {"Nats-Rollup": "sub"}]
 SCHEDULES = [
     {"Nats-Schedule": text, "Nats-Schedule-Target": target}
@@ -202,8 +220,8 @@ async def test_a_producer_of_one_endpoint_delays_and_repeats_its_tasks(site_of):
     shop = await site.client("shop")
     assert await (await shop.options(delay_s=0.5).submit("images.double", 2)).result(PATIENCE_S) == 4
     cron = await shop.options(cron="@every 1s").submit("images.double", 3)
-    due = await (await TaskStreams(await site.bus("operator"), NAMES).schedules()).last("gangline.due.images.double")
-    assert due is not None
+    schedules = await TaskStreams(await site.bus("operator"), NAMES).schedules()
+    assert await schedules.last(NAMES.schedule(cron.id)) is not None
     assert await (await site.client("operator")).job(cron.id).cancel()
     assert await site.refused() == []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.port.bus import Published, StreamMessage
+from gangline.bus.port.bus import Published, StreamMessage, StreamSettings
 from gangline.dispatcher.durable.core import queue_core
 from gangline.dispatcher.durable.core.effects import Persist
 from gangline.dispatcher.durable.core.events import TaskArrived
@@ -21,6 +21,7 @@ from gangline.dispatcher.durable.messages.entry import QueuedMessage
 from gangline.dispatcher.durable.ownership.ownership_core import Trust
 from gangline.dispatcher.durable.persistence import records
 from gangline.dispatcher.durable.persistence.outcome_store import Answer, OutcomeStore
+from gangline.dispatcher.durable.persistence.writers import DueCopyRemover
 from gangline.dispatcher.durable.policies import start_order as keys_module
 from gangline.dispatcher.durable.policies.start_order import Place, RankedSet, RateLimiter, ReadyQueue
 from gangline.dispatcher.durable.queue import attempts as flights_module
@@ -30,6 +31,7 @@ from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
 from gangline.dispatcher.durable.workers.failure_detector import WorkerFailureDetector
 from gangline.dispatcher.jobs.dead_letters import DeadLetter, DeadLetters
 from gangline.dispatcher.jobs.queries import JobQueries
+from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
@@ -229,6 +231,31 @@ def the_firings_of_a_schedule_have_the_id_of_the_schedule(patch: pytest.MonkeyPa
         return subject, {**given, headers.JOB: submission.job}
 
     patch.setattr(records, "schedule_of", schedule_of)
+
+
+def _delays_through_an_election(plan: Plan) -> bool:
+    """Plans in which the streams change their leader, with tasks that come due."""
+    steps = () if plan.durable is None else plan.durable.steps
+    return plan.elects and sum(step.delay_s is not None or step.period_s is not None for step in steps) > 8
+
+
+@durable_mutant("L10", needs=_delays_through_an_election, seeds=600)
+def a_queue_has_no_start_among_the_schedules(patch: pytest.MonkeyPatch) -> None:
+    original = TaskStorage.tasks
+
+    def tasks(self: TaskStorage, names: Names) -> StreamSettings:
+        settings = original(self, names)
+        return replace(settings, sources=tuple(replace(source, start=0) for source in settings.sources))
+
+    patch.setattr(TaskStorage, "tasks", tasks)
+
+
+@durable_mutant("L10", needs=_delays_through_an_election, seeds=600)
+def a_due_task_is_acknowledged_before_it_has_left_the_schedules(patch: pytest.MonkeyPatch) -> None:
+    def remove(self: DueCopyRemover, sequence: int, done: Callable[[], None]) -> None:
+        done()
+
+    patch.setattr(DueCopyRemover, "remove", remove)
 
 
 @durable_mutant("L10", needs=_repeats)

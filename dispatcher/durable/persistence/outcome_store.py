@@ -29,7 +29,7 @@ from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage
 from ..policies.settings import DispatcherSettings
 from . import records
-from .writers import JobEventPublisher, KvWriteBatcher
+from .writers import DueCopyRemover, JobEventPublisher, KvWriteBatcher
 
 _LOOKS: Final = 64
 """Results looked up at once."""
@@ -64,6 +64,8 @@ class OutcomeStore:
         self._names = names
         self._streams = streams
         self.writer = KvWriteBatcher(streams.results, sure=sure, log=log)
+        due = names.due if not endpoint else names.due_of(names.tasks_of(endpoint))
+        self.copies = DueCopyRemover(streams.schedules, due, sure=sure, log=log)
         self.feed = JobEventPublisher(streams.jobs, names, limit_bytes=lambda: bus.max_payload, sure=sure, log=log)
         self._settings = settings
         self._ambient = ambient
@@ -76,12 +78,14 @@ class OutcomeStore:
     def start(self) -> None:
         """Idempotent."""
         self.writer.start()
+        self.copies.start()
         self.feed.start()
 
     async def stop(self) -> None:
         """Stop writing, and drop work in progress. Idempotent, safe before `start`."""
         await self._background.stop()
         await self.feed.stop()
+        await self.copies.stop()
         await self.writer.stop()
 
     # -- results --------------------------------------------------------------------------------------------------

@@ -201,6 +201,52 @@ class KvWriteBatcher(StorageWriter[_Write]):
 
 
 @dataclass(slots=True)
+class _Copy:
+    sequence: int
+    done: Callable[[], None]
+
+
+class DueCopyRemover(StorageWriter[_Copy]):
+    """Removes due tasks from the stream of schedules once the stream of tasks has them.
+
+    A task that came from a schedule is acknowledged only after that. A new leader of the stream of tasks may not know
+    how far it has got with the schedules: it begins after the last one that it still has, or else with the first one
+    there is. So what has left the stream of tasks must not be there any longer.
+    """
+
+    what = "the removal of due tasks"
+    action = "due_copies"
+
+    def __init__(
+        self,
+        schedules: Callable[[], Awaitable[Stream]],
+        pattern: str,
+        *,
+        sure: Callable[[], Awaitable[None]],
+        log: Log,
+    ) -> None:
+        """`pattern`: the subjects of this queue's due tasks."""
+        super().__init__(sure=sure, log=log)
+        self._schedules = schedules
+        self._pattern = pattern
+
+    def remove(self, sequence: int, done: Callable[[], None]) -> None:
+        """Remove the one with this sequence, and earlier ones: they are taken in order."""
+        self._add(_Copy(sequence, done))
+
+    def _next_batch(self) -> list[_Copy]:
+        return list(self._line)
+
+    async def _store(self, batch: list[_Copy]) -> Sequence[object]:
+        stream = await self._schedules()
+        await stream.purge(self._pattern, before=max(copy.sequence for copy in batch) + 1)
+        return [None] * len(batch)
+
+    def _taken(self, item: _Copy, answer: Any) -> None:
+        item.done()
+
+
+@dataclass(slots=True)
 class _Telling:
     subject: str
     """Empty: it is just a mark."""

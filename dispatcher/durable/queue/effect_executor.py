@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from ....schemas.names import JobFeed as Feed
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
 from ....telemetry.logs import Log
 from ...jobs.storage import until_answered
+from ...jobs.stored import copied_from
 from ...routing.worker_table import WorkerEntry
 from ..core import effects as do
 from ..core import events as on
@@ -162,7 +164,11 @@ class QueueEffectExecutor:
             self._last = entry
             if entry.started:
                 self._acking[effect.seq] = entry
-            self._consumer.ack(entry.message)
+            acknowledge = functools.partial(self._consumer.ack, entry.message)
+            if (copied := copied_from(self._context.names, entry.message)) is not None:
+                self.outcomes.copies.remove(copied, acknowledge)
+            else:
+                acknowledge()
         if effect.tried:
             self._tried[effect.seq] = effect.job
 

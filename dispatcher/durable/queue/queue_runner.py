@@ -307,6 +307,7 @@ class QueueRunner:
             with contextlib.suppress(GanglineError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._executor.outcomes.writer.settled()
+                    await self._executor.outcomes.copies.settled()
                     await consumer.settled()
         # The next owner must wait for the previous owner as we would have.
         await self.drop(delete=self.core.open or not self._died)

@@ -16,7 +16,7 @@ from gangline.bus.jetstream.wire import (
     stream_configuration,
     unix_time,
 )
-from gangline.bus.port.bus import ConsumerSettings, Message, Retention, StreamSettings
+from gangline.bus.port.bus import ConsumerSettings, Message, Retention, StreamSettings, StreamSource
 from gangline.schemas.errors.base import InvalidSettings
 
 SETTINGS = StreamSettings(subjects=("a.>", "b"), retention=Retention.WORK_QUEUE, schedules=True)
@@ -96,6 +96,16 @@ def test_what_operators_tune_and_what_servers_leave_out_or_add_is_accepted():
     assert check_configuration("the stream S", made, there) == {}
     aged = stream_configuration("S", StreamSettings(subjects=("a.>",), max_age_s=10.0))
     assert check_configuration("the stream S", aged, {**aged, "max_age": 5, "max_msgs": 100}) == {}
+
+
+def test_a_source_may_begin_elsewhere_in_an_existing_stream():
+    settings = StreamSettings(subjects=("a.>",))
+    source = StreamSource(name="OTHER", settings=settings, subjects="b.>", to="a.>", start=1)
+    made = stream_configuration("S", replace(settings, sources=(source,)))
+    (began,) = made["sources"]
+    assert began["opt_start_seq"] == 1
+    for later in (7, 0):
+        assert check_configuration("the stream S", made, {**made, "sources": [{**began, "opt_start_seq": later}]}) == {}
 
 
 def test_what_an_update_can_mend_is_mended():

@@ -20,6 +20,7 @@ from gangline.bus.port.bus import (
     Storage,
     StorageUnavailable,
     StreamSettings,
+    StreamSource,
 )
 from gangline.schemas.errors.base import Disconnected, Unavailable
 
@@ -164,6 +165,46 @@ async def test_a_schedule_that_falls_due_while_the_server_is_down_fires_when_it_
     consumer.pull(1)
     await got.count(1)
     assert got.items[0].subject in ("task.due", "task.schedule")
+
+
+@pytest.mark.parametrize(("start", "comes"), [(0, []), (1, [b"missed"])])
+async def test_a_new_leader_that_took_nothing_that_is_still_here_begins_at_the_start_it_was_given(hub, start, comes):
+    bus, got = hub.connect(), collect()
+    settings = StreamSettings(subjects=("due.>",))
+    schedules = await bus.stream("SCHED", settings)
+    source = StreamSource(name="SCHED", settings=settings, subjects="due.>", to="task.>", start=start)
+    stream = await bus.stream(
+        "S", StreamSettings(subjects=("task.>",), retention=Retention.WORK_QUEUE, sources=(source,))
+    )
+    consumer = await stream.consume("c", ConsumerSettings(filter="task.>", ack_wait_s=LONG), got)
+    consumer.pull(4)
+    await schedules.publish("due.a", b"taken")
+    await got.count(1)
+    assert got.items[0].headers["Nats-Stream-Source"].startswith("SCHED 1")
+    await schedules.purge("due.>", before=2)
+    consumer.ack(got.items[0])
+    await consumer.settled()
+    hub.streams.hold_sources()
+    await schedules.publish("due.a", b"missed")
+    await asyncio.sleep(1)
+    await stream.publish("task.a", b"plain")
+    hub.streams.release_sources()
+    await schedules.publish("due.a", b"later")
+    await got.count(2 + len(comes) + 1)
+    assert [message.data for message in got.items[1:]] == [b"plain", *comes, b"later"]
+
+
+async def test_a_new_leader_goes_on_after_the_last_message_that_it_still_has(hub):
+    bus = hub.connect()
+    settings = StreamSettings(subjects=("due.>",))
+    schedules = await bus.stream("SCHED", settings)
+    source = StreamSource(name="SCHED", settings=settings, subjects="due.>", to="task.>", start=1)
+    stream = await bus.stream("S", StreamSettings(subjects=("task.>",), sources=(source,)))
+    await schedules.publish("due.a", b"1")
+    hub.streams.hold_sources()
+    await schedules.publish("due.a", b"2")
+    hub.streams.release_sources()
+    assert (await stream.state("task.>")).subjects == {"task.a": 2}
 
 
 async def test_a_reader_gets_what_it_missed_after_a_reconnect(hub):

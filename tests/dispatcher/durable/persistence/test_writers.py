@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import BucketSettings, KeyValue, Stream
-from gangline.dispatcher.durable.persistence.writers import JobEventPublisher, KvWriteBatcher
+from gangline.bus.port.bus import BucketSettings, KeyValue, Stream, StreamSettings
+from gangline.dispatcher.durable.persistence.writers import DueCopyRemover, JobEventPublisher, KvWriteBatcher
 from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.schemas.names import JobFeed, Names
 from gangline.schemas.records.jobs import JobEvent, JobState
@@ -132,3 +132,27 @@ async def test_who_fails_when_its_write_is_stored_does_not_end_the_writer(operat
     await operations.writer.settled()
     assert await operations.value("try.a.2") == b"z"
     assert [line.action for line in caplog.records] == ["results.bug"]
+
+
+async def test_due_tasks_are_acknowledged_only_when_they_have_left_the_schedules_and_others_stay(
+    operations: Desk,
+) -> None:
+    settings = StreamSettings(subjects=("sched.>", "due.>"))
+    schedules = await operations.bus.stream("SCHED", settings)
+    for subject in ("sched.1", "due.a.x", "due.b.x", "due.a.y", "due.a.x"):
+        await schedules.publish(subject, b"")
+    remover = DueCopyRemover(
+        lambda: operations.bus.stream("SCHED", settings), "due.a.*", sure=operations._sure, log=logger_for("test")
+    )
+    remover.start()
+    operations.hub.storage_down()
+    told: list[int] = []
+    for sequence in (4, 2):
+        remover.remove(sequence, lambda sequence=sequence: told.append(sequence))
+    await asyncio.sleep(3)
+    assert told == []
+    operations.hub.storage_back()
+    await remover.settled()
+    assert told == [4, 2]
+    assert (await schedules.state(">")).subjects == {"sched.1": 1, "due.b.x": 1, "due.a.x": 1}
+    await remover.stop()

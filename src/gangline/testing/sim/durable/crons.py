@@ -29,6 +29,8 @@ class CronModel:
     ended_at: float | None = None
     """When somebody was told that it has ended."""
     fired: list[float] = field(default_factory=list[float])
+    taken: int = 0
+    """How many of these have become tasks."""
 
     @property
     def period_s(self) -> int:
@@ -93,25 +95,40 @@ class CronWatch:
 
     # -- what the server does -------------------------------------------------------------------------------------
 
-    def on_stored(self, message: StreamMessage) -> None:
-        """The stream of tasks has a new message."""
-        if "Nats-Scheduler" not in (message.headers or {}):
-            return
-        cron = self._crons.get(_request(message))
+    def on_due(self, message: StreamMessage) -> None:
+        """The stream of schedules has a new message."""
+        cron = self._firing(message)
         if cron is None:
             return
         now = self._clock()
-        self._trace.note("sim", f"{cron} fires: {message.sequence}")
+        self._trace.note("sim", f"{cron} fires")
         if cron.ended_at is not None:
             self._checker.fail("L10", f"{cron} fires {now - cron.ended_at:.3f} s after its cancellation was confirmed")
         since = cron.fired[-1] if cron.fired else float("-inf")
         if now - since < 0.9 * cron.period_s and not self._troubles.delayed(since):
             self._checker.fail("L10", f"{cron} fires again after {now - since:.3f} s")
         cron.fired.append(now)
-        request = f"{cron.step.request}@{message.sequence}"
+
+    def on_stored(self, message: StreamMessage) -> None:
+        """The stream of tasks has a new message. What was due before a cancellation may come after it."""
+        cron = self._firing(message)
+        if cron is None:
+            return
+        cron.taken += 1
+        now, request = self._clock(), f"{cron.step.request}@{message.sequence}"
         self._models[request] = JobModel(
             request=request, step=cron.step, asked_at=now, stored_at=now, job=str(message.sequence)
         )
+
+    def check_rest(self) -> None:
+        """Each firing has become a task."""
+        for cron in self._crons.values():
+            if cron.taken != len(cron.fired):
+                self._checker.fail("L10", f"{cron} fired {len(cron.fired)} times, and made {cron.taken} tasks")
+
+    def _firing(self, message: StreamMessage) -> CronModel | None:
+        """The schedule that published it."""
+        return self._crons.get(_request(message)) if "Nats-Scheduler" in (message.headers or {}) else None
 
     def firings(self) -> int:
         return sum(len(cron.fired) for cron in self._crons.values())

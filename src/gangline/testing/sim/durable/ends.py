@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ....bus.memory.server import MemoryServer
 from ....bus.memory.stream_store import StreamStore
-from ....bus.port.bus import KvEntry, KvOperation
+from ....bus.port.bus import KvEntry, KvOperation, StreamMessage
 from ....bus.port.subjects import SubjectPattern
 from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason, JobState, ResultRecord
 from ....schemas.wire import codec
+from ....schemas.wire.headers import SCHEDULE
 from ..history.checker import Checker, Trace
 from ..history.troubles import Troubles, pool_name
 from ..plan.durable_plan import UNKNOWN_AFTER_S, JobKind
@@ -149,10 +150,16 @@ class Ends:
 
     @property
     def settled(self) -> bool:
-        """Nothing is left in the stream, no attempt is recorded, and nothing runs."""
+        """Nothing is left in the stream or waits for its time, no attempt is recorded, and nothing runs."""
         stream = self._hub.streams.find(self._names.tasks_stream)
         running = any(each.running for each in self._models.values())
-        return (stream is None or not stream.messages) and not running and not self.tries()
+        waiting = any("@at" in (message.headers or {}).get(SCHEDULE, "@at") for message in self._scheduled())
+        return (stream is None or not stream.messages) and not waiting and not running and not self.tries()
+
+    def _scheduled(self) -> Iterable[StreamMessage]:
+        """Schedules, and what they have published and the stream of tasks need not have taken yet."""
+        stream = self._hub.streams.find(self._names.schedules_stream)
+        return () if stream is None else stream.messages.values()
 
     def tries(self) -> list[str]:
         """Attempts that are recorded."""
@@ -172,6 +179,9 @@ class Ends:
         stream = self._hub.streams.find(self._names.tasks_stream)
         for message in [] if stream is None else stream.messages.values():
             self._fail("L10", f"at rest {message.subject} is still in the stream, at {message.sequence}")
+        for message in self._scheduled():
+            if SCHEDULE not in (message.headers or {}):
+                self._fail("L12", f"at rest {message.subject} is still among the schedules, at {message.sequence}")
         for key in self.tries():
             self._fail("L12", f"at rest {key} is still in the bucket of results")
         letters = self.letters()

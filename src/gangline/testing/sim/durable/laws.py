@@ -375,7 +375,9 @@ class JobWatch:
 
     def on_stored(self, stream: str, message: StreamMessage) -> None:
         """A stream has a new message."""
-        if stream == self._names.tasks_stream:
+        if stream == self._names.schedules_stream:
+            self.crons.on_due(message)
+        elif stream == self._names.tasks_stream:
             self.crons.on_stored(message)
 
     def counts(self) -> dict[str, int]:

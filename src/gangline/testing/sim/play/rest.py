@@ -128,6 +128,7 @@ def check_durable(world: World) -> None:
     if not world.dispatchers:
         return
     world.jobs.ends.check_rest()
+    world.jobs.crons.check_rest()
     for each in world.dispatchers.values():
         if not each.running:
             world.checker.fail("hang", f"{each.node} does not run, though everything is healed: {each.dispatcher!r}")

@@ -232,9 +232,7 @@ def check(queue: QueueState, scheduler: StartScheduler) -> None:
 def _check_task(queue: QueueState, scheduler: StartScheduler, task: Task) -> None:
     step = task.step
     assert step not in (TaskStep.NEW, TaskStep.GONE), f"{task} is remembered"
-    assert queue.jobs.get(task.job) == task.seq or step not in UNSETTLED or step is TaskStep.LOOKING, (
-        f"{task} has no job"
-    )
+    assert queue.has_entered(task) or step not in UNSETTLED or step is TaskStep.LOOKING, f"{task} has no job"
     assert (step is TaskStep.LINED) == any(task.seq in pool.line for pool in scheduler.pools), (
         f"{task} is (not) in line"
     )

@@ -254,8 +254,7 @@ class QueueCore:
         if self._redelivered(event.seq):
             return
         task = self._new(event.seq, submission, event.size)
-        other = queue.of_job(task.job)
-        if other is not None and other.step is not TaskStep.ACKING:
+        if self._present(task.job):
             self._repeated(task)
             return
         task.attempts = event.attempts
@@ -280,6 +279,11 @@ class QueueCore:
                 queue.out.extend(queue.tell(task, JobState.QUEUED))
             self._go_on(task)
 
+    def _present(self, job: str) -> bool:
+        """Whether another message of this job takes part in the queue, and is not about to leave it."""
+        other = self._state.of_job(job)
+        return other is not None and other.step is not TaskStep.ACKING
+
     def malformed(self, event: on.Malformed) -> None:
         if self._redelivered(event.seq):
             return
@@ -300,8 +304,11 @@ class QueueCore:
         elif self._delayed(task.submission):
             self._schedule(task)
         else:
-            if self._state.jobs.get(task.job) != task.seq:
-                self._enter(task)  # its time has come meanwhile
+            if not self._state.has_entered(task):  # its time has come meanwhile
+                if self._present(task.job):  # so has what its schedule published
+                    self._repeated(task)
+                    return
+                self._enter(task)
             if task.step is TaskStep.LOOKING:
                 waits = (TimerKind.UNKNOWN, task.seq) in self._state.agenda
                 if not waits and not self._scheduler.pools.knows(task.submission):
@@ -317,7 +324,7 @@ class QueueCore:
         queue.count[TaskStep.GONE] -= 1
         queue.window.remove(task.size)
         del queue.tasks[task.seq]
-        if queue.jobs.get(task.job) == task.seq:
+        if queue.has_entered(task):
             del queue.jobs[task.job]
 
     def _redelivered(self, seq: int) -> bool:

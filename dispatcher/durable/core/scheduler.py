@@ -191,7 +191,7 @@ class StartScheduler:
         for task in waiting:
             self._unline(task)
         for task in queue.tasks.values():
-            if task.step in UNSETTLED or task.step in ENDING:
+            if (task.step in UNSETTLED or task.step in ENDING) and queue.has_entered(task):
                 key = self._order(task)
                 if key is not None:
                     self.ordered_keys.join(key, task.seq)

@@ -247,6 +247,10 @@ class QueueState:
     def of_job(self, job: str) -> Task | None:
         return self.tasks.get(self.jobs.get(job, -1))
 
+    def has_entered(self, task: Task) -> bool:
+        """Whether it stands for its job in this queue, unlike one that only waits to be scheduled."""
+        return self.jobs.get(task.job) == task.seq
+
     def move(self, task: Task, to: TaskStep) -> None:
         before, count = task.step, self.count
         move(task, to)

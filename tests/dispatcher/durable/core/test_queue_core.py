@@ -311,6 +311,34 @@ def test_what_is_delayed_or_repeats_is_given_back_to_the_server():
     assert world.core.info("later") is None
 
 
+def test_one_whose_time_comes_while_it_is_looked_up_gives_way_to_what_its_schedule_has_published():
+    world = world_of(2)
+    first = world.arrive("i", not_before=world.now + 1.0)
+    held = world.network.pop()
+    world.advance(2.0)
+    second = world.arrive("i")
+    world.flush()
+    assert world.run_of("i").seq == second
+    world.network.append(held)
+    world.flush()
+    assert first in world.acked and started(world) == ["i"]
+    world.end("i")
+    world.flush()
+    assert second in world.acked and world.ends == {"i": 1}
+
+
+def test_one_whose_time_comes_while_it_is_looked_up_takes_its_place_once():
+    world = world_of(2)
+    world.arrive("i", not_before=world.now + 1.0, key="k", ordered=True)
+    world.reroute(RouteRecord(queue=QueueRules(max_running=2)))
+    world.advance(2.0, flush=False)
+    world.flush()
+    assert started(world) == ["i"]
+    world.end("i")
+    world.flush()
+    assert world.ends == {"i": 1}
+
+
 @pytest.mark.parametrize(
     ("error", "reason"), [(InvalidSchedule("no"), "malformed"), (NoWorkers("outside"), "impossible")]
 )

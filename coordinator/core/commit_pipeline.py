@@ -21,7 +21,7 @@ from ..model.commits import (
     sweep_writes,
 )
 from ..model.effects import AnswerRequest, Commit, LedgerWrite, SendForm, WriteFence
-from ..model.events import CommitRefused, Committed, CommitUnknown, Refenced, SeatsShown
+from ..model.events import Cause, CommitRefused, Committed, CommitUnknown, Refenced, SeatsShown
 from ..model.gang import FINAL, GRANTED, GangStep, HoldAttempt, ManagedGang, Move, by_worker, move
 from .members import MemberFailures, Teardown
 from .standing_sets import StandingSets
@@ -303,8 +303,11 @@ class GrantPipeline:
         if gang.gangset is not None:
             scheduler_state.sets_to_look_at[gang.gangset] = None
         elif gang.waiters or ("owner", gang.id) not in scheduler_state.agenda:
-            # The owner's full time to live starts now.
+            # The owner's full time to live starts now, even if it ran out while the commit was in flight: the owner
+            # gets its answer only now.
             scheduler_state.agenda.set(("owner", gang.id), scheduler_state.now + gang.spec.ttl_s)
+            if gang.doom is not None and gang.doom.cause is Cause.OWNER_LOST:
+                gang.doom = None
         self.announce(gang)
         scheduler_state.tell(GangEventKind.FORMED, gang)
         scheduler_state.answer_all(gang.waiters, gang, to_owner=True)

@@ -550,6 +550,20 @@ def test_a_worker_lost_while_its_commit_is_on_the_way_fails_the_gang_once_it_is_
     assert not world.ledger.members()
 
 
+def test_an_owner_that_waited_longer_than_its_time_to_live_for_the_commit_has_all_of_it_from_the_answer_on():
+    world = world_of(1)
+    asked = world.acquire("a", 1, ttl_s=1.0)
+    while world.network[0][0] != "commit form a":
+        world.deliver()
+    world.advance(1.5, flush=False)
+    world.flush()
+    assert world.answers[asked].reply.state is GangState.FORMED
+    world.advance(0.9)
+    assert world.states() == {"a": "formed"}
+    world.advance(0.2)
+    assert world.core.get("a").reason.startswith("owner_lost")
+
+
 def test_a_commit_whose_holds_may_have_ended_meanwhile_is_not_sent():
     world = world_of(1, 1)
     world.acquire("a", 1)

@@ -445,7 +445,7 @@ class RequestExchange:
         listener = self._listener(worker.id.pool)
         if listener is not None:
             listener.unreachable(worker)
-        if not channel.doubted_to:
+        if channel.messages > channel.doubted_to:  # else the question that is on its way covers it
             self._doubt(channel)
 
     def _doubt(self, channel: WorkerChannel) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from gangline.bus.port.bus import Message
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.transport import exchange as exchange_module
 from gangline.schemas.errors.base import Disconnected, PayloadTooLarge
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import AnswerOp, Load, Reason, RequestOp, encode_answer
 
-from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent
+from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
 
 
 async def give_up(calls: list[asyncio.Future[object]]) -> None:
@@ -120,6 +122,29 @@ async def test_a_worker_cannot_answer_in_anothers_place(rig: Rig) -> None:
     await asyncio.sleep(0.1)
     assert not any(call.done() for call in calls)
     await give_up(calls)
+
+
+@on_rig()
+async def test_what_nobody_hears_after_a_question_whose_answer_is_lost_is_asked_about_anew(rig: Rig) -> None:
+    worker, client = await rig.worker(slots=8), rig.client
+    answer, told = rig.hub._answer, list[str]()
+
+    def loses(sender: Any, message: Message) -> None:
+        """The server's answer to the first question."""
+        told.append(message.subject.rpartition(".")[2])
+        if told[-1] != "1":
+            answer(sender, message)
+
+    rig.hub._answer = loses  # type: ignore[method-assign]
+    async with client.choose_worker("images") as first, client.choose_worker("images") as second:
+        await worker.die()
+        calls = [asyncio.ensure_future(client.dispatch(first, "echo"))]
+        await turns()
+        assert told[-1] == "1"
+        calls.append(asyncio.ensure_future(client.dispatch(second, "echo")))
+        await turns()
+        assert "2" in told
+        await give_up(calls)
 
 
 @on_rig()

@@ -324,7 +324,7 @@ class QueueCore:
         queue.count[TaskStep.GONE] -= 1
         queue.window.remove(task.size)
         del queue.tasks[task.seq]
-        if queue.has_entered(task):
+        if queue.jobs.get(task.job) == task.seq:
             del queue.jobs[task.job]
 
     def _redelivered(self, seq: int) -> bool:

@@ -51,6 +51,8 @@ class SetDeclarations:
         self._log = log
         self._standing: dict[str, bytes] = {}
         """By key, as last seen."""
+        self._lost: set[str] = set()
+        """Keys of these that the watch has reported as deleted."""
         self._subscription: Subscription | None = None
 
     async def start(self, standing: dict[str, bytes]) -> None:
@@ -93,6 +95,7 @@ class SetDeclarations:
             if entry.key in self._standing:
                 self._tasks.start(self._gone(entry.key))
             return
+        self._lost.discard(entry.key)
         if self._standing.get(entry.key) == entry.value:
             return  # the watch began, or the bucket was created again
         record = parse(GangSetRecord, entry, self._log)
@@ -101,21 +104,25 @@ class SetDeclarations:
             self._tell(entry.key, record)
 
     async def _gone(self, key: str) -> None:
-        """A declaration is gone: deleted, or lost with the whole bucket."""
-        while True:
+        """A declaration is gone: deleted, or lost with the whole bucket. One that was restored is read again until the
+        watch reports it: what is deleted before that, the watch has already reported as deleted."""
+        if key in self._lost:
+            return
+        self._lost.add(key)
+        while key in self._lost:
             try:
                 await self._leader.restore()
-                entry = await self._kv.get(key)
-                break
+                if await self._kv.get(key) is None and key in self._lost:
+                    self._lost.discard(key)
+                    self._standing.pop(key, None)
+                    self._tell(key, None)
+                    return
             except LeaderLost:
                 self._deposed()
                 return
             except GanglineError as error:
                 self._log.info("cannot read %s: %s", key, error, extra={"action": "gangset.read_failed"})
-                await asyncio.sleep(_RETRY_S)
-        if entry is None:
-            self._standing.pop(key, None)
-            self._tell(key, None)
+            await asyncio.sleep(_RETRY_S)
 
     def _tell(self, key: str, record: GangSetRecord | None) -> None:
         name = key.partition(".")[2]

@@ -38,7 +38,7 @@ from gangline.schemas.wire import headers
 from gangline.schemas.wire.frames import Frame, Reason
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan, draw_unheard_plan
 from gangline.testing.sim.plan.durable_plan import JobKind
-from gangline.testing.sim.plan.plan import Accident, Plan
+from gangline.testing.sim.plan.plan import Accident, Plan, leader_of
 from gangline.worker.slots.admission_core import AdmissionCore
 from gangline.worker.slots.lease_table import RouterHistory
 from gangline.worker.wire.answer_batcher import FrameResponder
@@ -47,6 +47,8 @@ from gangline.worker.wire.durable_jobs import DurableJobServer, JobName
 from .mutants import has, mutant
 
 durable_mutant = functools.partial(mutant, draw=draw_durable_plan)
+
+_ELECTING = (Accident.SILENCE, Accident.SPLIT)
 
 
 def _rule(name: str) -> Callable[[Plan], bool]:
@@ -250,7 +252,14 @@ def a_queue_has_no_start_among_the_schedules(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TaskStorage, "tasks", tasks)
 
 
-@durable_mutant("L10", needs=_delays_through_an_election, seeds=600)
+def _fires_before_an_election(plan: Plan) -> bool:
+    """Plans in which schedules have fired by the time the streams change their leader."""
+    leader, steps = leader_of(plan.seed), () if plan.durable is None else plan.durable.steps
+    silent = [each.at_s for each in plan.events if each.amount == leader and each.accident in _ELECTING]
+    return max(silent, default=0.0) > 3.0 and sum(step.period_s is not None for step in steps) > 1
+
+
+@durable_mutant("L10", needs=_fires_before_an_election, seeds=200)
 def a_due_task_is_acknowledged_before_it_has_left_the_schedules(patch: pytest.MonkeyPatch) -> None:
     def remove(self: DueCopyRemover, sequence: int, done: Callable[[], None]) -> None:
         done()

@@ -38,6 +38,8 @@ log = logging.getLogger("gangline.bus")
 _FLUSH_TIMEOUT_S: Final = 5.0
 _AGAIN_S: Final = 0.05
 _MAX_CHECKED_SUBJECTS: Final = 4096
+_MAX_PUBLISHED_BYTES: Final = MAX_SUBJECT_BYTES // 2
+"""Half for the subject, half for the reply subject."""
 _PLAIN_SUBJECT: Final = re.compile(r"[-$\w]++(\.[-$\w]++)*+", re.ASCII)
 """Quick check for valid subjects without wildcards."""
 _BAD_SUBJECT: Final = re.compile(r"[\s\x00-\x1f\x7f]|^\.|\.$|\.\.")
@@ -198,23 +200,22 @@ class NatsBus:
     def _check_subject(self, subject: str) -> None:
         if subject in self._forbidden:
             raise _not_permitted("publish to", subject)
-        if _PLAIN_SUBJECT.fullmatch(subject) is not None:
-            pass  # nearly all, including each new inbox and key
-        elif not subject or _BAD_SUBJECT.search(subject):
-            raise InvalidName(f"subject {subject[:80]!r} is empty, or has spaces or empty parts")
-        elif _WILDCARD.search(subject):
-            raise InvalidName(f"subject {subject[:80]!r} has a wildcard: publish to one subject")
-        self._check_length(subject)
+        # The first is true for nearly all, including each new inbox and key.
+        if len(subject) > _MAX_PUBLISHED_BYTES or _PLAIN_SUBJECT.fullmatch(subject) is None:
+            if not subject or _BAD_SUBJECT.search(subject):
+                raise InvalidName(f"subject {subject[:80]!r} is empty, or has spaces or empty parts")
+            if _WILDCARD.search(subject):
+                raise InvalidName(f"subject {subject[:80]!r} has a wildcard: publish to one subject")
+            self._check_length(subject)
         if len(self._checked) >= _MAX_CHECKED_SUBJECTS:
             self._checked.clear()
         self._checked.add(subject)
 
     @staticmethod
     def _check_length(subject: str) -> None:
-        # Half for the subject, half for the reply subject.
-        if len(subject.encode()) > MAX_SUBJECT_BYTES // 2:
+        if len(subject.encode()) > _MAX_PUBLISHED_BYTES:
             raise InvalidName(
-                f"subject {subject[:40]!r}... has {len(subject.encode())} bytes, at most {MAX_SUBJECT_BYTES // 2} are "
+                f"subject {subject[:40]!r}... has {len(subject.encode())} bytes, at most {_MAX_PUBLISHED_BYTES} are "
                 f"allowed: the server would close the connection"
             )
 

@@ -34,13 +34,13 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     Raises:
         InvalidRequest: a name or value would break the protocol.
     """
-    lines = ["NATS/1.0"]
+    block = "NATS/1.0\r\n"
     for name, value in headers.items():
         problem = why_not_writable(name, value)
         if problem is not None:
             raise InvalidRequest(problem)
-        lines.append(f"{name}: {value}")
-    return "\r\n".join([*lines, "", ""]).encode()
+        block += f"{name}: {value}\r\n"
+    return f"{block}\r\n".encode()
 
 
 def decode_headers(block: bytes) -> dict[str, str]:

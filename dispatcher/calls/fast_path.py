@@ -24,7 +24,7 @@ from ...telemetry.tracing import NO_SPAN, Parent, Span, Unsampled, tracer
 from ..pools.pool import RoutedPool
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
-from ..transport.channel import AwaitedRequest, Outcome, Settlement
+from ..transport.channel import AwaitedRequest, Outcome, OutcomeSink, Settlement
 from ..transport.exchange import RequestExchange
 from .attempts import AttemptLoop
 from .call import CallOptions, code_of, too_late
@@ -73,10 +73,12 @@ class ShortFlight(AwaitedRequest):
 
     pool: RoutedPool
 
-    def __init__(self, id: int, worker: WorkerEntry, future: asyncio.Future[Any], pool: RoutedPool) -> None:
+    def __init__(
+        self, id: int, worker: WorkerEntry, future: asyncio.Future[Any] | OutcomeSink, pool: RoutedPool
+    ) -> None:
         self.id = id
         self.worker = worker
-        self.future = future
+        self.future = future  # type: ignore[assignment] # whoever gives a sink does not await it
         self.pool = pool
 
     @property
@@ -227,9 +229,10 @@ class FastPath:
         options: CallOptions,
         flags: int,
         parent: Parent = None,
+        sink: OutcomeSink | None = None,
     ) -> PlainFlight | None:
         """Send a call with plain options, if nothing else is special about it. None: nothing was done; `parent` says
-        how its trace goes on, and `drawn` in which pool."""
+        how its trace goes on, and `drawn` in which pool. `sink`: takes the outcome in place of a new future."""
         self.parent = parent
         self.drawn = None
         way = self._ways.get(target)
@@ -253,15 +256,16 @@ class FastPath:
         if worker is None:
             return None
         exchange = self.exchange
+        future = exchange.new_future() if sink is None else sink
         flight: PlainFlight
         if route is not None:
-            flight = RoutedFlight(exchange.new_id(), worker, exchange.new_future(), pool)
+            flight = RoutedFlight(exchange.new_id(), worker, future, pool)
             flight.key, flight.method, flight.route = key, method, route
             route.join(pool.name)
         elif key is None:
-            flight = PlainFlight(exchange.new_id(), worker, exchange.new_future(), pool)
+            flight = PlainFlight(exchange.new_id(), worker, future, pool)
         else:
-            flight = KeyedFlight(exchange.new_id(), worker, exchange.new_future(), pool)
+            flight = KeyedFlight(exchange.new_id(), worker, future, pool)
             flight.key, flight.method = key, method
         if _traced() and type(parent) is not Unsampled:
             flight.span = tracer.start(

@@ -19,11 +19,12 @@ The answer's body is the bare result; an error has the header `Nats-Service-Erro
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...bus.port.bus import BucketSettings, Bus, Message
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
@@ -37,17 +38,18 @@ from ...schemas.names import Names
 from ...schemas.text import parse_yes_no, plain
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
-from ...schemas.wire.frames import TaskFlag
+from ...schemas.wire.frames import AnswerOp, TaskFlag
 from ...telemetry.logs import logger_for
-from ..calls.call import CallOptions
+from ..calls.call import Call, CallOptions
+from ..calls.fast_path import PlainFlight
 from ..jobs.storage import TaskStorage
 from ..router.router import Router
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings, check_bounds
+from ..transport.channel import Outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainRequest:
+class PlainRequest(NamedTuple):
     """A call in a request, apart from the subject."""
 
     args: list[Any]
@@ -63,7 +65,6 @@ class PlainRequest:
         Raises:
             InvalidRequest: the body has no arguments, or a header is invalid.
         """
-        fields = {name.lower(): value for name, value in (given or {}).items()}
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         if isinstance(body, dict):
@@ -78,13 +79,28 @@ class PlainRequest:
                 f"the body is a bare {type(body).__name__}: send an object of named arguments, or an array of them, "
                 f"for example {_example(body)}"
             )
-        options = CallOptions(
-            timeout_s=_timeout_s(fields.get(headers.TIMEOUT.lower()), default_timeout_s),
-            key=fields.get(headers.KEY.lower()),
-            model=fields.get(headers.MODEL.lower()),
-            idempotent=_flag(fields.get(headers.IDEMPOTENT.lower())),
+        if not given:
+            return cls(args, kwargs, _waits(default_timeout_s), None)
+        fields = {name.lower(): value for name, value in given.items()}
+        timeout_s = _timeout_s(fields.get(_TIMEOUT), default_timeout_s)
+        key, model, idempotent = fields.get(_KEY), fields.get(_MODEL), _flag(fields.get(_IDEMPOTENT))
+        options = (
+            _waits(timeout_s)
+            if key is None and model is None and idempotent is None
+            else CallOptions(timeout_s=timeout_s, key=key, model=model, idempotent=idempotent)
         )
-        return cls(args=args, kwargs=kwargs, options=options, parent=fields.get(headers.TRACEPARENT))
+        return cls(args, kwargs, options, fields.get(headers.TRACEPARENT))
+
+
+_TIMEOUT: Final = headers.TIMEOUT.lower()
+_KEY: Final = headers.KEY.lower()
+_MODEL: Final = headers.MODEL.lower()
+_IDEMPOTENT: Final = headers.IDEMPOTENT.lower()
+
+
+@functools.lru_cache(maxsize=64)  # nearly all requests have one of a few
+def _waits(timeout_s: float) -> CallOptions:
+    return CallOptions(timeout_s=timeout_s)
 
 
 def _example(value: Any) -> str:
@@ -158,11 +174,14 @@ _log = logger_for("gateway")
 SERVICE: Final = "gangline-gateway"
 """Name of gateways in `nats service ls`."""
 _ENDPOINT: Final = "call"
+_MAX_TARGETS: Final = 4096
+_OK: Final = int(AnswerOp.OK)
+_JSON: Final = int(TaskFlag.JSON)
 
 
 @dataclass(slots=True)
 class _Pending:
-    """Calls of one tenant in progress."""
+    """Calls in progress."""
 
     calls: int = 0
     bytes: int = 0
@@ -226,9 +245,16 @@ class Gateway(Service[GatewayState]):
         )
         self._service = MicroService(bus, self._describe, statistics=self._counters, ambient=ambient)
         self._listening = Listening()
-        self._pending = TaskSet("gateway call")
+        self._slow = TaskSet("gateway call")
+        """Calls that the router's fast path does not take, or not to their end."""
+        self._everyone = _Pending()
+        """All calls in progress."""
         self._by_tenant: dict[str, _Pending] = {"": _Pending()}
-        """Calls in progress. The entry of Gangline's own account is kept even if there are none."""
+        """The same by tenant. The entry of Gangline's own account is kept even if there are none."""
+        self._rested: asyncio.Event | None = None
+        """Set when no call is in progress, if somebody waits for that."""
+        self._targets: dict[str, str] = {}
+        """By subject. Limited in number."""
         self._requests = 0
         self._errors = 0
         self._last_error = ""
@@ -251,14 +277,14 @@ class Gateway(Service[GatewayState]):
         if self.state is GatewayState.SERVING:
             self.state = GatewayState.DRAINING
             await self._leave()
-            await self._pending.rest(self.settings.drain_grace_s if grace_s is None else grace_s)
+            await self._rest(self.settings.drain_grace_s if grace_s is None else grace_s)
         await self.stop()
 
     async def _stop(self) -> None:
         await self._leave()
         await self.router.stop()
-        await self._pending.rest(1.0)
-        self._pending.cancel()
+        await self._rest(1.0)
+        self._slow.cancel()
         _log.info("stopped", extra={"action": "gateway.stopped"})
 
     def statistics(self) -> dict[str, object]:
@@ -267,45 +293,37 @@ class Gateway(Service[GatewayState]):
             "state": self.state.value,
             "requests": self._requests,
             "errors": self._errors,
-            "pending": len(self._pending),
-            "pending_bytes": self._pending_bytes(),
+            "pending": self._everyone.calls,
+            "pending_bytes": self._everyone.bytes,
             "router": self.router.statistics(),
         }
 
     def __repr__(self) -> str:
-        return f"Gateway({self.names.namespace}, {self.state}, pending={len(self._pending)})"
+        return f"Gateway({self.names.namespace}, {self.state}, pending={self._everyone.calls})"
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def _on_call(self, message: Message) -> None:
         self._requests += 1
-        responder = Responder(self.bus, message, _log)
-        tenant, size = headers.tenant_of(message.headers), len(message.data)
-        pending = self._by_tenant.get(tenant) or _Pending()
-        if (full := self._full(tenant, pending, size)) is not None:
-            self._fail(responder, full)
+        call = GatewayCall(self, message)
+        size = len(message.data)
+        pending = self._by_tenant.get(call.tenant) or _Pending()
+        if (full := self._full(call.tenant, pending, size)) is not None:
+            self._failed(call, full)
             return
+        everyone = self._everyone
+        everyone.calls += 1
+        everyone.bytes += size
         pending.calls += 1
         pending.bytes += size
-        self._by_tenant[tenant] = pending
-        serving = self._pending.start(self._serve(message, responder, tenant))
-        serving.add_done_callback(lambda _: self._ended(tenant, size))
-
-    def _ended(self, tenant: str, size: int) -> None:
-        pending = self._by_tenant[tenant]
-        pending.calls -= 1
-        pending.bytes -= size
-        if tenant and not pending.calls:
-            del self._by_tenant[tenant]
-
-    def _pending_bytes(self) -> int:
-        return sum(each.bytes for each in self._by_tenant.values())
+        self._by_tenant[call.tenant] = pending
+        call.start()
 
     def _full(self, tenant: str, pending: _Pending, size: int) -> QueueFull | None:
-        settings, share = self.settings, self.settings.tenant_share
+        settings, share, everyone = self.settings, self.settings.tenant_share, self._everyone
         for used, now, more, most, what in (
-            (pending.calls, len(self._pending), 1, settings.max_pending, "calls"),
-            (pending.bytes, self._pending_bytes(), size, settings.max_pending_bytes, "bytes of calls"),
+            (pending.calls, everyone.calls, 1, settings.max_pending, "calls"),
+            (pending.bytes, everyone.bytes, size, settings.max_pending_bytes, "bytes of calls"),
         ):
             if now + more > most:
                 return QueueFull(f"this gateway has {now} {what} in progress: try again later")
@@ -317,39 +335,50 @@ class Gateway(Service[GatewayState]):
                 )
         return None
 
-    async def _serve(self, message: Message, responder: Responder, tenant: str) -> None:
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
-        try:
-            endpoint, method = self.names.parse_call(message.subject)
-            call = PlainRequest.parse(responder.body(large=True), message.headers, self.settings.default_timeout_s)
-            order = self.router.order(
-                f"{endpoint}.{method}",
-                call.args,
-                call.kwargs,
-                call.options,
-                flags=int(TaskFlag.JSON) if responder.fmt is Format.JSON else 0,
-                parent=call.parent,
-            )
-            order.tenant = tenant
-            result, worker = await self.router.execute(order)
-            responder.result(result, worker)
-        except Exception as error:
-            self._fail(responder, error)
-        finally:
-            self._busy_s += loop.time() - began_at
+    def _target(self, subject: str) -> str:
+        target = self._targets.get(subject)
+        if target is None:
+            target = ".".join(self.names.parse_call(subject))
+            if len(self._targets) < _MAX_TARGETS:
+                self._targets[subject] = target
+        return target
 
-    def _fail(self, responder: Responder, error: Exception) -> None:
-        told = responder.fail(error)
+    def _failed(self, call: GatewayCall, error: Exception) -> None:
+        told = call.fail(error)
         self._errors += 1
         self._last_error = told.message
-        if not responder.is_heard:
+        if not call.is_heard:
             _log.warning(
                 "call %s without a reply subject failed: %s",
-                responder.subject,
+                call.subject,
                 told.message,
-                extra={"action": "gateway.unheard_error", "subject": responder.subject, "code": told.code},
+                extra={"action": "gateway.unheard_error", "subject": call.subject, "code": told.code},
             )
+
+    def _ended(self, call: GatewayCall) -> None:
+        size, tenant, everyone = call.size, call.tenant, self._everyone
+        self._busy_s += self.router.exchange.loop.time() - call.began_at
+        pending = self._by_tenant[tenant]
+        pending.calls -= 1
+        pending.bytes -= size
+        if tenant and not pending.calls:
+            del self._by_tenant[tenant]
+        everyone.calls -= 1
+        everyone.bytes -= size
+        if self._rested is not None and not everyone.calls:
+            self._rested.set()
+            self._rested = None
+
+    async def _rest(self, timeout_s: float) -> None:
+        """Wait until no call is in progress, or for that long."""
+        if not self._everyone.calls:
+            return
+        rested = self._rested = self._rested or asyncio.Event()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await rested.wait()
+        except TimeoutError:
+            pass
 
     # -- discovery ------------------------------------------------------------------------------------------------
 
@@ -374,6 +403,104 @@ class Gateway(Service[GatewayState]):
                 errors=self._errors,
                 last_error=self._last_error,
                 processing_s=self._busy_s,
-                data={"pending": len(self._pending)},
+                data={"pending": self._everyone.calls},
             )
         ]
+
+
+class GatewayCall(Responder):
+    """One call in progress. It is sent where it is read and answered where its result is read: no task and no future
+    are made for it, unless the router's fast path does not take it, or has no result for it. Accepts an outcome as a
+    future does; see transport.OutcomeSink.
+    """
+
+    __slots__ = ("_done", "_flight", "_gateway", "_request", "_target", "began_at", "tenant")
+
+    def __init__(self, gateway: Gateway, message: Message) -> None:
+        super().__init__(gateway.bus, message, _log)
+        self._gateway = gateway
+        self._done = False
+        self.began_at = gateway.router.exchange.loop.time()
+        self.tenant = headers.tenant_of(message.headers)
+
+    @property
+    def size(self) -> int:
+        """Size of the body in bytes."""
+        return len(self._message.data)
+
+    @property
+    def _flags(self) -> int:
+        return _JSON if self.fmt is Format.JSON else 0
+
+    def start(self) -> None:
+        """Send it, or have a task send it."""
+        gateway = self._gateway
+        try:
+            self._target = gateway._target(self.subject)
+            body = self.body(large=True)
+            self._request = PlainRequest.parse(body, self._message.headers, gateway.settings.default_timeout_s)
+            args, kwargs, options, parent = self._request
+            begun = gateway.router.begin(
+                self._target, args, kwargs, options, self, flags=self._flags, parent=parent, tenant=self.tenant
+            )
+        except Exception as error:
+            self._fail(error)
+            return
+        if isinstance(begun, Call):
+            gateway._slow.start(self._go_on(begun))
+        else:
+            self._flight = begun
+
+    # -- as a future --------------------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        return self._done
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._gateway.router.exchange.loop
+
+    def set_result(self, outcome: Outcome) -> None:
+        self._done = True
+        if type(outcome) is not list or outcome[0] != _OK:
+            self._gateway._slow.start(self._again(outcome))
+            return
+        try:
+            flight = self._flight
+            self._gateway.router.answered(flight)
+            self.result(outcome[2], str(flight.worker.id))
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._gateway._ended(self)
+
+    def set_exception(self, error: Exception) -> None:
+        self._done = True
+        self.get_loop().call_soon(self._lost, error)  # perhaps it is just being sent
+
+    def _lost(self, error: Exception) -> None:
+        self._gateway.router.failed(self._flight, error)
+        self._fail(error)
+
+    # -- the general path -----------------------------------------------------------------------------------------
+
+    async def _again(self, outcome: Outcome) -> None:
+        """The worker's answer was not a result."""
+        args, kwargs, options, _ = self._request
+        order = self._gateway.router.order(self._target, args, kwargs, options, flags=self._flags)
+        order.tenant = self.tenant
+        await self._go_on(order, (self._flight, outcome))
+
+    async def _go_on(self, order: Call, tried: tuple[PlainFlight, Outcome] | None = None) -> None:
+        try:
+            self.result(*await self._gateway.router.execute(order, tried))
+        except Exception as error:
+            self._fail(error)
+        except BaseException:
+            self._gateway._ended(self)
+            raise
+        else:
+            self._gateway._ended(self)
+
+    def _fail(self, error: Exception) -> None:
+        self._gateway._failed(self, error)
+        self._gateway._ended(self)

@@ -28,7 +28,7 @@ from ..pools.pool import RouteChanged, RoutedPool
 from ..routing.policy import Policy, Sticky
 from ..routing.pool_core import RoutedRequest
 from ..routing.settings import RouterSettings
-from ..transport.channel import Outcome
+from ..transport.channel import Outcome, OutcomeSink
 from .traffic_director import EndpointTarget
 from .wiring import RouterWiring
 
@@ -154,27 +154,56 @@ class Router:
             self._fast_path.answered(flight)
         return outcome[2]
 
-    async def execute(self, order: Call) -> tuple[Any, str]:
-        """Like `call`, for an existing order; also returns the worker that answered (`<pool>.<worker>`)."""
-        fast_path, options, flight = self._fast_path, order.options, None
+    def begin(
+        self,
+        target: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+        sink: OutcomeSink,
+        *,
+        flags: int = 0,
+        parent: str | None = None,
+        tenant: str = "",
+    ) -> PlainFlight | Call:
+        """Send `ENDPOINT.METHOD` on the fast path; its outcome is passed to `sink`, whose owner then calls `answered`
+        or `failed`, or continues with `execute`. If the fast path does not take it, nothing was sent: `execute` the
+        returned call.
+
+        Raises:
+            ClosedError, InvalidName: nothing was sent.
+        """
+        fast_path = self._fast_path
         # Who has a quota of slots is counted, which the fast path does not do.
-        if options.short and self._state == "running" and not (order.tenant and self.settings.quotas.limits_slots):
-            flight = fast_path.launch(order.target, order.args, order.kwargs, options, order.flags, order.span_parent)
+        plain = options.short and self._state == "running" and not (tenant and self.settings.quotas.limits_slots)
+        if plain and (flight := fast_path.launch(target, args, kwargs, options, flags, parent, sink)) is not None:
+            return flight
+        order = self.order(target, args, kwargs, options, flags=flags, parent=parent)
+        order.tenant = tenant
+        if plain:
             order.span_parent, order.drawn = fast_path.parent, fast_path.drawn
-        if flight is None:
-            with self._observed_routed(order) as (routed_request, span):
-                result = await self._run(order, routed_request, span)
-                return result, str(routed_request.last or "")
-        try:
-            outcome = await flight.future
-        except BaseException as error:
-            fast_path.failed(flight, error)
-            raise
-        if type(outcome) is not list or outcome[0] != _OK:
-            return await self._go_on(flight, outcome, order)
+        return order
+
+    def answered(self, flight: PlainFlight) -> None:
+        """The result of a call that was begun is here."""
         if self.exchange.measured or flight.span is not NO_SPAN:
-            fast_path.answered(flight)
-        return outcome[2], str(flight.worker.id)
+            self._fast_path.answered(flight)
+
+    def failed(self, flight: PlainFlight, error: BaseException) -> None:
+        """A call that was begun has ended without an outcome."""
+        self._fast_path.failed(flight, error)
+
+    async def execute(self, order: Call, tried: tuple[PlainFlight, Outcome] | None = None) -> tuple[Any, str]:
+        """Like `call`, for an existing order; also returns the worker that answered (`<pool>.<worker>`).
+
+        Args:
+            tried: a call that was begun, and its outcome, which is not a result.
+        """
+        if tried is not None:
+            return await self._go_on(*tried, order)
+        with self._observed_routed(order) as (routed_request, span):
+            result = await self._run(order, routed_request, span)
+            return result, str(routed_request.last or "")
 
     async def stream(
         self,

@@ -33,6 +33,21 @@ Outcome = Frame | TryOutcome
 """An answer frame, or why there is none."""
 
 
+class OutcomeSink(Protocol):
+    """Takes the outcome of a request as a future does, but at once, in the turn in which it is known."""
+
+    def done(self) -> bool:
+        """Whether it has an outcome or an error."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def set_result(self, outcome: Outcome, /) -> None:
+        """Must not raise."""
+
+    def set_exception(self, error: Exception, /) -> None:
+        """There will be no outcome, perhaps before the request has been sent. Must not raise."""
+
+
 class Settlement(Protocol):
     """What settles requests: a pool, or the slots of a lease."""
 

@@ -217,7 +217,8 @@ def to_json(value: Any) -> bytes:
         InvalidRequest: the value (or something in it) cannot be serialized.
     """
     try:
-        return pydantic_core.to_json(_dumped(value), bytes_mode="base64", inf_nan_mode="null", fallback=_fallback)
+        plain = value if type(value) in _SCALARS else _dumped(value)
+        return pydantic_core.to_json(plain, bytes_mode="base64", inf_nan_mode="null", fallback=_fallback)
     except Exception as error:  # also errors of a model's own serializer or property
         raise InvalidRequest(f"cannot be written as JSON: {error}") from error
 

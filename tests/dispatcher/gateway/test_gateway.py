@@ -77,6 +77,35 @@ async def test_plain_calls_take_the_fast_path_and_are_retried_like_others(rig: R
 
 
 @on_rig()
+async def test_a_plain_call_needs_no_task(rig: Rig) -> None:
+    worker = await rig.worker(slots=10)
+    async with gateway(rig) as made:
+        await ask(rig, "images.echo")  # finds the pool
+        general, made._slow = made._slow, None  # type: ignore[assignment]
+        answers = await asyncio.gather(*(ask(rig, "images.echo", b"[%d]" % number) for number in range(10)))
+        assert [json.loads(answer.data) for answer in answers] == 10 * [["w1", "echo"]]
+        made._slow = general
+        assert made.statistics()["pending"] == 0
+    assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [None, *([number] for number in range(10))]
+
+
+@on_rig()
+async def test_a_result_that_cannot_be_sent_on_is_an_error_of_its_call_alone(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with gateway(rig) as made:
+        await ask(rig, "images.echo")  # finds the pool
+        worker.behave = silent
+        calls = [asyncio.ensure_future(ask(rig, "images.echo")) for _ in range(2)]
+        [_, *tasks] = await worker.hears(RequestOp.TASK, 3)
+        too_large = "x" * (rig.bus.max_payload - 500)  # fits into a worker's answer, not beside the headers of ours
+        for task, result in zip(tasks, (too_large, "done"), strict=True):
+            worker.answer((AnswerOp.OK, task[1], result))
+        refused, done = [await call for call in calls]
+        assert error(refused) == "invalid_result" and json.loads(done.data) == "done"
+        assert made.statistics()["pending"] == 0
+
+
+@on_rig()
 async def test_headers_travel(rig: Rig) -> None:
     worker = await rig.worker(max_models=1)
     async with gateway(rig):

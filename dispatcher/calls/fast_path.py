@@ -92,10 +92,11 @@ class ShortFlight(AwaitedRequest):
 
 
 class PlainFlight(ShortFlight):
-    """A task."""
+    """A task. With a key, it is on the key's home."""
 
     checked = True
     method = ""
+    key: str | None = None
     timeout_s: float | None = None
     timeouts: TimeoutQueue[PlainFlight] | None = None
     """The queue that ends it at its deadline."""
@@ -127,6 +128,8 @@ class PlainFlight(ShortFlight):
             self._end(frame)
             return True
         self.worker.ended += 1  # all flights that one message ends are settled together
+        if self.key is not None and (core := self.pool.core).waiting:
+            core.progressed_on(self.method, self.key, self.future.get_loop().time())
         # `_done`, inlined for speed.
         if self.timeouts is not None:
             self.timeouts.drop(self)
@@ -145,20 +148,9 @@ class PlainFlight(ShortFlight):
             self.future.set_result(outcome)
 
 
-class KeyedFlight(PlainFlight):
-    """A task with a key, on the key's home."""
-
-    key: str | None = None
-
-    def deliver(self, frame: Frame) -> bool:
-        if frame[0] == _OK and self.key is not None:
-            self.pool.core.progressed_on(self.method, self.key, self.future.get_loop().time())
-        return super().deliver(frame)
-
-
-class RoutedFlight(KeyedFlight):
-    """A task in a pool that a route chose, with a key or without. The route counts it until it has ended; after an
-    answer that is not a result, until the general path counts it."""
+class RoutedFlight(PlainFlight):
+    """A task in a pool that a route chose. The route counts it until it has ended; after an answer that is not a
+    result, until the general path counts it."""
 
     route: Weights
     inside = True
@@ -258,14 +250,13 @@ class FastPath:
         exchange = self.exchange
         future = exchange.new_future() if sink is None else sink
         flight: PlainFlight
-        if route is not None:
-            flight = RoutedFlight(exchange.new_id(), worker, future, pool)
-            flight.key, flight.method, flight.route = key, method, route
-            route.join(pool.name)
-        elif key is None:
+        if route is None:
             flight = PlainFlight(exchange.new_id(), worker, future, pool)
         else:
-            flight = KeyedFlight(exchange.new_id(), worker, future, pool)
+            flight = RoutedFlight(exchange.new_id(), worker, future, pool)
+            flight.route = route
+            route.join(pool.name)
+        if key is not None:
             flight.key, flight.method = key, method
         if _traced() and type(parent) is not Unsampled:
             flight.span = tracer.start(

@@ -149,8 +149,7 @@ class RoutedPool:
     @property
     def deserted(self) -> bool:
         """Whether it has been without workers for so long that requests need not wait for any."""
-        since = self.core.empty_since
-        if since is None:
+        if self.core.view.workers or (since := self.core.empty_since) is None:
             return False
         return self._loop.time() - max(since, self._opened_at) >= self._settings.no_workers_wait_s
 

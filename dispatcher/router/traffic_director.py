@@ -192,7 +192,7 @@ class TrafficDirector:
 
     def deserted(self, pool: str) -> bool:
         """Whether a pool has been without workers for so long that requests need not wait for any."""
-        known = self._known(pool)
+        known = self._sets.pool_of(pool) or self._pools.get(pool)
         return known is not None and known.deserted
 
     # -- what changes ---------------------------------------------------------------------------------------------

@@ -286,20 +286,16 @@ class RoutingCore:
         table = self.view.table
         if table is None or not self.connected or not self._sticky or self._line.size:
             return None
-        declared = table.get(method)
-        home = self._candidates.known_home(key, method)
-        if declared is None or declared.slots != 1 or home is None:
-            return None
-        if not home.eligible or home.ongoing >= home.total:
+        declared, home = table.get(method), self._candidates.known_home(key, method)
+        if declared is None or declared.slots != 1 or home is None or not home.has_room:
             return None
         self._placed += 1
         self.view.charge(home, 1)
         return home
 
     def progressed_on(self, method: str, key: str, now: float) -> None:
-        """A request of `place_keyed` was accepted."""
-        if self._line.size:
-            self.progressed((None, None if self.view.uniform else method, key), now)
+        """A request of `place_keyed` was accepted. Only matters while requests wait."""
+        self.progressed((None, None if self.view.uniform else method, key), now)
 
     def end_plain(self, worker: WorkerEntry, count: int = 1) -> None:
         """This many plain requests no longer count on the worker. Call `pump` afterwards."""

@@ -83,6 +83,7 @@ class EndpointRoute:
     ) -> None:
         self.endpoint = endpoint
         self.core = RouteCore(endpoint, record, draw=draw, deserted=deserted, numbers=numbers)
+        self.draw, self.join = self.core.draw, self.core.join
         self.deleted = False
         """The route was deleted; this object stays for requests that are still in its pools."""
         self.plain: dict[str, tuple[RoutedPool, Tally]] = {}
@@ -94,14 +95,6 @@ class EndpointRoute:
         """Timeouts of waiting requests."""
         self._moved_at = 0.0
         """When a request was last admitted while others waited."""
-
-    def draw(self, key: str | None) -> str | None:
-        """The pool of a request that needs nothing but a pool; None: there are limits or copies."""
-        return None if self.core.record.shadow else self.core.draw(key)
-
-    def join(self, pool: str) -> None:
-        """A request enters the pool that was drawn for it."""
-        self.core.join(pool)
 
     def used(self, pool: RoutedPool) -> None:
         """A request uses that pool."""
@@ -141,7 +134,8 @@ class EndpointRoute:
 
     def leave(self, pool: str) -> None:
         """A request that entered the pool has ended or moves elsewhere."""
-        self._let_in(self.core.leave(pool))
+        if admitted := self.core.leave(pool):
+            self._let_in(admitted)
 
     def changed(self, record: RouteRecord | None) -> None:
         """Use another route; None: it was deleted."""

@@ -32,13 +32,20 @@ _FULL: Final = 2.0**64
 def draw_pool(weights: Iterable[tuple[str, float]], chance: float) -> str | None:
     """A pool drawn by weight; `chance` is a random number in [0, 1). None: there is none with a weight above 0."""
     row = [(pool, weight) for pool, weight in weights if weight > 0]
-    total = math.fsum(weight for _, weight in row)
+    return _drawn(row, chance * _total(row)) if row else None
+
+
+def _total(row: Sequence[tuple[str, float]]) -> float:
+    return math.fsum(weight for _, weight in row)
+
+
+def _drawn(row: Sequence[tuple[str, float]], target: float) -> str:
     reached = 0.0
     for pool, weight in row:
         reached += weight
-        if chance * total < reached:
+        if target < reached:
             return pool
-    return row[-1][0] if row else None
+    return row[-1][0]
 
 
 def home_pool(weights: Iterable[tuple[str, float]], key: str) -> str | None:
@@ -135,10 +142,9 @@ class RouteCore:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def draw(self, key: str | None) -> str | None:
-        """The pool of a request that would not wait, without entering it; None: there are limits."""
-        if self._limits or self._line:
-            return None
-        return self._choose(key)
+        """The pool of a request that needs nothing but a pool, without entering it; None: there are limits or
+        copies."""
+        return None if self._limits or self._line.size or self.record.shadow else self._choose(key)
 
     def join(self, pool: str) -> None:
         """A request enters the pool that was chosen for it."""
@@ -215,6 +221,7 @@ class RouteCore:
 
     def _follow(self, record: RouteRecord) -> None:
         self._weights = [(pool, weight) for pool, weight in record.pools(self.endpoint).items() if weight > 0]
+        self._total = _total(self._weights)
         self._limits = record.limits
 
     def _class_of(self, request: RouteRequest) -> str | None:
@@ -232,9 +239,8 @@ class RouteCore:
             home = self._home(key)
             return home if self._has_room(home) else None
         if drawn is None or not self.takes(drawn):
-            drawn = draw_pool(self._weights, self._draw())
-        assert drawn is not None
-        if self._has_room(drawn) and not self._deserted(drawn):
+            drawn = _drawn(self._weights, self._draw() * self._total)
+        if (not self._limits or self._has_room(drawn)) and not self._deserted(drawn):
             return drawn
         open_ = [(pool, weight) for pool, weight in self._weights if self._has_room(pool)]
         alive = [(pool, weight) for pool, weight in open_ if not self._deserted(pool)]

@@ -211,7 +211,7 @@ class ChannelOwner(Protocol):
 class OutboundMessage:
     """One message, while it is filled and until its flights are answered."""
 
-    __slots__ = ("begun_at", "channel", "epoch", "flights", "frames", "number", "room", "size")
+    __slots__ = ("begun_at", "channel", "epoch", "flat", "flights", "frames", "number", "room", "size")
 
     def __init__(self, channel: WorkerChannel) -> None:
         self.channel = channel
@@ -220,6 +220,8 @@ class OutboundMessage:
         """The flight of each frame; None: no answer is expected. Both lists are emptied when it is sent."""
         self.size = 0
         """Bytes of all frames."""
+        self.flat = 0
+        """How many of these bytes begin no list or map, as far as that was counted."""
         self.room = 0
         """Another frame may be added up to this total size in bytes; 0 before the first."""
         self.begun_at = 0.0
@@ -298,7 +300,7 @@ class WorkerChannel:
         outbound = self._message
         size = outbound.size + len(packed)
         if size > outbound.room:
-            outbound = self._parcel_for(packed)
+            outbound = self._parcel_for(packed, frame)
             size = outbound.size + len(packed)
         outbound.size = size
         if flight is not None:
@@ -330,6 +332,7 @@ class WorkerChannel:
             return False
         index = outbound.flights.index(flight)
         outbound.size -= len(outbound.frames[index])
+        outbound.flat = outbound.room = 0
         del outbound.flights[index], outbound.frames[index]
         return True
 
@@ -349,7 +352,7 @@ class WorkerChannel:
         if self._kept:
             kept, self._kept = self._kept, deque()
             for frame in kept:
-                outbound = self._parcel_for(frame)
+                outbound = self._parcel_for(frame, ())
                 outbound.size += len(frame)
                 outbound.frames.append(frame)
                 outbound.flights.append(None)
@@ -371,9 +374,9 @@ class WorkerChannel:
         self.checks += 1
         self.doubted_to = self.messages
 
-    def _parcel_for(self, frame: bytes) -> OutboundMessage:
-        """The message for a frame: the current one, unless it would become too large, or might have more lists and maps
-        than the worker takes.
+    def _parcel_for(self, frame: bytes, values: Frame) -> OutboundMessage:
+        """The message for an encoded frame: the current one, unless it would become too large, or might have more lists
+        and maps than the worker takes. A message has no more of them than bytes; frames beyond that are counted.
 
         Raises:
             PayloadTooLarge: the frame is too large for any message, or has too many lists and maps.
@@ -385,18 +388,18 @@ class WorkerChannel:
                 "instead, or raise the server's max_payload",
                 details={"size": size, "limit": room},
             )
-        budget, total = codec.most_containers, self._message.size + size
-        if size > budget:
-            codec.check_containers(frame)
-        spare = budget - total
-        if spare < 0:
-            spare = budget - codec.may_contain(b"".join((*self._message.frames, frame)))
-        if self._message.frames and (total > room or spare < _LEAST_SPARE):
+        budget, outbound, flat = codec.most_containers, self._message, 0
+        total = outbound.size + size
+        spare = budget - total + outbound.flat
+        if spare < _LEAST_SPARE:
+            flat = size - codec.count_containers(values, frame)
+            spare += flat
+        if outbound.frames and (total > room or spare < _LEAST_SPARE):
             self.flush()
-            total, spare = size, budget - size
-        outbound = self._message
+            outbound, total, spare = self._message, size, budget - size + flat
         if not outbound.room:
             outbound.begun_at = self._sink.loop.time()
+        outbound.flat += flat
         outbound.room = min(room, total + max(0, spare))  # so many bytes more have no more lists and maps than that
         return outbound
 

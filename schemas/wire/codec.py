@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum, StrEnum
 from pathlib import PurePath
 from typing import Any, Final
@@ -120,25 +120,33 @@ def unpack(data: bytes, *, budget: int | None = None) -> Any:
         PayloadTooLarge: over the budget.
     """
     try:
-        if budget is None or may_contain(data) <= budget:
-            return msgpack.unpackb(
-                data, raw=False, strict_map_key=False, use_list=True, timestamp=3, ext_hook=_refuse_extension
-            )
-        count = _Countdown(budget)
-        return msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=False,
-            use_list=True,
-            timestamp=3,
-            ext_hook=_refuse_extension,
-            list_hook=count,
-            object_hook=count,
-        )
+        if budget is None or len(data) <= budget:
+            return _unpacked(data)
+        # Large data is mostly a few long texts or bytes, where counting costs less than looking at each byte.
+        try:
+            return _unpacked(data, _Countdown(min(budget, _FEW)))
+        except PayloadTooLarge:
+            return _unpacked(data, None if _containers(data) <= budget else _Countdown(budget))
     except PayloadTooLarge:
         raise
     except Exception as error:  # msgpack raises ValueError, its own classes, and others on hostile input
         raise MalformedMessage(f"not msgpack: {error or type(error).__name__}") from error
+
+
+def _unpacked(data: bytes, count: _Countdown | None = None) -> Any:
+    return msgpack.unpackb(
+        data,
+        raw=False,
+        strict_map_key=False,
+        use_list=True,
+        timestamp=3,
+        ext_hook=_refuse_extension,
+        list_hook=count,
+        object_hook=count,
+    )
+
+
+_FEW: Final = 256
 
 
 class _Countdown:
@@ -160,14 +168,9 @@ _OTHER_BYTES: Final = bytes(byte for byte in range(256) if not (0x80 <= byte <= 
 """All bytes that cannot be the first byte of a list or map in msgpack."""
 
 
-def may_contain(data: bytes) -> int:
-    """An upper bound of the number of lists and maps in msgpack; text and numbers may contain such bytes, too. Takes
-    half a millisecond per megabyte, and next to nothing for a small body."""
-    size = len(data)
-    return size if size <= most_containers else _containers(data)
-
-
 def _containers(data: bytes) -> int:
+    """An upper bound of the number of lists and maps in msgpack; text and numbers may contain such bytes, too. Takes
+    half a millisecond per megabyte."""
     return len(data.translate(None, _OTHER_BYTES))
 
 
@@ -175,15 +178,30 @@ _ENVELOPE: Final = 4
 """More than the lists of an envelope around a frame."""
 
 
-def check_containers(data: bytes) -> None:
-    """Refuse to send msgpack that every receiver would refuse.
+_ATOMS: Final = (str, bytes, int, float, type(None))
+
+
+def count_containers(values: Sequence[Any], data: bytes) -> int:
+    """An upper bound of the number of lists and maps in a frame to be sent, whose encoding is `data`.
 
     Raises:
-        PayloadTooLarge: it has more lists and maps than the wire allows.
+        PayloadTooLarge: it has more of them than any receiver takes.
     """
-    budget = most_containers - _ENVELOPE
-    if may_contain(data) > budget:
+    count = 1
+    for value in values:
+        if isinstance(value, _ATOMS):
+            continue
+        count += 1
+        inner = value.values() if type(value) is dict else value if type(value) in _CONTAINERS else (value,)
+        if not all(isinstance(item, _ATOMS) for item in inner):
+            break  # something nested, or of a type that is converted
+    else:
+        if values:
+            return count
+    found, budget = _containers(data), most_containers - _ENVELOPE
+    if found > budget:
         unpack(data, budget=budget)
+    return min(found, budget)
 
 
 def too_many_containers() -> PayloadTooLarge:

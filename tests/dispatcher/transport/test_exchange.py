@@ -95,6 +95,18 @@ async def test_frames_share_a_message_only_as_long_as_the_worker_takes_all_their
 
 
 @on_rig()
+async def test_bytes_share_a_message_whatever_they_look_like(rig: Rig) -> None:
+    worker = await rig.worker(slots=100)
+    await rig.client.call("images.echo")
+    before = worker.messages
+    picture = b"\x90" * (rig.hub.max_payload // 5)  # as msgpack, each of these bytes is a list
+    answers = await asyncio.gather(*(rig.client.call("images.echo", picture) for _ in range(4)))
+    assert answers == [["w1", "echo"]] * 4
+    assert worker.messages - before == 1
+    rig.balanced()
+
+
+@on_rig()
 async def test_arguments_with_more_lists_than_a_worker_takes_are_not_sent(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.call("images.echo", [[]] * (codec.most_containers - 100))

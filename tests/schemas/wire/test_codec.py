@@ -300,6 +300,29 @@ def test_large_arguments_within_the_budget_are_read(fmt, value):
     assert codec.decode_arguments(data, fmt) == (codec.from_json(data) if fmt is Format.JSON else value)
 
 
+ATOMS = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text() | st.binary()
+VALUES = st.recursive(ATOMS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+
+
+def containers(value):
+    if isinstance(value, dict):
+        return 1 + sum(map(containers, value.values()))
+    return 1 + sum(map(containers, value)) if isinstance(value, (list, tuple)) else 0
+
+
+@given(st.lists(ATOMS | st.lists(VALUES).map(tuple) | st.dictionaries(st.text(), VALUES), min_size=1).map(tuple))
+def test_no_frame_has_more_lists_and_maps_than_are_counted(frame):
+    data = codec.pack(frame)
+    counted = codec.count_containers(frame, data)
+    assert containers(frame) <= counted <= len(data)
+    assert containers(frame) <= codec.count_containers((), data) <= len(data), "without its values"
+
+
+def test_bytes_beside_other_arguments_count_as_none():
+    frame = (1, 7, "resize", (b"\x90" * MANY, 3), {"exact": True}, 1000, None, None, 0, {"key": "k"})
+    assert codec.count_containers(frame, codec.pack(frame)) == 4
+
+
 def test_a_request_without_arguments_is_small():
     assert codec.decode_request(b"[" + b"1," * 8000 + b"1]", Format.JSON)
     for data in (b"[" + b"1," * 8192 + b"1]", b"[[" + b"1," * 5000 + b"1],[" + b"1," * 5000 + b"1]]"):

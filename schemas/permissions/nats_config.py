@@ -100,15 +100,8 @@ def configuration(
         InvalidRequest: two users have the same name, there are none, a tenant is named like Gangline's account, or a
             limit is for an account that is not there or cannot have it.
     """
-    if not users or len({user.name for user in users}) < len(users):
-        raise InvalidRequest("give users with different names")
-    tenants: dict[str, list[User]] = {}
-    for user in users:
-        if user.tenant in (account, "SYS"):
-            raise InvalidRequest(f"{user.tenant!r} is already an account in this file: give the tenant another name")
-        if user.tenant:
-            tenants.setdefault(user.tenant, []).append(user)
-    limited = _limited(tenants, account, limits)
+    tenants = tenants_of(users, account)
+    limited = limits_of(tenants, account, limits)
     own = {name: number for name, number in limited[account].items() if name not in _STORAGE}
     storage = {_STORAGE[name]: number for name, number in limited[account].items() if name in _STORAGE}
     jetstream = ", ".join(f"{name}: {number}" for name, number in storage.items())
@@ -145,11 +138,24 @@ def configuration(
     )
 
 
+def tenants_of(users: Sequence[User], account: str) -> dict[str, list[User]]:
+    """The users of each tenant; raises as `configuration`."""
+    if not users or len({user.name for user in users}) < len(users):
+        raise InvalidRequest("give users with different names")
+    tenants: dict[str, list[User]] = {}
+    for user in users:
+        if user.tenant in (account, "SYS"):
+            raise InvalidRequest(f"{user.tenant!r} is already an account in this file: give the tenant another name")
+        if user.tenant:
+            tenants.setdefault(user.tenant, []).append(user)
+    return tenants
+
+
 def _exports(tenants: Mapping[str, Sequence[User]], names: Names) -> Iterable[str]:
     """What each tenant, and only that tenant, may import."""
     shared: dict[tuple[str, str], list[str]] = {}
     for tenant, users in tenants.items():
-        for each in _shared(users, names):
+        for each in imports_of(users, names):
             shared.setdefault(each, []).append(tenant)
     if shared:
         yield "    exports: ["
@@ -158,7 +164,9 @@ def _exports(tenants: Mapping[str, Sequence[User]], names: Names) -> Iterable[st
         yield "    ]"
 
 
-def _limited(tenants: Iterable[str], account: str, limits: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
+def limits_of(
+    tenants: Iterable[str], account: str, limits: Iterable[tuple[str, str, int]]
+) -> dict[str, dict[str, int]]:
     """The limits of each account; one that names its account goes before those of all tenants."""
     found: dict[str, dict[str, int]] = {account: {}} | {tenant: dict(TENANT_LIMITS) for tenant in tenants}
     for where, name, number in sorted(limits, key=lambda limit: limit[0] != ""):
@@ -184,14 +192,14 @@ def _tenant(
     yield from (_user(user, names, nkeys) for user in users)
     yield "    ]"
     yield "    imports: ["
-    for kind, subject in _shared(users, names):
+    for kind, subject in imports_of(users, names):
         yield f'      {{ {kind}: {{ account: {account}, subject: "{subject}" }} }}'
     yield "    ]"
     yield from _limits(limits)
     yield "  }"
 
 
-def _shared(users: Sequence[User], names: Names) -> list[tuple[str, str]]:
+def imports_of(users: Sequence[User], names: Names) -> list[tuple[str, str]]:
     """Services and streams of Gangline's account that these users need. Inboxes stay in their own account."""
     found: dict[tuple[str, str], None] = {}
     for user in users:

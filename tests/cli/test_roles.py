@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 from gangline.bus.embedded.server import EmbeddedServer
 from gangline.cli.app import gangline
 from gangline.schemas.names import Names
+from gangline.schemas.permissions.jwt_config import claims_of
 from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration
 
 
@@ -42,6 +43,38 @@ def test_a_server_takes_tenants_each_in_an_account_of_its_own(monkeypatch):
         monkeypatch.setenv(f"GANGLINE_PASSWORD_{name}", "x")
     with EmbeddedServer(config=text) as server:
         assert server.running
+
+
+def test_jwts_are_written_with_secrets_for_their_owner_alone(tmp_path):
+    folder = tmp_path / "new" / "secrets"
+    done = run("--jwt", str(folder), "--days", "30", "operator", "web@shop=producer:images")
+    assert done.exit_code == 0 and str(folder / "resolver.conf") in done.output
+    secrets = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".nk", ".creds")}
+    accounts = {f"keys/accounts/{name}.nk" for name in ("GANGLINE", "SYS", "shop")}
+    assert secrets == {"keys/operator.nk", "creds/operator.creds", "creds/web.creds", *accounts}
+    assert {(folder / name).stat().st_mode & 0o777 for name in secrets} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*")) if path.is_dir()} == {0o700}
+    seeds = [(folder / name).read_text().strip().splitlines()[-2:] for name in secrets]
+    text = (folder / "resolver.conf").read_text()
+    assert not [line for lines in seeds for line in lines if line in text]
+    claims = claims_of((folder / "creds" / "web.creds").read_text())
+    assert claims["exp"] - claims["iat"] == 30 * 86_400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--nkeys", "--jwt", "FOLDER", "operator"], "two forms"),
+        (["--days", "3", "operator"], "give both"),
+        (["--jwt", "FOLDER", "operator", "operator"], "different names"),
+        (["--jwt", "FOLDER", "--limit", "shop:connections=3", "operator"], "no account 'shop'"),
+    ],
+)
+def test_jwts_that_cannot_be_leave_no_files(tmp_path, arguments, why):
+    folder = tmp_path / "secrets"
+    done = run(*(str(folder) if each == "FOLDER" else each for each in arguments))
+    assert done.exit_code == 2 and why in done.stderr
+    assert not folder.exists()
 
 
 def test_limits_stand_in_the_file_and_in_the_command_at_its_top():

@@ -8,24 +8,29 @@ import functools
 import inspect
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.bus.settings.keys import KeyKind, KeyPair
+from gangline.cli.app import gangline
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.names import Names
+from gangline.schemas.permissions.jwt_config import creds_file, encode_jwt
 from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
 from gangline.schemas.permissions.roles import INBOXES
 from gangline.worker.ledger.settings import WorkerSettings
@@ -45,6 +50,21 @@ def cut(*users: str) -> str:
     return configuration(Names(), tuple(map(parse_user, users)))
 
 
+def jwts(folder: Path, *users: str) -> str:
+    """The same in JWTs, as `gangline roles --jwt` writes it; the folder gets the users' credentials."""
+    done = CliRunner().invoke(gangline, ["roles", "--jwt", str(folder), *users])
+    assert done.exit_code == 0, done.output
+    return (folder / "resolver.conf").read_text()
+
+
+def unlimited_user(folder: Path, name: str, account: str = "GANGLINE") -> None:
+    """Write credentials of a user of that account whom no lists limit."""
+    signer, own = KeyPair((folder / "keys" / "accounts" / f"{account}.nk").read_text()), KeyPair.new(KeyKind.USER)
+    limits = dict.fromkeys(("subs", "data", "payload"), -1)
+    token = encode_jwt(own.public, name, signer, {"type": "user", "version": 2, **limits}, issued_at=int(time.time()))
+    (folder / "creds" / f"{name}.creds").write_text(creds_file(token, own.seed))
+
+
 def violations(server: EmbeddedServer) -> list[str]:
     """What the server refused since it was started."""
     return [line for line in server.log_tail(100_000).splitlines() if "Violation" in line]
@@ -53,19 +73,25 @@ def violations(server: EmbeddedServer) -> list[str]:
 class Site:
     """One server, and what is connected to it."""
 
-    def __init__(self, server: EmbeddedServer, stack: AsyncExitStack) -> None:
+    def __init__(self, server: EmbeddedServer, stack: AsyncExitStack, jwt_folder: Path | None = None) -> None:
         self.server = server
+        self._jwt_folder = jwt_folder
         self._stack = stack
         self._ledger = False
         self._user = ""
         """Who was connected last."""
         self._probes = itertools.count(1)
 
+    def credentials(self, user: str) -> Path | None:
+        """The file of a user by JWT."""
+        return None if self._jwt_folder is None else self._jwt_folder / "creds" / f"{user}.creds"
+
     async def bus(self, user: str, **others: Any) -> NatsBus:
+        file = self.credentials(user)
+        identity: dict[str, Any] = {"credentials_file": file} if file else {"user": user, "password": PASSWORD}
         settings = ConnectionSettings(
             urls=(self.server.url,),
-            user=user,
-            password=PASSWORD,
+            **identity,
             **{"inbox_prefix": f"{INBOXES}.{user}", "reconnect_wait_s": 0.02, **others},
         )
         bus = await connect_jetstream(settings, name=user)
@@ -153,10 +179,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 
 
 @pytest.fixture
-def site_of(serve, request: pytest.FixtureRequest) -> Callable[[str], Site]:
-    """A site on a server of that configuration."""
+def site_of(serve, request: pytest.FixtureRequest) -> Callable[..., Site]:
+    """A site on a server of that configuration; for users by JWT, with the folder that has their credentials."""
     stack = request.node.stash.setdefault(_OPENED, AsyncExitStack())
-    return lambda config: Site(serve(config), stack)
+    return lambda config, jwt_folder=None: Site(serve(config), stack, jwt_folder)
 
 
 @pytest.fixture
@@ -168,8 +194,10 @@ def site(site_of) -> Site:
 SERVERS = ("gateway", "dispatcher", "coordinator", "operator", "worker", "router")
 
 
-@pytest.fixture(params=["in one account", "of a tenant"])
-def producing(request: pytest.FixtureRequest, site_of) -> Site:
+@pytest.fixture(params=["in one account", "of a tenant", pytest.param("by JWT", marks=pytest.mark.long)])
+def producing(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
     """With a producer in Gangline's own account, and with one in an account that imports what it needs."""
     users = "producer" if request.param == "in one account" else "producer@shop=producer"
+    if request.param == "by JWT":
+        return site_of(jwts(tmp_path, *SERVERS, users), tmp_path)
     return site_of(cut(*SERVERS, users))

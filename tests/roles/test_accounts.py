@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import pytest
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import BucketSettings, NoResponders, NotPermitted, RequestTimeout
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.bus.settings.keys import KeyKind, KeyPair
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.gateway.gateway import Gateway
-from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.errors.base import GanglineError, ServerUnreachable
 from gangline.schemas.names import Names
+from gangline.schemas.permissions.jwt_config import claims_of, creds_file, encode_jwt
 from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
 from gangline.schemas.permissions.roles import Permissions, Role, permissions
 from gangline.worker.ledger.settings import WorkerSettings
@@ -26,7 +30,7 @@ from gangline.worker.service import Worker
 from ..bus.conftest import collect
 from ..support.bus.identities import make_jwt, make_key
 from ..waiting import PATIENCE_S
-from .conftest import NOWHERE, PASSWORD, SERVERS, Site, cut
+from .conftest import NOWHERE, PASSWORD, SERVERS, Site, cut, jwts, unlimited_user
 from .pool import pool as images
 
 pytestmark = pytest.mark.server
@@ -36,12 +40,14 @@ class Tenants:
     """Two tenants beside Gangline's own account. Each has a producer for one endpoint, and somebody whom no permissions
     limit, to show what the account alone keeps away."""
 
+    USERS = (*SERVERS, "web@shop=producer:images", "other@lab=producer:video")
+
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    @staticmethod
-    def configuration() -> str:
-        config = cut(*SERVERS, "web@shop=producer:images", "other@lab=producer:video")
+    @classmethod
+    def configuration(cls) -> str:
+        config = cut(*cls.USERS)
         for tenant in ("shop", "lab"):
             users = f"  {tenant} {{\n    users: [\n"
             assert users in config
@@ -49,9 +55,15 @@ class Tenants:
         return config
 
 
-@pytest.fixture
-def tenants(site_of) -> Tenants:
-    return Tenants(site_of(Tenants.configuration()))
+@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
+def tenants(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Tenants:
+    """In each form that `gangline roles` writes."""
+    if request.param == "passwords":
+        return Tenants(site_of(Tenants.configuration()))
+    config = jwts(tmp_path, *Tenants.USERS)
+    for tenant in ("shop", "lab"):
+        unlimited_user(tmp_path, f"thief-{tenant}", tenant)
+    return Tenants(site_of(config, tmp_path))
 
 
 async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Tenants):
@@ -166,6 +178,51 @@ async def test_users_may_have_nkeys_in_place_of_passwords(serve, tmp_path, monke
     finally:
         for each in (leader, gateway, worker, web):
             await each.close()
+
+
+async def test_jwts_let_in_whom_they_name_with_what_the_roles_allow(site_of, tmp_path):
+    users = ("operator", "gateway", "worker", "web@shop=producer:images", "old@lab=producer:images")
+    jwts(tmp_path, *users)
+    before = {path: path.read_bytes() for path in (tmp_path / "creds").iterdir()}
+    # Run again: one user may do something else, one is left out, one is new.
+    again = (*users[:3], "web@shop=producer:video", "new@shop=producer:images")
+    site: Site = site_of(jwts(tmp_path, *again), tmp_path)
+    assert {path: path.read_bytes() for path in before} == before
+    await site.worker("w1")
+    await site.gateway()
+    new, web = await site.bus("new"), await site.bus("web")
+    assert (await new.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    with pytest.raises(NotPermitted):
+        await web.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)
+    with pytest.raises(ServerUnreachable):
+        await site.bus("old")
+
+
+async def test_a_jwt_that_is_not_valid_lets_nobody_in(site_of, tmp_path):
+    site: Site = site_of(jwts(tmp_path, "operator", "web@shop=producer:images"), tmp_path)
+    accounts, creds = tmp_path / "keys" / "accounts", tmp_path / "creds"
+    shop, gangline = (KeyPair((accounts / f"{name}.nk").read_text()) for name in ("shop", "GANGLINE"))
+    own, now = KeyPair.new(KeyKind.USER), int(time.time())
+    about = {"type": "user", "version": 2, **dict.fromkeys(("subs", "data", "payload"), -1)}
+    theirs = {**about, "issuer_account": gangline.public}
+    head, claims, signature = (creds / "web.creds").read_text().split("-----\n")[1].split("\n")[0].split(".")
+    changed = claims_of((creds / "operator.creds").read_text()) | {"sub": own.public}
+    written = base64.urlsafe_b64encode(json.dumps(changed).encode()).decode().rstrip("=")
+    tokens = {
+        "good": encode_jwt(own.public, "good", shop, about, issued_at=now, expires_at=now + 3600),
+        "expired": encode_jwt(own.public, "expired", shop, about, issued_at=now - 9, expires_at=now - 1),
+        "changed": f"{head}.{written}.{signature}",
+        "unsigned": f"{head}.{claims}.",
+        "somebody elses": f"{head}.{claims}.{signature}",
+        "of a stranger": encode_jwt(own.public, "stranger", KeyPair.new(KeyKind.ACCOUNT), about, issued_at=now),
+        "of another account": encode_jwt(own.public, "shop", shop, theirs, issued_at=now),
+    }
+    for name, token in tokens.items():
+        (creds / f"{name}.creds").write_text(creds_file(token, own.seed))
+    await site.bus("good", inbox_prefix="_INBOX")
+    for name in tokens.keys() - {"good"}:
+        with pytest.raises(ServerUnreachable):
+            await site.bus(name, inbox_prefix="_INBOX")
 
 
 class Jwts:

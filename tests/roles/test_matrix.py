@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import nats
 import pytest
@@ -20,7 +21,7 @@ from nats.aio.client import Client as Connection
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import parse_user
 
-from .conftest import PASSWORD, Site, cut
+from .conftest import PASSWORD, Site, cut, jwts, unlimited_user
 
 pytestmark = pytest.mark.server
 
@@ -37,9 +38,23 @@ pages = _pages()
 USERS = {user.name: user for user in map(parse_user, (*pages.MATRIX_USERS, pages.TENANT))}
 
 
+FREE = {"GANGLINE": "spy", "shop": "thief"}
+
+
+@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
+def whole(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
+    """With all users of the matrix, and those whom nothing limits; in each form that `gangline roles` writes."""
+    if request.param == "passwords":
+        return site_of(configuration())
+    site = site_of(jwts(tmp_path, *pages.MATRIX_USERS, pages.TENANT), tmp_path)
+    for account, free in FREE.items():
+        unlimited_user(tmp_path, free, account)
+    return site
+
+
 def configuration() -> str:
     config = cut(*pages.MATRIX_USERS, pages.TENANT)
-    for account, free in (("GANGLINE", "spy"), ("shop", "thief")):
+    for account, free in FREE.items():
         before, start, after = config.partition(f"  {account} {{\n")
         assert start and "    users: [\n" in after
         users = f"    users: [\n      {{ user: {free}, password: {PASSWORD} }}\n"
@@ -53,9 +68,9 @@ async def connected(site: Site, user: str, refusals: list[str] | None = None) ->
         if refusals is not None and "permissions violation" in str(error).lower():
             refusals.append(str(error))
 
-    connection = await nats.connect(
-        site.server.url, user=user, password=PASSWORD, inbox_prefix=f"_INBOX.{user}".encode(), error_cb=note
-    )
+    file = site.credentials(user)
+    identity: dict[str, Any] = {"user_credentials": str(file)} if file else {"user": user, "password": PASSWORD}
+    connection = await nats.connect(site.server.url, **identity, inbox_prefix=f"_INBOX.{user}".encode(), error_cb=note)
     try:
         yield connection
     finally:
@@ -113,8 +128,8 @@ async def hold(site: Site, subjects: Iterable[str]) -> None:
         assert (name, len(refusals)) == (name, 0 if name == "thief" else len(set(asked) - allowed))
 
 
-async def test_every_cell_of_the_matrix_holds_on_a_server(site_of):
-    await hold(site_of(configuration()), pages.OPERATIONS.values())
+async def test_every_cell_of_the_matrix_holds_on_a_server(whole):
+    await hold(whole, pages.OPERATIONS.values())
 
 
 def test_the_matrix_has_what_is_allowed_and_refused_for_everybody():
@@ -126,7 +141,7 @@ def test_the_matrix_has_what_is_allowed_and_refused_for_everybody():
 
 
 @pytest.mark.long
-async def test_every_subject_of_every_list_is_for_those_alone_who_have_it(site_of):
+async def test_every_subject_of_every_list_is_for_those_alone_who_have_it(whole):
     def example(pattern: str) -> str:
         subject, blank, queue = pattern.partition(" ")
         return re.sub(r"\*", "images", subject).replace(">", "a.b") + blank + queue
@@ -136,4 +151,4 @@ async def test_every_subject_of_every_list_is_for_those_alone_who_have_it(site_o
         allowed = user.permissions(Names())
         subjects += [example(pattern) for pattern in allowed.publish]
         subjects += ["+" + example(pattern) for pattern in allowed.subscribe if not pattern.startswith("_INBOX")]
-    await hold(site_of(configuration()), subjects)
+    await hold(whole, subjects)

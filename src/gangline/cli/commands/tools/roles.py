@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
 from ...console.options import reporting
+
+if TYPE_CHECKING:
+    from ....schemas.names import Names
+    from ....schemas.permissions.roles import User
 
 
 @click.command(short_help="Write users and permissions for a nats-server, as configuration to include.")
@@ -20,6 +30,19 @@ from ...console.options import reporting
 )
 @click.option("--nkeys", is_flag=True, help="Give users nkeys instead of passwords.")
 @click.option(
+    "--jwt",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write JWTs of an operator, its accounts and users into this folder, with credentials for each user.",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 36_500),
+    metavar="NUMBER",
+    help="With --jwt: new credentials end after so many days; without it they do not end.",
+)
+@click.option(
     "--limit",
     "limits",
     multiple=True,
@@ -29,7 +52,14 @@ from ...console.options import reporting
 )
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
 def command(
-    users: tuple[str, ...], account: str, namespace: str, nkeys: bool, limits: tuple[str, ...], debug: bool
+    users: tuple[str, ...],
+    account: str,
+    namespace: str,
+    nkeys: bool,
+    folder: Path | None,
+    days: int | None,
+    limits: tuple[str, ...],
+    debug: bool,
 ) -> None:
     """Print nats-server configuration for the given users, each limited to what its roles need. Write it to a file and
     include the file in the server's configuration; no server is contacted.
@@ -41,19 +71,32 @@ def command(
     Each TENANT gets its own account, which imports only what its producers and owners need from Gangline's account. Use
     one for callers you do not trust. Each is limited to 256 connections, 1000 subscriptions and messages of 1 MiB.
 
+    With --jwt, FOLDER gets resolver.conf to include, creds/USER.creds for each user, and keys/, which only this command
+    needs. Run it again to change users: credentials that are there stay valid, those of users you leave out do not.
+
     \b
     gangline roles > roles.conf
     gangline roles gateway dispatcher operator shop=router+producer gpu-1=worker:images.w1 gpu-2=worker:images.w2
     gangline roles dispatcher operator images=worker:images billing=producer:invoices
     gangline roles gateway dispatcher operator worker web@shop=producer:images batch@lab=producer:video
     gangline roles --limit connections=20 --limit lab:payload=65536 --limit GANGLINE:store=50000000000 ...
+    gangline roles --jwt secrets --days 90 gateway dispatcher operator worker web@shop=producer:images
     """
-    reporting(_print, debug)(users, account, namespace, nkeys, limits)
+    reporting(_write, debug)(users, account, namespace, nkeys, folder, days, limits)
 
 
-def _print(users: tuple[str, ...], account: str, namespace: str, nkeys: bool, limits: tuple[str, ...]) -> None:
+def _write(
+    users: tuple[str, ...],
+    account: str,
+    namespace: str,
+    nkeys: bool,
+    folder: Path | None,
+    days: int | None,
+    limits: tuple[str, ...],
+) -> None:
     import shlex
 
+    from ....schemas.errors.base import InvalidRequest
     from ....schemas.names import Names, check_name
     from ....schemas.permissions.nats_config import DEFAULT_USERS, configuration, parse_limit, parse_user
 
@@ -62,9 +105,85 @@ def _print(users: tuple[str, ...], account: str, namespace: str, nkeys: bool, li
     options = [f"--account={account}"] * (account != "GANGLINE") + [f"--namespace={namespace}"] * (
         namespace != "gangline"
     )
-    options += ["--nkeys"] * nkeys + [f"--limit={limit}" for limit in limits]
+    if nkeys and folder:
+        raise InvalidRequest("--nkeys and --jwt are two forms of the same: give one of them")
+    if days and not folder:
+        raise InvalidRequest("--days is for the credentials that --jwt FOLDER writes: give both")
+    options += (
+        ["--nkeys"] * nkeys + [f"--jwt={folder}"] * (folder is not None) + [f"--days={days}"] * (days is not None)
+    )
+    options += [f"--limit={limit}" for limit in limits]
     line = shlex.join(["gangline", "roles", *options, *users])
+    if folder:
+        _write_jwts(folder, Names(namespace), chosen, line, account, days, limits)
+        return
     text = configuration(
         Names(namespace), chosen, command=line, account=account, nkeys=nkeys, limits=map(parse_limit, limits)
     )
     click.echo(text, nl=False)
+
+
+def _write_jwts(
+    folder: Path,
+    names: Names,
+    users: Sequence[User],
+    command: str,
+    account: str,
+    days: int | None,
+    limits: Sequence[str],
+) -> None:
+    """Keys and credentials that are in the folder are kept. Nothing is written unless everything can be."""
+    from ....bus.settings.keys import KeyKind, KeyPair
+    from ....schemas.permissions import jwt_config
+    from ....schemas.permissions.nats_config import parse_limit
+
+    now, secrets = int(time.time()), dict[Path, str]()
+
+    def key(path: Path, kind: KeyKind) -> KeyPair:
+        if path.exists():
+            return KeyPair(path.read_text(encoding="utf-8"))
+        made = KeyPair.new(kind)
+        secrets[path] = f"{made.seed}\n"
+        return made
+
+    def signer_of(user: User, owner: str) -> str:
+        path = folder / "creds" / f"{user.name}.creds"
+        if path.exists():
+            claims = jwt_config.claims_of(path.read_text(encoding="utf-8"))
+            if claims["nats"]["issuer_account"] == owner and claims.get("exp", now + 1) > now:
+                return str(claims["iss"])
+        own, signer = KeyPair.new(KeyKind.USER), KeyPair.new(KeyKind.ACCOUNT)
+        until = now + days * 86_400 if days else None
+        secrets[path] = jwt_config.credentials(user, owner, own, signer, issued_at=now, expires_at=until)
+        return signer.public
+
+    keys, tenants = folder / "keys", jwt_config.accounts_of(users, account)
+    accounts = {name: key(keys / "accounts" / f"{name}.nk", KeyKind.ACCOUNT) for name in tenants}
+    text = jwt_config.resolver_configuration(
+        names,
+        users,
+        jwt_config.JwtKeys(
+            operator=key(keys / "operator.nk", KeyKind.OPERATOR),
+            accounts=accounts,
+            users={user.name: signer_of(user, accounts[user.tenant or account].public) for user in users},
+        ),
+        issued_at=now,
+        command=command,
+        account=account,
+        limits=map(parse_limit, limits),
+    )
+    for path, secret in secrets.items():
+        _write_secret(path, secret)
+    (folder / "resolver.conf").write_text(text, encoding="utf-8")
+    click.echo(f"wrote {folder / 'resolver.conf'}, and credentials of {len(users)} users to {folder / 'creds'}")
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """For the owner alone from the first moment."""
+    for folder in reversed(path.parents):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text)
+    new.replace(path)

@@ -272,7 +272,7 @@ def _dispatcher(names: Names) -> Permissions:
             f"{ns}.job.*.*",
             f"{ns}.job.*.*.*",
             *names.both(f"{ns}.dispatcher.*.ping"),
-            *(f"{ns}.event.{kind}.*" for kind in ("dispatcher", "task", "route")),
+            *(f"{ns}.event.{kind}.*" for kind in ("dispatcher", "task", "route", "router")),
             *(f"$KV.{results}.{key}" for key in ("result.*", "result.*.*", "try.*.*", "try.*.*.*", "turn.*")),
             f"$O.{names.objects_store}.>",
             *_api("INFO"),

@@ -147,6 +147,29 @@ async def test_an_operator_does_all_that_operators_do(site: Site):
     assert await site.refused() == []
 
 
+async def test_gateways_dispatchers_and_routers_say_how_many_requests_wait_in_them(site: Site):
+    await site.everything()
+    operator, producer = await site.bus("operator"), await site.client("producer")
+    router, heard = await site.client("router"), collect()
+    await operator.subscribe("gangline.event.router.*", heard)
+    await operator.flush()
+    async with router.lease("images", slots=4), router.lease("images", slots=4):
+        waiting = [
+            asyncio.ensure_future(router.call("images.double", 1)),
+            asyncio.ensure_future(producer._bus.request("gangline.call.images.double", b"[1]", timeout_s=PATIENCE_S)),
+        ]
+        job = await producer.submit("images.double", 1)
+
+        async def all_say_so() -> bool:
+            events = [json.loads(message.data) for message in heard.items]
+            return len({event["router"] for event in events if event["waiting"].get("images")}) == 3
+
+        await until(all_say_so, lambda: f"{[message.data for message in heard.items[-6:]]}")
+    await asyncio.gather(*waiting)
+    assert await job.result(PATIENCE_S) == 2
+    assert await site.refused() == []
+
+
 async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(site: Site):
     await site.everything()
     operator, router = await site.client("operator"), await site.client("router")

@@ -130,6 +130,10 @@ class SchedulerCore:
         """Revision of our `leader` record."""
         return self._state.ledger.fence
 
+    def tenant_of(self, account: str) -> str:
+        """The tenant that has this account; empty: it is our own."""
+        return self._state.settings.quotas.tenant_of(account)
+
     def get(self, gang: str) -> GangReply | None:
         """A gang, or one that ended recently, without secrets."""
         found = self._state.gangs.get(gang)

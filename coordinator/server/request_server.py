@@ -34,7 +34,7 @@ from ...schemas.messages.operations import parse_request
 from ...schemas.names import GangOperation, Names, WorkerId, public_id
 from ...schemas.records.gangs import GangState
 from ...schemas.records.workers import LeaseRecord
-from ...schemas.wire.headers import tenant_of
+from ...schemas.wire.headers import account_of
 from ...telemetry.logs import Log
 from ..core.gang_core import SchedulerCore
 from ..ledger.storage import parse
@@ -191,7 +191,7 @@ class RequestServer:
             reply_to=number,
             new_id=new_id,
             new_token=self._clock.token(),
-            tenant=tenant_of(responder.headers) if responder.headers else "",
+            tenant=self.tenant_of(responder),
         )
         self._waiting[number] = _Waiting(
             responder=responder, operation=GangOperation.ACQUIRE, acquire=event, asked_at=event.now, final=False
@@ -228,9 +228,13 @@ class RequestServer:
         else:
             responder.reply(found.public())
 
+    def tenant_of(self, responder: Responder) -> str:
+        """Who asks; empty: somebody of our own account."""
+        return self._core.tenant_of(account_of(responder.headers))
+
     def _seen(self, gang: str, responder: Responder) -> GangReply:
         """The gang, if the requester may see it."""
-        found, tenant = self._core.get(gang), tenant_of(responder.headers)
+        found, tenant = self._core.get(gang), self.tenant_of(responder)
         if found is None or (tenant and found.tenant != tenant):
             raise _unknown(gang)
         return found
@@ -241,7 +245,7 @@ class RequestServer:
         return GangListReply(gangs=tuple(gang.public() for gang in gangs if not tenant or gang.tenant == tenant))
 
     def _list(self, responder: Responder, body: Any) -> None:
-        found = self.list(parse_request(GangListRequest, body), tenant_of(responder.headers))
+        found = self.list(parse_request(GangListRequest, body), self.tenant_of(responder))
         bare = tuple(gang.model_copy(update={"seats": ()}) for gang in found.gangs)
         responder.reply(found, shorter=GangListReply(gangs=bare))
 
@@ -263,7 +267,7 @@ class RequestServer:
         except GanglineError as error:
             # Reply in any case with what the core knows.
             self._log.info("cannot read the leases: %s", error, extra={"action": "gang.why"})
-        responder.reply(self._without_others(reply, tenant_of(responder.headers)))
+        responder.reply(self._without_others(reply, self.tenant_of(responder)))
 
     def _without_others(self, reply: GangWhyReply, tenant: str) -> GangWhyReply:
         """For a tenant: only its own gangs by their ids, and no owners of leases."""

@@ -25,7 +25,6 @@ from ...schemas.names import GangOperation, Names
 from ...schemas.records.gangs import GangRecord
 from ...schemas.wire import codec
 from ...schemas.wire.codec import Format
-from ...schemas.wire.headers import tenant_of
 from ...telemetry.logs import Log
 from ..core.gang_core import SchedulerCore
 from ..ledger.storage import parse
@@ -218,7 +217,7 @@ class ShardRouter:
         gangs: list[GangReply] = list(self._server.list(wanted).gangs)
         for answer in answers:
             gangs += answer.gangs if answer is not None else ()
-        if tenant := tenant_of(responder.headers):
+        if tenant := self._server.tenant_of(responder):
             gangs = [gang for gang in gangs if gang.tenant == tenant]
         gangs.sort(key=lambda gang: (gang.created_at, gang.id))
         silent = tuple(name for name, answer in zip(others, answers, strict=True) if answer is None)

@@ -421,7 +421,7 @@ class GatewayCall(Responder):
         self._gateway = gateway
         self._done = False
         self.began_at = gateway.router.exchange.loop.time()
-        self.tenant = headers.tenant_of(message.headers)
+        self.tenant = gateway.router.settings.quotas.tenant_of(headers.account_of(message.headers))
 
     @property
     def size(self) -> int:

@@ -3,6 +3,7 @@ which account a request comes. Gangline's own account has no quotas. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
@@ -11,6 +12,8 @@ from ..errors.base import InvalidSettings, QuotaExceeded
 from ..names import check_name
 from ..text import parse_yes_no
 
+ACCOUNT_KEY: Final = "account"
+"""Given like a quota: the public key of a tenant's account."""
 _BOUNDS: Final = {"gangs_waiting": (1, 1_000_000), "priority": (-1_000_000, 1_000_000), "weight": (0.001, 1000)}
 
 
@@ -56,10 +59,16 @@ class Quotas:
     others: Quota = Quota()
     """Of tenants that are not named."""
     named: Mapping[str, Quota] = field(default_factory=dict[str, Quota])
+    tenants: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Account -> its tenant, where the server knows accounts by their public keys."""
 
     def of(self, tenant: str) -> Quota | None:
         """None: Gangline's own account, which has none."""
         return self.named.get(tenant, self.others) if tenant else None
+
+    def tenant_of(self, account: str) -> str:
+        """The tenant whose requests come from that account."""
+        return self.tenants.get(account, account)
 
     @property
     def limits_slots(self) -> bool:
@@ -69,12 +78,14 @@ class Quotas:
 
 def parse_quotas(texts: Iterable[str]) -> Quotas:
     """Each text is `[TENANT:]QUOTA=VALUE`. Without a tenant it is for all; one that names a tenant goes before these.
+    `TENANT:account=KEY` says by which public key the server knows the tenant's account.
 
     Raises:
         InvalidSettings, InvalidName: it cannot be understood.
     """
     everybodys: dict[str, Any] = {}
     named: dict[str, dict[str, Any]] = {}
+    tenants: dict[str, str] = {}
     for text in texts:
         left, equals, value = text.partition("=")
         tenant, _, name = left.rpartition(":")
@@ -85,9 +96,22 @@ def parse_quotas(texts: Iterable[str]) -> Quotas:
             found = parser(value)
         except ValueError:
             raise InvalidSettings(f"{text!r}: {value!r} is no {name}; write, for example, {name}={example}") from None
-        (named.setdefault(check_name(tenant, "tenant"), {}) if tenant else everybodys)[name] = found
+        if tenant:
+            check_name(tenant, "tenant")
+        if name != ACCOUNT_KEY:
+            (named.setdefault(tenant, {}) if tenant else everybodys)[name] = found
+        elif not tenant:
+            raise InvalidSettings(f"{text!r} names no tenant: write TENANT:{text}")
+        elif tenants.setdefault(found, tenant) != tenant:
+            raise InvalidSettings(f"{text!r}: this is the account of {tenants[found]!r}, too")
     others = Quota(**everybodys)
-    return Quotas(others, {tenant: replace(others, **own) for tenant, own in named.items()})
+    return Quotas(others, {tenant: replace(others, **own) for tenant, own in named.items()}, tenants)
+
+
+def _account(text: str) -> str:
+    if re.fullmatch("A[A-Z2-7]{55}", text) is None:
+        raise ValueError
+    return text
 
 
 def _pools(text: str) -> frozenset[str]:
@@ -104,6 +128,7 @@ _PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "preempt": (parse_yes_no, "yes"),
     "weight": (float, "3"),
     "guaranteed": (int, "16"),
+    ACCOUNT_KEY: (_account, "ABC..., the 56 characters in the file `tenants` that `gangline roles --jwt` wrote"),
 }
 """How to read the value of each quota, and an example."""
 

@@ -47,10 +47,10 @@ WORKER: Final = "Gangline-Worker"
 
 REQUEST_INFO: Final = "Nats-Request-Info"
 """Set by the server, whatever the client wrote there, on requests that come from another account: JSON with its name as
-`acc`."""
+`acc`; by JWT, an account's name is its public key."""
 
 
-def tenant_of(given: Mapping[str, str] | None) -> str:
+def account_of(given: Mapping[str, str] | None) -> str:
     """The account that a request came from; empty: the reader's own account."""
     text = None if given is None else given.get(REQUEST_INFO)
     if text is None:

@@ -6,10 +6,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.settings.keys import KeyPair
 from gangline.cli.app import gangline
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.jwt_config import claims_of
 from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration
+from gangline.schemas.permissions.quotas import parse_quotas
 
 
 def run(*arguments: str) -> Result:
@@ -57,6 +59,8 @@ def test_jwts_are_written_with_secrets_for_their_owner_alone(tmp_path):
     seeds = [(folder / name).read_text().strip().splitlines()[-2:] for name in secrets]
     text = (folder / "resolver.conf").read_text()
     assert not [line for lines in seeds for line in lines if line in text]
+    shop = KeyPair((folder / "keys" / "accounts" / "shop.nk").read_text()).public
+    assert parse_quotas((folder / "tenants").read_text().split()).tenant_of(shop) == "shop"
     claims = claims_of((folder / "creds" / "web.creds").read_text())
     assert claims["exp"] - claims["iat"] == 30 * 86_400
 

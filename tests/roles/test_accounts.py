@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from gangline.worker.service import Worker
 
 from ..bus.conftest import collect
 from ..support.bus.identities import make_jwt, make_key
-from ..waiting import PATIENCE_S
+from ..waiting import PATIENCE_S, until
 from .conftest import NOWHERE, PASSWORD, SERVERS, Site, cut, jwts, unlimited_user
 from .pool import pool as images
 
@@ -183,19 +185,26 @@ async def test_users_may_have_nkeys_in_place_of_passwords(serve, tmp_path, monke
 async def test_jwts_let_in_whom_they_name_with_what_the_roles_allow(site_of, tmp_path):
     users = ("operator", "gateway", "worker", "web@shop=producer:images", "old@lab=producer:images")
     jwts(tmp_path, *users)
-    before = {path: path.read_bytes() for path in (tmp_path / "creds").iterdir()}
-    # Run again: one user may do something else, one is left out, one is new.
-    again = (*users[:3], "web@shop=producer:video", "new@shop=producer:images")
-    site: Site = site_of(jwts(tmp_path, *again), tmp_path)
-    assert {path: path.read_bytes() for path in before} == before
+    # Paths in a server's configuration are relative, whatever they begin with.
+    site: Site = site_of(f'include "{"../" * 20}{tmp_path / "resolver.conf"}"', tmp_path)
     await site.worker("w1")
     await site.gateway()
+    old = await site.bus("old")
+    assert (await old.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    before = {path: path.read_bytes() for path in (tmp_path / "creds").iterdir()}
+    # Run again: one user may do something else, one is left out, one is new. The server goes on.
+    jwts(tmp_path, *users[:3], "web@shop=producer:video", "new@shop=producer:images")
+    assert {path: path.read_bytes() for path in before} == before
+    assert site.server.pid is not None
+    os.kill(site.server.pid, signal.SIGHUP)
+    await asyncio.to_thread(site.server.await_log, "Reloaded server configuration")
     new, web = await site.bus("new"), await site.bus("web")
     assert (await new.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     with pytest.raises(NotPermitted):
         await web.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)
     with pytest.raises(ServerUnreachable):
         await site.bus("old")
+    await until(lambda: not old.connected)
 
 
 async def test_a_jwt_that_is_not_valid_lets_nobody_in(site_of, tmp_path):

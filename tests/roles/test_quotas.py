@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.permissions.quotas import parse_quotas
 
 from ..waiting import PATIENCE_S, until
-from .conftest import SERVERS, Site, cut
+from .conftest import SERVERS, Site, cut, jwts
 
 pytestmark = pytest.mark.server
 
@@ -26,11 +28,25 @@ async def ask(bus: NatsBus, operation: str, subject: str = "gangline.gang", **bo
     return json.loads(answer.data)
 
 
+@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
+def tenants(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Callable[..., tuple[Site, list[str]]]:
+    """A site with these users beside the servers, and what quotas must say about tenants there; in each form that
+    `gangline roles` writes."""
+    if request.param == "passwords":
+        return lambda *users: (site_of(cut(*SERVERS, *users)), [])
+
+    def by_jwt(*users: str) -> tuple[Site, list[str]]:
+        site = site_of(jwts(tmp_path, *SERVERS, *users), tmp_path)
+        return site, (tmp_path / "tenants").read_text().split()
+
+    return by_jwt
+
+
 @pytest.fixture
-async def lab(site_of) -> Site:
+async def lab(tenants) -> Site:
     """Two workers of four slots, and a coordinator that gives the tenant `lab` one gang at a time."""
-    site: Site = site_of(cut(*SERVERS, "batch@lab=owner:images", "other@shop=owner:video"))
-    quotas = parse_quotas(["lab:gangs=1", "lab:gangs_waiting=1", "lab:priority=3"])
+    site, named = tenants("batch@lab=owner:images", "other@shop=owner:video")
+    quotas = parse_quotas([*named, "lab:gangs=1", "lab:gangs_waiting=1", "lab:priority=3"])
     await site.coordinator(settings=CoordinatorSettings(quotas=quotas))
     for id in ("w1", "w2"):
         await site.worker(id)
@@ -95,10 +111,10 @@ async def test_a_tenant_sees_no_gangs_but_its_own(lab: Site):
         await batch.request("gangline.worker.images.w1.reserve", b"{}", timeout_s=PATIENCE_S)
 
 
-async def test_calls_of_a_tenant_use_no_more_slots_of_a_pool_than_its_quota(site_of):
-    site: Site = site_of(cut(*SERVERS, "web@lab=producer:images", "other@shop=producer:images"))
+async def test_calls_of_a_tenant_use_no_more_slots_of_a_pool_than_its_quota(tenants):
+    site, named = tenants("web@lab=producer:images", "other@shop=producer:images")
     worker = await site.worker("w1")
-    settings = RouterSettings(node="", zone="", quotas=parse_quotas(["lab:slots=2"]))
+    settings = RouterSettings(node="", zone="", quotas=parse_quotas([*named, "lab:slots=2"]))
     gateway = Gateway(await site.bus("gateway"), router_settings=settings)
     async with gateway:
         web, other = await site.bus("web"), await site.bus("other")

@@ -341,4 +341,4 @@ async def test_a_tenant_that_calls_without_end_leaves_room_for_others(rig: Rig) 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"acc": 1}', "[" * 100_000])
 def test_what_a_client_of_our_own_account_writes_as_request_info_names_no_tenant(text: str) -> None:
-    assert headers.tenant_of({headers.REQUEST_INFO: text}) == ""
+    assert headers.account_of({headers.REQUEST_INFO: text}) == ""

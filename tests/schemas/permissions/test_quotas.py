@@ -13,6 +13,15 @@ def test_a_quota_is_for_all_tenants_or_for_one():
     assert quotas.of("somebody") == Quota(gangs=2, gang_slots=16)
 
 
+def test_a_tenant_is_known_by_the_key_of_its_account():
+    lab, shop = (f"A{letter * 55}" for letter in "BC")
+    quotas = parse_quotas([f"lab:account={lab}", f"shop:account={shop}", "lab:gangs=4", "gangs=2"])
+    assert [quotas.tenant_of(account) for account in (lab, shop, "other", "")] == ["lab", "shop", "other", ""]
+    assert [quotas.of(tenant) for tenant in ("lab", "shop")] == [Quota(gangs=4), Quota(gangs=2)]
+    with pytest.raises(InvalidSettings, match="account of 'lab', too"):
+        parse_quotas([f"lab:account={lab}", f"shop:account={lab}"])
+
+
 def test_our_own_account_has_none():
     assert parse_quotas(["gangs=2"]).of("") is None
 
@@ -32,6 +41,8 @@ def test_a_tenant_without_quotas_has_no_rights():
     ("lab:preempt=perhaps", "preempt=yes"),
     ("lab:pools=a b", "pool"),
     ("a.b:gangs=1", "tenant"),
+    ("lab:account=GANGLINE", "56 characters"),
+    (f"account=A{55 * 'B'}", "names no tenant: write TENANT:account=AB"),
 ])  # fmt: skip
 def test_what_cannot_be_understood_is_refused(text: str, why: str):
     with pytest.raises((InvalidSettings, InvalidName), match=why):

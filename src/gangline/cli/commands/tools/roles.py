@@ -71,8 +71,9 @@ def command(
     Each TENANT gets its own account, which imports only what its producers and owners need from Gangline's account. Use
     one for callers you do not trust. Each is limited to 256 connections, 1000 subscriptions and messages of 1 MiB.
 
-    With --jwt, FOLDER gets resolver.conf to include, creds/USER.creds for each user, and keys/, which only this command
-    needs. Run it again to change users: credentials that are there stay valid, those of users you leave out do not.
+    With --jwt, FOLDER gets resolver.conf to include, creds/USER.creds for each user, tenants for GANGLINE_QUOTAS of
+    gateways and coordinators, and keys/, which only this command needs. Run it again to change users: credentials that
+    are there stay valid, those of users you leave out do not.
 
     \b
     gangline roles > roles.conf
@@ -136,6 +137,7 @@ def _write_jwts(
     from ....bus.settings.keys import KeyKind, KeyPair
     from ....schemas.permissions import jwt_config
     from ....schemas.permissions.nats_config import parse_limit
+    from ....schemas.permissions.quotas import ACCOUNT_KEY
 
     now, secrets = int(time.time()), dict[Path, str]()
 
@@ -157,8 +159,8 @@ def _write_jwts(
         secrets[path] = jwt_config.credentials(user, owner, own, signer, issued_at=now, expires_at=until)
         return signer.public
 
-    keys, tenants = folder / "keys", jwt_config.accounts_of(users, account)
-    accounts = {name: key(keys / "accounts" / f"{name}.nk", KeyKind.ACCOUNT) for name in tenants}
+    keys, (own, system, *tenants) = folder / "keys", jwt_config.accounts_of(users, account)
+    accounts = {name: key(keys / "accounts" / f"{name}.nk", KeyKind.ACCOUNT) for name in (own, system, *tenants)}
     text = jwt_config.resolver_configuration(
         names,
         users,
@@ -175,6 +177,8 @@ def _write_jwts(
     for path, secret in secrets.items():
         _write_secret(path, secret)
     (folder / "resolver.conf").write_text(text, encoding="utf-8")
+    named = [f"{name}:{ACCOUNT_KEY}={accounts[name].public}\n" for name in tenants]
+    (folder / "tenants").write_text("".join(named), encoding="utf-8")
     click.echo(f"wrote {folder / 'resolver.conf'}, and credentials of {len(users)} users to {folder / 'creds'}")
 
 

@@ -230,7 +230,7 @@ class RequestServer:
 
     def tenant_of(self, responder: Responder) -> str:
         """Who asks; empty: somebody of our own account."""
-        return self._core.tenant_of(account_of(responder.headers))
+        return self._core.tenant_of(account_of(responder.headers)) if responder.headers else ""
 
     def _seen(self, gang: str, responder: Responder) -> GangReply:
         """The gang, if the requester may see it."""

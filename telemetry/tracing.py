@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from random import getrandbits
+from random import randbytes
 from types import ModuleType
 from typing import Any, Final, Literal
 
@@ -34,7 +34,7 @@ class ProviderProbe:
     variable.
     """
 
-    __slots__ = ("_get", "_noop", "_real", "_seen", "_variable", "_variables")
+    __slots__ = ("_get", "_noop", "_real", "_variable", "_variables", "seen")
 
     def __init__(self, module: ModuleType, variable: str, get: Callable[[], object], noop: type) -> None:
         """
@@ -49,7 +49,8 @@ class ProviderProbe:
         self._variable = variable
         self._get = get
         self._noop = noop
-        self._seen: object = None
+        self.seen: object = None
+        """The provider that was seen last."""
         self._real = False
 
     def real(self) -> bool:
@@ -58,17 +59,12 @@ class ProviderProbe:
             provider = self._variables[self._variable]
         except KeyError:
             provider = self._get()
-        if provider is not self._seen:
-            self._seen = provider
+        if provider is not self.seen:
+            self.seen = provider
             self._real = self._is_real(provider)
         return self._real
 
     __call__ = real
-
-    @property
-    def provider(self) -> object:
-        """The one that was seen last."""
-        return self._seen
 
     def _is_real(self, provider: object) -> bool:
         # The proxies used until a provider is set are private classes of the API, with several names.
@@ -285,7 +281,7 @@ class Sampling:
     def of_new_trace(self, context: _context.Context | None) -> Unsampled | NewTrace | None:
         """What a request without a parent starts with. None: the sampler is to be asked, which starting a span does."""
         if self._random:  # the same as below, in half the time
-            digits = "%048x" % getrandbits(192)  # noqa: UP031
+            digits = randbytes(24).hex()
             if digits[16:32] < self._below:
                 return NewTrace(int(digits[:32], 16) or 1, context)
             return Unsampled(f"00-{digits[:32]}-{digits[32:]}-{self._flags}")
@@ -321,21 +317,25 @@ class Tracer:
         Returns:
             `Unsampled`: carry it on and start no span. Anything else is the parent to start a span with.
         """
+        # The order is that of how often they are asked for.
+        if parent is None:
+            current = _current().get(_SPAN_KEY)
+            if current is None:
+                return self._known().of_new_trace(None)
+            if type(current) is UnsampledSpan:
+                return current.traceparent
+            sampling = self._known()
+            if isinstance(current, _trace.Span) and (context := current.get_span_context()).is_valid:
+                return None if context.trace_flags & 1 or not sampling.parents else Unsampled(_format(context))
+            return sampling.of_new_trace(None)
         if type(parent) is Unsampled or isinstance(parent, NewTrace):
             return parent
         if isinstance(parent, Span):
             return parent if parent.carried is None else parent.carried
         sampling = self._known()
-        if parent is not None:
-            if sampling.parents and _UNSAMPLED(parent) is not None:
-                return Unsampled(parent)
-            return parent if _match(parent) is not None else sampling.of_new_trace(_context.Context()) or parent
-        current = _current().get(_SPAN_KEY)
-        if type(current) is UnsampledSpan:
-            return current.traceparent
-        if isinstance(current, _trace.Span) and (context := current.get_span_context()).is_valid:
-            return None if context.trace_flags & 1 or not sampling.parents else Unsampled(_format(context))
-        return sampling.of_new_trace(None)
+        if sampling.parents and _UNSAMPLED(parent) is not None:
+            return Unsampled(parent)
+        return parent if _match(parent) is not None else sampling.of_new_trace(_context.Context()) or parent
 
     def start(
         self,
@@ -404,7 +404,7 @@ class Tracer:
         return _valid(_trace.get_current_span().get_span_context())
 
     def _known(self) -> Sampling:
-        sampling, provider = self._sampling, self._probe.provider
+        sampling, provider = self._sampling, self._probe.seen
         if sampling.provider is not provider or sampling.sampler is not getattr(provider, "sampler", None):
             sampling = self._sampling = Sampling(provider)
         return sampling

@@ -230,8 +230,8 @@ class FastPath:
         way = self._ways.get(target)
         if way is None or self.plain_pools.get(way.endpoint) is not way.pool:
             way = self._find(target)
-        under = _under()
-        if _traced():
+        under, traced = _under(), _traced()
+        if traced:
             self.parent = parent = tracer.decide(parent)
         if way is None or (under is not None and under.deadline is not None):
             return None
@@ -258,7 +258,7 @@ class FastPath:
             route.join(pool.name)
         if key is not None:
             flight.key, flight.method = key, method
-        if _traced() and type(parent) is not Unsampled:
+        if traced and type(parent) is not Unsampled:
             flight.span = tracer.start(
                 f"gangline.call {target}",
                 kind="client",

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from ..errors.base import InvalidRequest
 from ..names import Names
-from .nats_config import ACCOUNT, imports_of, limits_of, tenants_of
+from .nats_config import ACCOUNT, ANSWERS_WITHIN_S, imports_of, limits_of, tenants_of
 from .roles import User
 
 SYSTEM: Final = "SYS"
@@ -150,12 +150,16 @@ def claims_of(credentials: str) -> dict[str, Any]:
         InvalidRequest: it is no such file.
     """
     try:
-        token = credentials.split("-----\n", 1)[1].split("\n", 1)[0]
-        claims = json.loads(_decoded(token.split(".")[1]))
+        claims = claims_in(credentials.split("-----\n", 1)[1].split("\n", 1)[0])
         claims["iss"], claims["nats"]["issuer_account"]
     except (IndexError, ValueError, KeyError, TypeError):
         raise InvalidRequest("this is no file of credentials: remove it, and run the command again") from None
-    return dict(claims)
+    return claims
+
+
+def claims_in(token: str) -> dict[str, Any]:
+    """The claims of a JWT; no signature is checked."""
+    return dict(json.loads(_decoded(token.split(".")[1])))
 
 
 def encode_jwt(
@@ -227,9 +231,7 @@ def _claims(name: str, account: _Account, names: Names, keys: JwtKeys, issued_at
         "type": "account",
         "version": 2,
         "limits": {**limits, "wildcards": True},
-        "exports": [
-            {"name": subject, "subject": subject, "type": kind, "token_req": True} for kind, subject in account.exports
-        ],
+        "exports": [_export(kind, subject) for kind, subject in account.exports],
         "imports": [
             {
                 "name": subject,
@@ -242,6 +244,13 @@ def _claims(name: str, account: _Account, names: Names, keys: JwtKeys, issued_at
         ],
         "signing_keys": [_scope(user, names, keys.users[user.name]) for user in account.users],
     }
+
+
+def _export(kind: str, subject: str) -> dict[str, Any]:
+    export: dict[str, Any] = {"name": subject, "subject": subject, "type": kind, "token_req": True}
+    if kind == "service":
+        export |= {"response_type": "Singleton", "response_threshold": ANSWERS_WITHIN_S * 1_000_000_000}
+    return export
 
 
 def _activation(exporter: Signer, importer: str, kind: str, subject: str, issued_at: int) -> str:

@@ -17,6 +17,9 @@ DEFAULT_USERS: Final = (
 TENANT_LIMITS: Final = {"connections": 256, "subscriptions": 1000, "payload": 1024 * 1024}
 """What a tenant's account may have, unless `gangline roles --limit` says otherwise: connections in all, subscriptions
 of one connection, bytes of one message."""
+ANSWERS_WITHIN_S: Final = 86_400
+"""How long the server keeps the way back for an answer to another account; after that it drops the answer. It keeps it
+only until the one answer came."""
 _STORAGE: Final = {"memory": "max_memory", "store": "max_file", "streams": "max_streams", "consumers": "max_consumers"}
 """Limits of JetStream, which Gangline's own account alone has -> the server's names."""
 _HEAD: Final = """\
@@ -160,7 +163,8 @@ def _exports(tenants: Mapping[str, Sequence[User]], names: Names) -> Iterable[st
     if shared:
         yield "    exports: ["
         for (kind, subject), accounts in shared.items():
-            yield f'      {{ {kind}: "{subject}", accounts: [{", ".join(accounts)}] }}'
+            within = f', threshold: "{ANSWERS_WITHIN_S}s"' if kind == "service" else ""
+            yield f'      {{ {kind}: "{subject}", accounts: [{", ".join(accounts)}]{within} }}'
         yield "    ]"
 
 

@@ -39,7 +39,7 @@ def test_a_server_takes_it_for_any_namespace_account_and_users(monkeypatch):
 def test_a_server_takes_tenants_each_in_an_account_of_its_own(monkeypatch):
     text = run("operator", "gateway", "web@shop=producer:images", "all@lab=producer").output
     assert "separates them only weakly" not in text and "separates them only weakly" in run("operator").output
-    assert '{ service: "gangline.call.images.*", accounts: [shop] }' in text
+    assert '{ service: "gangline.call.images.*", accounts: [shop], threshold: "86400s" }' in text
     assert '{ stream: "$KV.GANGLINE_RESULTS.result.*", accounts: [shop, lab] }' in text
     for name in ("OPERATOR", "GATEWAY", "WEB", "ALL"):
         monkeypatch.setenv(f"GANGLINE_PASSWORD_{name}", "x")

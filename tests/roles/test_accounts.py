@@ -23,7 +23,7 @@ from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.schemas.errors.base import GanglineError, ServerUnreachable
 from gangline.schemas.names import Names
-from gangline.schemas.permissions.jwt_config import claims_of, creds_file, encode_jwt
+from gangline.schemas.permissions.jwt_config import claims_in, claims_of, creds_file, encode_jwt
 from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
 from gangline.schemas.permissions.roles import Permissions, Role, permissions
 from gangline.worker.ledger.settings import WorkerSettings
@@ -79,6 +79,17 @@ async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Ten
     for subject in Names().both("gangline.call.images.double"):
         assert (await web.request(subject, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     assert await site.refused() == []
+
+
+def test_the_server_takes_answers_to_tenants_for_a_day(tmp_path: Path):
+    """By default it drops those that take longer than two minutes."""
+    users = ("operator", "web@shop=producer:images")
+    exports = [line for line in cut(*users).splitlines() if "{ service:" in line and "accounts:" in line]
+    assert exports and [line for line in exports if not line.endswith('threshold: "86400s" }')] == []
+    key = KeyPair((jwts(tmp_path, *users) and tmp_path / "keys" / "accounts" / "GANGLINE.nk").read_text()).public
+    token = (tmp_path / "resolver.conf").read_text().partition(f"  {key}: ")[2].splitlines()[0]
+    services = [each for each in claims_in(token)["nats"]["exports"] if each["type"] == "service"]
+    assert services and {each["response_threshold"] for each in services} == {86_400 * 10**9}
 
 
 ATTACKS = {

@@ -14,12 +14,12 @@ import pytest
 from nats.aio.client import Client as Connection
 
 from gangline.bus.nats_bus import NatsBus
-from gangline.bus.port.bus import BucketSettings, Storage
+from gangline.bus.port.bus import MEBIBYTE, BucketSettings, Storage
 from gangline.schemas.errors.base import InvalidRequest
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import configuration, parse_limit, parse_user
 
-from ..waiting import PATIENCE_S
+from ..waiting import PATIENCE_S, until
 from .conftest import PASSWORD, SERVERS, Site, jwts
 
 MEMORY_FULL = "resource limits exceeded for account"
@@ -103,6 +103,32 @@ async def test_the_account_of_gangline_can_have_limits_of_jetstream(limited_site
     operator = await site.bus("operator")
     with pytest.raises(Exception, match="maximum number of streams reached"):
         await operator.bucket(Names().routes_bucket, BucketSettings())
+
+
+@pytest.mark.server
+async def test_a_deployment_works_within_limits_of_memory_store_streams_and_consumers(limited_site, monkeypatch):
+    each = 4 * MEBIBYTE
+    monkeypatch.setenv("GANGLINE_MAX_BYTES", str(each))
+    memory, store = each, 8 * each  # the ledger is in memory; the others are on disk
+    limits = {"streams": 9, "consumers": 20, "memory": memory, "store": store}
+    site: Site = limited_site(*(f"GANGLINE:{name}={number}" for name, number in limits.items()))
+    await site.everything()
+    operator, batch, router = [await site.client(user) for user in ("operator", "batch", "router")]
+    assert await router.call("images.double", 1) == 2
+    async with router.lease("images", slots=2) as lease:
+        assert await lease.call("double", 2) == 4
+    async with router.gang(pool="images", size=2) as gang:
+        assert await gang.run("together") == [0, 1]
+    jobs = [await batch.submit("images.double", number) for number in range(10)]
+    assert [await job.result(PATIENCE_S) for job in jobs] == [2 * number for number in range(10)]
+    assert len(await (await batch.submit("images.text", 900_000)).result(PATIENCE_S)) == 900_000
+    await operator.set_route("pictures", {"to": {"images": 1}})
+    router.router.routes.start()
+    await until(lambda: "pictures" in router.router.routes.known)
+    assert await router.call("pictures.double", 3) == 6
+    account = await ask(operator._bus, "$JS.API.INFO", b"")
+    asked = {"max_memory": memory, "max_storage": store, "max_streams": 9, "max_consumers": 20}
+    assert account["limits"] == account["limits"] | asked
 
 
 async def ask(bus: NatsBus, subject: str, body: bytes) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....bus.memory.server import MemoryServer
 from ....bus.port.bus import KvEntry, StreamMessage
-from ....schemas.errors.base import GanglineError
+from ....schemas.errors.base import GanglineError, JobError
 from ....schemas.names import Names
 from ....schemas.records.jobs import JobState, ResultRecord, TurnRecord
 from ....worker.context.task_context import TaskContext
@@ -167,6 +167,8 @@ class JobWatch:
 
     def not_replayed(self, step: JobStep, error: GanglineError) -> None:
         """Somebody was told that it was not replayed: right only if another request has, or may have, replayed it."""
+        if isinstance(error, JobError) and self._troubles.lossy:
+            return  # its queue is being taken over, and what the server sends for that comes again after 30 s
         model = self.models[step.request]
         if model.replaying < 2:
             self._fail("outcome", f"{model} is dead, and cannot be replayed: {error.message}")

@@ -48,6 +48,13 @@ class Way(NamedTuple):
     """None: a route chooses the pool of each call."""
 
 
+class Share(Protocol):
+    """One pool of a route, and how many requests are in it; see PoolShare."""
+
+    name: str
+    inside: int
+
+
 class Weights(Protocol):
     """An endpoint's route, as far as the fast path uses it; see EndpointRoute."""
 
@@ -58,14 +65,12 @@ class Weights(Protocol):
     def plain(self) -> Mapping[str, tuple[RoutedPool, Tally]]:
         """Open pools that its requests have used, each with the counter of such requests."""
 
-    def draw(self, key: str | None) -> str | None:
-        """The pool of a request; None: the fast path does not support this route."""
+    def draw(self, key: str | None) -> Any:
+        """The Share of a request's pool, in which it counts itself; None: the fast path does not support this
+        route."""
 
-    def join(self, pool: str) -> None:
-        """A request enters the pool that was drawn for it."""
-
-    def leave(self, pool: str) -> None:
-        """It has ended."""
+    def left(self, share: Any) -> None:
+        """A request that counted itself in that Share has ended."""
 
 
 class ShortFlight(AwaitedRequest):
@@ -104,6 +109,11 @@ class PlainFlight(ShortFlight):
     """What it carries on, if tracing is on and it is not sampled."""
     span: Span = NO_SPAN
     """The call's span, if it is sampled."""
+    route: Weights | None = None
+    """The route that chose its pool."""
+    share: Share | None = None
+    """Where the route counts it: until it has ended; after an answer that is not a result, until the general path
+    counts it."""
 
     @property
     def deadline(self) -> float | None:
@@ -113,10 +123,13 @@ class PlainFlight(ShortFlight):
     @property
     def endpoint(self) -> str:
         """The endpoint of the call."""
-        return self.pool.name
+        return self.pool.name if self.route is None else self.route.endpoint
 
     def leave(self) -> None:
         """The call has ended, or does not continue on the general path."""
+        if self.route is not None and self.share is not None:
+            share, self.share = self.share, None
+            self.route.left(share)
 
     def settle(self) -> None:
         self.pool.core.end_plain(self.worker)
@@ -135,6 +148,8 @@ class PlainFlight(ShortFlight):
             self.timeouts.drop(self)
         if not self.future.done():
             self.future.set_result(frame)
+        if self.share is not None:
+            self.leave()
         return True
 
     def _end(self, outcome: Outcome) -> None:
@@ -144,38 +159,10 @@ class PlainFlight(ShortFlight):
     def _done(self, outcome: Outcome) -> None:
         if self.timeouts is not None:
             self.timeouts.drop(self)
-        if not self.future.done():
+        if self.future.done():
+            self.leave()
+        else:
             self.future.set_result(outcome)
-
-
-class RoutedFlight(PlainFlight):
-    """A task in a pool that a route chose. The route counts it until it has ended; after an answer that is not a
-    result, until the general path counts it."""
-
-    route: Weights
-    inside = True
-    """Whether the route counts it for this flight."""
-
-    @property
-    def endpoint(self) -> str:
-        return self.route.endpoint
-
-    def leave(self) -> None:
-        if self.inside:
-            self.inside = False
-            self.route.leave(self.pool.name)
-
-    def deliver(self, frame: Frame) -> bool:
-        ended = super().deliver(frame)
-        if frame[0] == _OK:
-            self.leave()
-        return ended
-
-    def _done(self, outcome: Outcome) -> None:
-        abandoned = self.future.done()
-        super()._done(outcome)
-        if abandoned:
-            self.leave()
 
 
 class FastPath:
@@ -235,27 +222,27 @@ class FastPath:
             self.parent = parent = tracer.decide(parent)
         if way is None or (under is not None and under.deadline is not None):
             return None
-        method, pool, key, route = way.method, way.pool, options.key, None
-        if pool is None:
-            route = self._routes.get(way.endpoint)
-            drawn = self.drawn = None if route is None else route.draw(key)
-            if route is None or drawn is None or drawn not in route.plain:
-                return None
-            pool, taken = route.plain[drawn]
-        else:
+        method, pool, key = way.method, way.pool, options.key
+        route: Weights | None = None
+        share: Share | None = None
+        if pool is not None:
             taken = pool.taken
+        elif (route := self._routes.get(way.endpoint)) is None or (share := route.draw(key)) is None:
+            return None
+        else:
+            self.drawn = share.name
+            if (found := route.plain.get(share.name)) is None:
+                return None
+            pool, taken = found
         worker = pool.core.place_plain(method) if key is None else pool.core.place_keyed(method, key)
         if worker is None:
             return None
         exchange = self.exchange
         future = exchange.new_future() if sink is None else sink
-        flight: PlainFlight
-        if route is None:
-            flight = PlainFlight(exchange.new_id(), worker, future, pool)
-        else:
-            flight = RoutedFlight(exchange.new_id(), worker, future, pool)
-            flight.route = route
-            route.join(pool.name)
+        flight = PlainFlight(exchange.new_id(), worker, future, pool)
+        if share is not None:
+            flight.route, flight.share = route, share
+            share.inside += 1
         if key is not None:
             flight.key, flight.method = key, method
         if traced and type(parent) is not Unsampled:

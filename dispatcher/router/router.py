@@ -19,7 +19,7 @@ from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Span
 from ..calls.attempts import AttemptTarget, PoolTarget
 from ..calls.call import DEFAULTS, Call, CallOptions, RequestTelemetry, fate_of
-from ..calls.fast_path import PlainFlight, RoutedFlight
+from ..calls.fast_path import PlainFlight
 from ..gangs.standing_set import StandingSetRouter
 from ..leases.held_slots import HeldSlots
 from ..leases.lease import Lease, LeaseAcquisition
@@ -570,7 +570,7 @@ class Router:
         routed_request.endpoint = order.endpoint
         at = PoolTarget(pool, order, routed_request)
         at.worker = flight.worker
-        if isinstance(flight, RoutedFlight):
+        if flight.share is not None:
             order.pool = pool.name
             self._traffic.take_over(flight, routed_request, order)
         if (fate := fate_of(outcome)) is not None:

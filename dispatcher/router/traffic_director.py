@@ -17,7 +17,7 @@ from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import Parent, tracer
 from ..calls.attempts import AttemptLoop, AttemptTarget
 from ..calls.call import DEFAULTS, CallOptions
-from ..calls.fast_path import RoutedFlight
+from ..calls.fast_path import PlainFlight
 from ..gangs.set_registry import SetRegistry
 from ..gangs.standing_set import StandingSetRouter
 from ..leases.fast_path import LeaseFastPath, PlainReserve
@@ -165,11 +165,11 @@ class TrafficDirector:
         """The request's admission by a route; None: it has none."""
         return routed_request.admission if isinstance(routed_request.admission, RouteAdmission) else None
 
-    def take_over(self, flight: RoutedFlight, routed_request: RoutedRequest, order: Call) -> None:
+    def take_over(self, flight: PlainFlight, routed_request: RoutedRequest, order: Call) -> None:
         """The request of that flight continues on the general path."""
         assert isinstance(flight.route, EndpointRoute)
         admission = routed_request.admission = RouteAdmission(flight.route, order)
-        admission.pool, flight.inside = flight.pool.name, False
+        admission.pool, flight.share = flight.pool.name, None
 
     def over(self, routed_request: RoutedRequest) -> None:
         """The request is no longer awaited; it is counted until its task has ended."""

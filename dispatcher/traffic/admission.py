@@ -11,7 +11,7 @@ from ...schemas.records.routes import RouteRecord
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Span
 from ..routing.settings import RouterSettings
-from .route_core import Admitted, Draw, RouteCore
+from .route_core import Admitted, Draw, PoolShare, RouteCore
 
 if TYPE_CHECKING:
     from ...telemetry.metrics.instruments import Tally
@@ -83,7 +83,7 @@ class EndpointRoute:
     ) -> None:
         self.endpoint = endpoint
         self.core = RouteCore(endpoint, record, draw=draw, deserted=deserted, numbers=numbers)
-        self.draw, self.join = self.core.draw, self.core.join
+        self.draw = self.core.draw
         self.deleted = False
         """The route was deleted; this object stays for requests that are still in its pools."""
         self.plain: dict[str, tuple[RoutedPool, Tally]] = {}
@@ -118,19 +118,25 @@ class EndpointRoute:
             QueueFull: at once.
             Saturated: no request was admitted for too long, or not this one by the deadline; nothing was sent.
         """
-        full = self.core.waiting >= self._settings.max_queued
+        full = len(self.core.line) >= self._settings.max_queued
         pool = self.core.enter(routed_request, drawn)
         if pool is None:
             if full:
                 self.core.withdraw(routed_request)
                 raise QueueFull(
-                    f"{self.core.waiting} requests already wait for the limits of route {self.endpoint!r}: slow down, "
-                    "or raise max_queued",
+                    f"{len(self.core.line)} requests already wait for the limits of route {self.endpoint!r}: "
+                    "slow down, or raise max_queued",
                     details={"endpoint": self.endpoint, "max_queued": self._settings.max_queued},
                 )
             pool = await self._wait(routed_request, deadline)
         admission.pool = pool
         return pool
+
+    def left(self, share: PoolShare) -> None:
+        """As `leave`, of a request that counted itself inside."""
+        share.inside -= 1
+        if self.core.line.size:
+            self.poke()
 
     def leave(self, pool: str) -> None:
         """A request that entered the pool has ended or moves elsewhere."""
@@ -153,13 +159,13 @@ class EndpointRoute:
 
     def close(self, error: GanglineError) -> None:
         """Refuse waiting requests."""
-        for routed_request in self.core.line():
+        for routed_request in list(self.core.line):
             self.core.withdraw(routed_request)
             _wake(routed_request, error)
 
     def statistics(self) -> dict[str, Any]:
         """Requests inside by pool, and requests that wait for a limit."""
-        return {"inside": dict(self.core.inside), "waiting": self.core.waiting}
+        return {"inside": dict(self.core.inside), "waiting": len(self.core.line)}
 
     def __repr__(self) -> str:
         return f"EndpointRoute({self.core!r})"

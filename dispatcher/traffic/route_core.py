@@ -92,6 +92,19 @@ class Admitted(NamedTuple):
     pool: str
 
 
+class PoolShare:
+    """One pool of a route, and the requests that entered it by this route and have not left."""
+
+    __slots__ = ("inside", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inside = 0
+
+    def __repr__(self) -> str:
+        return f"PoolShare({self.name}, inside={self.inside})"
+
+
 class RouteCore:
     """The traffic of one endpoint over its pools."""
 
@@ -111,25 +124,26 @@ class RouteCore:
         """
         self.endpoint = endpoint
         self.record = record
-        self.inside: dict[str, int] = {}
-        """Requests in each pool that entered by this route and have not left. No entry is 0."""
+        self._shares: dict[str, PoolShare] = {}
+        """Of the pools of the route, and of those that requests have not left since it changed."""
         self._draw = draw
         self._deserted = deserted
         self._numbers = numbers or itertools.count(1)
-        self._line: WaitQueue[RouteRequest] = WaitQueue()
+        self.line: WaitQueue[RouteRequest] = WaitQueue()
+        """Requests that wait because of limits."""
         self._weights: Sequence[tuple[str, float]] = ()
         self._limits: Mapping[str, int] = {}
         self._follow(record)
 
     @property
-    def waiting(self) -> int:
-        """Number of requests that wait because of limits."""
-        return len(self._line)
+    def inside(self) -> dict[str, int]:
+        """Number of requests in each pool that has any."""
+        return {name: share.inside for name, share in self._shares.items() if share.inside}
 
     @property
     def idle(self) -> bool:
         """Whether no request is inside or waiting."""
-        return not self.inside and not self._line
+        return not self.inside and not self.line
 
     def takes(self, pool: str) -> bool:
         """Whether requests of this endpoint may use that pool."""
@@ -141,14 +155,24 @@ class RouteCore:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def draw(self, key: str | None) -> str | None:
-        """The pool of a request that needs nothing but a pool, without entering it; None: there are limits or
-        copies."""
-        return None if self._limits or self._line.size or self.record.shadow else self._choose(key)
+    def draw(self, key: str | None) -> PoolShare | None:
+        """The pool of a request that needs nothing but a pool, whether it has workers or not; None: there are limits
+        or copies. Whoever uses it counts itself inside."""
+        if self._special or self.line.size:
+            return None
+        if key is not None and self._by_key:
+            return self._shares[self._home(key)]
+        chance = self._draw() * self._total
+        for reached, share in self._reached:
+            if chance < reached:
+                return share
+        return share
 
-    def join(self, pool: str) -> None:
-        """A request enters the pool that was chosen for it."""
-        self.inside[pool] = self.inside.get(pool, 0) + 1
+    def _join(self, pool: str) -> None:
+        share = self._shares.get(pool)
+        if share is None:
+            share = self._shares[pool] = PoolShare(pool)
+        share.inside += 1
 
     def enter(self, request: RouteRequest, drawn: str | None = None) -> str | None:
         """The pool in which the request is counted until `leave`; None: it waits. A request that was here before keeps
@@ -159,63 +183,55 @@ class RouteCore:
         """
         if not request.number:
             request.number = next(self._numbers)
-        if self._line:
+        if self.line:
             # Requests wait, so some pool is full; older requests go first.
             request.queue = self._class_of(request)
             if self._waits_before(request):
-                self._line.add(request)
+                self.line.add(request)
                 return None
         pool = self._choose(request.key, drawn)
         if pool is None:
             request.queue = self._class_of(request)
-            self._line.add(request)
+            self.line.add(request)
             return None
-        self.join(pool)
+        self._join(pool)
         return pool
 
     def leave(self, pool: str) -> list[Admitted]:
         """A request that entered the pool has ended or moves elsewhere."""
-        left = self.inside[pool] - 1
-        if left:
-            self.inside[pool] = left
-        else:
-            del self.inside[pool]
-        return self._pump() if self._line else []
+        self._shares[pool].inside -= 1
+        return self.pump()
 
     def withdraw(self, request: RouteRequest) -> bool:
         """The caller gave up while the request waited; False if it was not waiting. Others of its class may proceed
         then."""
-        return self._line.remove(request)
+        return self.line.remove(request)
 
     def changed(self, record: RouteRecord) -> list[Admitted]:
         """Use a new route. Requests inside stay in their pools."""
         self.record = record
         self._follow(record)
-        waiting = list(self._line)
+        waiting = list(self.line)
         for request in waiting:
-            self._line.remove(request)
+            self.line.remove(request)
         for request in waiting:
             request.queue = self._class_of(request)
-            self._line.add(request)
+            self.line.add(request)
         return self._pump()
 
     def pump(self) -> list[Admitted]:
         """Admit all requests that can enter."""
-        return self._pump() if self._line else []
-
-    def line(self) -> list[RouteRequest]:
-        """Waiting requests, oldest first."""
-        return list(self._line)
+        return self._pump() if self.line else []
 
     def check(self) -> None:
         """Assert the laws; tests call it after every event."""
-        assert all(count > 0 for count in self.inside.values()), self.inside
+        assert all(share.inside >= 0 for share in self._shares.values()), self._shares
         assert self._weights, self.record
-        for head in self._line.heads():
+        for head in self.line.heads():
             assert self._choose(head.key) is None, head
 
     def __repr__(self) -> str:
-        return f"RouteCore({self.endpoint}, inside={self.inside}, waiting={self.waiting})"
+        return f"RouteCore({self.endpoint}, inside={self.inside}, waiting={len(self.line)})"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -223,6 +239,12 @@ class RouteCore:
         self._weights = [(pool, weight) for pool, weight in record.pools(self.endpoint).items() if weight > 0]
         self._total = _total(self._weights)
         self._limits = record.limits
+        self._special = bool(record.limits or record.shadow)
+        self._by_key = record.by_key
+        kept = {name: share for name, share in self._shares.items() if share.inside}
+        self._shares = kept | {name: kept.get(name) or PoolShare(name) for name, _ in self._weights}
+        reached = itertools.accumulate(weight for _, weight in self._weights)
+        self._reached = [(upto, self._shares[name]) for upto, (name, _) in zip(reached, self._weights, strict=True)]
 
     def _class_of(self, request: RouteRequest) -> str | None:
         """Requests of one class go to the same pools."""
@@ -250,21 +272,21 @@ class RouteCore:
 
     def _has_room(self, pool: str) -> bool:
         limit = self._limits.get(pool)
-        return limit is None or self.inside.get(pool, 0) < limit
+        return limit is None or self._shares[pool].inside < limit
 
     def _waits_before(self, request: RouteRequest) -> bool:
-        if not self._line.has_line(request.queue):
+        if not self.line.has_line(request.queue):
             return False
-        head = self._line.next_after(request)
+        head = self.line.next_after(request)
         return head is not None and head.number < request.number
 
     def _pump(self) -> list[Admitted]:
         admitted: list[Admitted] = []
-        for head in self._line.heads():
+        for head in self.line.heads():
             following: RouteRequest | None = head
             while following is not None and (pool := self._choose(following.key)) is not None:
-                self._line.remove(following)
-                self.join(pool)
+                self.line.remove(following)
+                self._join(pool)
                 admitted.append(Admitted(following, pool))
-                following = self._line.next_after(following)
+                following = self.line.next_after(following)
         return admitted

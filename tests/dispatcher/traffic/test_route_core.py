@@ -144,7 +144,7 @@ def test_when_all_are_at_their_limits_requests_wait_and_go_on_by_age() -> None:
     assert {core.enter(Asked()), core.enter(Asked())} == {"a", "b"}
     first, second, third = Asked(), Asked(), Asked()
     assert [core.enter(each) for each in (first, second, third)] == [None, None, None]
-    assert core.waiting == 3
+    assert len(core.line) == 3
     assert core.leave("b") == [(first, "b")]
     assert core.withdraw(second)
     assert core.leave("a") == [(third, "a")]
@@ -251,7 +251,7 @@ class Machine(RuleBasedStateMachine):
     def balanced(self) -> None:
         self.core.check()
         assert Counter(self.where.values()) == Counter(self.core.inside)
-        assert self.core.waiting == len(self.waiting)
+        assert len(self.core.line) == len(self.waiting)
 
 
 TestMachine = pytest.mark.filterwarnings("ignore")(Machine.TestCase)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pydantic_core
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import PydanticSerializationError
 
@@ -391,7 +391,7 @@ _ITERATORS = (collections.abc.AsyncIterator, collections.abc.AsyncGenerator, col
 class ResultEncoder:
     """Turns what one task returns (or each item it yields) into wire values."""
 
-    __slots__ = ("_adapter", "_exact", "_resolved", "_signature", "_streams", "_where")
+    __slots__ = ("_adapter", "_dump", "_exact", "_model", "_resolved", "_signature", "_streams", "_where")
 
     def __init__(self, signature: Signature, where: str, *, streams: bool) -> None:
         self._signature = signature
@@ -399,7 +399,10 @@ class ResultEncoder:
         self._streams = streams
         self._exact: type | None = None
         """A result of exactly this type is as annotated."""
+        self._model: type | None = None
+        """A model of exactly this class is as annotated, and only has to be dumped."""
         self._adapter: TypeAdapter[Any] | None = None
+        self._dump: Callable[..., Any] | None = None
         self._resolved = False
         try:
             self._resolve()
@@ -427,6 +430,10 @@ class ResultEncoder:
             self._exact = annotation if isinstance(annotation, type) and annotation in _EXACT else None
             self._exact = type(None) if annotation in (None, type(None)) else self._exact
             self._adapter = adapter_for(annotation, f"{self._where}: the result")
+            self._dump = self._adapter.serializer.to_python
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                checked_again = annotation.model_config.get("revalidate_instances", "never") != "never"
+                self._model = None if checked_again else annotation
         self._resolved = True
 
     def write(self, value: Any) -> Any:
@@ -445,11 +452,14 @@ class ResultEncoder:
 
     def _as_annotated(self, value: Any) -> Any:
         assert self._adapter is not None
-        if inspect.isawaitable(value):
+        assert self._dump is not None
+        if type(value) is not self._model and inspect.isawaitable(value):
             close_awaitable(value)
             raise InvalidResult(f"{self._where} returned an awaitable, never awaited: declare it with 'async def'")
         try:
-            return self._adapter.dump_python(self._adapter.validate_python(value), warnings=False)
+            if type(value) is self._model:
+                return self._dump(value, warnings=False)
+            return self._dump(self._adapter.validate_python(value), warnings=False)
         except ValidationError as error:
             item = error.errors(include_url=False, include_context=False)[0]
             place = ".".join(["result", *(str(part) for part in item["loc"])])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, field_serializer
+from pydantic import BaseModel, ConfigDict, field_serializer
 
 from gangline.schemas.errors.base import InvalidResult, InvalidSettings
 from gangline.schemas.wire import codec
@@ -108,6 +108,16 @@ def test_a_result_becomes_plain_wire_values(value, plain):
         assert written == plain
         assert type(written) is type(plain)
         codec.pack(written)
+
+
+def test_a_model_is_checked_again_only_where_its_configuration_says_so():
+    class Checked(Size):
+        model_config = ConfigDict(revalidate_instances="always")
+
+    wrong = Size.model_construct(width="wide", blob=b"", at=None)
+    assert writer(Size)(wrong) == {"width": "wide", "blob": b"", "at": None}
+    with pytest.raises(InvalidResult, match=r"result.width does not fit the annotation"):
+        writer(Checked)(Checked.model_construct(width="wide", blob=b"", at=None))
 
 
 class Opaque:

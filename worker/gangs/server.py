@@ -395,6 +395,7 @@ class GangServer:
     def _on_teardown(self, responder: Responder, body: Any) -> None:
         request = parse_request(TeardownRequest, body)
         begun, held = set(map(id, self._gangs.leaving)), list(self._gangs.holds.values())
+        seats = {id(hold): len(hold.seats) for hold in held}
         all_of_it = self._gangs.teardown(
             request.gang,
             request.generation,
@@ -405,6 +406,9 @@ class GangServer:
             now=self._driver.now(),
         )
         self._record_dropped(held)
+        for hold in self._gangs.holds.values():
+            if len(hold.seats) < seats.get(id(hold), 0):
+                self._record("unhold", hold, left=sum(seat.lease.slots for seat in hold.seats))
         waiter = _Waiter(responder, len(all_of_it))
         for leaving in all_of_it:
             self._waiting.setdefault(leaving, []).append(waiter)

@@ -65,8 +65,8 @@ class AuditJournal:
     Events: start, end (a task; for a durable one with job, endpoint and attempt); attach (another request gets the end
     of a job); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed); reject; epoch,
     resize, drain, leave (the worker); hold, unhold, keep, form, teardown, stopped (a gang; its seats are leases that
-    name it, granted when it forms; subleases name it and their `seat`, whose slots they have). `token` and `seat` are
-    public ids of leases. `t` is Unix time in seconds.
+    name it, granted when it forms; subleases name it and their `seat`, whose slots they have; `unhold` with `left`: so
+    many slots are still held). `token` and `seat` are public ids of leases. `t` is Unix time in seconds.
     """
 
     __slots__ = ("_ambient", "_core", "_sink", "_worker", "enabled")

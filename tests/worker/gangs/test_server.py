@@ -645,6 +645,15 @@ async def test_the_journal_tells_of_every_hold_that_ends_without_members(rig: Ri
     assert rig.events("hold", "unhold") == ["hold", "unhold"] * 2 and load_of(rig) == (0, 0)
 
 
+@on_rig(slots=4)
+async def test_the_journal_tells_of_the_seats_that_a_hold_loses(rig: Rig):
+    leader = await Leader(rig).listen()
+    held = await leader.hold(ranks=3)
+    await leader.teardown(only=[seat.token for seat in leader.seats(held)[:1]])
+    assert rig.events("hold", "unhold") == ["hold", "unhold"] and load_of(rig) == (0, 2)
+    assert rig.journal[-1]["left"] == 2
+
+
 @on_rig()
 async def test_slots_of_a_seat_are_held_by_a_token_on_which_tasks_are_the_gangs(rig: Rig):
     leader = await Leader(rig).listen()

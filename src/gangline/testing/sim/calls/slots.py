@@ -170,7 +170,7 @@ class WorkerModel:
                 self._must_be_alone(f"holds slots for gang {record['gang']}")
                 self.holds[record["gang"], record["generation"]] = record["slots"]
             case "form" | "unhold":
-                self.holds.pop((record["gang"], record["generation"]), None)
+                self._unhold(record)
             case "resize":
                 self.slots = record["total"]
             case "drain":
@@ -180,6 +180,12 @@ class WorkerModel:
                 self._leave()
             case _:
                 pass  # a reject does not change slots
+
+    def _unhold(self, record: dict[str, Any]) -> None:
+        hold = record["gang"], record["generation"]
+        self.holds.pop(hold, None)
+        if "left" in record:
+            self.holds[hold] = record["left"]
 
     def check_turn(self) -> None:
         """L1 and L5 at the end of a turn: within one, the journal may name a grant before the release that made room

@@ -46,9 +46,9 @@ _DROPPED: Final = frozenset(
 
 
 BURIED: Final = "dead"
+"""Prefix of a dead letter's message id, before the sequence of the task's message."""
 _MOST_DIGITS: Final = 20
 """Of a sequence in the server's 64 bits; Python refuses to parse a number with thousands of digits."""
-"""Prefix of a dead letter's message id, before the sequence of the task's message."""
 
 
 def buried_sequence(given: Mapping[str, str]) -> int | None:

@@ -191,7 +191,7 @@ class QueueCore:
         self._state.taken, self._waiting = True, event.waiting
         self._scheduler.new_gate()
 
-    def recovered(self, _: on.Recovered) -> None:
+    def recovered(self, event: on.Recovered) -> None:
         """All running tasks are known: tasks that ended before, or were cancelled or expired meanwhile, can end."""
         queue = self._state
         if not queue.open:
@@ -199,6 +199,10 @@ class QueueCore:
             for task in list(queue.tasks.values()):
                 if task.found and task.step is TaskStep.LOOKING:
                     self._repeated(task)
+                elif task.looked and task.step is TaskStep.LOOKING:
+                    self.looked(
+                        on.Looked(now=event.now, wall=event.wall, draw=event.draw, seq=task.seq, finished=False)
+                    )
                 elif task.doom is not None and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                     self._overdue(task)
         self._tick()
@@ -266,8 +270,11 @@ class QueueCore:
         if delayed and not event.look:
             self._schedule(task)
             return
-        if not delayed:
-            self._enter(task, cancelled=event.cancelled)
+        task.cancelled = event.cancelled
+        # The last owner may have stored its schedule. What that has published, and the last owner has perhaps buried,
+        # stands for the job; it is further down the stream.
+        if not delayed and (queue.open or not event.look or submission.not_before is None):
+            self._enter(task)
         if event.look:
             queue.out.append(LookUpResult(seq=task.seq, job=task.job))
         if task.step is not TaskStep.NEW:
@@ -303,6 +310,8 @@ class QueueCore:
             self._repeated(task)
         elif self._delayed(task.submission):
             self._schedule(task)
+        elif not self._state.open and not self._state.has_entered(task):
+            task.looked = True
         else:
             if not self._state.has_entered(task):  # its time has come meanwhile
                 if self._present(task.job):  # so has what its schedule published
@@ -342,7 +351,7 @@ class QueueCore:
         queue.put(task)
         return task
 
-    def _enter(self, task: Task, *, cancelled: bool = False) -> None:
+    def _enter(self, task: Task) -> None:
         """It takes part in the queue from now on, whatever it still waits for."""
         queue = self._state
         queue.jobs[task.job] = task.seq
@@ -351,7 +360,7 @@ class QueueCore:
             queue.agenda.set((TimerKind.DEADLINE, task.seq), task.deadline)
         if not self._scheduler.pools.knows(task.submission):
             self._unknown(task)
-        if cancelled:
+        if task.cancelled:
             task.marked = task.tried = True
             self.doom(task)
         adoption = self._adoptions.pop(task.job, None) if self._adoptions else None

@@ -153,6 +153,10 @@ class Task:
     """Whether its cancellation is stored."""
     found = False
     """Whether its stored result was found before it was known whether it still runs."""
+    looked = False
+    """Whether it was found to have no result before all that its schedule may have published was read."""
+    cancelled = False
+    """Whether its cancellation was stored when it arrived."""
     error: GanglineError | None = None
     """The last error."""
     end: JobState | None = None

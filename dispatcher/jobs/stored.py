@@ -54,15 +54,19 @@ class SearchResult:
 
 async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
     """The job's task in the stream."""
-    prefix = names.tasks[:-1]
+    prefix, since = names.tasks[:-1], 1
     sequence = ref.sequence if not ref.scheduled else None
     if sequence is None and ref.id.isdecimal():
         sequence = int(ref.id)
     if sequence is not None:
         message = await tasks.get(sequence)
-        return SearchResult(message if message is not None and _is_job(message, ref.id, prefix) else None)
+        if message is not None and _is_job(message, ref.id, prefix):
+            return SearchResult(message)
+        if not ref.result_kept:
+            return SearchResult(None)  # it has ended
+        since = sequence + 1  # it may have been dead and replayed
     pattern = names.tasks if ref.endpoint is None else names.tasks_of(ref.endpoint)
-    return await _search(tasks, pattern, ref, prefix)
+    return await _search(tasks, pattern, ref, prefix, since)
 
 
 def copied_from(names: Names, message: StreamMessage) -> int | None:

@@ -94,6 +94,8 @@ class QueueCore:
         self._scheduler = StartScheduler(self._state)
         self._waiting: int | None = None
         """Messages of the queue when it was taken; None: not known."""
+        self._unentered: dict[str, Task] = {}
+        """By job: tasks that will be scheduled or enter the queue when their result was looked up."""
         self._adoptions: dict[str, tuple[int, str, str]] = {}
         """Attempt, worker and pool of running jobs whose messages have not arrived."""
 
@@ -191,7 +193,7 @@ class QueueCore:
         self._state.taken, self._waiting = True, event.waiting
         self._scheduler.new_gate()
 
-    def recovered(self, event: on.Recovered) -> None:
+    def recovered(self, _: on.Recovered) -> None:
         """All running tasks are known: tasks that ended before, or were cancelled or expired meanwhile, can end."""
         queue = self._state
         if not queue.open:
@@ -199,10 +201,8 @@ class QueueCore:
             for task in list(queue.tasks.values()):
                 if task.found and task.step is TaskStep.LOOKING:
                     self._repeated(task)
-                elif task.looked and task.step is TaskStep.LOOKING:
-                    self.looked(
-                        on.Looked(now=event.now, wall=event.wall, draw=event.draw, seq=task.seq, finished=False)
-                    )
+                elif task.held and task.step is TaskStep.LOOKING:
+                    queue.out.append(LookUpResult(seq=task.seq, job=task.job))
                 elif task.doom is not None and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                     self._overdue(task)
         self._tick()
@@ -273,9 +273,12 @@ class QueueCore:
         task.cancelled = event.cancelled
         # The last owner may have stored its schedule. What that has published, and the last owner has perhaps buried,
         # stands for the job; it is further down the stream.
-        if not delayed and (queue.open or not event.look or submission.not_before is None):
+        task.held = event.look and not delayed and not queue.open and submission.not_before is not None
+        if delayed or task.held:
+            self._unentered[task.job] = task
+        else:
             self._enter(task)
-        if event.look:
+        if event.look and not task.held:
             queue.out.append(LookUpResult(seq=task.seq, job=task.job))
         if task.step is not TaskStep.NEW:
             return  # it runs
@@ -308,10 +311,13 @@ class QueueCore:
             task.found = True
         elif event.finished:
             self._repeated(task)
+        elif task.doubted:
+            task.doubted = False
+            self._state.out.append(LookUpResult(seq=task.seq, job=task.job))
         elif self._delayed(task.submission):
             self._schedule(task)
         elif not self._state.open and not self._state.has_entered(task):
-            task.looked = True
+            task.held = True
         else:
             if not self._state.has_entered(task):  # its time has come meanwhile
                 if self._present(task.job):  # so has what its schedule published
@@ -355,6 +361,7 @@ class QueueCore:
         """It takes part in the queue from now on, whatever it still waits for."""
         queue = self._state
         queue.jobs[task.job] = task.seq
+        self._unentered.pop(task.job, None)
         self._scheduler.enrol(task)
         if task.deadline is not None:
             queue.agenda.set((TimerKind.DEADLINE, task.seq), task.deadline)
@@ -385,6 +392,7 @@ class QueueCore:
 
     def _schedule(self, task: Task) -> None:
         queue = self._state
+        self._unentered.pop(task.job, None)
         queue.move(task, TaskStep.SCHEDULING)
         schedule = Persist(seq=task.seq, job=task.job, kind=RecordKind.SCHEDULE)
         queue.settle(schedule, *queue.tell(task, JobState.SCHEDULED))
@@ -496,6 +504,8 @@ class QueueCore:
         task = self._state.of_job(event.job)
         if task is not None:
             self.doom(task)
+        elif (unentered := self._unentered.get(event.job)) is not None:
+            unentered.doubted = True
 
     def doom(self, task: Task, why: StopReason = StopReason.CANCELLED) -> None:
         """End it as soon as possible. Of several reasons, a cancellation has precedence, since somebody waits for it,
@@ -642,6 +652,8 @@ class QueueCore:
     def _repeated(self, task: Task) -> None:
         """Acknowledge it: it repeats a job of the queue, or had ended before."""
         self._state.totals["repeated"] += 1
+        if self._unentered.get(task.job) is task:
+            del self._unentered[task.job]
         self._forget(task)
 
     def _forget(self, task: Task) -> None:

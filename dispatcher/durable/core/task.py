@@ -153,8 +153,10 @@ class Task:
     """Whether its cancellation is stored."""
     found = False
     """Whether its stored result was found before it was known whether it still runs."""
-    looked = False
-    """Whether it was found to have no result before all that its schedule may have published was read."""
+    held = False
+    """Whether its result is to be looked up when all that its schedule may have published was read."""
+    doubted = False
+    """Whether somebody wanted to cancel its job while its result was looked up, and may have stored that."""
     cancelled = False
     """Whether its cancellation was stored when it arrived."""
     error: GanglineError | None = None

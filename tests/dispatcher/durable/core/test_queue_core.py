@@ -357,6 +357,27 @@ def test_after_a_takeover_a_delayed_task_whose_time_has_come_runs_if_no_schedule
     assert world.run_of("i").seq == first
 
 
+@pytest.mark.parametrize("delay_s", [1.0, 100.0])
+def test_a_delayed_task_is_looked_up_again_if_somebody_wants_to_cancel_it_meanwhile(delay_s: float):
+    """Whoever is told that the job is unknown stores its cancellation."""
+    world = world_of(2)
+    seq = world.arrive("i", not_before=world.now + delay_s)
+    world.network.clear()
+    world.die()
+    world.now += 2.0
+    world.take()
+    world.deliver_message()
+    world.tell(on.Cancel, job="i")
+    while world.network:
+        world.deliver()
+        world.results["i"] = JobState.CANCELLED
+    world.results["i"] = JobState.CANCELLED
+    world.recover()
+    world.credit(2)
+    world.flush()
+    assert started(world) == [] and world.acked == {seq} and not world.scheduled
+
+
 def test_one_whose_time_comes_while_it_is_looked_up_takes_its_place_once():
     world = world_of(2)
     world.arrive("i", not_before=world.now + 1.0, key="k", ordered=True)

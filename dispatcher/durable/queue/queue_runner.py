@@ -127,8 +127,8 @@ class QueueRunner:
         self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
         """By job: cancellations that wait until no takeover can forget them."""
         self._unfetched: dict[str, float] = {}
-        """Jobs that were to be cancelled before they were fetched, and when. Their clients cancel them in the stream, but
-        their message may be on its way."""
+        """Jobs that were to be cancelled before they were fetched, and when. Their clients cancel them in the stream,
+        but their message may be on its way."""
         self._grace_ends_at = float("inf")
         self.recovery_s: float | None = None
         """Time from the takeover to the first possible start."""

@@ -130,8 +130,10 @@ class Ends:
         last = record.attempts >= model.most_attempts
         match record.reason:
             case DeadReason.FAILED:
-                # A worker that may keep few items has lost some by the time that the next owner of the queue asks.
-                items_lost = self.loses_items and record.error is not None and record.error.code == StreamBroken.code
+                # A worker that may keep few items has lost some by the time that the next owner of the queue asks; and
+                # nobody asks forever for items that get lost again and again.
+                loses_items = self.loses_items or self._troubles.lossy
+                items_lost = loses_items and record.error is not None and record.error.code == StreamBroken.code
                 return last and (items_lost or any(body.how in ("raised", "stopped") for body in model.bodies))
             case DeadReason.TIMED_OUT:
                 return last and step.timeout_s is not None

@@ -21,7 +21,7 @@ from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
 from .queries import JobQueries, parse_result
 from .storage import TaskStreams
-from .stored import JobRef, header_of, job_of
+from .stored import JobRef, header_of, job_of, split_subject
 
 QUIET_S: Final = 5.0
 """A reader that gets no letter for this time stops waiting for more: they were deleted meanwhile."""
@@ -105,7 +105,7 @@ class DeadLetter:
         """Never fails. `prefix`: of the task subjects."""
         fields = message.headers or {}
         subject = header_of(fields, headers.SUBJECT) or ""
-        endpoint, _, method = subject.removeprefix(prefix).partition(".")
+        endpoint, method = split_subject(subject, prefix)
         return cls(
             job=header_of(fields, headers.JOB) or f"dead-{message.sequence}",
             endpoint=endpoint,

@@ -139,8 +139,7 @@ def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names) -> JobIn
     """The state of a scheduled task."""
     fields = message.headers or {}
     when = fields.get(headers.SCHEDULE, "")
-    target = fields.get(headers.SCHEDULE_TARGET, "").removeprefix(names.due[:-1])
-    endpoint, _, method = target.partition(".")
+    endpoint, method = split_subject(fields.get(headers.SCHEDULE_TARGET, ""), names.due[:-1])
     moment = moment_of(when)
     return JobInfo(
         job=ref.id,
@@ -160,7 +159,12 @@ def _reason(moment: float | None, cron: str | None) -> str:
 
 def target_of(message: StreamMessage, names: Names) -> tuple[str, str]:
     """Endpoint and method of a task's subject."""
-    endpoint, _, method = message.subject.removeprefix(names.tasks[:-1]).partition(".")
+    return split_subject(message.subject, names.tasks[:-1])
+
+
+def split_subject(subject: str, prefix: str) -> tuple[str, str]:
+    """Endpoint and method, as far as it has them, without the tenant that may follow."""
+    endpoint, _, method = subject.removeprefix(prefix).partition(".@")[0].partition(".")
     return endpoint, method
 
 

@@ -21,6 +21,7 @@ Laws, asserted by `check`, by the model of the tests and by the simulations:
 8. *Cancelled.* A task whose cancellation was confirmed (see `promised`) is never started again, not even after a
    takeover.
 9. *In time.* Nothing is started after its deadline; running tasks are told to stop.
+10. *Quotas.* No task is accepted above its tenant's quotas (see tenants); one that is not accepted is dead, `refused`.
 
 How attempts end:
 
@@ -77,6 +78,7 @@ from .effects import (
 from .introspection import QueueCounts, check, counts, info, promised, why
 from .scheduler import StartScheduler
 from .task import ADMITTED, ENDING, STARTED, UNSETTLED, Entry, QueueState, Task, TaskStep, TimerKind
+from .tenants import TenantTasks
 
 _BEING_STORED: Final = {
     RecordKind.TRY: TaskStep.NOTING,
@@ -92,6 +94,7 @@ class QueueCore:
     def __init__(self, endpoint: str, settings: DispatcherSettings | None = None) -> None:
         self._state = QueueState(endpoint, settings or DispatcherSettings())
         self._scheduler = StartScheduler(self._state)
+        self._tenants = TenantTasks(endpoint, self._state.settings.quotas)
         self._waiting: int | None = None
         """Messages of the queue when it was taken; None: not known."""
         self._unentered: dict[str, Task] = {}
@@ -130,6 +133,7 @@ class QueueCore:
     def check(self) -> None:
         """Assert the invariants; for tests."""
         check(self._state, self._scheduler)
+        self._tenants.check(self._state.tasks.values())
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -205,7 +209,16 @@ class QueueCore:
                     queue.out.append(LookUpResult(seq=task.seq, job=task.job))
                 elif task.doom is not None and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                     self._overdue(task)
+            self._judge_found()
         self._tick()
+
+    def _judge_found(self) -> None:
+        """All that ran before the takeover are known: refuse what is above its tenant's quotas."""
+        found = [task for task in self._state.tasks.values() if task.accepted]
+        for task in found:
+            self._tenants.leave(task)
+        for task in sorted(found, key=lambda task: task.seq):
+            self._accept(task)
 
     def doubted(self, _: on.OwnershipDoubted) -> None:
         self._state.sure = False
@@ -379,10 +392,22 @@ class QueueCore:
         if self._overdue(task):
             return
         pool = task.submission.pool
+        if task.submission.tenant and not self._accept(task):
+            return
         if pool is None or self._scheduler.pools.allows(pool):
             self._wait(task, task.ready_at)
         else:
             self._drop_foreign(task, pool)
+
+    def _accept(self, task: Task) -> bool:
+        """False: its tenant's quotas do not allow it, and it is dead."""
+        if self._state.open and not task.accepted and not task.begun:
+            error = self._tenants.refusal(task)
+            if error is not None:
+                self._drop(task, DeadReason.REFUSED, error)
+                return False
+        self._tenants.accept(task)
+        return True
 
     # -- schedules ---------------------------------------------------------------------------------------------------
 
@@ -393,6 +418,9 @@ class QueueCore:
     def _schedule(self, task: Task) -> None:
         queue = self._state
         self._unentered.pop(task.job, None)
+        if (error := self._tenants.not_entitled(task)) is not None:
+            self._bury(task, DeadReason.REFUSED, error)
+            return
         queue.move(task, TaskStep.SCHEDULING)
         schedule = Persist(seq=task.seq, job=task.job, kind=RecordKind.SCHEDULE)
         queue.settle(schedule, *queue.tell(task, JobState.SCHEDULED))
@@ -416,6 +444,7 @@ class QueueCore:
         if task.step in ADMITTED:
             self._scheduler.withdraw(task)
         task.attempts, task.worker = attempt, worker
+        self._tenants.accept(task)
         if not later:
             task.pool = pool or worker.partition(".")[0]
             self._scheduler.begin(task)
@@ -613,6 +642,8 @@ class QueueCore:
         error: GanglineError | None = None,
     ) -> None:
         queue, task.end = self._state, state
+        if task.accepted:
+            self._tenants.leave(task)
         queue.agenda.forget(task.seq)
         queue.move(task, step)
         queue.settle(

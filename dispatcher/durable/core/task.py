@@ -165,6 +165,8 @@ class Task:
     """How it ended."""
     reason: str | None = None
     """Why it is dead."""
+    accepted = False
+    """Whether it counts for its tenant's quotas; see TenantTasks."""
 
     def __init__(self, *, seq: int, submission: Submission, size: int, draw: float, place: Place) -> None:
         self.seq = seq

@@ -228,8 +228,10 @@ def the_firings_of_a_schedule_have_the_id_of_the_schedule(patch: pytest.MonkeyPa
     """So that all but the first are taken for repetitions of it."""
     original = records.schedule_of
 
-    def schedule_of(names: Names, message: StreamMessage, submission: Submission) -> tuple[str, dict[str, str]]:
-        subject, given = original(names, message, submission)
+    def schedule_of(
+        names: Names, message: StreamMessage, submission: Submission, *, wall: float
+    ) -> tuple[str, dict[str, str]]:
+        subject, given = original(names, message, submission, wall=wall)
         return subject, {**given, headers.JOB: submission.job}
 
     patch.setattr(records, "schedule_of", schedule_of)

@@ -105,16 +105,11 @@ class GangLedger:
     # -- what passes ----------------------------------------------------------------------------------------------
 
     def on_change(self, bucket: str, entry: KvEntry) -> None:
-        """One revision."""
+        """One revision, or a key that expires."""
         if bucket != self._names.ledger_bucket:
             return
-        if self._revision and entry.revision != self._revision + 1:
-            self._vanished()
-        if entry.revision <= self._revision:
-            self._fail(
-                "fence", f"{entry.key} is written at {entry.revision}: the ledger was at {self._revision} before"
-            )
-        self._revision = entry.revision
+        if entry.revision:
+            self._follow(entry)
         value = None if entry.operation is KvOperation.DELETE else entry.value
         match entry.key.partition(".")[0]:
             case "leader" if value is not None:
@@ -144,6 +139,15 @@ class GangLedger:
         for known in self._registrations:
             if known.worker == worker:
                 self._draining[known] = True
+
+    def _follow(self, entry: KvEntry) -> None:
+        if self._revision and entry.revision != self._revision + 1:
+            self._vanished()
+        if entry.revision <= self._revision:
+            self._fail(
+                "fence", f"{entry.key} is written at {entry.revision}: the ledger was at {self._revision} before"
+            )
+        self._revision = entry.revision
 
     def on_write(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None:
         """A write or a batch is over."""

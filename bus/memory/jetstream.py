@@ -12,31 +12,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..jetstream.api import (
-    CONSUMER_NOT_FOUND,
-    NO_MESSAGE,
-    STREAM_EXISTS,
-    STREAM_NOT_FOUND,
-)
+from ..jetstream.api import CONSUMER_NOT_FOUND, NO_MESSAGE, STREAM_EXISTS, STREAM_NOT_FOUND
 from ..jetstream.wire import ACK_PREFIX, OVERLAP, SECOND_NS
 from ..nats_client.protocol import encode_headers
 from ..port.bus import Message, StreamMessage
 from ..port.subjects import SubjectPattern, overlap
 from .connection import Hub, MemoryConnection
 from .consumer_store import ConsumerStore, PullRequest, PushConsumerStore
-from .stream_store import (
-    JetStreamRefusal,
-    StreamConfiguration,
-    StreamStore,
-    utc_text,
-)
+from .stream_store import JetStreamRefusal, StreamConfiguration, StreamStore, utc_text
 
 API_PREFIX: Final = "$JS.API."
 _NEXT_PREFIX: Final = f"{API_PREFIX}CONSUMER.MSG.NEXT."
-_GET_PREFIX: Final = f"{API_PREFIX}STREAM.MSG.GET."
 _MOST_KNOWN: Final = 4096
 _BATCH_ID: Final = "Nats-Batch-Id"
 
+Respond = Callable[[bytes | None], None]
+"""Answers a message. None: nobody is there to answer it."""
 Api = Callable[["MemoryJetStream", MemoryConnection, list[str], dict[str, Any]], dict[str, Any] | str]
 """A request's sender, the names in its subject, and its body; returns the answer, or its JSON."""
 
@@ -113,51 +104,54 @@ class MemoryJetStream:
 
     # -- what comes -----------------------------------------------------------------------------------------------
 
-    def handle(self, sender: MemoryConnection, message: Message) -> bytes | None:
-        """The answer; None: nobody is there to answer. Empty: there is none to give, or it is empty."""
+    def handle(self, sender: MemoryConnection, message: Message, respond: Respond) -> None:
+        """A message has reached the leader."""
         subject = message.subject
         if subject.startswith(API_PREFIX) and not subject.startswith(_NEXT_PREFIX):
-            return self._call(sender, message)
-        if not self._hub.storage_up:
-            return None
-        if subject.startswith(_NEXT_PREFIX):
-            return self._next(sender, message)
-        if subject.startswith(ACK_PREFIX):
-            return self._acknowledge(message)
-        store = self._taker(subject)
-        return None if store is None else self._publish(sender, store, message)
+            respond(self._call(sender, message))
+        elif not self._hub.storage_up:
+            respond(None)
+        elif subject.startswith(_NEXT_PREFIX):
+            self._next(sender, message, respond)
+        elif subject.startswith(ACK_PREFIX):
+            respond(self._acknowledge(message))
+        elif (store := self._taker(subject)) is None:
+            respond(None)
+        else:
+            self._publish(sender, store, message, respond)
 
-    def without_leader(self, message: Message) -> bytes | None:
-        """The answer of a server that knows of no leader."""
+    @staticmethod
+    def without_leader(message: Message) -> bytes | None:
+        """The answer of a server that knows of no leader; None: nobody is there to answer."""
         return _NO_LEADER if message.subject.startswith(API_PREFIX) else None
 
-    def _publish(self, sender: MemoryConnection, store: StreamStore, message: Message) -> bytes:
-        headers = message.headers
+    def _publish(self, sender: MemoryConnection, store: StreamStore, message: Message, respond: Respond) -> None:
+        headers = message.headers or {}
         try:
-            if headers is not None and _BATCH_ID in headers:
-                committed = store.batch(message.subject, message.data, headers)
-                if committed is None:
-                    return b""
-                sequence, written = committed
-                self._hub.written(sender.name, store.name, written)
-                batch = f',"batch":"{headers[_BATCH_ID]}","count":{len(written)}'
-                return b'{"stream":"%b","seq":%d%b}' % (store.name.encode(), sequence, batch.encode())
-            sequence, duplicate = store.publish(message.subject, message.data, headers)
+            if _BATCH_ID in headers:
+                written = store.batch(message.subject, message.data, headers)
+                if not written:
+                    return
+                sequence, duplicate = store.last_sequence, False
+            else:
+                sequence, duplicate = store.publish(message.subject, message.data, headers)
+                written = [] if duplicate else [(message.subject, message.data, dict(headers))]
         except JetStreamRefusal as refusal:
-            return json.dumps({"error": refusal.error, "stream": store.name, "seq": 0}).encode()
-        if duplicate:
-            return b'{"stream":"%b","seq":%d,"duplicate":true}' % (store.name.encode(), sequence)
-        self._hub.written(sender.name, store.name, [(message.subject, message.data, dict(headers or {}))])
-        return b'{"stream":"%b","seq":%d}' % (store.name.encode(), sequence)
+            respond(json.dumps({"error": refusal.error, "stream": store.name, "seq": 0}).encode())
+            return
+        if written:
+            self._hub.written(sender.name, store.name, written)
+        more = ',"duplicate":true' if duplicate else ""
+        respond(f'{{"stream":"{store.name}","seq":{sequence}{more}}}'.encode())
 
-    def _next(self, sender: MemoryConnection, message: Message) -> bytes | None:
+    def _next(self, sender: MemoryConnection, message: Message, respond: Respond) -> None:
         found = self._pull_consumer(*message.subject[len(_NEXT_PREFIX) :].split("."))
         if found is None:
-            return None
+            respond(None)
+            return
         query = json.loads(message.data)
         to = DeliveryInbox(self._hub, sender, sender.losses, message.reply)
         found.ask(PullRequest(to, query["batch"], query["expires"] / SECOND_NS, query["idle_heartbeat"] / SECOND_NS))
-        return b""
 
     def _acknowledge(self, message: Message) -> bytes | None:
         _, _, stream, consumer, _, sequence, *_ = message.subject.split(".")

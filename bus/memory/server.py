@@ -385,10 +385,11 @@ class MemoryServer:
     def _to_storage(self, sender: MemoryConnection, message: Message) -> None:
         """On the way from one connection to JetStream's leader: in order, and without losses unless somebody waits for
         the answer."""
-        fate = self._storage_fate(sender, message) if message.reply else _PROMPT
+        now, fate = server_time(), _PROMPT
+        if self.faults is not None and message.reply:
+            fate = self.faults.storage(sender.name, now)
         if fate.request_s is None:
             return
-        now = server_time()
         at = now + fate.request_s
         if sender.stores_at >= at:
             at = sender.stores_at + _A_MOMENT_S
@@ -396,32 +397,27 @@ class MemoryServer:
             sender.stores_at = at
         self.later(at - now, lambda: self._store(sender, message, fate.answer_s))
 
-    def _storage_fate(self, sender: MemoryConnection, message: Message) -> WriteOutcome:
-        if self.faults is None:
-            return _PROMPT
-        return self.faults.storage(sender.name, server_time())
-
     def _store(self, sender: MemoryConnection, message: Message, answer_s: float | None) -> None:
         if not sender.connected:
             return
         heard = not message.subject.startswith(_JETSTREAM) and self.show(sender, message)
 
-        def at_leader() -> None:
-            answer = self.streams.handle(sender, message)
-            if answer_s is not None:
-                self.later(answer_s, lambda: respond(answer, far=True))
-
-        def no_leader() -> None:
-            respond(self.streams.without_leader(message), far=False)
-
-        def respond(answer: bytes | None, *, far: bool) -> None:
+        def say(answer: bytes | None, pass_on: Callable[[Callable[[Message], None], object], None]) -> None:
             if message.reply and (answer is not None or not heard):
                 said = _nobody(message) if answer is None else Message(message.reply, answer)
                 for subscription in self._table.match(message.reply)[0]:
                     if subscription.bus is sender:
-                        (sender.from_leader if far else sender.arrive)(subscription.deliver, said)
+                        pass_on(subscription.deliver, said)
 
-        self.to_or_from_leader(sender, at_leader, no_leader)
+        def respond(answer: bytes | None) -> None:
+            if answer_s is not None:
+                self.later(answer_s, lambda: say(answer, sender.from_leader))
+
+        self.to_or_from_leader(
+            sender,
+            lambda: self.streams.handle(sender, message, respond),
+            lambda: say(self.streams.without_leader(message), sender.arrive),
+        )
 
     def show(self, sender: MemoryConnection, message: Message) -> bool:
         """Send a message to those who subscribe its subject; whether there are some."""

@@ -231,8 +231,8 @@ class StreamStore:
         self._check(message)
         return self._take(message).sequence, False
 
-    def batch(self, subject: str, data: bytes, headers: Mapping[str, str]) -> tuple[int, list[Publication]] | None:
-        """One message of an atomic batch. When the last has come: its sequence, and all of them.
+    def batch(self, subject: str, data: bytes, headers: Mapping[str, str]) -> list[Publication]:
+        """One message of an atomic batch. When the last has come: all of them, which are stored now; else none.
 
         Raises:
             JetStreamRefusal: as `publish`; nothing is stored.
@@ -246,12 +246,12 @@ class StreamStore:
         batch.messages.append((subject, data, dict(headers)))
         if _BATCH_COMMIT not in headers:
             self._batches[name] = batch
-            return None
+            return []
         for message in batch.messages:
             self._check(message)
         for message in batch.messages:
             self._take(message)
-        return self.last_sequence, batch.messages
+        return batch.messages
 
     def _check(self, message: Publication) -> None:
         subject, data, headers = message

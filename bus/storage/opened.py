@@ -30,12 +30,18 @@ class OpenedStorage:
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> NatsKeyValue:
         found = self._buckets.get(name)
         if found is None:
-            found = NatsKeyValue(self._bus, name, settings)
+            opened = NatsKeyValue(self._bus, name, settings)
             if make:
-                await found.ensure()
+                try:
+                    await opened.ensure()
+                except BaseException:
+                    opened.stop()
+                    raise
             else:
                 self._only_read.add(name)
-            found = self._buckets.setdefault(name, found)
+            found = self._buckets.setdefault(name, opened)
+            if found is not opened:
+                opened.stop()
         elif make and name in self._only_read:
             await found.ensure()
             self._only_read.discard(name)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from ....bus.port.bus import KvEntry, KvOperation, KvWrite
 from ....schemas.names import Names, WorkerId
 from ....schemas.records.gangs import GangRecord, GangSetRecord, GangState, LeaderRecord, MemberRecord, Seat
@@ -218,7 +220,11 @@ class GangLedger:
         if value is None:
             self._gangs.pop(gang, None)
             return
-        record = GangRecord.model_validate_json(value)
+        try:
+            record = GangRecord.model_validate_json(value)
+        except ValidationError as error:
+            self._fail("L7", f"the record of {gang} is invalid: {error}")
+            return
         before = self._gangs.get(gang)
         self._gangs[gang] = record
         if record.restarts != record.generation - 1 or record.counted > record.generation:

@@ -381,7 +381,7 @@ def _waits_for_an_election(plan: Plan) -> bool:
 
 @durable_mutant("outcome", needs=_waits_for_an_election, seeds=150)
 def what_a_schedule_has_published_is_unknown_until_its_queue_has_it(patch: pytest.MonkeyPatch) -> None:
-    async def comes(self: JobQueries, *args: Any) -> bool:
-        return False
+    async def coming(self: JobQueries, *args: Any) -> None:
+        return None
 
-    patch.setattr(JobQueries, "_comes", comes)
+    patch.setattr(JobQueries, "_coming", coming)

@@ -12,13 +12,11 @@ from ..runtime.clock import Environment
 from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
 from .jetstream.api import JetStreamApi
 from .jetstream.stream import NatsStream
-from .jetstream.wire import check_configuration, stream_configuration
 from .key_value.bucket import NatsKeyValue
 from .nats_client.client import BufferedNatsClient, NatsSubscription
 from .nats_client.connect import open_client
 from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication
 from .nats_client.request_reply import ReplyMultiplexer
-from .object_store import StreamObjectStore, object_stream
 from .port.bus import (
     Answered,
     BucketSettings,
@@ -28,10 +26,10 @@ from .port.bus import (
     NotPermitted,
     ObjectStore,
     RequestTimeout,
-    Stream,
     StreamSettings,
 )
 from .settings.connection import ConnectionSettings
+from .storage.opened import OpenedStorage
 
 log = logging.getLogger("gangline.bus")
 
@@ -86,10 +84,7 @@ class NatsBus:
         self._checked: set[str] = set()
         """Subjects that may be published to, so that each is checked only once. Limited in number."""
         self._listeners: dict[object, Callable[[ConnectionEvent], None]] = {}
-        self._buckets: dict[str, NatsKeyValue] = {}
-        self._only_read: set[str] = set()
-        """Those of `_buckets` that nobody asked us to create."""
-        self._streams: dict[str, NatsStream] = {}
+        self._opened = OpenedStorage(self)
         self._closed = False
         self._refused: set[str] = set()
         """Subjects that the server forbade us to subscribe to."""
@@ -306,57 +301,13 @@ class NatsBus:
     # -- storage --------------------------------------------------------------------------------------------------
 
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> NatsKeyValue:
-        found = self._buckets.get(name)
-        if found is None:
-            found = NatsKeyValue(self, name, settings)
-            if make:
-                await found.ensure()
-            else:
-                self._only_read.add(name)
-            found = self._buckets.setdefault(name, found)
-        elif make and name in self._only_read:
-            await found.ensure()
-            self._only_read.discard(name)
-        return found
+        return await self._opened.bucket(name, settings, make=make)
 
-    async def stream(self, name: str, settings: StreamSettings) -> Stream:
-        found = self._streams.get(name)
-        if found is not None and found.settings == settings:
-            return found
-        if found is not None:  # opened with other settings: the existing ones decide
-            check_configuration(
-                f"the stream {name}", stream_configuration(name, settings), stream_configuration(name, found.settings)
-            )
-            return found
-        for source in settings.sources:
-            await self.stream(source.name, source.settings)
-        sources = [self._streams[source.name].upkeep for source in settings.sources]
-        return await self._keep(NatsStream(self, name, settings, sources=sources))
-
-    async def _keep(self, opened: NatsStream) -> NatsStream:
-        try:
-            await opened.upkeep.ensure()
-        except BaseException:
-            opened.stop()
-            raise
-        found = self._streams.setdefault(opened.name, opened)
-        if found is not opened:
-            opened.stop()
-        return found
+    async def stream(self, name: str, settings: StreamSettings) -> NatsStream:
+        return await self._opened.stream(name, settings)
 
     async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
-        stream_name, stream_settings = object_stream(name, settings)
-        found = self._streams.get(stream_name)
-        if found is None:
-            # As `nats object add` creates it, plus values that expire.
-            opened = NatsStream(
-                self,
-                stream_name,
-                stream_settings,
-                more={"allow_rollup_hdrs": True, "discard": "new"},
-            )
-            found = await self._keep(opened)
-        return StreamObjectStore(name, found, ambient=self.ambient, max_payload=self.max_payload)
+        return await self._opened.object_store(name, settings)
 
     # -- the connection's life ------------------------------------------------------------------------------------
 
@@ -430,10 +381,7 @@ class NatsBus:
         self._replies.refuse(lambda: _not_permitted("publish to", subject), subject)
 
     async def close(self) -> None:
-        for bucket in self._buckets.values():
-            bucket.stop()
-        for stream in self._streams.values():
-            stream.stop()
+        self._opened.stop()
         await self._client.shut()
 
 

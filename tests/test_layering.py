@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "telemetry": ("setup", "metrics", "tracing", "logs"),
     "runtime": ("lifecycle", "loop_thread", "failure_detector", "tasks", "timers", "state_machine", "clock"),
     "bus": (
-        *("embedded", "lifecycle", "memory", "nats_bus", "object_store", "key_value", "jetstream", "streams"),
+        *("embedded", "lifecycle", "memory", "nats_bus", "storage", "key_value", "jetstream", "streams"),
         *("rpc", "nats_client", "settings", "port"),
     ),
     "worker": (

@@ -1,1 +1,1 @@
-"""A server in memory, for tests and the simulator. Imports only: streams, port."""
+"""A server in memory, for tests and the simulator. Imports only: storage, key_value, jetstream, nats_client, port."""

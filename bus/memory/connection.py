@@ -6,28 +6,18 @@ import asyncio
 import contextvars
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, PayloadTooLarge
-from ..port.bus import (
-    Answered,
-    ConnectionEvent,
-    Handler,
-    Message,
-    NoResponders,
-    RequestTimeout,
-    StorageUnavailable,
-    StreamMessage,
-)
+from ..jetstream.api import JetStreamApi
+from ..nats_client.request_reply import ReplyMultiplexer
+from ..port.bus import Answered, ConnectionEvent, Handler, Message, StreamMessage
 from ..port.subjects import SubjectPattern, check_subject
-from .faults import WriteOutcome
 
 _log = logging.getLogger("gangline.bus.memory")
-
-Waiting = asyncio.Future[Any]
 
 
 class ServerLink(Enum):
@@ -42,12 +32,11 @@ class ServerLink(Enum):
 
 
 class Hub(Protocol):
-    """What a connection needs of the server."""
+    """What connections and JetStream need of the server."""
 
     ambient: Environment
     context: contextvars.Context
     delivery_taps: list[Callable[[str, Message], None]]
-    stored_taps: list[Callable[[str, StreamMessage], None]]
     max_payload: int
     storage_timeout_s: float
     up: bool
@@ -56,9 +45,14 @@ class Hub(Protocol):
 
     def route(self, sender: MemoryConnection, message: Message) -> None: ...
 
-    def show(self, sender: MemoryConnection, message: Message) -> bool: ...
+    def hears(self, bus: MemoryConnection, subject: str) -> bool:
+        """Whether that connection listens there."""
+        ...
 
-    def say(self, bus: MemoryConnection, subject: str, take: Callable[[Any], None], what: object) -> None: ...
+    def tell(self, bus: MemoryConnection, subject: str, message: Message) -> None:
+        """JetStream sends a message to whoever listens on that subject at that connection, in order, and once if at
+        all. The message may have a subject of its own."""
+        ...
 
     def later(self, delay: float, action: Callable[[], None]) -> None: ...
 
@@ -68,9 +62,15 @@ class Hub(Protocol):
         self, bus: MemoryConnection, pass_on: Callable[[], None], refuse: Callable[[], None] | None = None
     ) -> None: ...
 
-    def storage_fate(self, bus: MemoryConnection) -> WriteOutcome: ...
+    def pong_s(self, bus: MemoryConnection) -> float: ...
 
-    def pong_fate(self, bus: MemoryConnection) -> WriteOutcome: ...
+    def stored(self, stream: str, message: StreamMessage) -> None: ...
+
+    def expired(self, stream: str, message: StreamMessage) -> None: ...
+
+    def written(self, writer: str, stream: str, publications: Sequence[tuple[str, bytes, dict[str, str]]]) -> None:
+        """A stream took these, together."""
+        ...
 
     def listen(self, subscription: MemorySubscription) -> None: ...
 
@@ -117,6 +117,10 @@ class MemorySubscription:
         self._handler = None
 
     async def unsubscribe(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """`unsubscribe` without await; it never waits."""
         self.cancel()
         self.bus.remove(self)
 
@@ -133,9 +137,13 @@ class MemorySubscription:
 class MemoryConnection:
     """A connection, without what is stored; `MemoryBus` has that, too."""
 
+    server_version: Final = "2.15.0"
+    """What the server in memory behaves like."""
+
     def __init__(self, hub: Hub, name: str) -> None:
         self.hub = hub
         self.name = name
+        self.ambient = hub.ambient
         self.inbox = f"_INBOX.{hub.ambient.token()}"
         self.link = ServerLink.UP
         self.losses = 0
@@ -147,14 +155,16 @@ class MemoryConnection:
         """What has left and does not arrive, in order, while only that way is cut."""
         self.told_at = 0.0
         """Server time when the last message that the server itself sent arrives."""
+        self.stores_at = 0.0
+        """Server time when the last message for JetStream reaches the leader."""
         self.loses = False
-        """Nor will it ever arrive."""
+        """What is `unheard` will never arrive."""
         self._context = contextvars.copy_context()
         self._listeners: list[Callable[[ConnectionEvent], None]] = []
-        self._waiting: dict[Waiting, None] = {}
-        self._requests: dict[str, Waiting] = {}
+        self._pings: dict[asyncio.Future[None], None] = {}
         self._numbers = itertools.count(1)
-        self._answers: MemorySubscription | None = None
+        self._replies: ReplyMultiplexer | None = None
+        self.api = JetStreamApi(self, timeout_s=hub.storage_timeout_s)
 
     def __repr__(self) -> str:
         return f"<MemoryBus {self.name} {self.link.name.lower()} subscriptions={len(self.subscriptions)}>"
@@ -162,6 +172,11 @@ class MemoryConnection:
     @property
     def connected(self) -> bool:
         return self.link in (ServerLink.UP, ServerLink.CUT)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed for good."""
+        return self.link is ServerLink.CLOSED
 
     @property
     def max_payload(self) -> int:
@@ -196,64 +211,61 @@ class MemoryConnection:
     async def writable(self) -> None:
         self.check_open()
 
+    def publish_known(self, subject: str, data: bytes, reply: str) -> None:
+        """Publish to a subject that the server or we made: without checks."""
+        self.check_open()
+        message = Message(subject, data, reply)
+        self.depart(lambda: self.hub.route(self, message))
+
     async def request(
         self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Message:
-        waiting, forget = self._asked(subject, data, timeout_s, headers)
-        try:
-            answer: Message = await waiting
-        finally:
-            forget()
-        if _is_503(answer):
-            raise NoResponders(f"nobody listens on {subject}")
-        return answer
+        reply, future = self.start_request(subject, data, headers=headers)
+        return await self.finish_request(reply, future, timeout_s)
 
     def ask(self, subject: str, data: bytes = b"", *, timeout_s: float, then: Answered) -> None:
+        replies = self._multiplexer()
+        reply = replies.call(subject, then, timeout_s)
         try:
-            waiting, forget = self._asked(subject, data, timeout_s, None)
+            self.publish(subject, data, reply=reply)
         except GanglineError as error:
-            asyncio.get_running_loop().call_soon(then, error)
-            return
+            replies.take_back(reply, error)
 
-        def answered(waiting: Waiting) -> None:
-            forget()
-            error = waiting.exception()
-            if error is None:
-                answer: Message = waiting.result()
-                then(NoResponders(f"nobody listens on {subject}") if _is_503(answer) else answer)
-            elif isinstance(error, GanglineError):
-                then(error)
-
-        waiting.add_done_callback(answered)
-
-    def _asked(
-        self, subject: str, data: bytes, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> tuple[Waiting, Callable[[], None]]:
-        """A request that is under way: its answer, and what ends the waiting for it."""
+    def start_request(
+        self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None
+    ) -> tuple[str, asyncio.Future[Message]]:
+        """Publish a request, for callers with many in flight. End it with `finish_request` or `forget_request`."""
         self.check_open()
-        if self._answers is None:
-            # Two tokens below the inbox: `<inbox>.*` is free for subscriptions of the application's own.
-            self._answers = self._listen(f"{self.inbox}._req.*", self._on_answer, "")
-        loop = asyncio.get_running_loop()
-        reply = f"{self.inbox}._req.{next(self._numbers)}"
-        waiting: Waiting = loop.create_future()
-        timer = loop.call_later(
-            timeout_s, _fail, waiting, RequestTimeout(f"no answer from {subject} in {timeout_s:g} s")
-        )
-        self._requests[reply] = waiting
-        self._waiting[waiting] = None
-
-        def forget() -> None:
-            timer.cancel()
-            self._requests.pop(reply, None)
-            self._waiting.pop(waiting, None)
-
+        replies = self._multiplexer()
+        reply, future = replies.expect(subject)
         try:
             self.publish(subject, data, reply=reply, headers=headers)
         except BaseException:
-            forget()
+            replies.forget(reply)
             raise
-        return waiting, forget
+        return reply, future
+
+    async def finish_request(self, reply: str, future: asyncio.Future[Message], timeout_s: float) -> Message:
+        """Wait for the answer of `start_request`; errors as `request`."""
+        return await self._multiplexer().wait(reply, future, timeout_s)
+
+    def forget_request(self, reply: str) -> None:
+        """Stop waiting for the answer."""
+        self._multiplexer().forget(reply)
+
+    def _multiplexer(self) -> ReplyMultiplexer:
+        replies = self._replies
+        if replies is None:
+            # A level below the inbox: `<inbox>.*` is free for subscriptions of the application's own.
+            prefix, numbers = f"{self.inbox}.r", self._numbers
+            replies = ReplyMultiplexer(prefix, asyncio.get_running_loop(), lambda: str(next(numbers)))
+            self._replies = replies
+            self._listen(replies.pattern, replies.receive, "")
+        return replies
+
+    def new_inbox(self) -> str:
+        """A new subject to subscribe to."""
+        return f"{self.inbox}.i.{next(self._numbers)}"
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> MemorySubscription:
         self.check_open(connected=False)
@@ -263,10 +275,26 @@ class MemoryConnection:
         await self.ping()
 
     async def ping(self) -> None:
+        """The round trip loses nothing as long as the connection holds, and ends after what the server sent before."""
+        self.check_open()
+        pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pings[pong] = None
+
+        def at_server() -> None:
+            if self.connected:
+                self.hub.later(self.hub.pong_s(self), lambda: self.arrive(settle, None))
+
+        def settle(_: object) -> None:
+            asyncio.get_running_loop().call_soon(_answer, pong, context=self.hub.context)
+
+        self.depart(at_server)
         try:
-            await self.operate(lambda: None, self.hub.pong_fate(self), storage=False)
+            async with asyncio.timeout(self.hub.storage_timeout_s):
+                await pong
         except TimeoutError:
             raise Disconnected("the in-memory server did not answer in time: it is partitioned") from None
+        finally:
+            self._pings.pop(pong, None)
 
     def _listen(self, subject: str, handler: Handler, queue: str) -> MemorySubscription:
         subscription = MemorySubscription(self, subject, handler, queue)
@@ -281,11 +309,6 @@ class MemoryConnection:
         if subscription in self.subscriptions:
             self.subscriptions.remove(subscription)
             self.hub.unlisten(subscription)
-
-    def _on_answer(self, message: Message) -> None:
-        waiting = self._requests.get(message.subject)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(message)
 
     # -- the wire -------------------------------------------------------------------------------------------------
 
@@ -310,72 +333,15 @@ class MemoryConnection:
         """Something from JetStream's leader is at the servers."""
         self.hub.to_or_from_leader(self, lambda: self.arrive(take, what))
 
-    async def operate(
-        self,
-        action: Callable[[], Any],
-        fate: WriteOutcome | None = None,
-        *,
-        timeout_s: float | None = None,
-        storage: bool = True,
-        passing: Callable[[], None] | None = None,
-    ) -> Any:
-        """A storage operation's way to the server and back; `action` runs there.
-
-        Args:
-            fate: drawn if not given.
-            storage: whether JetStream's leader does it; else the server that we are connected to.
-            passing: called as soon as it has reached the server that we are connected to.
-
-        Raises:
-            Disconnected, ClosedError, TimeoutError (after `timeout_s`, or the hub's `storage_timeout_s`), and what
-            `action` raises.
-        """
-        self.check_open()
-        loop = asyncio.get_running_loop()
-        fate = fate or self.hub.storage_fate(self)
-        waiting: Waiting = loop.create_future()
-        self._waiting[waiting] = None
-        patience_s = self.hub.storage_timeout_s if timeout_s is None else timeout_s
-        timer = loop.call_later(patience_s, _fail, waiting, TimeoutError())
-
-        def at_server() -> None:
-            if self.link not in (ServerLink.UP, ServerLink.CUT):
-                return
-            if passing is not None:
-                passing()
-            if not storage:
-                respond(self.arrive, _outcome(action))
-            else:
-                self.hub.to_or_from_leader(self, at_leader, no_leader)
-
-        def at_leader() -> None:
-            respond(self.from_leader, _outcome(action))
-
-        def no_leader() -> None:
-            respond(self.arrive, (None, StorageUnavailable("JetStream has no leader on this side: try again")))
-
-        def respond(
-            back: Callable[[Callable[[Any], None], object], None], answer: tuple[Any, Exception | None]
-        ) -> None:
-            if fate.answer_s is not None:
-                self.hub.later(fate.answer_s, lambda: back(settle, answer))
-
-        def settle(answer: tuple[Any, Exception | None]) -> None:
-            loop.call_soon(_settle, waiting, *answer, context=self.hub.context)
-
-        if fate.request_s is not None:
-            request_s = fate.request_s
-            self.depart(lambda: self.hub.later(request_s, at_server))
-        try:
-            return await waiting
-        finally:
-            timer.cancel()
-            self._waiting.pop(waiting, None)
-
-    def fail_waiting(self) -> None:
-        """The connection is lost: whoever waits for an answer hears of it."""
-        for waiting in list(self._waiting):
-            _fail(waiting, Disconnected("the connection was lost while waiting; the request may have arrived"))
+    def fail_waiting(self, error: Callable[[], GanglineError] | None = None) -> None:
+        """Whoever waits for an answer hears of it; by default, that the connection is lost."""
+        made = error or _lost
+        if self._replies is not None:
+            # As this client, whoever is the cause.
+            self._context.copy().run(self._replies.fail, lambda _: made())
+        for pong in self._pings:
+            if not pong.done():
+                pong.set_exception(made())
 
     def check_open(self, *, connected: bool = True) -> None:
         if self.link is ServerLink.CLOSED:
@@ -417,8 +383,7 @@ class MemoryConnection:
             self.unheard.clear()
         for subscription in self.subscriptions:
             subscription.cancel()
-        for waiting in list(self._waiting):
-            _fail(waiting, ClosedError("this bus was closed while waiting"))
+        self.fail_waiting(lambda: ClosedError("this bus was closed while waiting"))
         self.tell(ConnectionEvent.CLOSED)
         await asyncio.sleep(0)
 
@@ -429,25 +394,10 @@ def _header_bytes(headers: Mapping[str, str] | None) -> int:
     return len("NATS/1.0\r\n\r\n") + sum(len(key.encode()) + len(value.encode()) + 4 for key, value in headers.items())
 
 
-def _is_503(answer: Message) -> bool:
-    return bool(answer.headers and answer.headers.get("Status") == "503" and not answer.data)
+def _lost() -> GanglineError:
+    return Disconnected("the connection was lost while waiting; the request may have arrived", may_have_started=True)
 
 
-def _outcome(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return action(), None
-    except Exception as error:
-        return None, error
-
-
-def _settle(waiting: Waiting, value: object, error: Exception | None) -> None:
-    if not waiting.done():
-        if error is None:
-            waiting.set_result(value)
-        else:
-            waiting.set_exception(error)
-
-
-def _fail(waiting: Waiting, error: Exception) -> None:
-    if not waiting.done():
-        waiting.set_exception(error)
+def _answer(pong: asyncio.Future[None]) -> None:
+    if not pong.done():
+        pong.set_result(None)

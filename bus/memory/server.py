@@ -14,73 +14,106 @@ import asyncio
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ServerUnreachable
-from ..key_value.revisions import first_revision
-from ..object_store import StreamObjectStore, object_stream
+from ..jetstream.stream import NatsStream
+from ..key_value.bucket import NatsKeyValue
+from ..key_value.wire import is_marker
 from ..port.bus import (
     BucketSettings,
     ConnectionEvent,
-    KeyValue,
     KvEntry,
+    KvOperation,
     KvWrite,
     Message,
     ObjectStore,
-    Storage,
-    Stream,
     StreamMessage,
     StreamSettings,
 )
+from ..storage.opened import OpenedStorage
 from .connection import MemoryConnection, MemorySubscription, ServerLink
 from .faults import SERVER, Faults, Split, WriteOutcome, server_time
-from .kv_client import MemoryKeyValue, MemoryWatch
-from .kv_store import BucketStore
-from .stream_client import MemoryStream, StreamRegistry
+from .jetstream import MemoryJetStream
+from .stream_store import EXPECTED, EXPECTED_OF, Publication, StreamStore
+
+_INBOXES = "_INBOX."
+
+Matches = tuple[list["MemorySubscription"], list[list["MemorySubscription"]]]
+
+
+def _inbox_of(subject: str) -> str:
+    """The first two parts of a subject below an inbox, or of a pattern; empty: it is of no one inbox."""
+    if not subject.startswith(_INBOXES):
+        return ""
+    name = subject[: subject.find(".", len(_INBOXES))] if "." in subject[len(_INBOXES) :] else subject
+    return "" if "*" in name or ">" in name else name
 
 
 class RoutingTable:
-    """Which listeners match a subject; answers are remembered until a listener comes or goes."""
+    """Which listeners match a subject. Those of an inbox are found by it; the other answers are remembered until a
+    listener comes or goes."""
 
     def __init__(self) -> None:
-        self._listeners: dict[MemorySubscription, None] = {}
-        self._known: dict[str, tuple[list[MemorySubscription], list[list[MemorySubscription]]]] = {}
+        self._inboxes: dict[str, dict[MemorySubscription, None]] = {}
+        self._others: dict[MemorySubscription, None] = {}
+        self._known: dict[str, Matches] = {}
 
     def __len__(self) -> int:
-        return len(self._listeners)
+        return len(self._others) + sum(map(len, self._inboxes.values()))
 
     def add(self, listener: MemorySubscription) -> None:
-        self._listeners[listener] = None
-        self._known.clear()
+        inbox = _inbox_of(listener.pattern.text)
+        if inbox:
+            self._inboxes.setdefault(inbox, {})[listener] = None
+        else:
+            self._others[listener] = None
+            self._known.clear()
 
     def remove(self, listener: MemorySubscription) -> None:
-        self._listeners.pop(listener, None)
-        self._known.clear()
+        inbox = _inbox_of(listener.pattern.text)
+        if inbox:
+            listeners = self._inboxes.get(inbox, {})
+            listeners.pop(listener, None)
+            if not listeners:
+                self._inboxes.pop(inbox, None)
+        elif listener in self._others:
+            del self._others[listener]
+            self._known.clear()
 
-    def match(self, subject: str) -> tuple[list[MemorySubscription], list[list[MemorySubscription]]]:
+    def match(self, subject: str) -> Matches:
         """Plain listeners, and the members of each queue group, in the order in which they subscribed."""
+        inbox = _inbox_of(subject)
+        if inbox:
+            below = self._inboxes.get(inbox, {})
+            return self._find(subject, (*below, *(one for one in self._others if one.pattern.text[0] in "*>_")))
         known = self._known.get(subject)
         if known is None:
-            plain: list[MemorySubscription] = []
-            groups: dict[str, list[MemorySubscription]] = {}
-            for listener in self._listeners:
-                if listener.pattern.matches(subject):
-                    if listener.queue:
-                        groups.setdefault(listener.queue, []).append(listener)
-                    else:
-                        plain.append(listener)
-            known = plain, list(groups.values())
+            known = self._find(subject, self._others)
             if len(self._known) > 4096:  # subjects made for one answer each
                 self._known.clear()
             self._known[subject] = known
         return known
 
+    @staticmethod
+    def _find(subject: str, listeners: Iterable[MemorySubscription]) -> Matches:
+        plain: list[MemorySubscription] = []
+        groups: dict[str, list[MemorySubscription]] = {}
+        for listener in listeners:
+            if listener.pattern.matches(subject):
+                if listener.queue:
+                    groups.setdefault(listener.queue, []).append(listener)
+                else:
+                    plain.append(listener)
+        return plain, list(groups.values())
+
 
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
 """The server's own default."""
 
+_BUCKET = "KV_"
+_JETSTREAM = "$JS."
 _PROMPT = WriteOutcome(0.0, 0.0)
 _A_MOMENT_S = 1e-6
 
@@ -121,18 +154,14 @@ class MemoryServer:
         # Of its own, so that what the server does belongs to no client's task or node.
         self.context = contextvars.Context()
         self._table = RoutingTable()
-        self._stores: dict[str, BucketStore] = {}
-        self._lost: dict[str, int] = {}
-        """Last revisions of buckets that were lost."""
         self._buses: dict[MemoryConnection, MemoryBus] = {}
         """Each by itself."""
-        self._watches: dict[MemoryWatch, None] = {}
-        self.streams = StreamRegistry(self)
+        self.streams = MemoryJetStream(self)
         self._message_taps: list[MessageTap] = []
         self._change_taps: list[ChangeTap] = []
         self._write_taps: list[WriteTap] = []
         self.delivery_taps: list[MessageTap] = []
-        self.stored_taps: list[StoredTap] = []
+        self._stored_taps: list[StoredTap] = []
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
@@ -170,12 +199,14 @@ class MemoryServer:
         """See what passes, for checkers and for debugging.
 
         Args:
-            on_message: each message that reaches the server, with its sender's name.
+            on_message: each message that reaches the server, with its sender's name; not those to JetStream's API.
             on_delivery: each message just before a handler gets it, with the receiver's name.
-            on_change: each new revision in a bucket, with the bucket's name.
+            on_change: each new revision in a bucket, with the bucket's name; and each key that expires, with the
+                revision 0, since that makes none.
             on_write: each write or atomic batch that was taken, after its revisions, with the names of the writer and
                 of the bucket. Of a refused one nothing is told.
-            on_stored: each message that a stream stores, with the stream's name; those of schedules, too.
+            on_stored: each message that a stream stores, with the stream's name; those of schedules, too, but not
+                those of buckets.
         """
         if on_delivery is not None:
             self.delivery_taps.append(on_delivery)
@@ -186,17 +217,22 @@ class MemoryServer:
         if on_write is not None:
             self._write_taps.append(on_write)
         if on_stored is not None:
-            self.stored_taps.append(on_stored)
+            self._stored_taps.append(on_stored)
 
     def listeners(self, subject: str) -> list[str]:
         """Names of those who would get a message to that subject now; of a queue group, all members."""
         plain, groups = self._table.match(subject)
         return [one.bus.name for one in itertools.chain(plain, *groups)]
 
+    def store(self, bucket: str) -> StreamStore | None:
+        """The stream of a bucket; None: there is none."""
+        return self.streams.find(_BUCKET + bucket)
+
     def peek(self, bucket: str) -> list[KvEntry]:
         """What a bucket holds, without asking over a connection."""
-        store = self._stores.get(bucket)
-        return [] if store is None else list(store.living())
+        store = self.store(bucket)
+        entries = [] if store is None else [_entry(store.name, message) for message in store.messages.values()]
+        return [entry for entry in entries if entry.operation is KvOperation.PUT]
 
     # -- accidents ------------------------------------------------------------------------------------------------
 
@@ -207,11 +243,6 @@ class MemoryServer:
         self.up = False
         for bus in self.connections:
             self._lose(bus)
-        for name, store in list(self._stores.items()):
-            if store.settings.storage is Storage.MEMORY:
-                store.discard()
-                self._lost[name] = store.revision
-                del self._stores[name]
         self.streams.lose_memory()
 
     def start(self) -> None:
@@ -235,9 +266,6 @@ class MemoryServer:
         for subscription in bus.subscriptions:
             self._table.add(subscription)
         bus.tell(ConnectionEvent.RECONNECTED)
-        for watch in [w for w in self._watches if w.bus is bus]:
-            watch.resync(self.store(watch.bucket))
-        self.streams.resync(bus)
 
     def partition(self, bus: MemoryBus) -> None:
         """Hold back what passes either way, as a network that swallows packets does: TCP tries again, and nobody
@@ -284,14 +312,10 @@ class MemoryServer:
     def stand_still(self) -> None:
         """JetStream does nothing by itself, and nothing expires, before `go_on`."""
         self.still = True
-        for store in self._stores.values():
-            store.pause()
 
     def go_on(self) -> None:
         """What has expired meanwhile goes first."""
         self.still = False
-        for store in list(self._stores.values()):
-            store.go_on()
         self.streams.resume()
 
     def freeze(self) -> None:
@@ -328,14 +352,9 @@ class MemoryServer:
     def mend(self) -> None:
         """All servers hear each other. Idempotent."""
         split, self._split = self._split, None
-        if split is None:
-            return
-        split.end()
-        if split.noticed:
-            for watch in [one for one in self._watches if split.away(one.bus.name) and one.bus.connected]:
-                watch.again(self.store(watch.bucket))
-            for bus in [one for one in self.connections if split.away(one.name) and one.connected]:
-                self.streams.resync(bus)
+        if split is not None:
+            split.end()
+            self.streams.resume()
 
     # -- for connections ------------------------------------------------------------------------------------------
 
@@ -358,20 +377,47 @@ class MemoryServer:
 
     def route(self, sender: MemoryConnection, message: Message) -> None:
         """A message has reached the server."""
-        heard = self.show(sender, message)
-        if self._split is not None and self._split.away(sender.name) and self.streams.takes(message.subject):
-            self._split.cross(lambda: self._store(sender, message, heard=True))
-            if not self._split.noticed:
-                return
-        self._store(sender, message, heard)
+        if self.streams.takes(message.subject):
+            self._to_storage(sender, message)
+        elif not self.show(sender, message) and message.reply:
+            self._answer(sender, _nobody(message))
 
-    def _store(self, sender: MemoryConnection, message: Message, heard: bool) -> None:
-        away = self._split is not None and self._split.away(sender.name)
-        stored = None if away else self.streams.capture(message)
-        if message.reply and stored is not None:
-            self._answer(sender, Message(message.reply, stored))
-        elif message.reply and not heard:
-            self._answer(sender, Message(message.reply, b"", headers={"Status": "503"}))
+    def _to_storage(self, sender: MemoryConnection, message: Message) -> None:
+        """On the way from one connection to JetStream's leader: in order, and without losses unless somebody waits for
+        the answer."""
+        now, fate = server_time(), _PROMPT
+        if self.faults is not None and message.reply:
+            fate = self.faults.storage(sender.name, now)
+        if fate.request_s is None:
+            return
+        at = now + fate.request_s
+        if sender.stores_at >= at:
+            at = sender.stores_at + _A_MOMENT_S
+        if at > now:
+            sender.stores_at = at
+        self.later(at - now, lambda: self._store(sender, message, fate.answer_s))
+
+    def _store(self, sender: MemoryConnection, message: Message, answer_s: float | None) -> None:
+        if not sender.connected:
+            return
+        heard = not message.subject.startswith(_JETSTREAM) and self.show(sender, message)
+
+        def say(answer: bytes | None, pass_on: Callable[[Callable[[Message], None], object], None]) -> None:
+            if message.reply and (answer is not None or not heard):
+                said = _nobody(message) if answer is None else Message(message.reply, answer)
+                for subscription in self._table.match(message.reply)[0]:
+                    if subscription.bus is sender:
+                        pass_on(subscription.deliver, said)
+
+        def respond(answer: bytes | None) -> None:
+            if answer_s is not None:
+                self.later(answer_s, lambda: say(answer, sender.from_leader))
+
+        self.to_or_from_leader(
+            sender,
+            lambda: self.streams.handle(sender, message, respond),
+            lambda: say(self.streams.without_leader(message), sender.arrive),
+        )
 
     def show(self, sender: MemoryConnection, message: Message) -> bool:
         """Send a message to those who subscribe its subject; whether there are some."""
@@ -405,14 +451,23 @@ class MemoryServer:
             if subscription.bus is sender:
                 self._send(SERVER, subscription, answer)
 
-    def say(self, bus: MemoryConnection, subject: str, take: Callable[[Any], None], what: object) -> None:
-        """The server itself sends something down one connection: in order, and once if at all."""
+    def hears(self, bus: MemoryConnection, subject: str) -> bool:
+        return any(one.bus is bus for one in self._table.match(subject)[0])
+
+    def tell(self, bus: MemoryConnection, subject: str, message: Message) -> None:
+        losses, loop = bus.losses, asyncio.get_running_loop()
+
+        def at_servers() -> None:
+            if bus.losses == losses:
+                for subscription in self._table.match(subject)[0]:
+                    if subscription.bus is bus:
+                        bus.from_leader(subscription.deliver, message)
+
         if self.faults is None:
-            bus.from_leader(take, what)
+            at_servers()
             return
-        loop = asyncio.get_running_loop()
         for delay in self.faults.message(SERVER, bus.name, subject, server_time())[:1]:
-            loop.call_later(delay, bus.from_leader, take, what, context=self.context)
+            loop.call_later(delay, at_servers, context=self.context)
 
     def _send(self, sender: str, subscription: MemorySubscription, message: Message) -> None:
         split = self._split
@@ -435,16 +490,10 @@ class MemoryServer:
         else:
             asyncio.get_running_loop().call_later(delay, action, context=self.context)
 
-    def storage_fate(self, bus: MemoryConnection) -> WriteOutcome:
-        if self.faults is None:
-            return _PROMPT
-        return self.faults.storage(bus.name, server_time())
-
-    def pong_fate(self, bus: MemoryConnection) -> WriteOutcome:
-        """A round trip to the server itself: nothing is lost while the connection holds, and the answer comes after
-        what the server sent before."""
+    def pong_s(self, bus: MemoryConnection) -> float:
+        """How long a round trip to the server itself takes: the answer comes after what the server sent before."""
         behind_s = bus.told_at - server_time()
-        return WriteOutcome(0.0, behind_s + _A_MOMENT_S) if behind_s > 0 else _PROMPT
+        return behind_s + _A_MOMENT_S if behind_s > 0 else 0.0
 
     def listen(self, subscription: MemorySubscription) -> None:
         self._table.add(subscription)
@@ -456,9 +505,6 @@ class MemoryServer:
         self._buses.pop(bus, None)
         for subscription in bus.subscriptions:
             self._table.remove(subscription)
-        for watch in [w for w in self._watches if w.bus is bus]:
-            del self._watches[watch]
-        self.streams.forget(bus)
 
     def _lose(self, bus: MemoryBus, *, tell: bool = True) -> None:
         if bus.link not in (ServerLink.UP, ServerLink.CUT):
@@ -474,35 +520,30 @@ class MemoryServer:
             bus.fail_waiting()
             bus.tell(ConnectionEvent.DISCONNECTED)
 
-    # -- buckets --------------------------------------------------------------------------------------------------
+    # -- for JetStream --------------------------------------------------------------------------------------------
 
-    def store(self, name: str) -> BucketStore | None:
-        return self._stores.get(name)
+    def stored(self, stream: str, message: StreamMessage) -> None:
+        if not stream.startswith(_BUCKET):
+            for stored_tap in self._stored_taps:
+                stored_tap(stream, message)
+        elif self._change_taps:
+            entry = _entry(stream, message)
+            for tap in self._change_taps:
+                tap(stream[len(_BUCKET) :], entry)
 
-    def make_store(self, name: str, settings: BucketSettings) -> BucketStore:
-        """The bucket as it is, or a new one."""
-        if name not in self._stores:
-            first = first_revision(self.ambient.wall(), self._lost.get(name, 0))
-            self._stores[name] = BucketStore(name, settings, self.context, self._changed, first=first)
-        return self._stores[name]
+    def expired(self, stream: str, message: StreamMessage) -> None:
+        if stream.startswith(_BUCKET) and self._change_taps:
+            entry = _entry(stream, message)
+            if entry.operation is KvOperation.PUT:
+                gone = KvEntry(key=entry.key, value=b"", revision=0, operation=KvOperation.DELETE)
+                for tap in self._change_taps:
+                    tap(stream[len(_BUCKET) :], gone)
 
-    def taken(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None:
-        """Storage took these, together."""
-        for tap in self._write_taps:
-            tap(writer, bucket, writes)
-
-    def add_watch(self, watch: MemoryWatch) -> None:
-        self._watches[watch] = None
-
-    def drop_watch(self, watch: MemoryWatch) -> None:
-        self._watches.pop(watch, None)
-
-    def _changed(self, store: BucketStore, entry: KvEntry) -> None:
-        for tap in self._change_taps:
-            tap(store.name, entry)
-        for watch in list(self._watches):
-            if watch.bucket == store.name:
-                watch.changed(entry)
+    def written(self, writer: str, stream: str, publications: Sequence[Publication]) -> None:
+        if self._write_taps and stream.startswith(_BUCKET):
+            writes = [_write(stream, *publication) for publication in publications]
+            for tap in self._write_taps:
+                tap(writer, stream[len(_BUCKET) :], writes)
 
 
 class MemoryBus(MemoryConnection):
@@ -510,20 +551,45 @@ class MemoryBus(MemoryConnection):
 
     def __init__(self, server: MemoryServer, name: str) -> None:
         super().__init__(server, name)
-        self._server = server
+        self._opened = OpenedStorage(self)
 
-    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
-        bucket = MemoryKeyValue(self, self._server, name, settings)
-        if make:
-            await bucket.create()
-        return bucket
+    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> NatsKeyValue:
+        return await self._opened.bucket(name, settings, make=make)
 
-    async def stream(self, name: str, settings: StreamSettings) -> Stream:
-        stream = MemoryStream(self, self._server.streams, name, settings)
-        await stream.create()
-        return stream
+    async def stream(self, name: str, settings: StreamSettings) -> NatsStream:
+        return await self._opened.stream(name, settings)
 
     async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
-        stream_name, stream_settings = object_stream(name, settings)
-        stream = await self.stream(stream_name, stream_settings)
-        return StreamObjectStore(name, stream, ambient=self._server.ambient, max_payload=self.max_payload)
+        return await self._opened.object_store(name, settings)
+
+    async def close(self) -> None:
+        self._opened.stop()
+        await super().close()
+
+
+def _nobody(message: Message) -> Message:
+    return Message(message.reply, b"", headers={"Status": "503"})
+
+
+def _key(stream: str, subject: str) -> str:
+    return subject[len(stream) + 2 :]  # "KV_name" and "$KV.name.key"
+
+
+def _entry(stream: str, message: StreamMessage) -> KvEntry:
+    gone = is_marker(message.headers)
+    return KvEntry(
+        key=_key(stream, message.subject),
+        value=b"" if gone else message.data,
+        revision=message.sequence,
+        operation=KvOperation.DELETE if gone else KvOperation.PUT,
+    )
+
+
+def _write(stream: str, subject: str, data: bytes, headers: Mapping[str, str]) -> KvWrite:
+    revision, condition = headers.get(EXPECTED), headers.get(EXPECTED_OF)
+    return KvWrite(
+        key=_key(stream, subject),
+        value=None if is_marker(headers) else data,
+        revision=None if revision is None else int(revision),
+        condition_key=None if condition is None else _key(stream, condition),
+    )

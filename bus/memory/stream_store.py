@@ -1,4 +1,4 @@
-"""The server's side of an in-memory stream: messages, limits, duplicates, expiry, schedules."""
+"""The server's side of an in-memory stream: messages, conditions, limits, duplicates, expiry, batches, schedules."""
 
 from __future__ import annotations
 
@@ -7,22 +7,13 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final, Protocol
 
-from ..port.bus import (
-    ConsumerSettings,
-    ConsumerTaken,
-    Published,
-    PublishRefused,
-    Retention,
-    StorageUnavailable,
-    StreamMessage,
-    StreamSettings,
-    StreamSource,
-)
-from ..port.subjects import SubjectPattern, overlap
-from .consumer_store import ConsumerStore
+from ..jetstream.wire import SECOND_NS
+from ..port.bus import ConsumerSettings, StreamMessage
+from ..port.subjects import SubjectPattern
 from .faults import server_time
 from .schedules import CronSchedule, parse_go_duration, parse_schedule
 
@@ -31,7 +22,130 @@ _TARGET: Final = "Nats-Schedule-Target"
 _TTL: Final = "Nats-TTL"
 _ROLLUP: Final = "Nats-Rollup"
 _SOURCE: Final = "Nats-Stream-Source"
+_MESSAGE_ID: Final = "Nats-Msg-Id"
+EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_OF: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
+_BATCH: Final = "Nats-Batch-Id"
+_BATCH_SEQUENCE: Final = "Nats-Batch-Sequence"
+_BATCH_COMMIT: Final = "Nats-Batch-Commit"
 _HOLD_OFF_S: Final = 0.25
+_MAX_BATCH: Final = 1000
+_BATCH_LASTS_S: Final = 10.0
+
+Publication = tuple[str, bytes, dict[str, str]]
+"""Subject, data and headers."""
+
+
+class JetStreamRefusal(Exception):
+    """An error as JetStream's answers carry it."""
+
+    def __init__(self, number: int, text: str, *, status: int = 400) -> None:
+        super().__init__(text)
+        self.error = {"code": status, "err_code": number, "description": text}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceConfiguration:
+    """Another stream, whose messages on `subjects` this one stores on `to`, from sequence `start` on."""
+
+    name: str
+    subjects: SubjectPattern
+    to: str
+    start: int
+
+    def subject(self, subject: str) -> str:
+        """Where it is stored here."""
+        return self.to[:-1] + subject[len(self.subjects.text) - 1 :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfiguration:
+    """What a request to create a stream says of it, as far as it means something in memory."""
+
+    fields: Mapping[str, Any]
+    """As they came."""
+    patterns: tuple[SubjectPattern, ...]
+    work_queue: bool
+    in_memory: bool
+    keeps_old: bool
+    max_bytes: int
+    max_age_s: float
+    per_subject: int
+    """Most messages of one subject; 0: any number."""
+    expiring: bool
+    rollup: bool
+    schedules: bool
+    duplicates_s: float
+    sources: tuple[SourceConfiguration, ...]
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> StreamConfiguration:
+        sources = []
+        for each in fields.get("sources") or ():
+            (transform,) = each["subject_transforms"]
+            pattern = SubjectPattern(transform["src"])
+            start = int(each.get("opt_start_seq", 0))
+            sources.append(SourceConfiguration(name=each["name"], subjects=pattern, to=transform["dest"], start=start))
+        return cls(
+            fields=fields,
+            patterns=tuple(map(SubjectPattern, fields["subjects"])),
+            work_queue=fields.get("retention") == "workqueue",
+            in_memory=fields.get("storage") == "memory",
+            keeps_old=fields.get("discard") == "new",
+            max_bytes=int(fields.get("max_bytes", -1)),
+            max_age_s=fields.get("max_age", 0) / SECOND_NS,
+            per_subject=max(int(fields.get("max_msgs_per_subject", 0)), 0),
+            expiring=bool(fields.get("allow_msg_ttl")),
+            rollup=bool(fields.get("allow_rollup_hdrs")),
+            schedules=bool(fields.get("allow_msg_schedules")),
+            duplicates_s=fields.get("duplicate_window", 0) / SECOND_NS,
+            sources=tuple(sources),
+        )
+
+
+class StreamConsumer(Protocol):
+    """What a stream knows of its consumers."""
+
+    name: str
+
+    @property
+    def settings(self) -> ConsumerSettings | None:
+        """Of a pull consumer."""
+        ...
+
+    def signal(self) -> None:
+        """Something may be deliverable."""
+        ...
+
+    def forget(self, sequence: int) -> None:
+        """The message is no more."""
+        ...
+
+    def end(self) -> None:
+        """The consumer was deleted."""
+        ...
+
+
+class StreamWatch(Protocol):
+    """Is told what becomes of a stream's messages."""
+
+    def stored(self, store: StreamStore, message: StreamMessage) -> None: ...
+
+    def expired(self, store: StreamStore, message: StreamMessage) -> None: ...
+
+    def running(self) -> bool:
+        """Whether storage works right now; nothing is delivered and no schedule is due while it does not."""
+        ...
+
+    def still(self) -> bool:
+        """Whether nothing expires right now."""
+        ...
+
+
+@dataclass(slots=True)
+class _OpenBatch:
+    began_at: float
+    messages: list[Publication] = field(default_factory=list[Publication])
 
 
 class StreamStore:
@@ -40,37 +154,29 @@ class StreamStore:
     Args:
         context: in which timers run (the server's own).
         wall: the server's clock.
-        on_stored: told of each new message.
-        running: whether storage works right now; nothing is delivered and no schedule is due while it does not.
     """
 
     def __init__(
-        self,
-        name: str,
-        settings: StreamSettings,
-        *,
-        context: Context,
-        wall: Callable[[], float],
-        on_stored: Callable[[StreamStore, StreamMessage], None],
-        running: Callable[[], bool],
+        self, configuration: StreamConfiguration, watch: StreamWatch, *, context: Context, wall: Callable[[], float]
     ) -> None:
-        self.name = name
-        self.settings = settings
+        self.name = str(configuration.fields["name"])
+        self.configuration = configuration
+        self.created = utc_text(wall())
         self.messages: dict[int, StreamMessage] = {}
         """In the order of their sequences."""
-        self.last_sequence = 0
+        self.last_sequence = max(int(configuration.fields.get("first_seq", 0)), 1) - 1
         self.bytes = 0
         self._last_at = 0.0
         """When the last message was stored."""
-        self.consumers: dict[str, ConsumerStore] = {}
-        self._patterns = [SubjectPattern(text) for text in settings.subjects]
-        self._context = context
+        self.consumers: dict[str, StreamConsumer] = {}
+        self._watch = watch
+        self.running = watch.running
+        self.context = context
         self._wall = wall
-        self._on_stored = on_stored
-        self.running = running
         self._by_subject: dict[str, dict[int, None]] = {}
         self._ids: dict[str, tuple[int, float]] = {}
         """Sequence and time of each `Nats-Msg-Id`, the oldest first."""
+        self._batches: dict[str, _OpenBatch] = {}
         self._expiries: list[tuple[float, int]] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._schedules: dict[int, asyncio.TimerHandle] = {}
@@ -85,84 +191,132 @@ class StreamStore:
         return next(iter(self.messages), self.last_sequence + 1)
 
     def takes(self, subject: str) -> bool:
-        return any(pattern.matches(subject) for pattern in self._patterns)
+        return any(pattern.matches(subject) for pattern in self.configuration.patterns)
 
     def counts(self, pattern: SubjectPattern) -> dict[str, int]:
         return {subject: len(found) for subject, found in self._by_subject.items() if pattern.matches(subject)}
 
-    def after(self, sequence: int, pattern: SubjectPattern) -> Iterator[StreamMessage]:
-        """Messages from `sequence` on that match, as they are now."""
+    def after(self, sequence: int, *patterns: SubjectPattern) -> Iterator[StreamMessage]:
+        """Messages from `sequence` on that match one of the patterns, as they are now."""
         for number in range(max(sequence, self.first_sequence), self.last_sequence + 1):
             message = self.messages.get(number)
-            if message is not None and pattern.matches(message.subject):
+            if message is not None and any(pattern.matches(message.subject) for pattern in patterns):
                 yield message
 
     def last(self, subject: str) -> StreamMessage | None:
         found = self._by_subject.get(subject)
         return self.messages[next(reversed(found))] if found else None
 
+    def newest(self, *patterns: SubjectPattern) -> list[int]:
+        """Sequences of the last message of each subject that matches."""
+        return sorted(
+            next(reversed(found))
+            for subject, found in self._by_subject.items()
+            if any(pattern.matches(subject) for pattern in patterns)
+        )
+
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> Published:
-        """Store a message.
+    def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> tuple[int, bool]:
+        """Store a message; its sequence, and whether it was stored before.
 
         Raises:
-            Refused: headers that the server does not take.
+            JetStreamRefusal: a condition is not met, there is no room, or its headers are not acceptable.
         """
         headers = dict(headers) if headers else {}
-        if headers.get(_ROLLUP) and not self.settings.schedules:
-            raise _refused("rollup not permitted", 10111)
-        schedule = self._schedule_of(headers)
-        ttl_s = _ttl_of(headers)
-        if ttl_s is not None and not self.settings.expiring:
-            raise _refused("per-message TTL is disabled", 10166)
-        known = self._known(headers.get("Nats-Msg-Id", ""))
+        known = self._known(headers[_MESSAGE_ID]) if _MESSAGE_ID in headers else 0
         if known:
-            return Published(sequence=known, duplicate=True)
-        settings = self.settings
-        if settings.keeps_old and 0 <= settings.max_bytes < self.bytes + len(subject) + len(data):
-            raise StorageUnavailable(f"the stream {self.name} is full: try again", may_have_started=False)
+            return known, True
+        message = subject, data, headers
+        self._check(message)
+        return self._take(message).sequence, False
+
+    def batch(self, subject: str, data: bytes, headers: Mapping[str, str]) -> list[Publication]:
+        """One message of an atomic batch. When the last has come: all of them, which are stored now; else none.
+
+        Raises:
+            JetStreamRefusal: as `publish`; nothing is stored.
+        """
+        now, name, number = server_time(), headers[_BATCH], int(headers[_BATCH_SEQUENCE])
+        for old in [each for each, batch in self._batches.items() if now - batch.began_at > _BATCH_LASTS_S]:
+            del self._batches[old]
+        batch = _OpenBatch(now) if number == 1 else self._batches.pop(name, None)
+        if batch is None or number != len(batch.messages) + 1 or number > _MAX_BATCH:
+            raise JetStreamRefusal(10176, "atomic publish batch is incomplete")
+        batch.messages.append((subject, data, dict(headers)))
+        if _BATCH_COMMIT not in headers:
+            self._batches[name] = batch
+            return []
+        for message in batch.messages:
+            self._check(message)
+        for message in batch.messages:
+            self._take(message)
+        return batch.messages
+
+    def _check(self, message: Publication) -> None:
+        subject, data, headers = message
+        configuration = self.configuration
+        expected = headers.get(EXPECTED)
+        if expected is not None:
+            last = self.last(headers.get(EXPECTED_OF, subject))
+            sequence = 0 if last is None else last.sequence
+            if int(expected) != sequence:
+                raise JetStreamRefusal(10071, f"wrong last sequence: {sequence}")
+        if _ROLLUP in headers and not configuration.rollup:
+            raise JetStreamRefusal(10111, "rollup not permitted")
+        self._schedule_of(headers)
+        if _ttl_of(headers) is not None and not configuration.expiring:
+            raise JetStreamRefusal(10166, "per-message TTL is disabled")
+        if configuration.keeps_old and 0 <= configuration.max_bytes < self.bytes + len(subject) + len(data):
+            raise JetStreamRefusal(10077, "maximum bytes exceeded", status=503)
+
+    def _take(self, publication: Publication) -> StreamMessage:
+        subject, data, headers = publication
+        schedule = self._schedule_of(headers)
         if schedule is not None:
-            self.purge(SubjectPattern(subject))  # one schedule for each subject
-            headers[_ROLLUP] = "sub"
-        message = self._store(subject, data, headers, ttl_s)
+            headers[_ROLLUP] = "sub"  # one schedule for each subject
+        if _ROLLUP in headers:
+            self.purge(SubjectPattern(subject if headers[_ROLLUP] == "sub" else ">"))
+        message = self._store(subject, data, headers, _ttl_of(headers))
         if schedule is not None:
             self._arm(message.sequence, schedule, self._wall(), server_time())
-        return Published(sequence=message.sequence)
+        return message
 
     def _store(self, subject: str, data: bytes, headers: dict[str, str], ttl_s: float | None) -> StreamMessage:
-        now = server_time()
+        now, configuration = server_time(), self.configuration
         self.last_sequence += 1
         message = StreamMessage(
             subject=subject, data=data, headers=headers or None, sequence=self.last_sequence, at=self._wall()
         )
         self._last_at = message.at
         self.messages[message.sequence] = message
-        self._by_subject.setdefault(subject, {})[message.sequence] = None
+        same = self._by_subject.setdefault(subject, {})
+        same[message.sequence] = None
         self.bytes += _size(message)
-        name = headers.get("Nats-Msg-Id", "")
+        name = headers.get(_MESSAGE_ID)
         if name:
             self._ids[name] = (message.sequence, now)
         if ttl_s is not None:
             self._expire_at(now + ttl_s, message.sequence)
-        if self.settings.max_age_s:
-            self._expire_at(now + self.settings.max_age_s, message.sequence)
-        while self.settings.max_bytes >= 0 and self.bytes > self.settings.max_bytes and len(self.messages) > 1:
+        if configuration.max_age_s:
+            self._expire_at(now + configuration.max_age_s, message.sequence)
+        if configuration.per_subject and len(same) > configuration.per_subject:
+            self.remove(next(iter(same)))
+        while configuration.max_bytes >= 0 and self.bytes > configuration.max_bytes and len(self.messages) > 1:
             self.remove(self.first_sequence)
-        self._on_stored(self, message)
+        self._watch.stored(self, message)
         for consumer in list(self.consumers.values()):
             consumer.signal()
         return message
 
     def take_from(self, name: str, message: StreamMessage) -> None:
         """Another stream has stored a message: so do we, if that is our source."""
-        for source in self.settings.sources:
-            if source.name == name and SubjectPattern(source.subjects).matches(message.subject):
+        for source in self.configuration.sources:
+            if source.name == name and source.subjects.matches(message.subject):
                 headers = {**(message.headers or {}), _SOURCE: f"{name} {message.sequence}"}
-                subject = source.to[:-1] + message.subject[len(source.subjects) - 1 :]
-                self._store(subject, message.data, headers, None)
+                self._store(source.subject(message.subject), message.data, headers, None)
 
-    def resume_source(self, source: StreamSource, origin: StreamStore) -> None:
+    def resume_source(self, source: SourceConfiguration, origin: StreamStore) -> None:
         """Take what the source has stored since, as a new leader does that remembers nothing.
 
         It continues after the last message from there that this stream still has. If there is none, it begins at the
@@ -170,7 +324,7 @@ class StreamStore:
         """
         taken = next(self._taken_from(source.name), 0)
         since = 0.0 if taken or source.start or self.first_sequence == 1 else self._last_at
-        for message in list(origin.after(taken + 1 if taken else source.start, SubjectPattern(source.subjects))):
+        for message in list(origin.after(taken + 1 if taken else source.start, source.subjects)):
             if message.at >= since:
                 self.take_from(source.name, message)
 
@@ -183,7 +337,7 @@ class StreamStore:
 
     def _known(self, name: str) -> int:
         """The sequence of the message that had this id, within the window; 0: none."""
-        before = server_time() - self.settings.duplicates_s
+        before = server_time() - self.configuration.duplicates_s
         while self._ids:
             oldest = next(iter(self._ids))
             if self._ids[oldest][1] > before:
@@ -219,6 +373,10 @@ class StreamStore:
             self.remove(number)
         return len(gone)
 
+    def skip_to(self, sequence: int) -> None:
+        """The next message has at least this sequence."""
+        self.last_sequence = max(self.last_sequence, sequence - 1)
+
     # -- expiry ---------------------------------------------------------------------------------------------------
 
     def _expire_at(self, when: float, sequence: int) -> None:
@@ -230,14 +388,23 @@ class StreamStore:
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = None
+        while self._expiries and self._expiries[0][1] not in self.messages:
+            heapq.heappop(self._expiries)
         if self._expiries:
             loop = asyncio.get_running_loop()
-            self._expiry = loop.call_at(self._expiries[0][0], self._expire, context=self._context)
+            self._expiry = loop.call_at(self._expiries[0][0], self.expire, context=self.context)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Remove what is due, unless nothing expires right now: then call it again."""
+        if self._watch.still():
+            return
         now = server_time()
         while self._expiries and self._expiries[0][0] <= now:
-            self.remove(heapq.heappop(self._expiries)[1])
+            sequence = heapq.heappop(self._expiries)[1]
+            message = self.messages.get(sequence)
+            if message is not None:
+                self.remove(sequence)
+                self._watch.expired(self, message)
         self._await_expiry()
 
     # -- schedules ------------------------------------------------------------------------------------------------
@@ -246,15 +413,15 @@ class StreamStore:
         text = headers.get(_SCHEDULE)
         if not text:
             return None
-        if not self.settings.schedules:
-            raise _refused("message schedules is disabled", 10188)
+        if not self.configuration.schedules:
+            raise JetStreamRefusal(10188, "message schedules is disabled")
         try:
             schedule = parse_schedule(text, headers.get("Nats-Schedule-Time-Zone", ""))
         except ValueError as error:
-            raise _refused(f"message schedules pattern is invalid: {error}", 10189) from None
+            raise JetStreamRefusal(10189, f"message schedules pattern is invalid: {error}") from None
         target = headers.get(_TARGET, "")
         if not target or not self.takes(target):
-            raise _refused("message schedules target is invalid", 10190)
+            raise JetStreamRefusal(10190, "message schedules target is invalid")
         return schedule
 
     def _arm(self, sequence: int, schedule: CronSchedule, wall: float, at: float) -> None:
@@ -264,14 +431,14 @@ class StreamStore:
         if when is None:
             return
         self._schedules[sequence] = asyncio.get_running_loop().call_at(
-            at + (when - wall), self._fire, sequence, schedule, when, context=self._context
+            at + (when - wall), self._fire, sequence, schedule, when, context=self.context
         )
 
     def _fire(self, sequence: int, schedule: CronSchedule, wall: float) -> None:
         loop = asyncio.get_running_loop()
         if not self.running():
             self._schedules[sequence] = loop.call_later(
-                _HOLD_OFF_S, self._fire, sequence, schedule, wall, context=self._context
+                _HOLD_OFF_S, self._fire, sequence, schedule, wall, context=self.context
             )
             return
         message = self.messages[sequence]
@@ -279,7 +446,7 @@ class StreamStore:
         headers = {
             name: value
             for name, value in stored.items()
-            if not name.startswith(_SCHEDULE) and name not in (_ROLLUP, "Nats-Msg-Id", _TTL)
+            if not name.startswith(_SCHEDULE) and name not in (_ROLLUP, _MESSAGE_ID, _TTL)
         }
         following = schedule.next(wall)
         headers["Nats-Scheduler"] = message.subject
@@ -296,31 +463,8 @@ class StreamStore:
 
     # -- consumers ------------------------------------------------------------------------------------------------
 
-    def consume(self, name: str, settings: ConsumerSettings) -> ConsumerStore:
-        """The consumer of that name, or a new one.
-
-        Raises:
-            ConsumerTaken: another one has these subjects, or the one of that name has others.
-        """
-        found = self.consumers.get(name)
-        if found is not None:
-            if found.settings.filter != settings.filter:
-                raise ConsumerTaken(
-                    f"consumer {name!r} of {self.name} exists with the filter {found.settings.filter!r}, not "
-                    f"{settings.filter!r}: remove it first, or choose another name"
-                )
-            return found
-        if self.settings.retention is Retention.WORK_QUEUE:
-            for other in self.consumers.values():
-                if overlap(other.settings.filter, settings.filter):
-                    raise ConsumerTaken(
-                        f"another consumer of {self.name} overlaps {settings.filter!r}: remove it first "
-                        f"(Stream.delete_consumer), or wait until it is gone",
-                        details={"stream": self.name, "filter": settings.filter},
-                    )
-        made = ConsumerStore(self, name, settings, self._context)
-        self.consumers[name] = made
-        return made
+    def pull_consumers(self) -> list[ConsumerSettings]:
+        return [each.settings for each in self.consumers.values() if each.settings is not None]
 
     def drop_consumer(self, name: str) -> bool:
         found = self.consumers.pop(name, None)
@@ -331,7 +475,7 @@ class StreamStore:
 
     def acknowledged(self, sequence: int) -> None:
         """A consumer is done with it."""
-        if self.settings.retention is Retention.WORK_QUEUE:
+        if self.configuration.work_queue:
             self.remove(sequence)
 
     def resume(self) -> None:
@@ -341,15 +485,19 @@ class StreamStore:
 
     def discard(self) -> None:
         """The stream is gone: nothing is due any more."""
-        for consumer in list(self.consumers.values()):
-            consumer.end()
-        self.consumers.clear()
+        for name in list(self.consumers):
+            self.drop_consumer(name)
         for timer in self._schedules.values():
             timer.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
         self.messages.clear()
         self._by_subject.clear()
+
+
+def utc_text(wall: float) -> str:
+    """A Unix time as the server writes it."""
+    return f"{datetime.fromtimestamp(wall, UTC).replace(tzinfo=None).isoformat()}Z"
 
 
 def _size(message: StreamMessage) -> int:
@@ -367,11 +515,5 @@ def _ttl_of(headers: Mapping[str, str]) -> float | None:
     except ValueError:
         ttl_s = 0.0
     if ttl_s < 1:
-        raise _refused("invalid per-message TTL", 10165)
+        raise JetStreamRefusal(10165, "invalid per-message TTL")
     return float(math.floor(ttl_s))
-
-
-def _refused(text: str, number: int) -> PublishRefused:
-    return PublishRefused(
-        f"JetStream refused to store a message: {text} (error {number})", details={"err_code": number}
-    )

@@ -87,6 +87,7 @@ class ReplyMultiplexer:
             return
         if message.headers is not None and not message.data and message.headers.get("Status") == "503":
             future.set_exception(no_responders(subject))
+            future.exception()  # its waiter may have been cancelled in this very turn
         else:
             future.set_result(message)
 

@@ -1,7 +1,8 @@
 """The one seam to NATS: everything that the rest of the package may use of a bus.
 
-Two implementations pass the same conformance suite: `nats_bus` (whose `nats_client` alone imports `nats`) and `memory`
-(for tests, the simulator and users' own tests).
+There are connections to two kinds of servers, which pass the same conformance suite: `nats_bus` (whose `nats_client`
+alone imports `nats`) and `memory` (for tests, the simulator and users' own tests). Buckets, streams and object stores
+are the same code on both.
 
 Publishing is synchronous: it writes into the connection's buffer and returns, so that the hot path needs no task and no
 await. Publishers that may be faster than the socket must await `writable()` from time to time. Handlers are plain

@@ -123,7 +123,7 @@ class JobQueries:
             return _info_of(record)
         if (schedule := await self._schedule(ref)) is not None:  # or was scheduled
             return info_of_schedule(ref, schedule, self._names)
-        if await self._comes(ref):
+        if await self._coming(ref) is not None:
             text = "its time has come and the server is moving it to its queue, or it has ended without a result"
             raise UnknownJob(f"job {ref.id!r} is not known yet: {text}", details={"job": ref.id, "certain": False})
         raise self._unknown(ref, absent=not held, certain=found.certain)
@@ -151,6 +151,8 @@ class JobQueries:
         if found is None:
             if (schedule := await self._schedule(ref)) is not None:
                 return await self._unschedule(ref, schedule, timeout_s)
+            if (coming := await self._coming(ref)) is not None:
+                return await self._cancel_coming(ref, coming, timeout_s)
             return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
         if not await self._cancel_stored(ref, found, held=held):
             return False
@@ -301,11 +303,23 @@ class JobQueries:
                 held = True
         return None, held
 
-    async def _comes(self, ref: JobRef) -> bool:
-        """Whether its schedule has just published it. The server moves due tasks into the stream of tasks at once,
+    async def _coming(self, ref: JobRef) -> StreamMessage | None:
+        """Its task, if its schedule has just published it. The server moves due tasks into the stream of tasks at once,
         except for half a minute after the loss of a leader."""
         message = await find_due(await self.streams.schedules(), self._names, ref)
-        return message is not None and self._ambient.wall() - message.at < _COMING_S
+        return message if message is not None and self._ambient.wall() - message.at < _COMING_S else None
+
+    async def _cancel_coming(self, ref: JobRef, coming: StreamMessage, timeout_s: float) -> bool:
+        """Cancel a task that is on its way to its queue. Its dispatcher finds the record when it comes."""
+        endpoint, _, method = coming.subject.removeprefix(self._names.due[:-1]).partition(".")
+        try:
+            await self._write_cancelled(ref, (endpoint, method), coming.at, UNHELD_TTL_S)
+        except Conflict:
+            record = await self.record(ref)
+            if record is not None and record.state is not JobState.CANCELLED:
+                return False  # it came and has ended
+        await self._stop_started(ref, timeout_s)
+        return True
 
     async def _schedule(self, ref: JobRef) -> StreamMessage | None:
         return await (await self.streams.schedules()).last(self._names.schedule(ref.id))

@@ -109,7 +109,6 @@ def never_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "streams.pull_consumer.SILENCE_S",
         "jetstream.pull_transport.EXPIRES_S",
-        "memory.stream_client.EXPIRES_S",
     ):
         monkeypatch.setattr(f"gangline.bus.{name}", 3600.0)
 

@@ -228,8 +228,10 @@ def the_firings_of_a_schedule_have_the_id_of_the_schedule(patch: pytest.MonkeyPa
     """So that all but the first are taken for repetitions of it."""
     original = records.schedule_of
 
-    def schedule_of(names: Names, message: StreamMessage, submission: Submission) -> tuple[str, dict[str, str]]:
-        subject, given = original(names, message, submission)
+    def schedule_of(
+        names: Names, message: StreamMessage, submission: Submission, *, wall: float
+    ) -> tuple[str, dict[str, str]]:
+        subject, given = original(names, message, submission, wall=wall)
         return subject, {**given, headers.JOB: submission.job}
 
     patch.setattr(records, "schedule_of", schedule_of)
@@ -379,7 +381,7 @@ def _waits_for_an_election(plan: Plan) -> bool:
 
 @durable_mutant("outcome", needs=_waits_for_an_election, seeds=150)
 def what_a_schedule_has_published_is_unknown_until_its_queue_has_it(patch: pytest.MonkeyPatch) -> None:
-    async def comes(self: JobQueries, *args: Any) -> bool:
-        return False
+    async def coming(self: JobQueries, *args: Any) -> None:
+        return None
 
-    patch.setattr(JobQueries, "_comes", comes)
+    patch.setattr(JobQueries, "_coming", coming)

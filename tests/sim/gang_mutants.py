@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory import server as memory_module
+from gangline.bus.key_value import bucket as bucket_module
 from gangline.coordinator.core import commit_pipeline as granting_module
 from gangline.coordinator.core import owner_requests as owners_module
 from gangline.coordinator.core import scheduler as forming_module
@@ -190,7 +190,7 @@ def members_are_stopped_before_the_ledger_says_so(patch: pytest.MonkeyPatch) -> 
 
 @gang_mutant("fence", needs=has(Accident.SERVER_RESTART))
 def a_new_ledger_counts_from_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(memory_module, "first_revision", lambda wall, seen=0: 1)
+    patch.setattr(bucket_module, "first_revision", lambda wall, seen=0: 1)
 
 
 # -- L5: owners -----------------------------------------------------------------------------------------------------

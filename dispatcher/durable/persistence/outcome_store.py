@@ -379,15 +379,20 @@ class OutcomeStore:
     async def _schedule(self, entry: QueuedMessage, answer: Answer) -> None:
         submission = entry.submission
         assert submission is not None
+
+        def schedule() -> tuple[str, dict[str, str]]:
+            return records.schedule_of(self._names, entry.message, submission, wall=self._ambient.wall())
+
         try:
-            subject, given = records.schedule_of(self._names, entry.message, submission)
+            subject, given = schedule()
         except (ValueError, OverflowError, OSError) as error:  # a date that no calendar has
             answer(InvalidSchedule(f"its time is invalid: {error}"))
             return
 
         async def publish() -> None:
             await self._sure()
-            await (await self._streams.schedules()).publish(subject, entry.message.data, headers=given)
+            _, now_given = schedule()
+            await (await self._streams.schedules()).publish(subject, entry.message.data, headers=now_given)
 
         try:
             await until_answered("scheduling a task", publish, self._log)

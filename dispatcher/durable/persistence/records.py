@@ -242,7 +242,9 @@ def dead_event(entry: QueuedMessage, effect: Persist, *, wall: float) -> bytes:
 # -- schedules --------------------------------------------------------------------------------------------------------
 
 
-def schedule_of(names: Names, message: StreamMessage, submission: Submission) -> tuple[str, dict[str, str]]:
+def schedule_of(
+    names: Names, message: StreamMessage, submission: Submission, *, wall: float
+) -> tuple[str, dict[str, str]]:
     """Subject and headers of the schedule that holds a message until its time. If it is published twice because an
     answer was lost, a cancelled one does not become active again."""
     dropped = {headers.DELAY.lower(), headers.CRON.lower(), headers.JOB.lower()}
@@ -262,8 +264,8 @@ def schedule_of(names: Names, message: StreamMessage, submission: Submission) ->
         given[headers.JOB] = submission.job
         if submission.deadline_at is not None:
             # A duration stays a duration, since a replayed task starts it again; it counts from when the schedule
-            # publishes.
-            left_s = max(0.0, submission.deadline_at - submission.not_before)
+            # publishes: at its time, or now if storage did not take it before.
+            left_s = max(0.0, submission.deadline_at - max(submission.not_before, wall))
             given[headers.DEADLINE] = number(left_s) if _is_duration(message) else moment(submission.deadline_at)
     return names.schedule(submission.job), given
 

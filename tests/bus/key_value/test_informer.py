@@ -14,10 +14,11 @@ import pytest
 
 from gangline.bus.key_value.informer import STORED_WITHIN_S, Absent, BucketInformer
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvWrite, NotPermitted, StorageUnavailable
+from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, NotPermitted, StorageUnavailable
 from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
 from gangline.telemetry.logs import logger_for
 
+from ...support.bus.buckets import pass_unstored, store_unseen
 from ...support.logs import records_of
 from ..conftest import Collected
 
@@ -198,13 +199,11 @@ class Scene:
 
     def store(self, key: str, value: bytes | None) -> None:
         """Nobody sees it pass."""
-        store = self.hub.store(BUCKET)
-        assert store is not None
-        store.apply(KvWrite(key=key, value=value))
+        store_unseen(self.hub, BUCKET, key, value)
 
     def passes(self, key: str, value: bytes) -> None:
         """Storage does not have it."""
-        self.hub.connect("elsewhere").publish(f"$KV.{BUCKET}.{key}", value)
+        pass_unstored(self.hub, self.hub.connect("elsewhere"), BUCKET, key, value)
 
 
 @asynccontextmanager

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvWrite
+from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry
 from gangline.dispatcher.gangs.set_registry import SetDiscovery
 from gangline.schemas.errors.base import Unavailable
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import GangRecord, GangSetRecord, GangSpec, GangState
 
+from ...support.bus.buckets import store_unseen
 from ...support.dispatcher.fakes import turns
 
 NAMES = Names("test")
@@ -156,10 +157,8 @@ async def test_a_set_that_storage_does_not_have_yet_is_looked_up_again_for_a_whi
 
 
 async def test_a_formed_gang_is_looked_up_and_so_is_its_set_if_that_is_new(scene: Scene) -> None:
-    store = scene.hub.store(NAMES.ledger_bucket)
-    assert store is not None
     record = GangSetRecord.model_validate(SET)
-    store.apply(KvWrite(key=NAMES.gangset_key("llm"), value=record.model_dump_json().encode()))  # nobody saw it pass
+    store_unseen(scene.hub, NAMES.ledger_bucket, NAMES.gangset_key("llm"), record.model_dump_json().encode())
     await scene.record("llm-1")
     await scene.tell(GangEventKind.FORMED, "llm-1")
     assert scene.diary.take() == [("declared", "llm", 1), ("seen", "llm-1", 1, "formed")]

@@ -112,7 +112,7 @@ def test_the_runs_of_a_cron_are_jobs_of_their_own() -> None:
     assert made.scheduled and made.repeats
     assert made.headers[headers.CRON] == "0 0 3 * * *"
     message_of = StreamMessage(made.subject, made.data, made.headers, 7, WALL)
-    subject, given = schedule_of(NAMES, message_of, read(made))
+    subject, given = schedule_of(NAMES, message_of, read(made), wall=WALL)
     assert subject == NAMES.schedule(made.job) and headers.JOB not in given
 
 

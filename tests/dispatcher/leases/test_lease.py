@@ -177,9 +177,10 @@ async def test_reserves_obey_the_limits_of_waiting(rig: Rig) -> None:
         async with rig.client.choose_worker("images"):
             pass
     worker = await rig.worker(slots=1)
+    await asyncio.sleep(0.1)
     worker.load = Load(1, 0, 1)
     await worker.beat()
-    await turns()
+    await asyncio.sleep(0.1)
     with pytest.raises(QueueFull):
         async with rig.client.lease("images"):
             pass

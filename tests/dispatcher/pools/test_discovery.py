@@ -88,7 +88,7 @@ async def test_a_deletion_that_cannot_be_checked_removes_no_worker_while_its_hea
     worker = await rig.worker("w1")
     await rig.client.call("images.echo")
     rig.hub.storage_down()
-    with pytest.raises(Unavailable):
+    with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await rig.kv.delete(rig.names.registration_key(worker.id), revision=1)
     await asyncio.sleep(30.0)
@@ -113,7 +113,7 @@ async def test_a_failing_pull_removes_nothing_and_heartbeats_go_on_counting(rig:
     for _ in range(20):
         await asyncio.sleep(0.9)
         for worker in rig.workers:  # writes fail, but pass by
-            with pytest.raises(Unavailable):
+            with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await worker.beat()
         assert set(known(rig)) == {"w1"}

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.key_value.wire import stream_configuration
 from gangline.bus.memory.server import MemoryBus, MemoryServer
-from gangline.bus.port.bus import BucketSettings, KeyValue, KvWrite, Message, Storage
+from gangline.bus.port.bus import BucketSettings, KeyValue, Message, Storage
 from gangline.dispatcher.traffic.table import FIRST_PULL_S, RouteTable
 from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
 from gangline.schemas.names import Names
 from gangline.schemas.records.routes import RouteEvent, RouteRecord
 from gangline.schemas.wire import codec
+
+from ...support.bus.buckets import pass_unstored, store_unseen
 
 NAMES = Names("test")
 
@@ -205,7 +208,9 @@ async def test_a_bucket_that_was_deleted_and_made_again_is_followed_though_its_r
         for number in range(5):
             await rig.put("resize", {"to": {f"v{number}": 1}})
         await rig.table.ready()
-        rig.hub._stores.clear()  # type: ignore[attr-defined]
+        made = stream_configuration(NAMES.routes_bucket, BucketSettings())
+        await rig.bus.api.call(f"STREAM.DELETE.{made['name']}", what="delete")
+        await rig.bus.api.call(f"STREAM.CREATE.{made['name']}", made, what="create")
         await rig.put("other", {"to": {"x": 1}})
         await asyncio.sleep(6)
         assert rig.told[-2:] == [("other", RouteRecord(to={"x": 1})), ("resize", None)]
@@ -239,13 +244,10 @@ async def test_a_write_that_passes_before_storage_has_it_is_looked_for_until_it_
         await rig.put("resize", {"to": {"v1": 1}})
         await rig.table.ready()
         # Observers see it now; the leader answers with the revision before for a while.
-        subject = f"$KV.{NAMES.routes_bucket}.resize"
-        rig.operator.publish(subject, codec.to_json({"to": {"v2": 1}}))
+        pass_unstored(rig.hub, rig.operator, NAMES.routes_bucket, "resize", codec.to_json({"to": {"v2": 1}}))
         await rig.soon()
         assert rig.table.pools("resize") == {"v1": 1.0}
-        store = rig.hub.store(NAMES.routes_bucket)
-        assert store is not None
-        store.apply(KvWrite(key="resize", value=codec.to_json({"to": {"v2": 1}})))
+        store_unseen(rig.hub, NAMES.routes_bucket, "resize", codec.to_json({"to": {"v2": 1}}))
         await rig.soon()
         assert rig.table.pools("resize") == {"v2": 1.0}
         assert rig.table._informer._lookups == {}
@@ -255,7 +257,7 @@ async def test_a_write_that_storage_refused_is_not_looked_for_for_ever() -> None
     async with rig_of() as rig:
         await rig.put("resize", {"to": {"v1": 1}})
         await rig.table.ready()
-        rig.operator.publish(f"$KV.{NAMES.routes_bucket}.resize", b"never stored")
+        pass_unstored(rig.hub, rig.operator, NAMES.routes_bucket, "resize", b"never stored")
         await rig.soon()
         assert set(rig.table._informer._lookups) == {"resize"}
         await asyncio.sleep(2.5)

@@ -222,7 +222,8 @@ class Rig:
         await self.client.close()
         for worker in self.workers:
             worker.stop_beating()
-        await asyncio.sleep(0)
+        for bus in self.hub.connections:
+            await bus.close()
 
     async def worker(self, name: str = "w1", behave: Behaviour | None = None, **facts: Any) -> FakeWorker:
         worker = FakeWorker(self, name, **facts)

@@ -114,7 +114,7 @@ def test_a_delayed_task_goes_back_with_its_id_and_what_is_left_of_its_deadline()
     read = read_message(NAMES, made)
     assert not isinstance(read, GanglineError)
     submission, _ = read
-    subject, given = records.schedule_of(NAMES, made, submission)
+    subject, given = records.schedule_of(NAMES, made, submission, wall=made.at)
     assert subject == "ns.sched.7"
     assert given == {
         headers.SCHEDULE: "@at 2023-11-14T22:14:20.250Z",
@@ -128,7 +128,15 @@ def test_a_delayed_task_goes_back_with_its_id_and_what_is_left_of_its_deadline()
     later = message(Gangline_Delay="60", Gangline_Deadline="2023-11-14T22:14:50Z")
     read = read_message(NAMES, later)
     assert not isinstance(read, GanglineError)
-    assert records.schedule_of(NAMES, later, read[0])[1][headers.DEADLINE] == "2023-11-14T22:14:50.000Z"
+    assert records.schedule_of(NAMES, later, read[0], wall=later.at)[1][headers.DEADLINE] == "2023-11-14T22:14:50.000Z"
+
+
+@pytest.mark.parametrize(("late_s", "left"), [(59, "30"), (70, "20"), (100, "0")])
+def test_a_delayed_task_that_could_not_go_back_before_its_time_gets_no_later_deadline(late_s: float, left: str) -> None:
+    made = message(Gangline_Delay="60", Gangline_Deadline="90")
+    read = read_message(NAMES, made)
+    assert not isinstance(read, GanglineError)
+    assert records.schedule_of(NAMES, made, read[0], wall=made.at + late_s)[1][headers.DEADLINE] == left
 
 
 def test_a_cron_task_goes_back_without_an_id_and_each_firing_has_its_own_deadline() -> None:
@@ -136,7 +144,7 @@ def test_a_cron_task_goes_back_without_an_id_and_each_firing_has_its_own_deadlin
     read = read_message(NAMES, made)
     assert not isinstance(read, GanglineError)
     submission, _ = read
-    subject, given = records.schedule_of(NAMES, made, submission)
+    subject, given = records.schedule_of(NAMES, made, submission, wall=made.at)
     assert subject == "ns.sched.nightly"
     assert given == {
         headers.SCHEDULE: "0 0 3 * * *",

@@ -245,7 +245,7 @@ class Ends:
 
 
 class Objects:
-    """Reads the object store without a connection. See bus/object_store.py for its format."""
+    """Reads the object store without a connection. See bus/storage/object_store.py for its format."""
 
     def __init__(self, hub: MemoryServer, names: Names) -> None:
         self._hub = hub

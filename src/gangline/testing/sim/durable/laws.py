@@ -279,7 +279,7 @@ class JobWatch:
             return False
         stream = self._hub.streams.find(self._names.tasks_stream)
         filter = self._names.tasks_of(model.step.endpoint)
-        holders = [each.settings for each in stream.consumers.values()] if stream is not None else []
+        holders = [] if stream is None else stream.pull_consumers()
         holder = next((each.metadata for each in holders if each.filter == filter), None)
         if holder is None:
             return True

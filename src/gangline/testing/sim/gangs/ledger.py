@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from ....bus.port.bus import KvEntry, KvOperation, KvWrite
 from ....schemas.names import Names, WorkerId
 from ....schemas.records.gangs import GangRecord, GangSetRecord, GangState, LeaderRecord, MemberRecord, Seat
@@ -105,16 +107,11 @@ class GangLedger:
     # -- what passes ----------------------------------------------------------------------------------------------
 
     def on_change(self, bucket: str, entry: KvEntry) -> None:
-        """One revision."""
+        """One revision, or a key that expires."""
         if bucket != self._names.ledger_bucket:
             return
-        if self._revision and entry.revision != self._revision + 1:
-            self._vanished()
-        if entry.revision <= self._revision:
-            self._fail(
-                "fence", f"{entry.key} is written at {entry.revision}: the ledger was at {self._revision} before"
-            )
-        self._revision = entry.revision
+        if entry.revision:
+            self._follow(entry)
         value = None if entry.operation is KvOperation.DELETE else entry.value
         match entry.key.partition(".")[0]:
             case "leader" if value is not None:
@@ -144,6 +141,15 @@ class GangLedger:
         for known in self._registrations:
             if known.worker == worker:
                 self._draining[known] = True
+
+    def _follow(self, entry: KvEntry) -> None:
+        if self._revision and entry.revision != self._revision + 1:
+            self._vanished()
+        if entry.revision <= self._revision:
+            self._fail(
+                "fence", f"{entry.key} is written at {entry.revision}: the ledger was at {self._revision} before"
+            )
+        self._revision = entry.revision
 
     def on_write(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None:
         """A write or a batch is over."""
@@ -214,7 +220,11 @@ class GangLedger:
         if value is None:
             self._gangs.pop(gang, None)
             return
-        record = GangRecord.model_validate_json(value)
+        try:
+            record = GangRecord.model_validate_json(value)
+        except ValidationError as error:
+            self._fail("L7", f"the record of {gang} is invalid: {error}")
+            return
         before = self._gangs.get(gang)
         self._gangs[gang] = record
         if record.restarts != record.generation - 1 or record.counted > record.generation:

@@ -1,4 +1,4 @@
-"""Streams of the in-memory hub through its accidents.
+"""JetStream in memory through its accidents.
 
 What they share with JetStream is in test_port_streams and test_port_consumers.
 """
@@ -34,11 +34,15 @@ def settings_of(storage=Storage.FILE, retention=Retention.WORK_QUEUE):
 
 
 @pytest.fixture
-async def hub():
+def hub(opened):
     hub = MemoryServer()
-    yield hub
-    for bus in hub.connections:
-        await bus.close()
+
+    async def close():
+        for bus in hub.connections:
+            await bus.close()
+
+    opened.push_async_callback(close)
+    return hub
 
 
 async def open_consumer(bus, handler, **others):

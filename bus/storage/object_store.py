@@ -14,11 +14,11 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..runtime.clock import Environment
-from ..schemas.errors.base import InvalidName, Unavailable
-from .jetstream.wire import check_name
-from .key_value.wire import ttl_header
-from .port.bus import BucketSettings, StorageUnavailable, Stream, StreamMessage, StreamSettings
+from ...runtime.clock import Environment
+from ...schemas.errors.base import InvalidName, Unavailable
+from ..jetstream.wire import check_name
+from ..key_value.wire import ttl_header
+from ..port.bus import BucketSettings, StorageUnavailable, Stream, StreamMessage, StreamSettings
 
 _CHUNK_BYTES: Final = 128 * 1024
 _HEADERS_BYTES: Final = 1024

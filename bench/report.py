@@ -256,7 +256,8 @@ def _endurance(found: dict[str, Any]) -> list[str]:
         "",
         f"`python -m bench.endurance`, in production settings: {judged['requests']:,} requests of {len(judged['p99'])} "
         f"kinds at fixed rates, {judged['errors']} errors. Medians of the first third of the judged minutes, and of "
-        "the last:",
+        "the last. The memory of nats-server rises and falls by a third with its garbage collector; the latencies are "
+        "those of a machine on which other work ran, more of it in the last third.",
         "",
         "| process | memory (MB) |",
         "|---|---|",

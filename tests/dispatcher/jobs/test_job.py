@@ -16,6 +16,7 @@ from gangline.dispatcher.jobs import queries as jobs_desk
 from gangline.dispatcher.jobs import stored as jobs_stored
 from gangline.dispatcher.jobs.queries import JobQueries
 from gangline.dispatcher.jobs.stored import JobRef
+from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import (
     ClosedError,
     DeadlineExceeded,
@@ -370,6 +371,29 @@ async def test_a_task_without_a_dispatcher_may_run_and_is_left_for_the_next_one_
         await job.result()
     assert not await job.cancel()
     assert (await job.status()).state is JobState.CANCELLED
+
+
+async def test_a_delayed_task_on_its_way_to_its_queue_is_cancelled_for_the_dispatcher_that_it_reaches() -> None:
+    loop = asyncio.get_running_loop()
+    ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
+    hub = MemoryServer(ambient=ambient)
+    names, bus = Names("t"), hub.connect("client")
+    async with Client(bus, names=names, tasks=STORAGE, ambient=ambient, owns_bus=True) as client:
+        rig = JobsRig(names, client, bus, hub, ambient)
+        await rig.tasks()
+        schedules, job = await rig.streams.schedules(), client.job("later", "images")
+        given = {"Nats-Schedule": "@every 5s", "Nats-Schedule-Target": names.due_of(names.task("images", "echo"))}
+        await schedules.publish(names.schedule("later"), b"", headers={**given, "Gangline-Job": "later"})
+        hub.streams.hold_sources()
+        await asyncio.sleep(6)
+        await schedules.purge(names.schedule("later"))
+        with pytest.raises(UnknownJob, match="moving it to its queue"):
+            await job.status()
+        assert await job.cancel()
+        assert (await job.status()).state is JobState.CANCELLED
+        assert not await job.cancel()
+        with pytest.raises(JobCancelled):
+            await job.result()
 
 
 # -- queues -------------------------------------------------------------------------------------------------------

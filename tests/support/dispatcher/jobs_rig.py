@@ -59,7 +59,7 @@ class JobsRig:
         for message in await self.stored(endpoint):
             submission, _ = cast("Any", read_message(self.names, message))
             if submission.cron is not None or submission.not_before is not None:
-                subject, given = schedule_of(self.names, message, submission)
+                subject, given = schedule_of(self.names, message, submission, wall=self.wall())
                 await schedules.publish(subject, message.data, headers=given)
                 await tasks.delete(message.sequence)
 

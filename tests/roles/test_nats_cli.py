@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -59,7 +60,7 @@ def cli(site: Site, tmp_path: Path) -> Cli:
         )
         printed, _ = await process.communicate()
         assert process.returncode is not None
-        return process.returncode, printed.decode()
+        return process.returncode, printed.decode().strip()
 
     return run
 
@@ -82,7 +83,7 @@ async def result_of(cli: Cli, user: str, job: str) -> Any:
 @pytest.mark.parametrize("user", ["billing", "web"])
 async def test_a_producer_calls_submits_and_reads_results(site: Site, cli: Cli, user: str):
     await site.everything()
-    assert await cli(user, "req", "--raw", "gangline.call.images.double", "[4]") == (0, "8\n")
+    assert await cli(user, "req", "--raw", "gangline.call.images.double", "[4]") == (0, "8")
     code, printed = await cli(user, "pub", "-J", "gangline.task.images.double", "[5]", "-H", "Gangline-Job:images.one")
     assert code == 0, printed
     assert (await result_of(cli, user, "images.one"))["result"] == 10
@@ -111,9 +112,10 @@ async def test_what_is_not_a_producers_is_refused_and_has_no_effect(site: Site, 
         ("consumer", "add", Names().tasks_stream, "mine", "--pull", "--defaults"),
     ):
         code, printed = await cli(user, *arguments, timeout="1s")
-        assert code != 0, (arguments, printed)
+        refused = re.search("permissions violation|no responders", printed.lower())
+        assert code != 0 or refused, (arguments, printed)  # `nats req` ends with 0 whatever happened
     assert (await kept.status()).state.value == "scheduled"
-    assert await cli(user, "req", "--raw", "gangline.call.images.double", "[4]") == (0, "8\n")
+    assert await cli(user, "req", "--raw", "gangline.call.images.double", "[4]") == (0, "8")
     assert await (await operator.submit("images.double", 3)).result(PATIENCE_S) == 6
     async with operator.gang(pool="images", size=2) as gang:
         assert await gang.run("together") == [0, 1]

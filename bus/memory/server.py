@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ServerUnreachable
-from ..jetstream.stream import NatsStream
 from ..key_value.bucket import NatsKeyValue
 from ..key_value.wire import is_marker
 from ..port.bus import (
@@ -29,6 +28,7 @@ from ..port.bus import (
     KvWrite,
     Message,
     ObjectStore,
+    Stream,
     StreamMessage,
     StreamSettings,
 )
@@ -556,7 +556,7 @@ class MemoryBus(MemoryConnection):
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> NatsKeyValue:
         return await self._opened.bucket(name, settings, make=make)
 
-    async def stream(self, name: str, settings: StreamSettings) -> NatsStream:
+    async def stream(self, name: str, settings: StreamSettings) -> Stream:
         return await self._opened.stream(name, settings)
 
     async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:

@@ -247,12 +247,12 @@ def judged(rows: list[dict[str, Any]]) -> dict[str, Any]:
     first, last = rows[:third], rows[-third:]
     memory, slowest = {}, {}
     for name in rows[0]["mb"]:
-        before, after = (statistics.median(row["mb"][name] for row in part) for part in (first, last))
+        before, after = (round(statistics.median(row["mb"][name] for row in part), 1) for part in (first, last))
         flat = after - before <= max(_LEAST_GROWTH_MB, _MOST_GROWTH * before)
         memory[name] = {"first_mb": before, "last_mb": after, "flat": flat}
     for kind in rows[0]["kinds"]:
         parts = [[row["kinds"][kind]["p99_ms"] for row in part if kind in row["kinds"]] for part in (first, last)]
-        before, after = map(statistics.median, parts)
+        before, after = (round(statistics.median(part), 1) for part in parts)
         slowest[kind] = {"first_p99_ms": before, "last_p99_ms": after, "ratio": round(after / before, 2)}
     requests = sum(each["count"] for row in rows for each in row["kinds"].values())
     errors = sum(count for row in rows for count, _ in row["errors"].values())

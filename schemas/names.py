@@ -404,12 +404,19 @@ class Names:
         """The filter of one endpoint's queue."""
         return f"{self.namespace}.task.{check_name(endpoint, 'endpoint')}.>"
 
-    def parse_task(self, subject: str) -> tuple[str, str]:
-        """Inverse of :meth:`task`."""
+    def of_tenant(self, subject: str, tenant: str) -> str:
+        """The subject in Gangline's account of what a tenant publishes to `subject` in its own. The server adds the
+        tenant to subjects of tasks, so that a stored task says whose it is, and no tenant can write another one."""
+        return f"{subject}.@{tenant}" if tenant and subject.startswith(f"{self.namespace}.task.") else subject
+
+    def parse_task(self, subject: str) -> tuple[str, str, str]:
+        """Inverse of :meth:`task` and :meth:`of_tenant`: endpoint, method and tenant (empty: Gangline's own
+        account)."""
         prefix = f"{self.namespace}.task."
         if not subject.startswith(prefix):
             raise InvalidName(f"{subject!r} does not start with {prefix!r}")
-        return split_target(subject[len(prefix) :])
+        target, at, tenant = subject[len(prefix) :].partition(".@")
+        return *split_target(target), check_name(tenant, "tenant") if at else ""
 
     def schedule(self, id: str) -> str:
         return f"{self.namespace}.sched.{check_job(id)}"

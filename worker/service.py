@@ -300,7 +300,11 @@ class Worker(Service[WorkerState]):
         if self.core.tasks or self.core.gangs.leaving:
             count = worker_server.cancel_all(f"worker {self.id} left before the task was done")
             self._log.warning("cancelled %s", count_of(count, "task"), extra={"action": "worker.cancelled_tasks"})
-            if not await worker_server.rest(LAST_WORDS_S):
+            rests = await worker_server.rest(LAST_WORDS_S)
+            if not rests:
+                worker_server.runs.insist_all()
+                rests = await worker_server.rest(LAST_WORDS_S / 2)
+            if not rests:
                 self._log.error(
                     "%d tasks did not stop and are left behind",
                     len(self.core.tasks),

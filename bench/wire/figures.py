@@ -75,6 +75,8 @@ FIGURES: Final = (
     _least("sync_task_c64", 0.8, "64 at once, a plain function / a raw echo that runs its function in an executor"),
     _least("gateway_c1", 0.5, "through the gateway, one at a time / raw, same client and body"),
     _least("gateway_c64", 0.45, "through the gateway, 64 at once / raw, same client and body"),
+    _least("imported_c1", 0.8, "through the gateway from a tenant's account, one at a time / from Gangline's own"),
+    _least("imported_c64", 0.9, "through the gateway from a tenant's account, 64 at once / from Gangline's own"),
     _least("payload_100k_c16", 0.9, "16 at once with 100 kB there and back / raw"),
     _least("stream_items", 0.8, "items of a stream / raw publishes of the same size to one subscriber"),
     _least("sync_client_c1", 0.7, "SyncClient in one thread, one at a time / raw in an event loop"),

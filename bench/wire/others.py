@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .figures import Measured, measured, ratios
-from .rates import Report
+from .rates import Rates, Report
 from .resting import at_rest
-from .site import Site
+from .site import Site, opened
 from .tracing import OBSERVED
 
 _FORMED = 5
@@ -47,6 +49,44 @@ _OBSERVED_C64 = (
     ("metrics_and_1pct_c64", "production"),
     ("trace_100pct_c64", "on"),
 )
+
+
+_ACCOUNTS: Final = """
+accounts {
+  GANGLINE {
+    jetstream: enabled
+    users: [ { user: own, password: bench } ]
+    exports: [ { service: "gangline.call.>", accounts: [tenant] } ]
+  }
+  tenant {
+    users: [ { user: tenant, password: bench } ]
+    imports: [ { service: { account: GANGLINE, subject: "gangline.call.>" } } ]
+  }
+}
+no_auth_user: own
+"""
+
+
+async def measure_imported(*, rounds: int, seconds: float, report: Report) -> tuple[list[Measured], Rates]:
+    """The same calls through a gateway by clients of Gangline's own account and of a tenant's, on a server that has
+    accounts."""
+    found = Rates()
+    async with opened(_ACCOUNTS) as site:
+        await site.worker("one", 512)
+        await site.start("our_gateway", url=site.url)
+        address = site.url.removeprefix("nats://")
+        urls = {"direct": site.url, "imported": f"nats://tenant:bench@{address}"}
+        clients = {whose: await site.start("raw_client", url=url, storage=False) for whose, url in urls.items()}
+        loads = [(whose, many) for many in (1, 64) for whose in clients]
+        for whose, many in loads:  # the first time is slower
+            await clients[whose].ask("closed", what="gateway", concurrency=many, seconds=seconds / 4)
+        for number in range(rounds):
+            report(f"imported calls, round {number + 1} of {rounds}")
+            for whose, many in loads if number % 2 == 0 else reversed(loads):
+                done = await clients[whose].ask("closed", what="gateway", concurrency=many, seconds=seconds)
+                found.per_s[f"{whose}_c{many}"].append(done["count"] / done["seconds"])
+    pairs = ((many, found.per_s[f"imported_c{many}"], found.per_s[f"direct_c{many}"]) for many in (1, 64))
+    return [measured(f"imported_c{many}", ratios(tenants, own)) for many, tenants, own in pairs], found
 
 
 async def measure_gangs(site: Site, *, rounds: int, report: Report) -> tuple[list[Measured], dict[str, list[float]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import nats
+from nats.aio.client import Client
 from nats.js.api import RetentionPolicy, StorageType
 
 from .child import ITEMS, JSON_BODY, LARGE, PAYLOAD, main, serve
@@ -11,8 +12,17 @@ from .loads import Once, answering
 STREAM = "RAWBENCH"
 
 
-async def life(url: str) -> None:
+async def life(url: str, storage: bool = True) -> None:
+    """`storage`: False: its account has no JetStream."""
     connection = await nats.connect(url)
+    kinds = _requests(connection)
+    if storage:
+        kinds |= await _stored(connection)
+    await serve(answering(kinds))
+    await connection.close()
+
+
+async def _stored(connection: Client) -> dict[str, Once]:
     stream = connection.jetstream()
     # Like the task stream, except for its special features.
     await stream.add_stream(
@@ -30,6 +40,10 @@ async def life(url: str) -> None:
         keys += 1
         await bucket.put(f"k{keys % 1000}", PAYLOAD)
 
+    return {"js_publish": lambda: stream.publish("rawbench.task", PAYLOAD, timeout=10), "kv_put": put}
+
+
+def _requests(connection: Client) -> dict[str, Once]:
     async def read_stream() -> None:
         inbox = connection.new_inbox()
         items = await connection.subscribe(inbox)
@@ -38,7 +52,7 @@ async def life(url: str) -> None:
             await items.next_msg(timeout=10)
         await items.unsubscribe()
 
-    kinds: dict[str, Once] = {
+    return {
         "echo": lambda: connection.request("raw.echo", PAYLOAD, timeout=10),
         "nap": lambda: connection.request("raw.nap", PAYLOAD, timeout=10),
         "function": lambda: connection.request("raw.function", PAYLOAD, timeout=10),
@@ -46,12 +60,7 @@ async def life(url: str) -> None:
         "json": lambda: connection.request("raw.echo", JSON_BODY, timeout=10),
         "gateway": lambda: connection.request("gangline.call.one.text", JSON_BODY, timeout=10),
         "stream": read_stream,
-        "js_publish": lambda: stream.publish("rawbench.task", PAYLOAD, timeout=10),
-        "kv_put": put,
     }
-
-    await serve(answering(kinds))
-    await connection.close()
 
 
 if __name__ == "__main__":

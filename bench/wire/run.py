@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from .figures import FIGURES, Measured, machine, rounded
-from .others import measure_gangs, measure_rest, measure_scale, measure_tracing
+from .others import measure_gangs, measure_imported, measure_rest, measure_scale, measure_tracing
 from .rates import Rates, Report, measure_ordinary, measure_rates
 from .site import opened, part_of
 
@@ -77,6 +77,8 @@ async def run(plan: Plan = FULL, *, report: Report = lambda _: None) -> Results:
         async with part_of(site) as part:
             found, ordinary = await measure_ordinary(part, rounds=rounds, seconds=seconds, report=report)
         figures += found
+        found, imported = await measure_imported(rounds=rounds, seconds=seconds, report=report)
+        figures += found
         async with part_of(site) as part:
             tracing, traced = await measure_tracing(part, rounds=rounds, seconds=seconds, report=report)
         figures += tracing
@@ -88,7 +90,7 @@ async def run(plan: Plan = FULL, *, report: Report = lambda _: None) -> Results:
         figures += await measure_rest(site, seconds=plan.rest_s, report=report)
         return Results(
             figures=figures,
-            rates=rates.joined(ordinary),
+            rates=rates.joined(ordinary).joined(imported),
             gangs_ms=gangs_ms,
             traced=traced,
             about=about(site.server_version, plan),

@@ -46,15 +46,18 @@ class Site:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[Site]:
+async def opened(config: str = "") -> AsyncIterator[Site]:
     """Start our own server; stop everything at the end, whatever happens.
+
+    Args:
+        config: more lines of its configuration.
 
     Raises:
         ServerUnreachable: it does not start.
     """
     (monitoring,) = free_ports(1)
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(EmbeddedServer(config=f'http: "127.0.0.1:{monitoring}"'))
+        server = await stack.enter_async_context(EmbeddedServer(config=f'http: "127.0.0.1:{monitoring}"\n{config}'))
         yield Site(server, monitoring, stack)
 
 

@@ -144,7 +144,9 @@ class Dispatcher(Service[DispatcherState]):
         self._responder = CountingResponder(bus, log)
         self._ownership = OwnershipManager(self._context, take=self._take, give_up=self._give_up)
         self._sweeper = StraySweeper(self._context)
-        self._endpoints = EndpointDiscovery(self._context, found=self._found, strays=self._sweeper.found)
+        self._endpoints = EndpointDiscovery(
+            self._context, found=self._found, strays=self._sweeper.found, held=lambda: self._ownership.held
+        )
         self._nats_service: DispatcherNatsService | None = None
         self._queues: dict[str, QueueRunner] = {}
         self._all_operations: dict[str, QueueOperations] = {}

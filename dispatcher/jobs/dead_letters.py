@@ -21,7 +21,7 @@ from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
 from .queries import JobQueries, parse_result
 from .storage import TaskStreams
-from .stored import JobRef, header_of, job_of
+from .stored import JobRef, header_of, job_of, split_subject
 
 QUIET_S: Final = 5.0
 """A reader that gets no letter for this time stops waiting for more: they were deleted meanwhile."""
@@ -46,9 +46,9 @@ _DROPPED: Final = frozenset(
 
 
 BURIED: Final = "dead"
+"""Prefix of a dead letter's message id, before the sequence of the task's message."""
 _MOST_DIGITS: Final = 20
 """Of a sequence in the server's 64 bits; Python refuses to parse a number with thousands of digits."""
-"""Prefix of a dead letter's message id, before the sequence of the task's message."""
 
 
 def buried_sequence(given: Mapping[str, str]) -> int | None:
@@ -105,7 +105,7 @@ class DeadLetter:
         """Never fails. `prefix`: of the task subjects."""
         fields = message.headers or {}
         subject = header_of(fields, headers.SUBJECT) or ""
-        endpoint, _, method = subject.removeprefix(prefix).partition(".")
+        endpoint, method = split_subject(subject, prefix)
         return cls(
             job=header_of(fields, headers.JOB) or f"dead-{message.sequence}",
             endpoint=endpoint,

@@ -54,15 +54,19 @@ class SearchResult:
 
 async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
     """The job's task in the stream."""
-    prefix = names.tasks[:-1]
+    prefix, since = names.tasks[:-1], 1
     sequence = ref.sequence if not ref.scheduled else None
     if sequence is None and ref.id.isdecimal():
         sequence = int(ref.id)
     if sequence is not None:
         message = await tasks.get(sequence)
-        return SearchResult(message if message is not None and _is_job(message, ref.id, prefix) else None)
+        if message is not None and _is_job(message, ref.id, prefix):
+            return SearchResult(message)
+        if not ref.result_kept:
+            return SearchResult(None)  # it has ended
+        since = sequence + 1  # it may have been dead and replayed
     pattern = names.tasks if ref.endpoint is None else names.tasks_of(ref.endpoint)
-    return await _search(tasks, pattern, ref, prefix)
+    return await _search(tasks, pattern, ref, prefix, since)
 
 
 def copied_from(names: Names, message: StreamMessage) -> int | None:
@@ -135,8 +139,7 @@ def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names) -> JobIn
     """The state of a scheduled task."""
     fields = message.headers or {}
     when = fields.get(headers.SCHEDULE, "")
-    target = fields.get(headers.SCHEDULE_TARGET, "").removeprefix(names.due[:-1])
-    endpoint, _, method = target.partition(".")
+    endpoint, method = split_subject(fields.get(headers.SCHEDULE_TARGET, ""), names.due[:-1])
     moment = moment_of(when)
     return JobInfo(
         job=ref.id,
@@ -156,7 +159,12 @@ def _reason(moment: float | None, cron: str | None) -> str:
 
 def target_of(message: StreamMessage, names: Names) -> tuple[str, str]:
     """Endpoint and method of a task's subject."""
-    endpoint, _, method = message.subject.removeprefix(names.tasks[:-1]).partition(".")
+    return split_subject(message.subject, names.tasks[:-1])
+
+
+def split_subject(subject: str, prefix: str) -> tuple[str, str]:
+    """Endpoint and method, as far as it has them, without the tenant that may follow."""
+    endpoint, _, method = subject.removeprefix(prefix).partition(".@")[0].partition(".")
     return endpoint, method
 
 

@@ -82,6 +82,8 @@ class Submission(NamedTuple):
     """`traceparent` of the producer."""
     idempotent: bool | None = None
     """Whether it is safe to run it twice. None: as the task declares."""
+    tenant: str = ""
+    """Whose it is, as the server wrote into its subject; empty: Gangline's own account."""
 
     @property
     def target(self) -> str:
@@ -101,8 +103,8 @@ class Submission(NamedTuple):
             InvalidRequest: says which header (or that the subject) is invalid, and how to write it.
         """
         if not given:
-            endpoint, method = names.parse_task(subject)
-            return cls(endpoint=endpoint, method=method, job=str(sequence), published_at=published_at)
+            endpoint, method, tenant = names.parse_task(subject)
+            return cls(endpoint=endpoint, method=method, job=str(sequence), published_at=published_at, tenant=tenant)
         job, shape = None, [names.namespace, subject]
         for name, text in given.items():
             if name == headers.JOB:
@@ -124,8 +126,8 @@ class Submission(NamedTuple):
     def _parse(
         cls, names: Names, subject: str, given: Mapping[str, str], *, sequence: int, published_at: float
     ) -> Submission:
-        endpoint, method = names.parse_task(subject)
-        fields: dict[str, Any] = {"job": str(sequence)}
+        endpoint, method, tenant = names.parse_task(subject)
+        fields: dict[str, Any] = {"job": str(sequence), "tenant": tenant}
         for name, text in given.items():
             known = _HEADERS.get(name.lower())
             if known is not None:

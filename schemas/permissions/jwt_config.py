@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from ..errors.base import InvalidRequest
 from ..names import Names
-from .nats_config import ACCOUNT, ANSWERS_WITHIN_S, imports_of, limits_of, tenants_of
+from .nats_config import ACCOUNT, ANSWERS_WITHIN_S, Import, imports_of, limits_of, tenants_of
 from .roles import User
 
 SYSTEM: Final = "SYS"
@@ -65,8 +67,8 @@ class _Account:
     jetstream: bool = False
     exports: list[tuple[str, str]] = field(default_factory=list)
     """Kind and subject."""
-    imports: list[tuple[str, str, str]] = field(default_factory=list)
-    """Whose, kind and subject."""
+    imports: list[tuple[str, Import]] = field(default_factory=list)
+    """From which account, and what."""
 
 
 def accounts_of(users: Sequence[User], account: str = ACCOUNT) -> tuple[str, ...]:
@@ -188,14 +190,14 @@ def _accounts(
     # The server knows accounts by their public keys.
     broken = f"$SYS.ACCOUNT.{keys.accounts[account].public}.DISCONNECT"
     own = _Account(users=[user for user in users if not user.tenant], limits=limited[account], jetstream=True)
-    own.imports.append((SYSTEM, "stream", broken))
+    own.imports.append((SYSTEM, Import("stream", broken, broken)))
     found = {account: own, SYSTEM: _Account(exports=[("stream", broken)])}
     exported: dict[tuple[str, str], None] = {}
     for tenant, its in tenants.items():
-        imported = imports_of(its, names)
+        imported = {(each.kind, each.subject): each for each in imports_of(its, names)}
         exported |= dict.fromkeys(imported)
         found[tenant] = _Account(
-            users=its, limits=limited[tenant], imports=[(account, *each) for each in _widest(imported)]
+            users=its, limits=limited[tenant], imports=[(account, imported[each]) for each in _widest(imported)]
         )
     own.exports += _widest(exported)
     return found
@@ -233,14 +235,8 @@ def _claims(name: str, account: _Account, names: Names, keys: JwtKeys, issued_at
         "limits": {**limits, "wildcards": True},
         "exports": [_export(kind, subject) for kind, subject in account.exports],
         "imports": [
-            {
-                "name": subject,
-                "subject": subject,
-                "account": keys.accounts[exporter].public,
-                "type": kind,
-                "token": _activation(keys.accounts[exporter], keys.accounts[name].public, kind, subject, issued_at),
-            }
-            for exporter, kind, subject in account.imports
+            _import(each, keys.accounts[exporter], keys.accounts[name].public, issued_at)
+            for exporter, each in account.imports
         ],
         "signing_keys": [_scope(user, names, keys.users[user.name]) for user in account.users],
     }
@@ -251,6 +247,20 @@ def _export(kind: str, subject: str) -> dict[str, Any]:
     if kind == "service":
         export |= {"response_type": "Singleton", "response_threshold": ANSWERS_WITHIN_S * 1_000_000_000}
     return export
+
+
+def _import(each: Import, exporter: Signer, importer: str, issued_at: int) -> dict[str, Any]:
+    found = {
+        "name": each.local,
+        "subject": each.subject,
+        "account": exporter.public,
+        "type": each.kind,
+        "token": _activation(exporter, importer, each.kind, each.subject, issued_at),
+    }
+    if each.local != each.subject:
+        numbers = itertools.count(1)
+        found["local_subject"] = re.sub(r"\*", lambda _: f"${next(numbers)}", each.local)
+    return found
 
 
 def _activation(exporter: Signer, importer: str, kind: str, subject: str, issued_at: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..errors.base import InvalidRequest
 from ..names import Names
@@ -159,7 +159,7 @@ def _exports(tenants: Mapping[str, Sequence[User]], names: Names) -> Iterable[st
     shared: dict[tuple[str, str], list[str]] = {}
     for tenant, users in tenants.items():
         for each in imports_of(users, names):
-            shared.setdefault(each, []).append(tenant)
+            shared.setdefault((each.kind, each.subject), []).append(tenant)
     if shared:
         yield "    exports: ["
         for (kind, subject), accounts in shared.items():
@@ -196,20 +196,33 @@ def _tenant(
     yield from (_user(user, names, nkeys) for user in users)
     yield "    ]"
     yield "    imports: ["
-    for kind, subject in imports_of(users, names):
-        yield f'      {{ {kind}: {{ account: {account}, subject: "{subject}" }} }}'
+    for each in imports_of(users, names):
+        local = "" if each.local == each.subject else f', to: "{each.local}"'
+        yield f'      {{ {each.kind}: {{ account: {account}, subject: "{each.subject}" }}{local} }}'
     yield "    ]"
     yield from _limits(limits)
     yield "  }"
 
 
-def imports_of(users: Sequence[User], names: Names) -> list[tuple[str, str]]:
-    """Services and streams of Gangline's account that these users need. Inboxes stay in their own account."""
-    found: dict[tuple[str, str], None] = {}
+class Import(NamedTuple):
+    """A service or stream of Gangline's account that a tenant's account imports."""
+
+    kind: str
+    subject: str
+    """In Gangline's account."""
+    local: str
+    """In the tenant's account."""
+
+
+def imports_of(users: Sequence[User], names: Names) -> list[Import]:
+    """What these users of one tenant need of Gangline's account. Inboxes stay in their own account."""
+    found: dict[Import, None] = {}
     for user in users:
         allowed = user.permissions(names)
-        found |= {("service", subject): None for subject in allowed.publish}
-        found |= {("stream", subject): None for subject in allowed.subscribe if not subject.startswith(f"{INBOXES}.")}
+        found |= {Import("service", names.of_tenant(each, user.tenant), each): None for each in allowed.publish}
+        found |= {
+            Import("stream", each, each): None for each in allowed.subscribe if not each.startswith(f"{INBOXES}.")
+        }
     return list(found)
 
 

@@ -35,8 +35,14 @@ class Quota:
     """Slots of one pool that calls through one gateway use; more calls wait. At least 0."""
     pools: frozenset[str] | None = None
     """Pools in which its gangs may have slots."""
+    queued_tasks: int | None = None
+    """Submitted tasks of one endpoint that have not ended, delayed ones apart; more are refused. At least 0."""
+    queued_bytes: int | None = None
+    """Bytes that dispatchers keep for these tasks; more are refused. At least 0."""
+    endpoints: int | None = 100
+    """Endpoints to which it submits that have neither a pool nor a standing set nor a route. At least 0."""
     priority: int = 0
-    """Highest priority of its gangs."""
+    """Highest priority of its gangs and submitted tasks."""
     preempt: bool = False
     """Whether its gangs may tear down others of lower priority."""
     weight: float = 1.0
@@ -123,6 +129,9 @@ _PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "gang_slots": (int, "64"),
     "gangs_waiting": (int, "20"),
     "slots": (int, "8"),
+    "queued_tasks": (int, "1000"),
+    "queued_bytes": (int, "10000000"),
+    "endpoints": (int, "20"),
     "pools": (_pools, "train,eval"),
     "priority": (int, "10"),
     "preempt": (parse_yes_no, "yes"),

@@ -50,6 +50,8 @@ class DeadReason(StrEnum):
     """Its last attempt timed out."""
     IMPOSSIBLE = "impossible"
     """It needs more slots than any worker has, or the server refused its schedule."""
+    REFUSED = "refused"
+    """Its tenant's quotas do not allow it: the error is `quota_exceeded` or `not_entitled`."""
 
 
 class JobFailure(Record):

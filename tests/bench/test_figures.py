@@ -44,6 +44,8 @@ NAMES = [
     "sync_task_c64",
     "gateway_c1",
     "gateway_c64",
+    "imported_c1",
+    "imported_c64",
     "payload_100k_c16",
     "stream_items",
     "sync_client_c1",

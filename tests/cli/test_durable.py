@@ -61,6 +61,24 @@ def test_a_submitted_task_can_be_cancelled_once(commands):
     assert queue["depth"] == 1, "left for the next dispatcher, who stops it where it may run"
 
 
+def test_a_cancellation_with_a_reason_is_recorded_and_says_how_it_went(commands):
+    job = commands.run("submit", "words.count", '["a b"]').stdout.strip()
+    own = commands.run("submit", "words.count", '["a b"]').stdout.strip()
+    commands.run("cancel", own)
+    assert commands.run("cancel", job, "--reason", "wrong input").stdout == f"{job} is cancelled\n"
+    assert commands.run("cancel", job, "--reason", "once more").returncode == 1
+    told = [
+        (record["user"], record["action"], record["target"], record["reason"], record["stage"], record["error"])
+        for record in commands.json("audit")
+    ]
+    assert told == [
+        ("anybody", "cancel", job, "wrong input", "begun", ""),
+        ("anybody", "cancel", job, "wrong input", "done", ""),
+        ("anybody", "cancel", job, "once more", "begun", ""),
+        ("anybody", "cancel", job, "once more", "failed", "job_error"),
+    ]
+
+
 def test_schedules_are_shown_and_cancelled(commands):
     later = commands.run("submit", "words.count", '["a"]', "--delay", "1h", "--key", "k").stdout.strip()
     shown = commands.run("status", later).stdout

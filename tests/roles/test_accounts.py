@@ -72,7 +72,13 @@ async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Ten
     site = tenants.site
     await site.everything()
     thief = await site.bus("thief-lab")  # imports calls to "video", and nothing of "images"
-    for subject in ("gangline.call.images.double", "gangline.task.images.double", "gangline.queue.images.stats"):
+    for subject in (
+        "gangline.call.images.double",
+        "gangline.task.images.double",
+        "gangline.task.video.double.@shop",  # in another tenant's name, or in its own
+        "gangline.task.video.double.@lab",
+        "gangline.queue.images.stats",
+    ):
         with pytest.raises(NoResponders):
             await thief.request(subject, b"[2]", timeout_s=PATIENCE_S)
     web = await site.bus("web")

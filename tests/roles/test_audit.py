@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from click.testing import CliRunner
 
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import NotPermitted
+from gangline.cli.app import gangline
 from gangline.dispatcher.client.audit import AuditTrail
 from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.schemas.names import Names
 
-from .conftest import Site, cut
+from ..waiting import until
+from .conftest import PASSWORD, SERVERS, Site, cut
 
 pytestmark = pytest.mark.server
 
@@ -45,3 +50,38 @@ async def test_operators_read_what_all_did_and_write_in_their_own_names(site_of)
     with pytest.raises(NotPermitted):
         await trail_of(await site.bus("router")).entries()
     assert len(await trail_of(alice).entries()) == 4
+
+
+async def test_the_server_says_which_operator_cancelled_a_task_and_a_producer_records_nothing(site_of, caplog):
+    site: Site = site_of(cut(*SERVERS, "alice=operator", "billing=producer"))
+    billing = await site.client("billing")
+    await site.dispatcher()
+    worker = await site.worker("w1")
+
+    def cancel(user: str, job: str, *more: str) -> str:
+        how = ["--server", site.server.url, "--user", user, "--password", PASSWORD, "--inbox-prefix", f"_INBOX.{user}"]
+        done = CliRunner().invoke(gangline, ["cancel", job, *more, *how])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    async def trail() -> list[tuple[str, str, str, str, str]]:
+        entries = await trail_of(await site.bus("alice")).entries()
+        return [
+            (entry.user, entry.record.action, entry.record.target, entry.record.reason, entry.record.stage.value)
+            for entry in entries
+        ]
+
+    async def running() -> bool:
+        return worker.statistics().load.running == 3
+
+    first, second, third = [await billing.submit("images.wait") for _ in range(3)]
+    await until(running)  # a dispatcher has the queue: without one, only operators may cancel
+    await asyncio.to_thread(cancel, "alice", first.id, "--reason", "runs away")
+    recorded = [("alice", "cancel", first.id, "runs away", stage) for stage in ("begun", "done")]
+    assert await trail() == recorded
+    await asyncio.to_thread(cancel, "billing", second.id)
+    assert await site.refused() == [], "a producer that gives no reason does not even try to record it"
+    await asyncio.to_thread(cancel, "billing", third.id, "--reason", "mine")
+    assert f"cancel {third.id} was not recorded" in caplog.text
+    assert await trail() == recorded
+    assert [(await each.status()).state.value for each in (first, second, third)] == ["cancelled"] * 3

@@ -96,7 +96,8 @@ async def published(site: Site, user: str, subjects: Iterable[str], refusals: li
         await settle(connection)
         await settle(spy)
         messages = [await everything.next_msg() for _ in range(everything.pending_msgs)]
-        return {message.subject for message in messages if message.data == user.encode()}
+        # The server has added the tenant to its tasks.
+        return {message.subject.partition(".@")[0] for message in messages if message.data == user.encode()}
 
 
 async def heard(site: Site, user: str, subjects: Iterable[str], refusals: list[str]) -> set[str]:

@@ -13,8 +13,12 @@ import pytest
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import NotPermitted
 from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
+from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import JobDead
 from gangline.schemas.permissions.quotas import parse_quotas
 
 from ..waiting import PATIENCE_S, until
@@ -135,3 +139,103 @@ async def test_calls_of_a_tenant_use_no_more_slots_of_a_pool_than_its_quota(tena
         return worker.statistics().load.running == 0
 
     await until(idle)
+
+
+# -- submitted tasks --------------------------------------------------------------------------------------------------
+
+
+async def why_refused(client: Client, target: str, *arguments: Any, **options: Any) -> tuple[str, dict[str, Any]]:
+    """Submit a task that is refused; the code and the details of its error."""
+    job = await client.options(**options).submit(target, *arguments)
+    with pytest.raises(JobDead) as dead:
+        await job.result(PATIENCE_S)
+    assert dead.value.reason == "refused"
+    error = dead.value.details["error"]
+    return error["code"], error["details"]
+
+
+def told(quota: str, limit: int, used: int | None = None, tenant: str = "lab") -> dict[str, Any]:
+    return {"tenant": tenant, "quota": quota, "limit": limit} | ({} if used is None else {"used": used})
+
+
+async def test_a_tenant_has_no_more_tasks_of_an_endpoint_than_its_quota_and_another_goes_on(tenants):
+    site, named = tenants("web@lab=producer:images", "other@shop=producer:images")
+    worker = await site.worker("w1")
+    settings = DispatcherSettings(quotas=parse_quotas([*named, "lab:queued_tasks=2", "lab:queued_bytes=20000"]))
+    async with Dispatcher(await site.bus("dispatcher"), settings=settings):
+        web, other = await site.client("web"), await site.client("other")
+        waits = [await web.submit("images.wait") for _ in range(2)]
+
+        async def running() -> bool:
+            return worker.statistics().load.running == 2
+
+        await until(running)  # so both are accepted
+        assert await why_refused(web, "images.double", 1) == ("quota_exceeded", told("queued_tasks", 2, 2))
+        assert await why_refused(web, "images.text", "x" * 20_000) == ("not_entitled", told("queued_bytes", 20_000))
+        assert await (await other.submit("images.double", 4)).result(PATIENCE_S) == 8
+        [letter, _] = await (await site.client("operator")).dead_letters()
+        assert (letter.target, letter.reason, letter.subject) == (
+            "images.double",
+            "refused",
+            "gangline.task.images.double.@lab",
+        )
+        for each in waits:
+            assert await each.cancel()
+        assert await (await web.submit("images.double", 5)).result(PATIENCE_S) == 10
+        replayed = await (await site.client("operator")).replay(letter)
+        assert await web.job(replayed.id).result(PATIENCE_S) == 2
+    assert await site.refused() == []
+
+
+async def test_the_bytes_of_a_tenants_tasks_are_limited(tenants):
+    site, named = tenants("web@lab=producer:images", "other@shop=producer:images")
+    settings = DispatcherSettings(quotas=parse_quotas([*named, "lab:queued_bytes=2000"]), unknown_after_s=600)
+    async with Dispatcher(await site.bus("dispatcher"), settings=settings):
+        web, other = await site.client("web"), await site.client("other")
+        first = await web.submit("images.text", "x" * 1000)
+        code, details = await why_refused(web, "images.text", "x" * 1000)
+        assert (code, details["quota"], details["limit"]) == ("quota_exceeded", "queued_bytes", 2000)
+        assert 1000 < details["used"] < 2000
+        theirs = await other.submit("images.text", "x" * 5000)
+        assert [(await each.status()).state.value for each in (first, theirs)] == ["queued"] * 2
+
+
+async def test_priority_of_submitted_tasks_is_a_right(tenants):
+    site, named = tenants("web@lab=producer:images", "other@shop=producer:images")
+    await site.worker("w1")
+    settings = DispatcherSettings(quotas=parse_quotas([*named, "lab:priority=3"]))
+    async with Dispatcher(await site.bus("dispatcher"), settings=settings):
+        web, other, operator = [await site.client(user) for user in ("web", "other", "operator")]
+        assert await (await web.options(priority=3).submit("images.double", 1)).result(PATIENCE_S) == 2
+        assert await why_refused(web, "images.double", 1, priority=4) == ("not_entitled", told("priority", 3))
+        delayed = await why_refused(web, "images.double", 1, priority=4, delay_s=3600.0)
+        assert delayed == ("not_entitled", told("priority", 3))
+        refused = await why_refused(other, "images.double", 1, priority=1)
+        assert refused == ("not_entitled", told("priority", 0, tenant="shop"))
+        assert await (await operator.options(priority=100).submit("images.double", 1)).result(PATIENCE_S) == 2
+
+
+async def test_a_tenant_gets_queues_for_endpoints_without_workers_up_to_its_quota(tenants):
+    site, named = tenants("web@lab=producer", "other@shop=producer")
+    await site.worker("w1")
+    quotas = parse_quotas([*named, "lab:endpoints=0"])
+    settings = DispatcherSettings(quotas=quotas, unknown_after_s=0.5, look_s=0.1)
+    async with Dispatcher(await site.bus("dispatcher"), settings=settings):
+        web, other = await site.client("web"), await site.client("other")
+        assert await why_refused(web, "nowhere.double", 1) == ("quota_exceeded", told("endpoints", 0, 0))
+        theirs = await other.submit("nowhere2.double", 1)
+        with pytest.raises(JobDead) as dead:
+            await theirs.result(PATIENCE_S)
+        assert dead.value.reason == "unknown_endpoint", "it had a queue"
+        assert await (await web.submit("images.double", 4)).result(PATIENCE_S) == 8
+
+
+async def test_a_delayed_task_is_still_its_tenants_when_its_time_has_come(tenants):
+    site, named = tenants("web@lab=producer:images")
+    await site.worker("w1")
+    async with Dispatcher(await site.bus("dispatcher"), settings=DispatcherSettings(quotas=parse_quotas(named))):
+        job = await (await site.client("web")).options(delay_s=1.0).submit("images.fail")
+        with pytest.raises(JobDead):
+            await job.result(PATIENCE_S)
+        [letter] = await (await site.client("operator")).dead_letters()
+        assert (letter.reason, letter.subject) == ("failed", "gangline.task.images.fail.@lab")

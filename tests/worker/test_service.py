@@ -86,6 +86,30 @@ async def test_what_runs_when_a_worker_is_stopped_is_cancelled_and_answered(rig:
     assert "left before the task was done" in answer[3]
 
 
+async def test_a_task_that_catches_its_cancellation_is_cancelled_again_before_the_worker_leaves(
+    caplog: pytest.LogCaptureFixture,
+):
+    rig, pool, ended = Rig(), Pool("images", slots=2), asyncio.Event()
+
+    @pool.task
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.sleep(1e6)
+            finally:
+                ended.set()
+
+    rig.worker = Worker(pool, bus=rig.connect("worker"), names=rig.names, settings=WorkerSettings(id="w1"))
+    async with rig:
+        rig.hand.send(task(1, "stubborn"))
+        await rig.hand.quiet()
+        await rig.worker.stop()
+        assert ended.is_set() and rig.worker.core.at_rest
+        assert "left behind" not in caplog.text
+
+
 async def test_start_and_stop_may_be_called_in_any_order_and_again():
     rig = Rig()
     await rig.worker.stop()

@@ -496,6 +496,12 @@ class TaskRunner:
                 record.handle.cancel(reason)
         return len(records)
 
+    def insist_all(self) -> None:
+        """Cancel all running tasks again: the code of some may have caught the first time."""
+        for record in list(self._driver.core.tasks):
+            if isinstance(record.handle, TaskRun):
+                record.handle.insist()
+
     def finished(self, run: TaskRun, outcome: Outcome, error: GanglineError | None) -> None:
         """Called by a run whose code has stopped; `error`: what its caller was told, None for a result."""
         driver, record, method = self._driver, run.record, run.task.name

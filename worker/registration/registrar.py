@@ -94,9 +94,15 @@ class OwnedKey:
         """
         # Read first: routers see the delete message, and each of them checks the ledger.
         self._revision = 0
-        entry = await self.read()
-        if entry is not None and owner_of(entry) == self._instance:
-            await self._kv.delete(self._key, revision=entry.revision)
+        for _ in range(3):
+            entry = await self.read()
+            if entry is None or owner_of(entry) != self._instance:
+                return
+            try:
+                await self._kv.delete(self._key, revision=entry.revision)
+                return
+            except Conflict:
+                pass  # a write of our own was on its way when it was cancelled
 
     async def _follow(self) -> None:
         entry = await self.read()

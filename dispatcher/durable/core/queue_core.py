@@ -21,6 +21,7 @@ Laws, asserted by `check`, by the model of the tests and by the simulations:
 8. *Cancelled.* A task whose cancellation was confirmed (see `promised`) is never started again, not even after a
    takeover.
 9. *In time.* Nothing is started after its deadline; running tasks are told to stop.
+10. *Quotas.* No task is accepted above its tenant's quotas (see tenants); one that is not accepted is dead, `refused`.
 
 How attempts end:
 
@@ -77,6 +78,7 @@ from .effects import (
 from .introspection import QueueCounts, check, counts, info, promised, why
 from .scheduler import StartScheduler
 from .task import ADMITTED, ENDING, STARTED, UNSETTLED, Entry, QueueState, Task, TaskStep, TimerKind
+from .tenants import TenantTasks
 
 _BEING_STORED: Final = {
     RecordKind.TRY: TaskStep.NOTING,
@@ -92,8 +94,11 @@ class QueueCore:
     def __init__(self, endpoint: str, settings: DispatcherSettings | None = None) -> None:
         self._state = QueueState(endpoint, settings or DispatcherSettings())
         self._scheduler = StartScheduler(self._state)
+        self._tenants = TenantTasks(endpoint, self._state.settings.quotas)
         self._waiting: int | None = None
         """Messages of the queue when it was taken; None: not known."""
+        self._unentered: dict[str, Task] = {}
+        """By job: tasks that will be scheduled or enter the queue when their result was looked up."""
         self._adoptions: dict[str, tuple[int, str, str]] = {}
         """Attempt, worker and pool of running jobs whose messages have not arrived."""
 
@@ -128,6 +133,7 @@ class QueueCore:
     def check(self) -> None:
         """Assert the invariants; for tests."""
         check(self._state, self._scheduler)
+        self._tenants.check(self._state.tasks.values())
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -199,9 +205,20 @@ class QueueCore:
             for task in list(queue.tasks.values()):
                 if task.found and task.step is TaskStep.LOOKING:
                     self._repeated(task)
+                elif task.held and task.step is TaskStep.LOOKING:
+                    queue.out.append(LookUpResult(seq=task.seq, job=task.job))
                 elif task.doom is not None and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                     self._overdue(task)
+            self._judge_found()
         self._tick()
+
+    def _judge_found(self) -> None:
+        """All that ran before the takeover are known: refuse what is above its tenant's quotas."""
+        found = [task for task in self._state.tasks.values() if task.accepted]
+        for task in found:
+            self._tenants.leave(task)
+        for task in sorted(found, key=lambda task: task.seq):
+            self._accept(task)
 
     def doubted(self, _: on.OwnershipDoubted) -> None:
         self._state.sure = False
@@ -266,9 +283,15 @@ class QueueCore:
         if delayed and not event.look:
             self._schedule(task)
             return
-        if not delayed:
-            self._enter(task, cancelled=event.cancelled)
-        if event.look:
+        task.cancelled = event.cancelled
+        # The last owner may have stored its schedule. What that has published, and the last owner has perhaps buried,
+        # stands for the job; it is further down the stream.
+        task.held = event.look and not delayed and not queue.open and submission.not_before is not None
+        if delayed or task.held:
+            self._unentered[task.job] = task
+        else:
+            self._enter(task)
+        if event.look and not task.held:
             queue.out.append(LookUpResult(seq=task.seq, job=task.job))
         if task.step is not TaskStep.NEW:
             return  # it runs
@@ -301,8 +324,13 @@ class QueueCore:
             task.found = True
         elif event.finished:
             self._repeated(task)
+        elif task.doubted:
+            task.doubted = False
+            self._state.out.append(LookUpResult(seq=task.seq, job=task.job))
         elif self._delayed(task.submission):
             self._schedule(task)
+        elif not self._state.open and not self._state.has_entered(task):
+            task.held = True
         else:
             if not self._state.has_entered(task):  # its time has come meanwhile
                 if self._present(task.job):  # so has what its schedule published
@@ -342,16 +370,17 @@ class QueueCore:
         queue.put(task)
         return task
 
-    def _enter(self, task: Task, *, cancelled: bool = False) -> None:
+    def _enter(self, task: Task) -> None:
         """It takes part in the queue from now on, whatever it still waits for."""
         queue = self._state
         queue.jobs[task.job] = task.seq
+        self._unentered.pop(task.job, None)
         self._scheduler.enrol(task)
         if task.deadline is not None:
             queue.agenda.set((TimerKind.DEADLINE, task.seq), task.deadline)
         if not self._scheduler.pools.knows(task.submission):
             self._unknown(task)
-        if cancelled:
+        if task.cancelled:
             task.marked = task.tried = True
             self.doom(task)
         adoption = self._adoptions.pop(task.job, None) if self._adoptions else None
@@ -363,10 +392,22 @@ class QueueCore:
         if self._overdue(task):
             return
         pool = task.submission.pool
+        if task.submission.tenant and not self._accept(task):
+            return
         if pool is None or self._scheduler.pools.allows(pool):
             self._wait(task, task.ready_at)
         else:
             self._drop_foreign(task, pool)
+
+    def _accept(self, task: Task) -> bool:
+        """False: its tenant's quotas do not allow it, and it is dead."""
+        if self._state.open and not task.accepted and not task.begun:
+            error = self._tenants.refusal(task)
+            if error is not None:
+                self._drop(task, DeadReason.REFUSED, error)
+                return False
+        self._tenants.accept(task)
+        return True
 
     # -- schedules ---------------------------------------------------------------------------------------------------
 
@@ -376,6 +417,10 @@ class QueueCore:
 
     def _schedule(self, task: Task) -> None:
         queue = self._state
+        self._unentered.pop(task.job, None)
+        if (error := self._tenants.not_entitled(task)) is not None:
+            self._bury(task, DeadReason.REFUSED, error)
+            return
         queue.move(task, TaskStep.SCHEDULING)
         schedule = Persist(seq=task.seq, job=task.job, kind=RecordKind.SCHEDULE)
         queue.settle(schedule, *queue.tell(task, JobState.SCHEDULED))
@@ -399,6 +444,7 @@ class QueueCore:
         if task.step in ADMITTED:
             self._scheduler.withdraw(task)
         task.attempts, task.worker = attempt, worker
+        self._tenants.accept(task)
         if not later:
             task.pool = pool or worker.partition(".")[0]
             self._scheduler.begin(task)
@@ -487,6 +533,8 @@ class QueueCore:
         task = self._state.of_job(event.job)
         if task is not None:
             self.doom(task)
+        elif (unentered := self._unentered.get(event.job)) is not None:
+            unentered.doubted = True
 
     def doom(self, task: Task, why: StopReason = StopReason.CANCELLED) -> None:
         """End it as soon as possible. Of several reasons, a cancellation has precedence, since somebody waits for it,
@@ -594,6 +642,8 @@ class QueueCore:
         error: GanglineError | None = None,
     ) -> None:
         queue, task.end = self._state, state
+        if task.accepted:
+            self._tenants.leave(task)
         queue.agenda.forget(task.seq)
         queue.move(task, step)
         queue.settle(
@@ -633,6 +683,8 @@ class QueueCore:
     def _repeated(self, task: Task) -> None:
         """Acknowledge it: it repeats a job of the queue, or had ended before."""
         self._state.totals["repeated"] += 1
+        if self._unentered.get(task.job) is task:
+            del self._unentered[task.job]
         self._forget(task)
 
     def _forget(self, task: Task) -> None:

@@ -153,12 +153,20 @@ class Task:
     """Whether its cancellation is stored."""
     found = False
     """Whether its stored result was found before it was known whether it still runs."""
+    held = False
+    """Whether its result is to be looked up when all that its schedule may have published was read."""
+    doubted = False
+    """Whether somebody wanted to cancel its job while its result was looked up, and may have stored that."""
+    cancelled = False
+    """Whether its cancellation was stored when it arrived."""
     error: GanglineError | None = None
     """The last error."""
     end: JobState | None = None
     """How it ended."""
     reason: str | None = None
     """Why it is dead."""
+    accepted = False
+    """Whether it counts for its tenant's quotas; see TenantTasks."""
 
     def __init__(self, *, seq: int, submission: Submission, size: int, draw: float, place: Place) -> None:
         self.seq = seq

@@ -1,16 +1,21 @@
-"""Finds endpoints: the names of pools, standing sets, routes and published tasks."""
+"""Finds endpoints: the names of pools, standing sets, routes and published tasks.
+
+A tenant can publish tasks for any name, and each would get a queue. So those that only tenants' tasks name are limited
+by the quota `endpoints`; those above it get no queue, and after `unknown_after_s` their tasks are refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from ....bus.port.bus import Stream
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName, InvalidSettings
 from ....schemas.names import check_name
+from ....schemas.permissions.quotas import exceeded
 from ..workers.context import DispatcherContext
 
 
@@ -22,17 +27,27 @@ class EndpointDiscovery:
         context: DispatcherContext,
         *,
         found: Callable[[frozenset[str]], None],
-        strays: Callable[[Stream, list[str]], None],
+        strays: Callable[[Stream, list[str], Mapping[str, GanglineError]], None],
+        held: Callable[[], Collection[str]],
     ) -> None:
         """
         Args:
             found: called with all endpoints, each time.
-            strays: called with subjects in the stream that belong to no endpoint.
+            strays: called with subjects in the stream that belong to no endpoint, and with those that are refused and
+                why, which is kept up to date.
+            held: endpoints whose queues some dispatcher has.
         """
         self._context, self._names, self._log = context, context.names, context.log
         self._known = context.known.names
         self._found = found
         self._strays = strays
+        self._held = held
+        self._quotas = context.settings.quotas
+        self._refused: dict[str, GanglineError] = {}
+        """Subjects of tasks above a quota `endpoints`, and why."""
+        self._above_since: dict[str, float] = {}
+        """Endpoints above a quota, and since when (monotonic). They are refused after `unknown_after_s`: workers may
+        still start, or a dispatcher that knew of them earlier may have their queues."""
         self._work = TaskSet("endpoints", context.log)
         self._told = ""
         self.depths: Mapping[str, int] = {}
@@ -65,12 +80,21 @@ class EndpointDiscovery:
         state = await stream.state(">")
         depths: dict[str, int] = {}
         strays: list[str] = []
+        claims: dict[str, dict[str, list[str]]] = {}
+        """Subjects of tenants' tasks, by endpoint and tenant."""
+        others: set[str] = set()
+        """Endpoints with tasks of our own account."""
         for subject, count in state.subjects.items():
             endpoint = self._endpoint_of(subject)
             if endpoint is None:
                 strays.append(subject)
             else:
                 depths[endpoint] = depths.get(endpoint, 0) + count
+                _, at, tenant = subject.partition(".@")
+                if at:
+                    claims.setdefault(endpoint, {}).setdefault(tenant, []).append(subject)
+                else:
+                    others.add(endpoint)
         self.depths = depths
         ledger, router = await self._context.router.ledger(), self._context.router
         for entry in await ledger.entries(self._names.registrations_of()):
@@ -80,9 +104,41 @@ class EndpointDiscovery:
             with contextlib.suppress(InvalidName):
                 self._known.add(check_name(entry.key.partition(".")[2], "standing set"))
         await router.routes.ready()
-        self._found(frozenset((*depths, *self._known, *router.routes.known)))
-        if strays:
-            self._strays(stream, strays)
+        above: Collection[str] = ()
+        if claims or self._refused:
+            others.update(self._known, router.routes.known)
+            above = self._refuse({name: its for name, its in claims.items() if name not in others})
+        self._found(frozenset((*depths, *self._known, *router.routes.known)).difference(above))
+        if strays or self._refused:
+            self._strays(stream, strays, self._refused)
+
+    def _above_quotas(self, claims: Mapping[str, Collection[str]]) -> dict[str, dict[str, GanglineError]]:
+        """Endpoints that none of their tenants may have, by tenant why. Those that have a queue go first."""
+        held, within, above = self._held(), set[str](), dict[str, dict[str, GanglineError]]()
+        tenants = {tenant for its in claims.values() for tenant in its}
+        for tenant in tenants:
+            names = [name for name, its in claims.items() if tenant in its]
+            names.sort(key=lambda name: (name not in held, name))
+            quota = self._quotas.of(tenant)
+            limit = len(names) if quota is None or quota.endpoints is None else quota.endpoints
+            within.update(names[:limit])
+            advice = "start workers or set a route for them first, or have an operator raise the quota and replay it"
+            what = "endpoints without a pool, standing set or route"
+            for name in names[limit:]:
+                above.setdefault(name, {})[tenant] = exceeded(tenant, "endpoints", limit, limit, what, advice)
+        return {name: why for name, why in above.items() if name not in within and name not in held}
+
+    def _refuse(self, claims: Mapping[str, Mapping[str, list[str]]]) -> Collection[str]:
+        """Endpoints that get no queue, of these that only tenants' tasks name."""
+        above = self._above_quotas(claims)
+        now, wait_s = asyncio.get_running_loop().time(), self._context.settings.unknown_after_s
+        before, self._above_since = self._above_since, {name: self._above_since.get(name, now) for name in above}
+        self._refused.clear()
+        for name, since in self._above_since.items():
+            if name in before and now - since >= wait_s:
+                for tenant, error in above[name].items():
+                    self._refused.update(dict.fromkeys(claims[name][tenant], error))
+        return above.keys()
 
     def _endpoint_of(self, subject: str) -> str | None:
         """The endpoint whose queue has this subject, or None."""

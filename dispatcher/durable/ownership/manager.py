@@ -123,6 +123,11 @@ class OwnershipManager:
         """Other dispatchers that have queues."""
         return self._core.peers
 
+    @property
+    def held(self) -> frozenset[str]:
+        """Endpoints whose queues some dispatcher has."""
+        return self._core.held
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     @property

@@ -158,6 +158,11 @@ class OwnershipCore:
         return len(self._peers)
 
     @property
+    def held(self) -> frozenset[str]:
+        """Endpoints whose queues somebody has, as far as we know."""
+        return frozenset((*self.mine, *self._holdings))
+
+    @property
     def next_at(self) -> float | None:
         """When the next queue is to be taken; ticks come as well."""
         return min(self._wanted_at.values(), default=None)

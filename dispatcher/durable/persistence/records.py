@@ -20,7 +20,7 @@ from ....schemas.text import parse_duration
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
 from ...jobs.dead_letters import BURIED
-from ...jobs.stored import header_of
+from ...jobs.stored import header_of, split_subject
 from ...jobs.submitter import number
 from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage
@@ -142,8 +142,7 @@ def target_of(entry: QueuedMessage) -> tuple[str, str]:
     """Endpoint and method, as far as the subject has them."""
     if entry.submission is not None:
         return entry.submission.endpoint, entry.submission.method
-    parts = entry.message.subject.split(".")
-    return (parts[2] if len(parts) > 2 else ""), (".".join(parts[3:]))
+    return split_subject(".".join(entry.message.subject.split(".")[2:]), "")
 
 
 # -- dead letters -----------------------------------------------------------------------------------------------------

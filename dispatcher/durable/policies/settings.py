@@ -9,6 +9,7 @@ from typing import Final
 
 from ....schemas.errors.base import InvalidSettings
 from ....schemas.limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S, MAX_SLOTS
+from ....schemas.permissions.quotas import Quotas
 from ...routing.settings import check_bounds
 
 
@@ -70,6 +71,9 @@ class DispatcherSettings:
     any case. 0 to 30 days."""
     start_timeout_s: float = 15.0
     """How long to wait for storage at start, for example during a cluster's election. 0 to 600."""
+    quotas: Quotas = field(default_factory=Quotas)
+    """What tenants may use; of these, a dispatcher follows `priority`, `queued_tasks`, `queued_bytes` (at most
+    `window_tasks` and `window_bytes`) and `endpoints`. The same for all dispatchers."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
@@ -79,6 +83,16 @@ class DispatcherSettings:
             raise InvalidSettings(
                 "lease_ttl_s must be below frozen_after_s: a frozen dispatcher's leases must end first"
             )
+        for quota in (self.quotas.others, *self.quotas.named.values()):
+            for name, value, window in (
+                ("queued_tasks", quota.queued_tasks, self.window_tasks),
+                ("queued_bytes", quota.queued_bytes, self.window_bytes),
+            ):
+                if value is not None and value > window:
+                    raise InvalidSettings(
+                        f"quota {name} is {value}, but a dispatcher reads no more than {window} ahead in each queue, "
+                        f"and would not see what is above: lower it, or raise {name.replace('queued', 'window')}"
+                    )
 
 
 _BOUNDS: Final = (

@@ -49,6 +49,8 @@ _ACK_WAIT_S: Final = 30.0
 lost unnoticed."""
 _SETTLED_S: Final = 2.5
 """How long workers may take to come back after a restart of the server."""
+_UNFETCHED: Final = 1024
+"""How many jobs are remembered that were to be cancelled before they were fetched."""
 _PAUSE_S: Final = 0.02
 _SMALL: Final = 512
 """Bodies up to this number of bytes are not decoded again for the start."""
@@ -124,6 +126,9 @@ class QueueRunner:
         sent_attempts.on_acknowledged = self._kept.told
         self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
         """By job: cancellations that wait until no takeover can forget them."""
+        self._unfetched: dict[str, float] = {}
+        """Jobs that were to be cancelled before they were fetched, and when. Their clients cancel them in the stream,
+        but their message may be on its way."""
         self._grace_ends_at = float("inf")
         self.recovery_s: float | None = None
         """Time from the takeover to the first possible start."""
@@ -443,7 +448,7 @@ class QueueRunner:
     def _take(self, message: StreamMessage, submission: Submission) -> None:
         """A task arrived. Like `tell_soon`, after checking for doubts."""
         seq, job = message.sequence, submission.job
-        old = seq <= self._old_to or not self._asked_of or not self.core.open
+        old = seq <= self._old_to or not self._asked_of or not self.core.open or job in self._unfetched
         record = self._tries.pop(job, None) if self._tries else None
         if record is not None and record.sequence != seq:
             record = None
@@ -581,9 +586,18 @@ class QueueRunner:
         if self._closed:
             raise self._changing_hands()
         info = self.info(job)
+        if info is None:
+            self._remember(job)
         if info is None or self.core.promised(job):
             return info
         return await asyncio.shield(self._cancels.setdefault(job, self._loop.create_future()))
+
+    def _remember(self, job: str) -> None:
+        now = self._loop.time()
+        self._unfetched.pop(job, None)
+        self._unfetched[job] = now
+        while len(self._unfetched) > _UNFETCHED or next(iter(self._unfetched.values())) < now - _ACK_WAIT_S:
+            del self._unfetched[next(iter(self._unfetched))]
 
     def _changing_hands(self) -> NoDispatcher:
         return NoDispatcher(f"the queue of {self.endpoint} is changing hands: ask again")

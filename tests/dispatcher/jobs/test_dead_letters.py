@@ -68,6 +68,18 @@ async def test_a_replayed_letter_is_the_same_job_again(rig: JobsRig) -> None:
 
 
 @on_both_buses
+async def test_who_knows_a_job_from_before_its_replay_finds_it_in_the_queue(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.echo", value=1)
+    [task] = await rig.stored()
+    await (await rig.streams.tasks()).delete(task.sequence)
+    await rig.bury(job.id, body=task.data)
+    await rig.end(job.id, state=JobState.DEAD)
+    await rig.client.replay(job.id)
+    status = await job.status()
+    assert (status.state, status.sequence) == (JobState.QUEUED, task.sequence + 1)
+
+
+@on_both_buses
 async def test_a_letter_is_replayed_once_by_two_at_a_time(rig: JobsRig) -> None:
     await rig.bury("j1")
     await rig.end("j1", state=JobState.DEAD)

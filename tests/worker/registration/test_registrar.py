@@ -293,6 +293,24 @@ async def test_several_writes_of_an_owner_at_once_do_not_hurt_each_other():
         assert key.recreated == 0
 
 
+async def test_an_owner_deletes_what_its_own_cancelled_write_has_just_changed(monkeypatch: pytest.MonkeyPatch):
+    """A worker without tasks leaves in the moment in which it writes that it drains."""
+    async with Bench(MemoryServer()) as bench:
+        key, body = OwnedKey(bench.kv, "k", "one", lambda: True), codec.to_json({"instance": "one"})
+        await key.write(body, 60.0)
+        read, late = key.read, [body]
+
+        async def read_too_early() -> KvEntry | None:
+            found = await read()
+            while late:
+                await bench.kv.put("k", late.pop())
+            return found
+
+        monkeypatch.setattr(OwnedKey, "read", lambda _: read_too_early())
+        await key.delete()
+        assert bench.values() == {}
+
+
 async def test_an_owner_neither_overwrites_nor_deletes_anothers_key():
     async with Bench(MemoryServer()) as bench:
         await bench.kv.put("k", codec.to_json({"instance": "other"}))

@@ -111,8 +111,9 @@ class _Echo(logging.Handler):
 
 
 def _log_for_people(debug: bool) -> None:
-    """A command that ends by itself logs only that it is waiting for a connection, and everything if `debug`; its last
-    line reports the outcome. Commands that keep running have configured their logs before."""
+    """A command that ends by itself logs only that it is waiting for a connection, or is missing from the audit trail,
+    and everything if `debug`; its last line reports the outcome. Commands that keep running have configured their logs
+    before."""
     root = logging.getLogger()
     if root.handlers:
         return
@@ -123,7 +124,8 @@ def _log_for_people(debug: bool) -> None:
         logging.getLogger("gangline.ledger").setLevel(logging.DEBUG)
     else:
         logging.getLogger("gangline").setLevel(logging.ERROR)
-        logging.getLogger("gangline.bus").setLevel(logging.WARNING)
+        for part in ("bus", "audit"):
+            logging.getLogger(f"gangline.{part}").setLevel(logging.WARNING)
 
 
 async def open_ledger(bus: Bus, connection: ConnectionOptions) -> KeyValue:

@@ -296,7 +296,12 @@ def a_cancellation_is_confirmed_before_it_is_written_down(patch: pytest.MonkeyPa
 @mutant
 def a_cancellation_that_was_written_down_is_not_read(patch: pytest.MonkeyPatch) -> None:
     original = QueueCore._enter
-    patch.setattr(QueueCore, "_enter", lambda self, task, cancelled=False: original(self, task))
+
+    def enter(self: QueueCore, task: Task) -> None:
+        task.cancelled = False
+        original(self, task)
+
+    patch.setattr(QueueCore, "_enter", enter)
 
 
 @mutant

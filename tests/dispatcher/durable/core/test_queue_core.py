@@ -327,6 +327,57 @@ def test_one_whose_time_comes_while_it_is_looked_up_gives_way_to_what_its_schedu
     assert second in world.acked and world.ends == {"i": 1}
 
 
+def test_after_a_takeover_what_a_schedule_has_published_stands_for_the_job():
+    """The last owner may have buried it under its own sequence, and died before it stored the end."""
+    world = world_of(2)
+    first = world.arrive("i", not_before=world.now + 1.0)
+    world.network.pop()  # nobody hears that the schedule is stored
+    world.advance(2.0)
+    second = world.arrive("i")
+    world.flush()
+    world.die()
+    world.open()
+    world.credit(2)
+    world.flush()
+    assert world.run_of("i").seq == second and first in world.acked
+    world.end("i")
+    world.flush()
+    assert world.ends == {"i": 1}
+
+
+def test_after_a_takeover_a_delayed_task_whose_time_has_come_runs_if_no_schedule_has_published_it():
+    world = world_of(2)
+    first = world.arrive("i", not_before=world.now + 1.0)
+    world.network.clear()
+    world.die()
+    world.now += 2.0
+    world.open()
+    world.credit(2)
+    world.flush()
+    assert world.run_of("i").seq == first
+
+
+@pytest.mark.parametrize("delay_s", [1.0, 100.0])
+def test_a_delayed_task_is_looked_up_again_if_somebody_wants_to_cancel_it_meanwhile(delay_s: float):
+    """Whoever is told that the job is unknown stores its cancellation."""
+    world = world_of(2)
+    seq = world.arrive("i", not_before=world.now + delay_s)
+    world.network.clear()
+    world.die()
+    world.now += 2.0
+    world.take()
+    world.deliver_message()
+    world.tell(on.Cancel, job="i")
+    while world.network:
+        world.deliver()
+        world.results["i"] = JobState.CANCELLED
+    world.results["i"] = JobState.CANCELLED
+    world.recover()
+    world.credit(2)
+    world.flush()
+    assert started(world) == [] and world.acked == {seq} and not world.scheduled
+
+
 def test_one_whose_time_comes_while_it_is_looked_up_takes_its_place_once():
     world = world_of(2)
     world.arrive("i", not_before=world.now + 1.0, key="k", ordered=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory.connection import MemorySubscription
-from gangline.bus.port.bus import NoResponders
+from gangline.bus.port.bus import NoResponders, StreamMessage
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.messages.entry import QueuedMessage
@@ -376,6 +376,39 @@ async def test_a_queue_that_is_lost_ends_without_waiting_for_a_server_that_confi
             await site.eventually(lambda: bool(dropped))
         assert dropped[0] - removed_at < 3.0
         assert (await site.ended(await site.submit("square", {"x": 3}))).result == 9
+
+
+def test_a_task_that_is_cancelled_while_its_message_is_on_its_way_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_message, held, holding = QueueRunner._on_message, list[Any](), False
+
+    def slowly(self: QueueRunner, message: StreamMessage) -> None:
+        if holding:
+            held.append((self, message))
+        else:
+            on_message(self, message)
+
+    async def story() -> None:
+        nonlocal holding
+        async with Site() as site:
+            site.worker()
+            site.dispatcher()
+            await site.taken()
+            assert (await site.ended(await site.submit("square", {"x": 2}))).result == 4
+            await asyncio.sleep(1.0)
+            holding = True
+            job = await site.submit("square", {"x": 3})
+            await site.eventually(lambda: bool(held))
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+                assert await client.job(job, site.pool).cancel()
+            [(queue_runner, message)] = held
+            on_message(queue_runner, message)
+            await asyncio.sleep(1.0)
+            assert site.attempts(job) == [] and (await site.ended(job)).state is JobState.CANCELLED
+
+    monkeypatch.setattr(QueueRunner, "_on_message", slowly)
+    simulate(story())
 
 
 async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_again(

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ...console.arguments import duration_option, given
+from ...console.arguments import duration_option, given, quotas_option
 from ...console.options import ConnectionOptions, connection_options, logging_options
 
 
@@ -22,6 +22,7 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
 @click.option(
     "--window", "window_tasks", type=int, metavar="N", help="Prefetch window: tasks read ahead, per queue. [4096]"
 )
+@quotas_option
 @logging_options
 @connection_options
 def command(connection: ConnectionOptions, log_level: str, log_format: Any, **options: Any) -> None:

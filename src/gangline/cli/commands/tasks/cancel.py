@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ from ...console.arguments import endpoint_option, job_argument
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
+    from ....dispatcher.client.client import Client
     from ....dispatcher.jobs.job import Job
     from ....schemas.messages.jobs import JobInfo
 
@@ -21,35 +23,49 @@ POLL_S = 0.05
 @click.command(short_help="Cancel a submitted task, queued or running.")
 @job_argument
 @endpoint_option
+@click.option(
+    "--reason",
+    default="",
+    metavar="TEXT",
+    help="Why an operator cancels it; records that in the audit trail, see 'gangline audit'.",
+)
 @json_option
 @connection_options
-def command(connection: ConnectionOptions, job: str, endpoint: str | None, as_json: bool) -> None:
+def command(connection: ConnectionOptions, job: str, endpoint: str | None, reason: str, as_json: bool) -> None:
     """Cancel a submitted task, queued or running, or remove a schedule.
 
     A running task is asked to stop. It may take a while, or even succeed; it is not retried. Exit code 1: it had
     already ended.
     """
+    from ...console.session import as_operator, with_client
+
+    def cancel(client: Client) -> Coroutine[object, object, None]:
+        return _cancel(client.job(job, endpoint), as_json)
+
+    if reason:
+        as_operator(connection, "cancel", job, reason, cancel)
+    else:  # Producers cancel, too; they have no audit trail.
+        with_client(connection, "gangline cancel", cancel)
+
+
+async def _cancel(job: Job, as_json: bool) -> None:
     from ....schemas.errors.base import JobError
     from ...console.output import print_json
-    from ...console.session import with_client
 
-    cancelled, running = with_client(connection, "gangline cancel", lambda client: _cancel(client.job(job, endpoint)))
+    cancelled = await job.cancel()
+    running = await _running(job) if cancelled else None
     if as_json:
-        print_json({"job": job, "cancelled": cancelled, "running": running is not None})
+        print_json({"job": job.id, "cancelled": cancelled, "running": running is not None})
     elif running is not None:
         where = f" on {running.worker}" if running.worker else ""
         click.echo(
-            f"{job} was asked to stop and is still running{where}: 'gangline status {job}' shows when it has ended"
+            f"{job.id} was asked to stop and is still running{where}: "
+            f"'gangline status {job.id}' shows when it has ended"
         )
     elif cancelled:
-        click.echo(f"{job} is cancelled")
+        click.echo(f"{job.id} is cancelled")
     if not cancelled:
-        raise JobError(f"job {job!r} had already ended: 'gangline status {job}' says how")
-
-
-async def _cancel(job: Job) -> tuple[bool, JobInfo | None]:
-    """Whether it was cancelled, and its state if it is still running."""
-    return (True, await _running(job)) if await job.cancel() else (False, None)
+        raise JobError(f"job {job.id!r} had already ended: 'gangline status {job.id}' says how")
 
 
 async def _running(job: Job) -> JobInfo | None:

@@ -12,6 +12,7 @@ from ....bus.memory.server import MemoryServer
 from ....bus.memory.stream_store import StreamStore
 from ....bus.port.bus import KvEntry, KvOperation, StreamMessage
 from ....bus.port.subjects import SubjectPattern
+from ....schemas.errors.base import StreamBroken
 from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason, JobState, ResultRecord
 from ....schemas.wire import codec
@@ -52,6 +53,8 @@ class Ends:
         self._models = models
         self._bereaved = bereaved
         self._objects = Objects(hub, names)
+        self.loses_items = False
+        """Whether workers may keep so few items that some get lost."""
         self.records: dict[str, ResultRecord] = {}
         """By job."""
 
@@ -127,7 +130,11 @@ class Ends:
         last = record.attempts >= model.most_attempts
         match record.reason:
             case DeadReason.FAILED:
-                return last and any(body.how in ("raised", "stopped") for body in model.bodies)
+                # A worker that may keep few items has lost some by the time that the next owner of the queue asks; and
+                # nobody asks forever for items that get lost again and again.
+                loses_items = self.loses_items or self._troubles.lossy
+                items_lost = loses_items and record.error is not None and record.error.code == StreamBroken.code
+                return last and (items_lost or any(body.how in ("raised", "stopped") for body in model.bodies))
             case DeadReason.TIMED_OUT:
                 return last and step.timeout_s is not None
             case DeadReason.CRASHED:

@@ -90,6 +90,7 @@ class JobWatch:
             self.models,
             bereaved=self._bereaved,
         )
+        self.ends.loses_items = traffic is not None and traffic.item_bytes is not None
         self.by_number: dict[int, tuple[JobModel, TaskBody]] = {}
         self.crons = CronWatch(checker, trace, clock, troubles, self.models)
         self._senders: dict[tuple[str, str], str] = {}
@@ -307,7 +308,7 @@ class JobWatch:
                     f"{model} starts on {body.node} (attempt {body.attempt}) while it runs on {other.node} (attempt "
                     f"{other.attempt})",
                 )
-        loses_items = step.method == "job_items" and self._traffic is not None and self._traffic.item_bytes is not None
+        loses_items = step.method == "job_items" and self.ends.loses_items
         for other in model.life:
             well = other.how == "returned" and not loses_items
             if well and other.drained_s is not None and self._quiet_for() >= now - other.since:

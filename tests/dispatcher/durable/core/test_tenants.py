@@ -1,0 +1,166 @@
+"""What quotas allow the tasks of a tenant in one queue: nothing that was accepted is refused for what came later."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
+from gangline.schemas.errors.base import InvalidSettings, TaskFailed
+from gangline.schemas.permissions.quotas import parse_quotas
+from gangline.schemas.records.jobs import JobState
+from gangline.schemas.records.routes import RouteRecord
+
+from ....support.durable.world import World
+from ....support.durable.worlds import started
+
+LAB = "lab"
+
+
+def world_with(*quotas: str, slots: int = 0) -> World:
+    settings = DispatcherSettings(node="n", quotas=parse_quotas(quotas))
+    world = World(route=RouteRecord(), explicit=True, settings=settings)
+    world.pool()
+    world.open()
+    if slots:
+        world.credit(slots)
+    return world
+
+
+def take_over(world: World, *quotas: str) -> None:
+    """Another dispatcher has the queue, perhaps with other quotas."""
+    world.die()
+    world.settings = DispatcherSettings(node="n", quotas=parse_quotas(quotas))
+    world._boot()
+    world.open()
+
+
+def test_a_task_above_the_quota_is_refused_with_limit_use_and_advice_and_the_others_run():
+    world = world_with("lab:queued_tasks=2")
+    for job in ("a", "b", "c"):
+        world.arrive(job, tenant=LAB)
+    world.flush()
+    assert world.dead == [("c", "refused")]
+    world.credit(8)
+    assert started(world) == ["a", "b"]
+    assert world.acked == {3}
+
+
+def test_the_error_says_limit_use_and_what_to_do():
+    world = world_with("lab:queued_tasks=1")
+    world.arrive("a", tenant=LAB)
+    seq = world.arrive("b", tenant=LAB)
+    error = world.core._state.tasks[seq].error
+    assert error is not None
+    assert (error.code, error.details) == (
+        "quota_exceeded",
+        {"tenant": "lab", "quota": "queued_tasks", "limit": 1, "used": 1},
+    )
+    assert "1 tasks queued for 'e'" in error.message and "when some have ended" in error.message
+
+
+def test_tenants_have_a_quota_each_and_our_own_account_has_none():
+    world = world_with("queued_tasks=1")
+    for number, tenant in enumerate(("lab", "shop", "", "", "lab", "shop")):
+        world.arrive(f"j{number}", tenant=tenant)
+    world.flush()
+    assert world.dead == [("j4", "refused"), ("j5", "refused")]
+
+
+def test_a_running_task_counts_until_it_has_ended_and_then_makes_room():
+    world = world_with("lab:queued_tasks=1", slots=1)
+    world.arrive("a", tenant=LAB)
+    world.arrive("b", tenant=LAB)
+    world.end("a")
+    world.flush()
+    world.arrive("c", tenant=LAB)
+    world.flush()
+    assert (world.dead, started(world)) == ([("b", "refused")], ["a", "c"])
+
+
+def test_a_task_that_waits_for_its_next_attempt_keeps_its_place():
+    world = world_with("lab:queued_tasks=1", slots=1)
+    world.arrive("a", tenant=LAB, max_attempts=2)
+    world.end("a", TaskFailed("boom"))
+    world.flush()
+    world.arrive("b", tenant=LAB)
+    world.flush()
+    assert world.core.info("a").state is JobState.WAITING
+    world.advance(60.0)
+    world.end("a")
+    world.flush()
+    assert (world.dead, world.started) == ([("b", "refused")], [("a", 1), ("a", 2)])
+
+
+def test_bytes_are_limited_and_a_task_that_never_fits_is_no_matter_of_time():
+    world = world_with("lab:queued_bytes=250")
+    for job, size in (("a", 100), ("b", 100), ("c", 100), ("d", 50), ("e", 251)):
+        world.arrive(job, tenant=LAB, size=size)
+    codes = [task.error.code for task in world.core._state.tasks.values() if task.error is not None]
+    assert codes == ["quota_exceeded", "not_entitled"]
+    world.flush()
+    assert world.dead == [("c", "refused"), ("e", "refused")]
+
+
+@pytest.mark.parametrize(("priority", "dead"), [(3, []), (4, [("a", "refused")])])
+@pytest.mark.parametrize("delay_s", [None, 60.0])
+def test_priority_is_a_right_and_never_changed_silently(priority, dead, delay_s):
+    world = world_with("lab:priority=3")
+    world.arrive("a", tenant=LAB, priority=priority, not_before=None if delay_s is None else world.now + delay_s)
+    world.flush()
+    assert world.dead == dead
+    if not dead and delay_s is None:
+        world.credit(1)
+        assert world.stream[1].submission.priority == 3 and started(world) == ["a"]
+
+
+def test_without_a_right_a_tenant_has_no_priority_but_may_ask_for_less():
+    world = world_with()
+    for job, tenant, priority in (("a", LAB, 1), ("b", LAB, -5), ("c", "", 1000)):
+        world.arrive(job, tenant=tenant, priority=priority)
+    world.flush()
+    assert world.dead == [("a", "refused")]
+
+
+def test_what_was_accepted_is_accepted_after_a_takeover_in_whatever_order_results_are_looked_up():
+    world = world_with("lab:queued_tasks=2")
+    world.arrive("a", tenant=LAB)
+    world.arrive("b", tenant=LAB)
+    world.submit("c", tenant=LAB)
+    world.die()
+    world._boot()
+    world.take()
+    while world.pulled and world.next_undelivered() is not None:
+        world.deliver_message()
+    while world.network:
+        world.deliver(len(world.network) - 1)  # the newest first
+    world.recover()
+    world.flush()
+    assert world.dead == [("c", "refused")]
+    world.credit(8)
+    assert started(world) == ["a", "b"]
+
+
+def test_a_smaller_quota_ends_nothing_that_runs_and_refuses_the_newest_that_wait():
+    world = world_with("lab:queued_tasks=3", slots=1)
+    for job in ("a", "b", "c"):
+        world.arrive(job, tenant=LAB)
+    assert started(world) == ["a"]
+    take_over(world, "lab:queued_tasks=1")
+    assert world.dead == [("b", "refused"), ("c", "refused")]
+    world.end("a")
+    world.flush()
+    assert world.ends == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_delayed_task_counts_when_its_time_has_come():
+    world = world_with("lab:queued_tasks=1")
+    world.arrive("a", tenant=LAB, not_before=world.now + 60.0)
+    world.arrive("b", tenant=LAB)
+    world.flush()
+    assert (world.dead, len(world.scheduled)) == ([], 1)
+
+
+@pytest.mark.parametrize("quota", ["queued_tasks=5000", "lab:queued_bytes=100000000"])
+def test_a_quota_above_what_a_dispatcher_reads_ahead_is_refused_with_what_to_do(quota):
+    with pytest.raises(InvalidSettings, match=r"raise window_(tasks|bytes)"):
+        DispatcherSettings(quotas=parse_quotas([quota]))

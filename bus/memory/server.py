@@ -204,7 +204,7 @@ class MemoryServer:
             on_change: each new revision in a bucket, with the bucket's name; and each key that expires, with the
                 revision 0, since that makes none.
             on_write: each write or atomic batch that was taken, after its revisions, with the names of the writer and
-                of the bucket. Of a refused one nothing is told.
+                of the bucket, but without times to live. Of a refused one nothing is told.
             on_stored: each message that a stream stores, with the stream's name; those of schedules, too, but not
                 those of buckets.
         """

@@ -11,7 +11,6 @@ from typing import Final
 from ..runtime.clock import Environment
 from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
 from .jetstream.api import JetStreamApi
-from .jetstream.stream import NatsStream
 from .key_value.bucket import NatsKeyValue
 from .nats_client.client import BufferedNatsClient, NatsSubscription
 from .nats_client.connect import open_client
@@ -26,6 +25,7 @@ from .port.bus import (
     NotPermitted,
     ObjectStore,
     RequestTimeout,
+    Stream,
     StreamSettings,
 )
 from .settings.connection import ConnectionSettings
@@ -303,7 +303,7 @@ class NatsBus:
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> NatsKeyValue:
         return await self._opened.bucket(name, settings, make=make)
 
-    async def stream(self, name: str, settings: StreamSettings) -> NatsStream:
+    async def stream(self, name: str, settings: StreamSettings) -> Stream:
         return await self._opened.stream(name, settings)
 
     async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:

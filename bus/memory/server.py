@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...runtime.clock import Environment
 from ...schemas.errors.base import ServerUnreachable
-from ..jetstream.stream import NatsStream
 from ..key_value.bucket import NatsKeyValue
 from ..key_value.wire import is_marker
 from ..port.bus import (
@@ -29,6 +28,7 @@ from ..port.bus import (
     KvWrite,
     Message,
     ObjectStore,
+    Stream,
     StreamMessage,
     StreamSettings,
 )
@@ -204,7 +204,7 @@ class MemoryServer:
             on_change: each new revision in a bucket, with the bucket's name; and each key that expires, with the
                 revision 0, since that makes none.
             on_write: each write or atomic batch that was taken, after its revisions, with the names of the writer and
-                of the bucket. Of a refused one nothing is told.
+                of the bucket, but without times to live. Of a refused one nothing is told.
             on_stored: each message that a stream stores, with the stream's name; those of schedules, too, but not
                 those of buckets.
         """
@@ -556,7 +556,7 @@ class MemoryBus(MemoryConnection):
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> NatsKeyValue:
         return await self._opened.bucket(name, settings, make=make)
 
-    async def stream(self, name: str, settings: StreamSettings) -> NatsStream:
+    async def stream(self, name: str, settings: StreamSettings) -> Stream:
         return await self._opened.stream(name, settings)
 
     async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:

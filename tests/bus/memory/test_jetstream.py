@@ -6,6 +6,7 @@ What they share with JetStream is in test_port_streams and test_port_consumers.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 
 import pytest
@@ -15,6 +16,8 @@ from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import (
     BucketSettings,
     ConsumerSettings,
+    KvOperation,
+    KvWrite,
     NoResponders,
     Retention,
     Storage,
@@ -22,7 +25,7 @@ from gangline.bus.port.bus import (
     StreamSettings,
     StreamSource,
 )
-from gangline.schemas.errors.base import Disconnected, Unavailable
+from gangline.schemas.errors.base import Disconnected, InvalidSettings, Unavailable
 
 from ..conftest import collect
 
@@ -349,3 +352,92 @@ async def test_objects_survive_with_their_storage(hub):
     hub.start()
     assert await kept.get("a") == b"1"
     assert await gone.get("a") is None
+
+
+# -- the API ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_push_consumer_of_a_client_that_is_gone_is_removed_after_a_while(hub):
+    bus, seen = hub.connect(), collect()
+    stream = await bus.stream("S", settings_of(retention=Retention.LIMITS))
+    await stream.read("task.>", seen)
+    store = hub.streams.find("S")
+    assert len(store.consumers) == 1
+    await asyncio.sleep(60)
+    assert len(store.consumers) == 1
+    hub.disconnect(bus)
+    await asyncio.sleep(25)
+    assert len(store.consumers) == 1
+    await asyncio.sleep(10)
+    assert not store.consumers
+
+
+async def test_a_reader_that_missed_a_message_notices_by_the_heartbeat_and_gets_it(hub):
+    class LosesOne:
+        lose = False
+
+        def message(self, sender, receiver, subject, now):
+            lost, self.lose = self.lose, False
+            return () if lost else (0.001,)
+
+        def storage(self, client, now):
+            return WriteOutcome(0.001, 0.001)
+
+    bus, seen, faults = hub.connect(), collect(), LosesOne()
+    stream = await bus.stream("S", settings_of(retention=Retention.LIMITS))
+    await stream.read("task.>", seen)
+    hub.faults, faults.lose = faults, True
+    await stream.publish("task.a", b"1")
+    await asyncio.sleep(0.1)
+    assert not seen.items and not faults.lose
+    await asyncio.sleep(2)
+    assert [message.data for message in seen.items] == [b"1"]
+
+
+async def test_a_batch_that_lacks_a_message_is_refused_and_nothing_of_it_is_stored(hub):
+    bus = hub.connect()
+    kv = await bus.bucket("b", BucketSettings())
+    begin = await kv.put("a", b"0")
+    batch = {"Nats-Batch-Id": "x"}
+    bus.publish("$KV.b.a", b"1", headers={**batch, "Nats-Batch-Sequence": "1"})
+    last = {**batch, "Nats-Batch-Sequence": "3", "Nats-Batch-Commit": "1"}
+    answer = await bus.request("$KV.b.c", b"3", headers=last, timeout_s=1)
+    assert json.loads(answer.data)["error"]["err_code"] == 10176
+    last["Nats-Batch-Sequence"] = "2"
+    answer = await bus.request("$KV.b.c", b"2", headers=last, timeout_s=1)
+    assert json.loads(answer.data)["error"]["err_code"] == 10176, "it is void"
+    assert [(entry.key, entry.revision) for entry in await kv.entries(">")] == [("a", begin)]
+
+
+async def test_what_expires_is_told_to_taps_without_a_revision_and_a_watch_notices_by_itself(hub):
+    told, seen = [], []
+    hub.tap(on_change=lambda bucket, entry: told.append((bucket, entry.key, entry.revision, entry.operation)))
+    kv = await hub.connect().bucket("b", BucketSettings())
+    revision = await kv.put("a", b"0", ttl_s=2)
+    await kv.watch(">", lambda entry: seen.append(entry.operation))
+    await asyncio.sleep(3)
+    assert told == [("b", "a", revision, KvOperation.PUT), ("b", "a", 0, KvOperation.DELETE)]
+    assert seen == [KvOperation.PUT, KvOperation.DELETE]
+    assert await kv.put("a", b"1", revision=0) == revision + 1
+
+
+async def test_taps_are_told_what_each_write_was_conditioned_on(hub):
+    told = []
+    hub.tap(on_write=lambda writer, bucket, writes: told.append((writer, bucket, list(writes))))
+    kv = await hub.connect("w").bucket("b", BucketSettings())
+    first = await kv.put("a", b"0")
+    writes = [KvWrite(key="b", value=b"1", revision=first, condition_key="a"), KvWrite(key="a", value=None)]
+    await kv.commit(writes)
+    assert told == [("w", "b", [KvWrite(key="a", value=b"0")]), ("w", "b", writes)]
+
+
+async def test_a_request_that_is_not_served_in_memory_is_refused(hub):
+    answer = await hub.connect().request("$JS.API.STREAM.SNAPSHOT.S", b"", timeout_s=1)
+    assert "not served" in json.loads(answer.data)["error"]["description"]
+
+
+async def test_streams_whose_subjects_overlap_are_refused(hub):
+    bus = hub.connect()
+    await bus.stream("S", settings_of())
+    with pytest.raises(InvalidSettings):
+        await bus.stream("T", StreamSettings(subjects=("task.a",)))

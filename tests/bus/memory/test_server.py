@@ -362,6 +362,18 @@ async def test_the_same_seed_draws_the_same_fates(hub):
     assert runs[0] == runs[1]
 
 
+async def test_who_listens_to_everything_hears_what_goes_to_inboxes_too(hub):
+    server, client, spy = hub.connect("server"), hub.connect("client"), hub.connect("spy")
+    heard = []
+    for pattern in (">", "_INBOX.>", "*.*.r.*", "other.>"):
+        await spy.subscribe(pattern, lambda message, pattern=pattern: heard.append((pattern, message.data)))
+    await echo(server)
+    assert (await client.request("echo", b"1", timeout_s=1)).data == b"1"
+    assert sorted(heard) == [("*.*.r.*", b"1"), (">", b"1"), (">", b"1"), ("_INBOX.>", b"1")]
+    await client.close()
+    assert hub.listeners(f"{client.inbox}.r.1") == ["spy"] * 3
+
+
 # -- subjects -----------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.kv_client import MemoryKeyValue
+from gangline.bus.key_value.bucket import NatsKeyValue
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import Message, NotPermitted
 from gangline.dispatcher.client.client import Client
@@ -276,14 +276,14 @@ class Scene:
 def watches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Jobs that are watched in storage."""
     found: list[str] = []
-    observe = MemoryKeyValue.observe
+    observe = NatsKeyValue.observe
 
     async def noted(self: Any, pattern: str, *args: Any, **more: Any) -> Any:
         if pattern.startswith("result."):
             found.append(pattern)
         return await observe(self, pattern, *args, **more)
 
-    monkeypatch.setattr(MemoryKeyValue, "observe", noted)
+    monkeypatch.setattr(NatsKeyValue, "observe", noted)
     return found
 
 

@@ -50,6 +50,12 @@ MAX_CHECKED: Final = 10_000
 break."""
 
 
+MAX_WAITED_JOBS: Final = 128
+"""Maximum number of jobs in one request that waits for results."""
+
+MAX_RESULT_WAIT_S: Final = 30.0
+"""Maximum time until such a request is answered. Servers let dispatchers answer within a minute."""
+
 MAX_ATTEMPTS: Final = 10_000
 
 

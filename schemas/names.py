@@ -138,6 +138,8 @@ class QueueOperation(StrEnum):
     STATS = "stats"
     WHY = "why"
     """Why a job is not running."""
+    WAIT = "wait"
+    """Wait for the results of several jobs."""
 
 
 class DispatcherOperation(StrEnum):

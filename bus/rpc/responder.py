@@ -95,6 +95,13 @@ class Responder:
             )
         )
 
+    def reply_json(self, encoded: bytes, model: type[BaseModel]) -> None:
+        """Answer with a `model` that is JSON already, and fits into a message."""
+        if self.fmt is Format.JSON:
+            self._send(encoded)
+        else:
+            self.reply(model.model_validate_json(encoded))
+
     def result(self, value: Any, worker: str, *, what: str = "the result") -> None:
         """Answer with a task's bare result.
 
@@ -225,6 +232,14 @@ class CountingResponder:
                 self._fail(responder, error)
 
         self._later.start(serve())
+
+    def serve_when(self, message: Message, handle: Callable[[Responder, Any], None]) -> None:
+        """`handle` answers through the responder, now or later; an error that it raises is the answer."""
+        responder = self._begin(message)
+        try:
+            handle(responder, responder.body())
+        except Exception as error:
+            self._fail(responder, error)
 
     def _begin(self, message: Message) -> Responder:
         self.requests += 1

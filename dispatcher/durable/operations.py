@@ -1,8 +1,8 @@
 """The requests that a dispatcher answers, and how others see it.
 
 A dispatcher answers `<ns>.dispatcher.<id>.{ping,stats}`, and is a NATS service. Clients and operators send requests
-about one queue to `<ns>.queue.<endpoint>.{get,cancel,stats,why}`: only its owner listens, so the server reports at once
-if nobody owns the queue.
+about one queue to `<ns>.queue.<endpoint>.{get,cancel,stats,why,wait}`: only its owner listens, so the server reports at
+once if nobody owns the queue.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from typing import Any, Final
 
 from ...bus.port.bus import Bus, Message
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
-from ...bus.rpc.responder import CountingResponder, Listening, listen
+from ...bus.rpc.responder import CountingResponder, Listening, Responder, listen
 from ...schemas.errors.base import GanglineError, InvalidRequest, NoDispatcher, UnknownJob
-from ...schemas.messages.jobs import CancelReply, DispatcherStats, JobInfo, JobRequest, JobWhyReply, QueueStats
+from ...schemas.messages.jobs import (
+    CancelReply,
+    DispatcherStats,
+    JobInfo,
+    JobRequest,
+    JobWhyReply,
+    QueueStats,
+    WaitRequest,
+)
 from ...schemas.messages.operations import parse_request
 from ...schemas.names import DispatcherOperation, Names, QueueOperation
 from ...schemas.records.jobs import JobState
@@ -135,6 +143,9 @@ class QueueOperations:
 
     def _on_request(self, message: Message) -> None:
         operation = message.subject.rpartition(".")[2]
+        if operation == QueueOperation.WAIT:
+            self._responder.serve_when(message, self._wait)
+            return
         if operation == QueueOperation.CANCEL:
             self._responder.serve_later(message, self._cancel)
             return
@@ -152,10 +163,14 @@ class QueueOperations:
             raise self._not_here(request.job)
         return info
 
+    def _wait(self, responder: Responder, body: Any) -> None:
+        self._queue.waiters.add(parse_request(WaitRequest, body), responder)
+
     async def _cancel(self, body: Any) -> CancelReply:
         request = parse_request(JobRequest, body)
         info = await self._queue.cancel(request.job)
         if info is None:
+            self._queue.waiters.left(request.job)  # its client cancels it in the stream
             raise self._not_here(request.job)
         return CancelReply(cancelled=info.state not in (JobState.DONE, JobState.DEAD), state=info.state)
 

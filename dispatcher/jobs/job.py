@@ -27,7 +27,6 @@ from ...schemas.names import JobFeed
 from ...schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
 from ...telemetry.logs import logger_for
 from .queries import (
-    LOOK_S,
     LOOKS_S,
     JobQueries,
     failure_of,
@@ -36,6 +35,7 @@ from .queries import (
     value_of,
     wait_for_record,
 )
+from .result_waits import LOOK_S
 from .storage import until_answered
 from .stored import JobRef
 

@@ -43,6 +43,7 @@ from ...schemas.records.jobs import JobFailure, JobState, ResultRecord
 from ...schemas.wire import codec
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import logger_for
+from .result_waits import LOOK_S, ResultWaits
 from .storage import TaskStreams, until_answered
 from .stored import (
     SCANNED,
@@ -77,6 +78,7 @@ class JobQueries:
     def __init__(self, bus: Bus, streams: TaskStreams, ambient: Environment) -> None:
         self.bus = bus
         self.streams = streams
+        self.waits = ResultWaits(bus, streams.names)
         self._names = streams.names
         self._ambient = ambient
 
@@ -432,8 +434,6 @@ def _is_name(text: str) -> bool:
 
 _COMING_S: Final = 120.0
 """A task that was due this long ago has reached its queue."""
-LOOK_S: Final = 10.0
-"""How often a waiting reader checks without a notification, since that may be lost."""
 STATUS_S: Final = 5.0
 """How long dispatchers have to say whether a job exists."""
 
@@ -444,9 +444,15 @@ LOOKS_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
     """The record of the job's end, as soon as there is one. Waits through lost connections.
 
+    The dispatcher of its queue tells it. If that does not answer or does not know the job, the record is looked up and
+    watched for.
+
     Raises:
         UnknownJob: there is no such job.
     """
+    record = await _told(queries, ref)
+    if record is not None:
+        return record
     results = await until_answered("opening the bucket of results", queries.streams.results, _log)
     news, names = asyncio.Event(), queries.streams.names
 
@@ -476,6 +482,18 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
     finally:
         forget()
         await feed.unsubscribe()
+
+
+async def _told(queries: JobQueries, ref: JobRef) -> ResultRecord | None:
+    """The record as its dispatcher tells it; None: look for it."""
+    endpoint = job_endpoint(ref.id)
+    if endpoint is None or ref.scheduled or ref.endpoint not in (None, endpoint):
+        return None
+    fresh = ref.submitted and ref.sequence is not None
+    record = None if fresh else await _look(queries, ref)
+    if record is None:
+        record = await queries.waits.wait(endpoint, ref.id, ref.sequence or 0)
+    return record or await _look(queries, ref)
 
 
 async def heard_within(news: asyncio.Event, timeout_s: float) -> bool:

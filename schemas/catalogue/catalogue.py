@@ -126,6 +126,7 @@ _QUEUE_REQUESTS: Final[dict[QueueOperation, tuple[Body, Body]]] = {
     QueueOperation.CANCEL: (job_messages.JobRequest, job_messages.CancelReply),
     QueueOperation.WHY: (job_messages.JobRequest, job_messages.JobWhyReply),
     QueueOperation.STATS: (None, job_messages.QueueStats),
+    QueueOperation.WAIT: (job_messages.WaitRequest, job_messages.WaitReply),
 }
 _FEEDS: Final[dict[JobFeed, type[BaseModel]]] = {
     JobFeed.STATE: jobs.JobEvent,

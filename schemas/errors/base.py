@@ -18,7 +18,7 @@
     ├── Unavailable                     nothing started; the same request may succeed later
     │   ├── NoWorkers                   no worker serves that pool
     │   ├── Saturated                   every worker stayed full for all attempts or until the deadline
-    │   ├── QueueFull                   this router already has `max_queued` waiting requests for the pool
+    │   ├── QueueFull                   too many requests already wait for the pool in this router, or for results
     │   ├── QuotaExceeded               the tenant uses as much as it may; says how much that is
     │   ├── Draining                    the worker (or this router) is shutting down
     │   ├── Disconnected                no connection to a nats-server right now

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ..limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
-from ..records.jobs import FailedTry, JobFailure, JobState
+from ..limits import MAX_NAME_CHARS, MAX_RESULT_WAIT_S, MAX_TOKEN_CHARS, MAX_WAITED_JOBS
+from ..records.jobs import FailedTry, JobFailure, JobState, ResultRecord
 from .operations import Reply, Request
+
+JobId = Annotated[
+    str, Field(min_length=1, max_length=2 * MAX_NAME_CHARS + 1, pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)?$")
+]
 
 
 class JobRequest(Request):
     """`<ns>.queue.<endpoint>.{get,cancel,why}`"""
 
-    job: str = Field(min_length=1, max_length=2 * MAX_NAME_CHARS + 1, pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)?$")
+    job: JobId
+
+
+class WaitRequest(Request):
+    """`<ns>.queue.<endpoint>.wait`: answered once, as soon as one of the jobs has a result."""
+
+    jobs: tuple[JobId, ...] = Field(min_length=1, max_length=MAX_WAITED_JOBS)
+    sequences: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Sequences of their messages in the stream, in the same order; 0, or none at all: not known."""
+    wait_s: float = Field(default=2.0, ge=0, le=MAX_RESULT_WAIT_S)
+    """Answered after this time at the latest."""
+    client: str = Field(default="", max_length=MAX_TOKEN_CHARS)
+    """Who waits: each client has a share of the dispatcher's room for waiting requests."""
+
+    @model_validator(mode="after")
+    def _has_a_sequence_for_each(self) -> Self:
+        if self.sequences and len(self.sequences) != len(self.jobs):
+            raise ValueError(f"{len(self.sequences)} sequences for {len(self.jobs)} jobs: give one for each, or none")
+        return self
+
+
+class WaitReply(Reply):
+    """The jobs that it does not name have not ended: ask again."""
+
+    results: tuple[ResultRecord, ...] = ()
+    """As they are stored."""
+    look_up: tuple[str, ...] = ()
+    """Jobs that have ended with a result too large for this answer, or that are not in the queue: look them up."""
+    unseen: tuple[str, ...] = ()
+    """Jobs that the dispatcher has not read from the stream yet."""
 
 
 class JobInfo(Reply):

@@ -4,7 +4,7 @@ Roles can be combined: a program that calls and submits tasks is ROUTER and PROD
 each user may subscribe only to its own, so nobody reads another's answers. Roles that answer requests may publish to
 all inboxes, since their names cannot be guessed. `allow_responses` would be stricter, but the server keeps a table of
 permitted responses with a time limit. Answers may come hours after a request, and many go to one reply subject, so
-only dispatchers use it: they answer at once.
+only dispatchers use it: they answer once, and within a minute.
 
 A role that may publish to a subject may also publish to its private one (Names.private), and a responder may subscribe
 to both. Nobody else may subscribe to private subjects, so "no responders" there means that nobody answers.
@@ -25,7 +25,8 @@ from ..names import PRIVATE, GangOperation, Names, Operation, QueueOperation, ch
 INBOXES: Final = "_INBOX"
 """First token of all inboxes."""
 _ANSWERS_S: Final = 60
-"""Time limit for a dispatcher's answer, in seconds; cancelling waits until a task has stopped."""
+"""Time limit for a dispatcher's answer, in seconds; cancelling waits until a task has stopped, and a request for
+results for MAX_RESULT_WAIT_S at most."""
 _ANSWERS: Final = (f"{INBOXES}.>", "_R_.>")
 """Inboxes, and the reply subjects that the server creates for requests from other accounts."""
 _FRAMES: Final = (Operation.FRAMES,)

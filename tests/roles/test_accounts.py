@@ -84,6 +84,24 @@ async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Ten
     web = await site.bus("web")
     for subject in Names().both("gangline.call.images.double"):
         assert (await web.request(subject, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    stored = await web.request(
+        "gangline.task.images.double", b"[2]", headers={"Gangline-Job": "images.j1"}, timeout_s=PATIENCE_S
+    )
+    asked = {"jobs": ["images.j1"], "sequences": [json.loads(stored.data)["seq"]], "wait_s": 30}
+    told: list[Any] = []
+
+    async def wait() -> bool:
+        try:
+            answer = await web.request("gangline.queue.images.wait", json.dumps(asked).encode(), timeout_s=PATIENCE_S)
+        except NoResponders:
+            return False  # no dispatcher has taken the queue yet
+        told.extend(each["result"] for each in json.loads(answer.data)["results"])
+        return True
+
+    await until(wait)
+    assert told == [4]
+    with pytest.raises(NoResponders):
+        await thief.request("gangline.queue.images.wait", json.dumps(asked).encode(), timeout_s=PATIENCE_S)
     assert await site.refused() == []
 
 

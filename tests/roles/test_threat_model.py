@@ -14,7 +14,7 @@ import pytest
 
 from gangline.bus.jetstream.api import TOO_MANY_BATCHES
 from gangline.bus.nats_bus import NatsBus
-from gangline.bus.port.bus import BucketSettings
+from gangline.bus.port.bus import BucketSettings, Storage
 from gangline.bus.port.key_value import KeyValue
 from gangline.schemas.names import Names
 
@@ -215,3 +215,37 @@ def rows(heading: str) -> list[str]:
 def test_the_page_has_these_lines_and_no_others():
     assert rows("What lists do not prevent") == list(HOLES)
     assert rows("What a producer can still do from its own account") == list(OF_TENANTS)
+
+
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_goes_wherever_the_question_says(site_of):
+    site: Site = site_of(cut("operator", "one=worker:images.w1"))
+    operator, one = await site.bus("operator"), await site.bus("one")
+    ledger = await operator.bucket(Names().ledger_bucket, BucketSettings(storage=Storage.MEMORY))
+    own, others = "$KV.GANGLINE_LEDGER.alive.images.w1", "gangline.worker.images.w2.frames"
+    heard = collect()
+    await operator.subscribe(others, heard)
+    await operator.flush()
+    await one.request(own, b"anything", timeout_s=PATIENCE_S)
+    question = json.dumps({"last_by_subj": own}).encode()
+    one.publish("$JS.API.STREAM.MSG.GET.KV_GANGLINE_LEDGER", question, reply=others)
+    (message,) = await heard.count(1)
+    assert json.loads(message.data)["message"]["subject"] == own
+    assert await site.refused() == []
+    assert await ledger.get("alive.images.w1") is not None
+
+
+async def test_gateways_answer_to_inboxes_alone(site: Site):
+    await site.everything()
+    producer, operator = await site.bus("producer"), await site.bus("operator")
+    heard = collect()
+    await operator.subscribe("$KV.GANGLINE_LEDGER.gang.mine", heard)
+    await operator.flush()
+    producer.publish("gangline.call.images.double", b"[1]", reply="$KV.GANGLINE_LEDGER.gang.mine")
+    assert (await producer.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    await operator.flush()
+    assert heard.items == []
+    (line,) = await site.refused()
+    assert "user:gateway" in line

@@ -31,6 +31,7 @@ from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
 from gangline.dispatcher.durable.workers.failure_detector import WorkerFailureDetector
 from gangline.dispatcher.jobs.dead_letters import DeadLetter, DeadLetters
 from gangline.dispatcher.jobs.queries import JobQueries
+from gangline.dispatcher.jobs.result_waits import _EndpointWaits
 from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names
@@ -38,7 +39,7 @@ from gangline.schemas.wire import headers
 from gangline.schemas.wire.frames import Frame, Reason
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan, draw_unheard_plan
 from gangline.testing.sim.plan.durable_plan import JobKind
-from gangline.testing.sim.plan.plan import Accident, Plan, leader_of
+from gangline.testing.sim.plan.plan import DISPATCHER_FAULTS, Accident, Plan, leader_of
 from gangline.worker.slots.admission_core import AdmissionCore
 from gangline.worker.slots.lease_table import RouterHistory
 from gangline.worker.wire.answer_batcher import FrameResponder
@@ -59,6 +60,10 @@ def _rule(name: str) -> Callable[[Plan], bool]:
         return any(getattr(step.route.queue, name) for step in plan.durable.routes)
 
     return needs
+
+
+def _loses_a_dispatcher(plan: Plan) -> bool:
+    return any(event.accident in (*DISPATCHER_FAULTS, Accident.DISPATCHER_STOP) for event in plan.events)
 
 
 def _hands_over(plan: Plan) -> bool:
@@ -133,6 +138,22 @@ def a_task_is_acknowledged_without_its_result(patch: pytest.MonkeyPatch) -> None
         answer(None)
 
     patch.setattr(OutcomeStore, "_store", store)
+
+
+@durable_mutant("outcome")
+def a_result_is_told_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
+    original = OutcomeStore._create
+
+    def create(self: OutcomeStore, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
+        self._on_stored(effect, record)
+        original(self, effect, record, done)
+
+    patch.setattr(OutcomeStore, "_create", create)
+
+
+@durable_mutant("outcome", needs=_loses_a_dispatcher)
+def clients_whose_dispatcher_is_gone_go_on_waiting_for_its_answer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_EndpointWaits, "_give_up", lambda self, names, pause_s: None)
 
 
 @durable_mutant("L10", needs=_large)

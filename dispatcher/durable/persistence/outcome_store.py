@@ -57,8 +57,14 @@ class OutcomeStore:
         ambient: Environment,
         sure: Callable[[], Awaitable[None]],
         log: Log,
+        stored: Callable[[Persist, bytes], None] = lambda effect, record: None,
     ) -> None:
-        """`endpoint`: that of the queue; empty: none. `sure` waits until ownership of the queue is certain."""
+        """
+        Args:
+            endpoint: that of the queue; empty: none.
+            sure: waits until ownership of the queue is certain.
+            stored: called with each result that the server has acknowledged, and its record.
+        """
         self._endpoint = endpoint
         self._bus = bus
         self._names = names
@@ -70,6 +76,7 @@ class OutcomeStore:
         self._settings = settings
         self._ambient = ambient
         self._sure = sure
+        self._on_stored = stored
         self._log = log
         self._log_limit = LineLimit(lambda: asyncio.get_running_loop().time())
         self._background = TaskSet("outcome", log)
@@ -245,6 +252,7 @@ class OutcomeStore:
     def _create(self, effect: Persist, record: bytes, done: Callable[[bool], None]) -> None:
         def created(first: bool) -> None:
             if first:
+                self._on_stored(effect, record)
                 done(True)
             else:
                 self._background.start(self._contest(effect, record, done))

@@ -27,6 +27,7 @@ from ..persistence.records import cause_of, failure_of, reason_of
 from ..workers.context import DispatcherContext
 from ..workers.pool_observer import PoolObserver
 from .attempts import AttemptSender
+from .result_waiters import ResultWaiters
 from .slot_lessor import SlotLessor
 
 EventSink = Callable[..., None]
@@ -45,10 +46,12 @@ class QueueEffectExecutor:
         tell: EventSink,
         tell_soon: EventSink,
         pool_observer: PoolObserver,
+        waiters: ResultWaiters,
         sure: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         """
         Args:
+            waiters: who waits for results.
             entries: messages of the queue, by sequence; acknowledged ones are removed here.
             tell_soon: reports an event at the end of this turn, together with its other events.
             sure: waits until ownership of the queue is certain.
@@ -59,6 +62,7 @@ class QueueEffectExecutor:
         self._tell = tell
         self._tell_soon = tell_soon
         self._pool_observer = pool_observer
+        self._waiters = waiters
         self._loop = asyncio.get_running_loop()
         self._log = context.log.bind(endpoint=endpoint)
         self.outcomes = OutcomeStore(
@@ -70,6 +74,7 @@ class QueueEffectExecutor:
             ambient=context.ambient,
             sure=sure,
             log=self._log,
+            stored=waiters.stored,
         )
         self.sent_attempts = AttemptSender(
             context, endpoint, feed=self.outcomes.feed, ended=self._on_ended, log=self._log
@@ -162,6 +167,8 @@ class QueueEffectExecutor:
         entry = self._entries.pop(effect.seq, None)
         if entry is not None:
             self._last = entry
+            if entry.submission is not None:
+                self._waiters.left(entry.submission.job)
             if entry.started:
                 self._acking[effect.seq] = entry
             acknowledge = functools.partial(self._consumer.ack, entry.message)

@@ -43,6 +43,7 @@ from ..workers.context import DispatcherContext
 from ..workers.pool_observer import PoolObserver
 from .effect_executor import KeptEnds, QueueEffectExecutor
 from .recovery import QueueRecovery, by_try
+from .result_waiters import JobPlace, ResultWaiters
 
 _ACK_WAIT_S: Final = 30.0
 """Tasks run and wait for longer, but redelivering a fetched message costs next to nothing. It matters if a delivery was
@@ -105,6 +106,7 @@ class QueueRunner:
         """Default for tasks that do not set one."""
         self._asking: asyncio.Future[None] | None = None
         self._doubts = 0
+        self.waiters = ResultWaiters(context.bus, locate=self._locate)
         self._executor = QueueEffectExecutor(
             context,
             endpoint,
@@ -112,6 +114,7 @@ class QueueRunner:
             tell=self.tell,
             tell_soon=self.tell_soon,
             pool_observer=self._pool_observer,
+            waiters=self.waiters,
             sure=self._sure,
         )
         self._recovery = QueueRecovery(context, endpoint, log=self._log)
@@ -231,6 +234,7 @@ class QueueRunner:
         context.metrics.recovered(self.endpoint, self.recovery_s)
         self._asked_of = False
         self.tell(on.Recovered)
+        self.waiters.locate_again()
         self._forget_orphans(self._tries)
         self._acknowledge(jobs, noted)
         self._log.info(
@@ -328,6 +332,7 @@ class QueueRunner:
         cancels, self._cancels = self._cancels, {}
         for waiting in cancels.values():
             waiting.set_exception(self._changing_hands())
+        self.waiters.close(self._changing_hands())
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
@@ -598,6 +603,16 @@ class QueueRunner:
         self._unfetched[job] = now
         while len(self._unfetched) > _UNFETCHED or next(iter(self._unfetched.values())) < now - _ACK_WAIT_S:
             del self._unfetched[next(iter(self._unfetched))]
+
+    def _locate(self, job: str, sequence: int) -> JobPlace:
+        if not self.core.open:
+            return JobPlace.UNSEEN
+        if not sequence:
+            return JobPlace.UNKNOWN if self.info(job) is None else JobPlace.FETCHED
+        entry = self.entries.get(sequence)
+        if entry is not None and entry.submission is not None and entry.submission.job == job:
+            return JobPlace.FETCHED
+        return JobPlace.UNSEEN if sequence > max(self._newest, self._old_to) else JobPlace.UNKNOWN
 
     def _changing_hands(self) -> NoDispatcher:
         return NoDispatcher(f"the queue of {self.endpoint} is changing hands: ask again")

@@ -58,6 +58,8 @@ class RoutingTable:
     def __init__(self) -> None:
         self._inboxes: dict[str, dict[MemorySubscription, None]] = {}
         self._others: dict[MemorySubscription, None] = {}
+        self._wide: dict[MemorySubscription, None] = {}
+        """Those of the others that may match in several inboxes."""
         self._known: dict[str, Matches] = {}
 
     def __len__(self) -> int:
@@ -70,6 +72,8 @@ class RoutingTable:
         else:
             self._others[listener] = None
             self._known.clear()
+            if listener.pattern.text[0] in "*>_":
+                self._wide[listener] = None
 
     def remove(self, listener: MemorySubscription) -> None:
         inbox = _inbox_of(listener.pattern.text)
@@ -81,13 +85,13 @@ class RoutingTable:
         elif listener in self._others:
             del self._others[listener]
             self._known.clear()
+            self._wide.pop(listener, None)
 
     def match(self, subject: str) -> Matches:
         """Plain listeners, and the members of each queue group, in the order in which they subscribed."""
         inbox = _inbox_of(subject)
         if inbox:
-            below = self._inboxes.get(inbox, {})
-            return self._find(subject, (*below, *(one for one in self._others if one.pattern.text[0] in "*>_")))
+            return self._find(subject, (*self._inboxes.get(inbox, ()), *self._wide))
         known = self._known.get(subject)
         if known is None:
             known = self._find(subject, self._others)

@@ -14,7 +14,7 @@ class SubjectPattern:
         InvalidName: there is an empty token, white space, or a `>` before the end.
     """
 
-    __slots__ = ("_literal", "_tokens", "text")
+    __slots__ = ("_literal", "_prefix", "_tokens", "text")
 
     def __init__(self, text: str) -> None:
         tokens = text.split(".")
@@ -23,6 +23,8 @@ class SubjectPattern:
         self.text = text
         self._tokens = tokens
         self._literal = "*" not in tokens and tokens[-1] != ">"
+        self._prefix = text[:-1] if "*" not in tokens and tokens[-1] == ">" else None
+        """If this and anything more matches."""
 
     def __repr__(self) -> str:
         return f"SubjectPattern({self.text!r})"
@@ -30,6 +32,8 @@ class SubjectPattern:
     def matches(self, subject: str) -> bool:
         if self._literal:
             return subject == self.text
+        if self._prefix is not None:
+            return subject.startswith(self._prefix) and len(subject) > len(self._prefix)
         tokens = subject.split(".")
         for index, (wanted, token) in enumerate(itertools.zip_longest(self._tokens, tokens)):
             if wanted == ">":

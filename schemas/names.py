@@ -387,6 +387,11 @@ class Names:
         """Events of all gangs."""
         return f"{self.namespace}.event.gang.*"
 
+    @property
+    def gang_talks(self) -> str:
+        """What members of all gangs tell each other."""
+        return f"{self.namespace}.gang-talk.>"
+
     def gang_talk(self, gang: str, generation: int, run: int, rank: int | None) -> str:
         """To one member of a gang, or (None) to all of them."""
         to = "all" if rank is None else rank

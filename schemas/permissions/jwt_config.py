@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from ..errors.base import InvalidRequest
 from ..names import Names
-from .nats_config import ACCOUNT, ANSWERS_WITHIN_S, Import, imports_of, limits_of, tenants_of
+from .nats_config import ACCOUNT, ANSWERS_WITHIN_S, Import, imports_of, limits_of, tenants_of, with_workers
 from .roles import User
 
 SYSTEM: Final = "SYS"
@@ -188,13 +188,14 @@ def _accounts(
     tenants = tenants_of(users, account)
     limited = limits_of(tenants, account, limits)
     # The server knows accounts by their public keys.
-    broken = f"$SYS.ACCOUNT.{keys.accounts[account].public}.DISCONNECT"
+    watched = (account, *with_workers(tenants))
+    broken = [("stream", f"$SYS.ACCOUNT.{keys.accounts[each].public}.DISCONNECT") for each in watched]
     own = _Account(users=[user for user in users if not user.tenant], limits=limited[account], jetstream=True)
-    own.imports.append((SYSTEM, Import("stream", broken, broken)))
-    found = {account: own, SYSTEM: _Account(exports=[("stream", broken)])}
+    own.imports += [(SYSTEM, Import(kind, subject, subject)) for kind, subject in broken]
+    found = {account: own, SYSTEM: _Account(exports=broken)}
     exported: dict[tuple[str, str], None] = {}
     for tenant, its in tenants.items():
-        imported = {(each.kind, each.subject): each for each in imports_of(its, names)}
+        imported = {(each.kind, each.subject): each for each in imports_of(its, names, users)}
         exported |= dict.fromkeys(imported)
         found[tenant] = _Account(
             users=its, limits=limited[tenant], imports=[(account, imported[each]) for each in _widest(imported)]

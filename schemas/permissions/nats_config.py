@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ..errors.base import InvalidRequest
 from ..names import Names
-from .roles import INBOXES, Permissions, Role, User
+from .roles import ANY_INBOX, INBOXES, Permissions, Role, User
 
 ACCOUNT: Final = "GANGLINE"
 DEFAULT_USERS: Final = (
@@ -40,7 +40,7 @@ _ONE_ACCOUNT: Final = """\
 _SYSTEM: Final = """\
   # Lets coordinators detect a broken connection in milliseconds. Nobody logs in here unless you add users.
   SYS {{
-    exports: [ {{ stream: "$SYS.ACCOUNT.{account}.DISCONNECT" }} ]
+    exports: [ {exports} ]
   }}
 """
 
@@ -108,6 +108,8 @@ def configuration(
     own = {name: number for name, number in limited[account].items() if name not in _STORAGE}
     storage = {_STORAGE[name]: number for name, number in limited[account].items() if name in _STORAGE}
     jetstream = ", ".join(f"{name}: {number}" for name, number in storage.items())
+    broken = [f'"$SYS.ACCOUNT.{each}.DISCONNECT"' for each in (account, *with_workers(tenants))]
+    imported = [f"{{ stream: {{ account: SYS, subject: {subject} }} }}" for subject in broken]
     return "\n".join(
         [
             _HEAD.format(
@@ -120,20 +122,20 @@ def configuration(
             "system_account: SYS",
             "",
             "accounts {",
-            _SYSTEM.format(account=account),
+            _SYSTEM.format(exports=", ".join(f"{{ stream: {subject} }}" for subject in broken)),
             f"  {account} {{",
             f"    jetstream: {{ {jetstream} }}" if jetstream else "    jetstream: enabled",
             *_limits(own),
-            f'    imports: [ {{ stream: {{ account: SYS, subject: "$SYS.ACCOUNT.{account}.DISCONNECT" }} }} ]',
+            f"    imports: [ {', '.join(imported)} ]",
             "    users: [",
             *(_user(user, names, nkeys) for user in users if not user.tenant),
             "    ]",
-            *_exports(tenants, names),
+            *_exports(tenants, users, names),
             "  }",
             *(
                 line
                 for tenant, its in tenants.items()
-                for line in _tenant(tenant, its, names, account, nkeys, limited[tenant])
+                for line in _tenant(tenant, its, users, names, account, nkeys, limited[tenant])
             ),
             "}",
             "",
@@ -154,11 +156,11 @@ def tenants_of(users: Sequence[User], account: str) -> dict[str, list[User]]:
     return tenants
 
 
-def _exports(tenants: Mapping[str, Sequence[User]], names: Names) -> Iterable[str]:
+def _exports(tenants: Mapping[str, Sequence[User]], everybody: Sequence[User], names: Names) -> Iterable[str]:
     """What each tenant, and only that tenant, may import."""
     shared: dict[tuple[str, str], list[str]] = {}
     for tenant, users in tenants.items():
-        for each in imports_of(users, names):
+        for each in imports_of(users, names, everybody):
             shared.setdefault((each.kind, each.subject), []).append(tenant)
     if shared:
         yield "    exports: ["
@@ -189,14 +191,20 @@ def _limits(numbers: Mapping[str, int]) -> Iterable[str]:
 
 
 def _tenant(
-    tenant: str, users: Sequence[User], names: Names, account: str, nkeys: bool, limits: Mapping[str, int]
+    tenant: str,
+    users: Sequence[User],
+    everybody: Sequence[User],
+    names: Names,
+    account: str,
+    nkeys: bool,
+    limits: Mapping[str, int],
 ) -> Iterable[str]:
     yield f"  {tenant} {{"
     yield "    users: ["
     yield from (_user(user, names, nkeys) for user in users)
     yield "    ]"
     yield "    imports: ["
-    for each in imports_of(users, names):
+    for each in imports_of(users, names, everybody):
         local = "" if each.local == each.subject else f', to: "{each.local}"'
         yield f'      {{ {each.kind}: {{ account: {account}, subject: "{each.subject}" }}{local} }}'
     yield "    ]"
@@ -214,16 +222,30 @@ class Import(NamedTuple):
     """In the tenant's account."""
 
 
-def imports_of(users: Sequence[User], names: Names) -> list[Import]:
-    """What these users of one tenant need of Gangline's account. Inboxes stay in their own account."""
+def imports_of(users: Sequence[User], names: Names, others: Iterable[User]) -> list[Import]:
+    """What these users of one tenant need of Gangline's account. Their own inboxes stay in their account, and so does
+    what members of gangs tell each other.
+
+    Args:
+        others: all users; workers answer to the inboxes of those in Gangline's own account.
+    """
+    inboxes = tuple(f"{other.inbox}.>" for other in others if not other.tenant)
     found: dict[Import, None] = {}
     for user in users:
         allowed = user.permissions(names)
-        found |= {Import("service", names.of_tenant(each, user.tenant), each): None for each in allowed.publish}
-        found |= {
-            Import("stream", each, each): None for each in allowed.subscribe if not each.startswith(f"{INBOXES}.")
-        }
+        for subject in allowed.publish:
+            for each in inboxes if subject == ANY_INBOX else (subject,):
+                if each != names.gang_talks:
+                    found[Import("service", names.of_tenant(each, user.tenant), each)] = None
+        for subject in allowed.subscribe:
+            if not subject.startswith(f"{INBOXES}.") and subject != names.gang_talks:
+                found[Import("stream", subject, subject)] = None
     return list(found)
+
+
+def with_workers(tenants: Mapping[str, Sequence[User]]) -> list[str]:
+    """Tenants that have workers: coordinators hear when their connections break."""
+    return [tenant for tenant, users in tenants.items() if any(Role.WORKER in user.roles for user in users)]
 
 
 def variable(user: str, *, nkey: bool = False) -> str:

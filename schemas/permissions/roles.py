@@ -24,10 +24,11 @@ from ..names import PRIVATE, GangOperation, Names, Operation, QueueOperation, ch
 
 INBOXES: Final = "_INBOX"
 """First token of all inboxes."""
+ANY_INBOX: Final = f"{INBOXES}.>"
 _ANSWERS_S: Final = 60
 """Time limit for a dispatcher's answer, in seconds; cancelling waits until a task has stopped, and a request for
 results for MAX_RESULT_WAIT_S at most."""
-_ANSWERS: Final = (f"{INBOXES}.>", "_R_.>")
+_ANSWERS: Final = (ANY_INBOX, "_R_.>")
 """Inboxes, and the reply subjects that the server creates for requests from other accounts."""
 _FRAMES: Final = (Operation.FRAMES,)
 _LEASING: Final = (Operation.RESERVE, Operation.DISPATCH, Operation.RENEW, Operation.RELEASE)
@@ -108,10 +109,10 @@ class User:
             raise InvalidRequest(f"user {self.name!r} has no role: give one of {', '.join(Role)}")
         if self.tenant:
             check_name(self.tenant, "tenant")
-            if not {Role.PRODUCER, Role.OWNER}.issuperset(self.roles):
+            if not {Role.PRODUCER, Role.OWNER, Role.WORKER}.issuperset(self.roles):
                 raise InvalidRequest(
-                    f"user {self.name!r} of tenant {self.tenant!r} may only be a producer or an owner: the other roles "
-                    "use JetStream's API, and belong in Gangline's own account"
+                    f"user {self.name!r} of tenant {self.tenant!r} may only be a producer, an owner or a worker: the "
+                    "other roles make consumers and streams, and belong in Gangline's own account"
                 )
 
     @property
@@ -243,7 +244,7 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
             f"{ns}.job.*.progress",
             f"{ns}.job.*.*.progress",
             names.gang_report(pool, worker),
-            f"{ns}.gang-talk.>",
+            names.gang_talks,
             *(f"$KV.{ledger}.{kind}.{pool}.{worker}" for kind in ("reg", "alive")),
             f"$KV.{ledger}.lease.{pool}.{worker}.*",
             *_api("INFO"),
@@ -254,7 +255,7 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
         subscribe=(
             f"{ns}.worker.{pool}.{worker}.*",
             f"{PRIVATE}.{ns}.worker.{pool}.{worker}.*.*",
-            f"{ns}.gang-talk.>",
+            names.gang_talks,
         ),
     )
 

@@ -178,7 +178,7 @@ async def test_what_a_tenant_does_not_import_does_not_exist_for_it(tenants: Tena
 
 
 @pytest.mark.parametrize("text, why", [
-    ("web@shop=router:images", "may only be a producer or an owner"),
+    ("web@shop=router:images", "may only be a producer, an owner or a worker"),
     ("web@=producer", "no tenant"),
     ("web@GANGLINE=producer", "give the tenant another name"),
     ("web@a.b=producer", "tenant"),
@@ -353,3 +353,125 @@ async def test_users_by_jwt_follow_the_template_of_their_role(serve, tmp_path):
     finally:
         await first.close()
         await router.close()
+
+
+# -- workers in an account of their own -------------------------------------------------------------------------------
+
+
+class GpuAccount:
+    """Workers in an account of their own, with somebody there whom no permissions limit."""
+
+    USERS = (
+        *(user for user in SERVERS if user != "worker"),
+        *("w1@gpus=worker:images.w1", "w2@gpus=worker:images.w2"),
+        *("web@shop=producer:images", "batch@shop=owner:images"),
+    )
+
+    @classmethod
+    def configuration(cls) -> str:
+        users = "  gpus {\n    users: [\n"
+        config = cut(*cls.USERS)
+        assert users in config
+        return config.replace(users, f"{users}      {{ user: thief-gpus, password: {PASSWORD} }}\n")
+
+
+@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
+async def gpus(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
+    """Two workers there, and all servers in Gangline's own account."""
+    if request.param == "passwords":
+        site: Site = site_of(GpuAccount.configuration())
+    else:
+        config = jwts(tmp_path, *GpuAccount.USERS)
+        unlimited_user(tmp_path, "thief-gpus", "gpus")
+        site = site_of(config, tmp_path)
+    await site.coordinator()
+    for id in ("w1", "w2"):
+        await site.worker(id, user=id)
+    await site.dispatcher()
+    await site.gateway()
+    return site
+
+
+async def test_workers_in_an_account_of_their_own_do_all_that_workers_do(gpus: Site):
+    web, router, operator = [await gpus.bus(user) for user in ("web", "router", "operator")]
+    client = await gpus.client("router")
+    assert await client.call("images.double", 1) == 2
+    assert [item async for item in client.stream("images.count", 200)] == list(range(200))
+    async with client.choose_worker("images") as selection:
+        assert await client.dispatch(selection, "double", 2) == 4
+    async with client.lease("images", slots=2, ledger="sync") as lease:
+        assert await lease.call("double", 3) == 6
+    async with client.gang(pool="images", size=2) as gang:
+        assert await gang.run("together") == [0, 1]
+    assert (await web.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    producer = await gpus.client("web")
+    told = await producer.options(events=True).submit("images.report")
+    assert {type(event).__name__ async for event in told.events()} == {"JobEvent", "JobProgress"}
+    large = await producer.submit("images.text", 900_000)
+    assert len(await large.result(PATIENCE_S)) == 900_000
+    for asker in (router, operator):
+        stats = await asker.request("gangline.worker.images.w1.reserve", b'{"slots": 1}', timeout_s=PATIENCE_S)
+        assert "token" in json.loads(stats.data)
+    assert await gpus.refused() == []
+
+
+async def test_a_tenants_owner_cannot_dispatch_to_workers_of_another_account(gpus: Site):
+    """The server passes on no request through two accounts. Should it do so one day, the page is to be changed."""
+    batch = await gpus.bus("batch")
+    body = json.dumps({"pool": "images", "size": 2, "id": "mine", "owner_token": "s3cret"}).encode()
+    formed = json.loads((await batch.request("gangline.gang.acquire", body, timeout_s=PATIENCE_S)).data)
+    seat = formed["seats"][0]
+    run = json.dumps({"token": seat["token"], "method": "double", "arguments": [4]}).encode()
+    worker = f"gangline.worker.images.{seat['worker']}.dispatch"
+    with pytest.raises(NoResponders):
+        await batch.request(worker, run, timeout_s=PATIENCE_S)
+
+
+WORKER_ATTACKS = {
+    "delete a stream by an answer": (
+        "$JS.API.STREAM.MSG.GET.KV_GANGLINE_LEDGER",
+        "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
+    ),
+    "drain a worker by an answer": ("$JS.API.STREAM.INFO.KV_GANGLINE_LEDGER", "gangline.worker.images.w2.drain"),
+    "unseat the leader by an acknowledgement": (
+        "$KV.GANGLINE_LEDGER.lease.images.w1.x",
+        "$KV.GANGLINE_LEDGER.leader",
+    ),
+    "forge a gang by an acknowledgement": ("$KV.GANGLINE_LEDGER.lease.images.w1.x", "$KV.GANGLINE_LEDGER.gang.forged"),
+}
+
+
+@pytest.mark.parametrize("attack", WORKER_ATTACKS)
+async def test_what_a_worker_names_as_reply_subject_is_one_of_its_own_account(gpus: Site, attack: str):
+    asked, aimed_at = WORKER_ATTACKS[attack]
+    client = await gpus.client("operator")
+    ledger = await client._bus.bucket(Names().ledger_bucket, BucketSettings(), make=False)
+    leader = await ledger.get("leader")
+    thief, at_home = await gpus.bus("thief-gpus"), collect()
+    await thief.subscribe(aimed_at, at_home)
+    await thief.flush()
+    thief.publish(asked, b"{}", reply=aimed_at)
+    await at_home.count(1)  # the answer came, and to nobody else
+    assert await ledger.get("gang.forged") is None and await ledger.get("leader") == leader
+    stats = await client._bus.request("gangline.worker.images.w2.stats", b"{}", timeout_s=PATIENCE_S)
+    assert not json.loads(stats.data)["load"]["draining"]
+    assert await (await client.submit("images.double", 3)).result(PATIENCE_S) == 6
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "$JS.API.STREAM.NAMES",
+        "$JS.API.STREAM.PURGE.GANGLINE_TASKS",
+        "$JS.API.CONSUMER.CREATE.KV_GANGLINE_LEDGER.x",
+        "$KV.GANGLINE_LEDGER.leader",
+        "$KV.GANGLINE_LEDGER.alive.images.w3",
+        "gangline.task.images.double",
+        "gangline.call.images.double",
+        "gangline.gang.list",
+    ],
+)
+async def test_what_workers_do_not_import_does_not_exist_for_them(gpus: Site, target: str):
+    thief = await gpus.bus("thief-gpus")
+    with pytest.raises((NoResponders, RequestTimeout)):
+        await thief.request(target, b"{}", timeout_s=1.0)

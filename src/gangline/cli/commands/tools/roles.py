@@ -68,12 +68,13 @@ def command(
     through gateways), router (a Python client), owner (gangs by plain requests), gateway, worker, dispatcher,
     coordinator and operator. Without USER: one user per role, except owner.
 
-    Each TENANT gets its own account, which imports only what its producers and owners need from Gangline's account. Use
-    one for callers you do not trust. Each is limited to 256 connections, 1000 subscriptions and messages of 1 MiB.
+    Each TENANT gets its own account, which imports only what its producers, owners and workers need from Gangline's
+    account. Use one for callers, or authors of tasks, you do not trust. Each is limited to 256 connections, 1000
+    subscriptions and messages of 1 MiB.
 
     With --jwt, FOLDER gets resolver.conf to include, creds/USER.creds for each user, tenants for GANGLINE_QUOTAS of
-    gateways and coordinators, and keys/, which only this command needs. Run it again to change users: credentials that
-    are there stay valid, those of users you leave out do not.
+    gateways, coordinators and dispatchers, and keys/, which only this command needs. Run it again to change users:
+    credentials that are there stay valid, those of users you leave out do not.
 
     \b
     gangline roles > roles.conf

@@ -395,12 +395,20 @@ def that_nobody_listens_is_proof(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerFailureDetector, "_suspect", suspect)
 
 
-def _waits_for_an_election(plan: Plan) -> bool:
-    steps = () if plan.durable is None else plan.durable.steps
-    return plan.elects and any(step.delay_s is not None and step.kind is JobKind.WATCH for step in steps)
+def _cancels_what_is_due_in_a_split(plan: Plan) -> bool:
+    """A delayed task becomes due, and is cancelled soon after, while the server that led JetStream is cut off."""
+    leader = leader_of(plan.seed)
+    return plan.durable is not None and any(
+        event.at_s < step.at_s + step.delay_s < event.at_s + event.for_s - 1.0
+        and step.delay_s < step.doom_after_s < step.delay_s + 2.0
+        for event in plan.events
+        if event.accident is Accident.SPLIT and event.amount == leader and event.for_s > 2.0
+        for step in plan.durable.steps
+        if step.kind is JobKind.CANCEL and step.delay_s is not None and step.delay_s <= 1.0
+    )
 
 
-@durable_mutant("outcome", needs=_waits_for_an_election, seeds=150)
+@durable_mutant("outcome", needs=_cancels_what_is_due_in_a_split, seeds=40)
 def what_a_schedule_has_published_is_unknown_until_its_queue_has_it(patch: pytest.MonkeyPatch) -> None:
     async def coming(self: JobQueries, *args: Any) -> None:
         return None

@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 LOCK := requirements-dev.txt
 # Tools for releases, apart from what the tests run with.
 RELEASE := $(VENV)/release
+# The generator of the documentation site, likewise.
+SITE := $(VENV)/site
 # More test processes than cores: tests spend much of their time waiting for servers and processes.
 JOBS ?= 6
 SEEDS ?= 1000
@@ -28,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-all check format docs sim chaos fuzz lock audit sbom clean
+.PHONY: help install demo bench test test-all check format docs site sim chaos fuzz lock audit sbom wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -69,14 +71,15 @@ test: $(COMPILED) ## the quick test suite; LOAD=1: on a busy machine; ARGS="-k l
 test-all: $(COMPILED) ## the whole test suite; NATS=container: with a server from a container
 	@$(PYTEST) --all $(if $(LOAD),--load 2) $(ARGS)
 
-check: $(COMPILED) ## what CI runs: format, lint, types, security lint, tests under load, all tests
+check: $(COMPILED) $(SITE) ## what CI runs: format, lint, types, security lint, documentation site, all tests
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 	@$(BANDIT)
+	@$(SITE)/bin/python docs/site.py
 	@$(PYTEST) --load 2 --quiet
-	@$(PYTEST) --all $(ARGS)
+	@$(PYTEST) --rest $(ARGS)
 
 format: $(STAMP) ## format the code as `make check` requires
 	@$(BIN)/ruff format .
@@ -84,6 +87,14 @@ format: $(STAMP) ## format the code as `make check` requires
 
 docs: $(STAMP) ## regenerate the pages of docs/reference from the code
 	@$(BIN)/python docs/generate.py
+
+$(SITE): requirements-site.txt
+	@$(BIN)/python -m venv $@
+	@$@/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
+site: $(STAMP) $(SITE) ## build the documentation site in build/site/html, and check every link in it
+	@$(SITE)/bin/python docs/site.py
 
 sim: $(STAMP) ## simulate SEEDS=1000 histories with every kind of fault, each checked against the laws
 	@$(BIN)/python -m gangline.testing.sim --seeds $(SEEDS) $(ARGS)
@@ -98,21 +109,27 @@ $(RELEASE): $(STAMP)
 	@$(BIN)/python -m venv $@
 	@$@/bin/pip install --quiet --disable-pip-version-check uv pip-audit cyclonedx-bom
 
-lock: $(RELEASE) ## choose the versions in requirements-dev.txt anew, from pyproject.toml
+lock: $(RELEASE) ## update the versions in requirements-dev.txt and requirements-site.txt from pyproject.toml
 	@$(RELEASE)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --extra dev \
 	  --no-emit-index-url --custom-compile-command "make lock" pyproject.toml --output-file $(LOCK)
+	@$(RELEASE)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --group site \
+	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements-site.txt
 
 audit: $(RELEASE) ## look for known vulnerabilities in what is locked; needs a package index with advisories
 	@$(RELEASE)/bin/pip-audit --require-hashes --disable-pip --requirement $(LOCK)
 
-sbom: $(RELEASE) ## build the wheel, and write what it installs as dist/gangline.cdx.json (CycloneDX)
-	@rm -rf dist/*.whl $(RELEASE)/wheel && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+sbom: $(RELEASE) wheel ## build the wheel, and write what it installs as dist/gangline.cdx.json (CycloneDX)
+	@rm -rf $(RELEASE)/wheel
 	@$(BIN)/python -m venv --without-pip $(RELEASE)/wheel
 	@grep -v '^ *--hash' $(LOCK) | sed 's/ \\$$//' > $(RELEASE)/versions.txt
 	@$(RELEASE)/bin/uv pip install --quiet --python $(RELEASE)/wheel/bin/python --constraint $(RELEASE)/versions.txt dist/*.whl
 	@$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 	  --output-file dist/gangline.cdx.json $(RELEASE)/wheel/bin/python
 	@echo "wrote dist/gangline.cdx.json"
+
+wheel: $(STAMP) ## build the wheel in dist/: pip install dist/*.whl
+	@rm -rf dist/*.whl && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 clean: ## remove everything that make and the tools created
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

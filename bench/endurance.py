@@ -1,10 +1,10 @@
-"""`python -m bench.endurance`: an hour of everything at once, in production settings: is the memory of every process
-flat, and the slowest hundredth of the requests?
+"""`python -m bench.endurance`: an hour of all kinds of requests in production settings, to see whether the memory of
+any process or the p99 latency of any request grows.
 
 Two workers, a dispatcher, a coordinator and a gateway run as operators run them (`gangline worker` and so on), with
 metrics that are scraped, 1 % of the traces sampled, and results kept for a minute. This process sends at fixed rates,
-far below what the machine can do, so that only what grows shows. Each minute has a row. The first five are not judged:
-caches, tables of answers and the server's own buffers fill in them.
+far below the machine's capacity, so that growth is visible. Each minute has a row. The first five do not count, because
+caches, tables of answers and the server's buffers fill up meanwhile.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Once = Callable[[], Awaitable[object]]
 
 
 def kinds(client: Client) -> dict[str, tuple[float, Once]]:
-    """The requests of each kind: how many a second, and one of them."""
+    """For each kind of request, the rate per second and a function that makes one."""
     count = iter(range(1 << 62))
     stored = client.options(result_ttl_s=_RESULT_TTL_S)
 
@@ -142,7 +142,7 @@ class Course:
         self.errors: dict[str, list[str]] = defaultdict(list)
 
     def row(self) -> dict[str, Any]:
-        """The minute so far, which ends with it."""
+        """End the minute, and return its row."""
         kinds = {}
         for kind, seconds in sorted(self.seconds.items()):
             seconds.sort()
@@ -154,7 +154,7 @@ class Course:
         return {"kinds": kinds, "errors": errors}
 
     async def pace(self, kind: str, per_s: float, once: Once) -> None:
-        """Start one request after the other when it is due, whether or not earlier ones have ended."""
+        """Start each request when it is due, whether or not earlier ones have ended."""
         under_way: set[asyncio.Task[None]] = set()
         due_at = perf_counter()
         while True:
@@ -214,7 +214,7 @@ async def _scrape(ports: list[int]) -> None:
 
 
 async def run(minutes: int, scale: float, report: Callable[[str], None]) -> dict[str, Any]:
-    """The rows of all minutes, and what is judged of them."""
+    """The rows of all minutes, and their evaluation."""
     rows: list[dict[str, Any]] = []
     async with (
         _processes() as (url, pids, ports),
@@ -240,7 +240,7 @@ async def run(minutes: int, scale: float, report: Callable[[str], None]) -> dict
 
 
 def judged(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first third of these minutes beside the last: medians of memory and of p99."""
+    """Compare the first third of these minutes with the last third: medians of memory and of p99."""
     third = max(1, len(rows) // 3)
     if len(rows) < 2 * third:
         return {}

@@ -33,6 +33,8 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _ROOMS: Final = ("bus", "coordinator", "dispatcher", "runtime", "schemas", "telemetry", "worker")
 _BELOW: Final = ("bus/memory/", "bus/nats_client/", "bus/nats_bus.py")
 """The transports themselves."""
+_STAND_INS: Final = ("worker/execution/executors/eager_backport.py",)
+"""What asyncio brings itself from Python 3.12 on."""
 _GENERATED: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>")
 """Names of functions that are parts of the function around them."""
 _SUSPENDS: Final = 0x20 | 0x80 | 0x200
@@ -121,7 +123,7 @@ def _place(code: CodeType) -> tuple[str, str] | None:
     if not path.is_relative_to(_ROOT):
         return None
     file = path.relative_to(_ROOT).as_posix()
-    if file.split("/", 1)[0] not in _ROOMS or file.startswith(_BELOW):
+    if file.split("/", 1)[0] not in _ROOMS or file.startswith((*_BELOW, *_STAND_INS)):
         return None
     return file, code.co_qualname.replace(".<locals>", "")
 

@@ -41,11 +41,14 @@ NOTES: Final = {
     "gang8_form_vs_raw": (
         "The messages alone, sent by processes that do nothing else, take 3.2 raw round trips: request, holds, "
         "one atomic batch, answer. The rest is sequential Python code: the coordinator (740 us: placement, "
-        "holds, records of eight seats, notifications), four workers in one process (380), the client (175). "
+        "holds, records of eight seats, notifications), four workers in one process (380), the client (175). A target "
+        "of 8 leaves about half of that. docs/explanation/gangs.md lists the phases with their times, and why none can "
+        "be left out or start earlier. The figure depends on how the machine schedules: between 8 and 14. "
         "Tried and kept: place once, calls instead of tasks, run effects in the turn in which they were "
         "decided, build seats while other workers still answer, no second request by the owner: a quarter less. "
-        "Tried and dropped: the first step of the commit in the same turn, sending `queued` later, lazy orders, "
-        "no garbage collector."
+        "Tried and dropped: the first step of the commit in the same turn, sending `queued` after the holds and "
+        "`formed` after the answer, in the same write or in one of their own (no difference in 8 alternating runs), "
+        "placement with plain tuples (61 to 53 us), lazy orders, no garbage collector."
     ),
     "call_p99_c64_vs_raw": (
         "Half of our own peak is as many requests as raw can handle at most, on the same two cores, and the "
@@ -58,11 +61,12 @@ NOTES: Final = {
         "Each request decides whether its trace is sampled (about 1 us), carries a traceparent of 55 characters, and "
         "makes it the current span of the task (about 1 us), so that spans of the task's own code are not sampled "
         "either. Tried and kept: decide from the sampler's rate without asking it, ids from one draw of random "
-        "bytes, no span object for what is not sampled."
+        "bytes, no span object for what is not sampled. Dropped on paper: a shorter text for what is not sampled, "
+        "since logs and other services need the trace's id."
     ),
     "trace_100pct_c64": (
-        "A call has two spans, the caller's and the worker's. One span of the OpenTelemetry SDK without attributes "
-        "costs more than half of what a whole call costs both sides, our three attributes half as much again."
+        "A call has two spans, the caller's and the worker's. One span of the OpenTelemetry SDK costs 9 us without "
+        "attributes, and 12 with our three; a whole call costs the client 5 to 7 us, and the worker as much."
     ),
     "weighted_route_c64": (
         "A tenth of the calls go to a second worker. So each turn sends two messages instead of one, and four "
@@ -87,7 +91,8 @@ NOTES: Final = {
     ),
     "sync_client_c1": (
         "Each call crosses from the caller's thread to the event loop's and back, and each crossing wakes a thread "
-        "that sleeps in the kernel; raw request-reply runs in the event loop itself."
+        "that sleeps in the kernel: 22 to 45 us for an empty coroutine, a tenth to a fifth of a raw round trip. Raw "
+        "request-reply runs in the event loop itself."
     ),
     "trace_off_cost": ("Within the noise: single runs were between 0.96 and 1.98."),
     "submit_vs_js_publish": (
@@ -105,7 +110,30 @@ NOTES: Final = {
         "and writes; no step takes more than a twentieth. Tried and kept: look results up by sequence, and not "
         "for 2 s after a takeover (295 to 185 us in total), one confirmation for all acknowledgements of a "
         "turn, small pulls, a cache of parsed headers, a fast path for jobs in the worker (36 to 22 us), 256 "
-        "slots. Tried and dropped: no garbage collector, a smaller window."
+        "slots. Tried and dropped: no garbage collector, a smaller window, atomic and fast-ingest batches of "
+        "submissions, workers that pull for themselves (see docs/adr/0014-durable-hops.md)."
+    ),
+    "durable_many_vs_best_peer": (
+        "submit_many makes a submission cost the submitter 22 us instead of 38 on a loaded machine, which is a tenth "
+        "of what all processes spend on a task. The rest is as for single submissions."
+    ),
+    "submit_result_c64": (
+        "A result is one more write to storage (server, dispatcher) and one more message to the submitter. Tried and "
+        "kept: no look-up of a result for the first message of a job (dispatcher 250 to 165 us, server 143 to 98), one "
+        "request of the submitter for all results of a turn, results told when they are stored."
+    ),
+    "submit_result_p50_ms": (
+        "One at a time, a task and its result make seven messages in a row, two of which wait for storage: submission, "
+        "its acknowledgement, delivery, the worker and back, the result's write and its acknowledgement."
+    ),
+    "gang8_form_vs_ray_pg": (
+        "Ray reserves all bundles of a placement group on one node with one decision of its control store and one "
+        "request to the node, in C++; a gang of 8 is held at four workers, committed in one atomic batch, and told to "
+        "its workers, in Python. The messages of a gang take 3.2 raw round trips without any code, which is more than "
+        "a tenth of Ray's 2.7 ms, so the target cannot be met over NATS. A gang took 11.1 ms in this run, during which "
+        "the load was above 9. If the benchmark's processes run before all others, it takes 2.3 to 3.3 ms. Where a "
+        "group needs all CPUs of a node, Ray takes up to a second to see that those of the last group are free, which "
+        "gangs do not."
     ),
     "durable_start_p50_vs_best_peer": (
         "A task passes through one more process: a peer's worker receives the message itself, ours gets it from "

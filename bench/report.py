@@ -177,12 +177,34 @@ def _durable(found: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [_durable_row(name, row) for name, row in rows.items()]
-    parts = ["\n".join(lines)]
+    parts = ["\n".join(lines), *_results(peers)]
     if peers["missing"]:
         parts.append("\n".join(["Not measured:", ""] + [f"- {name}: {why}" for name, why in peers["missing"].items()]))
     versions = ", ".join(f"{name} {version}" for name, version in peers["versions"].items())
     parts.append(f"Versions: {versions}.")
     return parts
+
+
+def _results(peers: dict[str, Any]) -> list[str]:
+    rows = peers.get("results", {})
+    if not rows:
+        return []
+    lines = [
+        "### With results kept and awaited",
+        "",
+        "The same tasks, each submitted and its result received by the submitter: 64 at once, and one after the other. "
+        f"FastStream has no results. {peers['best_results']} is the fastest peer; {peers['soonest_results']} answers "
+        "soonest.",
+        "",
+        "| system | answered per s | answer p50, p99 (ms) | CPU per task (us) | configuration |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        done, cpu = row["answered_per_s"], ", ".join(f"{part} {value:.0f}" for part, value in row["cpu_us"].items())
+        rate = f"{done['median']:,.0f} ({done['low']:,.0f} to {done['high']:,.0f})"
+        answer = f"{row['answer_p50_ms']['median']:.2f}, {row['answer_p99_ms']['median']:.2f}"
+        lines.append(f"| {name} | {rate} | {answer} | {cpu} | {row['says']} |")
+    return ["\n".join(lines)]
 
 
 def _state(about: dict[str, Any]) -> str:
@@ -221,6 +243,15 @@ def _ray(found: dict[str, Any]) -> list[str]:
     lines += [
         f"| {name} | {row['median']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f}) |" for name, row in rates.items()
     ]
+    gangs = found["peers"].get("gang8_ms", {})
+    if gangs:
+        ours, theirs, full = (gangs[name]["median"] for name in ("ours", "Ray", "Ray, full"))
+        lines += [
+            "",
+            f"A gang of 8 over 4 workers is formed in {ours:.2f} ms; a Ray placement group of 8 bundles on one node in "
+            f"{theirs:.2f} ms if the node has CPUs to spare. If each group needs all CPUs of the node, as each of our "
+            f"gangs needs all slots, it takes {full:,.0f} ms after the last group was removed.",
+        ]
     return ["\n".join(lines)]
 
 
@@ -256,8 +287,8 @@ def _endurance(found: dict[str, Any]) -> list[str]:
         "",
         f"`python -m bench.endurance`, in production settings: {judged['requests']:,} requests of {len(judged['p99'])} "
         f"kinds at fixed rates, {judged['errors']} errors. Medians of the first third of the judged minutes, and of "
-        "the last. The memory of nats-server rises and falls by a third with its garbage collector; the latencies are "
-        "those of a machine on which other work ran, more of it in the last third.",
+        "the last. The memory of nats-server rises and falls by a third with its garbage collector. Other work ran on "
+        "the machine; these processes had real-time priority over it.",
         "",
         "| process | memory (MB) |",
         "|---|---|",

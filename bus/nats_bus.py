@@ -29,7 +29,7 @@ from .port.bus import (
     StreamSettings,
 )
 from .settings.connection import ConnectionSettings
-from .storage.opened import OpenedStorage
+from .storage import OpenedStorage
 
 log = logging.getLogger("gangline.bus")
 
@@ -106,12 +106,12 @@ class NatsBus:
         if self._replies.pattern in self._refused:
             await self._client.shut()
             raise NotPermitted(
-                f"this user may not subscribe to its inbox {self._replies.pattern!r}: set `inbox_prefix` to what its "
-                f"permissions allow, or allow '{self.settings.inbox_prefix}.>'"
+                f"this user may not subscribe to its inbox {self._replies.pattern!r}: set `inbox_prefix` "
+                f"(--inbox-prefix) to what its permissions allow, or allow '{self.settings.inbox_prefix}.>'"
             )
 
     async def _first_ping(self) -> None:
-        """Wait for a server that goes down just after the handshake, as for one that is not up yet."""
+        """Wait for a server that goes down just after the handshake, as for one that has not started yet."""
         patience_s = self.settings.connect_timeout_s
         lost = Disconnected(f"the nats-server did not answer within {patience_s:g} s: it is frozen or far away")
         try:
@@ -296,7 +296,7 @@ class NatsBus:
         await self.ping()
         untold, self._untold = self._untold, set()
         if untold:
-            raise _not_permitted("subscribe to", ", ".join(sorted(untold)))
+            raise _not_permitted("subscribe to", *sorted(untold))
 
     # -- storage --------------------------------------------------------------------------------------------------
 
@@ -363,10 +363,10 @@ class NatsBus:
             log.error("error from the nats-server: %s", text, extra={"action": "bus.server_error", "bus": self.name})
             return
         kind, subject = found.group(1).lower(), found.group(2)
+        what = "publish to" if kind == "publish" else "subscribe to"
         log.error(
-            "the nats-server forbids this user to %s %r: change the user's permissions, or connect as another one",
-            "publish to" if kind == "publish" else "subscribe to",
-            subject,
+            "%s",
+            _forbidden(what, subject),
             extra={"action": "bus.not_permitted", "subject": subject, "bus": self.name},
         )
         if kind == "subscription":
@@ -385,9 +385,18 @@ class NatsBus:
         await self._client.shut()
 
 
-def _not_permitted(what: str, subject: str) -> NotPermitted:
-    return NotPermitted(
-        f"the nats-server forbids this user to {what} {subject!r}: change the user's permissions, or connect as "
-        f"another one",
-        details={"subject": subject},
-    )
+def _not_permitted(what: str, *subjects: str) -> NotPermitted:
+    return NotPermitted(_forbidden(what, *subjects), details={"subject": ", ".join(subjects)})
+
+
+def _forbidden(what: str, *subjects: str) -> str:
+    """Who may, if the subjects are Gangline's, and what to do."""
+    from ..schemas.permissions.roles import roles_that_may
+
+    text = f"the nats-server forbids this user to {what} {', '.join(subjects)!r}"
+    roles = roles_that_may(*subjects, publish=what == "publish to")
+    if not roles:
+        return f"{text}: change the user's permissions, or connect as another one"
+    *others, last = roles
+    named = f"the roles {', '.join(others)} and {last}" if others else f"the role {last}"
+    return f"{text}, which {named} may: connect as such a user, or give this one the role ('gangline roles')"

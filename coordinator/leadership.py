@@ -9,33 +9,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from ..bus.port.bus import Message, NotPermitted
 from ..bus.rpc.responder import Listening
+from ..bus.streams.history_recorder import HistoryRecorder
 from ..runtime.tasks import TaskSet
 from ..schemas.errors.base import GanglineError
-from ..schemas.messages.gangs import PingRequest
+from ..schemas.messages.gangs import GangReply, PingRequest
 from ..schemas.names import Names, WorkerId
 from ..schemas.records.gangs import GangState
+from ..schemas.records.workers import LeaseRecord
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
-from ..telemetry.metrics.coordinator import CoordinatorMetrics
+from ..telemetry.metrics.coordinator import CoordinatorMetrics, Queued, Waiting
+from ..telemetry.metrics.instruments import metrics_enabled
 from .core.gang_core import SchedulerCore
 from .election.election_core import ElectionRole
 from .ledger.set_declarations import SetDeclarations
-from .ledger.storage import LedgerSnapshot, read_ledger, read_members
+from .ledger.storage import LedgerSnapshot, parse, read_ledger, read_members
+from .ledger.worker_registry import LEFT
 from .model import effects as do
 from .model import events as on
 from .scheduling.inventory import WorkerFacts
 from .server.effect_executor import CoordinatorContext, GangEffectExecutor
+from .server.observation import record_loss
 from .server.shard_router import ShardRouter
 
 _RETRY_S: Final = 0.1
+_MEASURE_S: Final = 1.0
+"""How often it is measured what gangs wait for."""
 _PING_ROUND_S: Final = 0.1
 """Lost connections are reported one by one; all workers with members are pinged at most this often."""
+
+
+def _is_seated(gang: GangReply, worker: WorkerId) -> bool:
+    return any((seat.pool, seat.worker) == (worker.pool, worker.worker) for seat in gang.seats)
 
 
 class Leadership:
@@ -97,6 +108,7 @@ class Leadership:
         self._resigned = self._context.elector.election.role is ElectionRole.RESIGNED
         self._handle(on.LeadershipLost(**self._context.clock.moment(), reason=reason))
         self._over = True
+        self._sets.end()
         self._context.worker_registry.listener = None
         self._context.leader.on_restored = None
         self._tasks.cancel()
@@ -144,6 +156,7 @@ class Leadership:
                 await self._listen(context.shell.disconnects, self._on_disconnect)
         await self._heard_by_the_server()
         self._tasks.start(self._sweep())
+        self._tasks.start(self._measure())
         self._log.info(
             "leads: %s, %s", count_of(len(self.core.gangs()), "gang"), count_of(len(context.worker_registry), "worker"),
             extra={"action": "coordinator.leads"},
@@ -243,6 +256,19 @@ class Leadership:
             return False
         return True
 
+    async def _measure(self) -> None:
+        """What gangs wait for, for the exporter's threads, which must not look at the core."""
+        while True:
+            if metrics_enabled():
+                self.metrics.queued = Queued(
+                    tuple(
+                        Waiting(pool, obstacle, gangs, slots)
+                        for (pool, obstacle), (gangs, slots) in self.core.waiting_by_obstacle().items()
+                    ),
+                    tuple(self.core.kept_slots().items()),
+                )
+            await asyncio.sleep(_MEASURE_S)
+
     async def _sweep(self) -> None:
         context = self._context
         while True:
@@ -292,7 +318,20 @@ class Leadership:
 
     def worker_gone(self, worker: WorkerId, reason: str) -> None:
         """See RegistryListener."""
+        if reason != LEFT and self._context.history is not None and self._context.shard.keeps(worker.pool):
+            gangs = [gang.id for gang in self.core.gangs() if _is_seated(gang, worker)]
+            self._tasks.start(self._record_loss(self._context.history, worker, reason, gangs))
         self.feed(on.WorkerGone(**self._context.clock.moment(), worker=worker, reason=reason))
+
+    async def _record_loss(self, history: HistoryRecorder, worker: WorkerId, reason: str, gangs: Sequence[str]) -> None:
+        """Its leases are still in the ledger, until they expire."""
+        context, leases = self._context, list[LeaseRecord]()
+        with contextlib.suppress(GanglineError):
+            for entry in await context.kv.entries(context.names.leases_of(worker.pool, worker.worker)):
+                lease = parse(LeaseRecord, entry, self._log)
+                if lease is not None:
+                    leases.append(lease)
+        record_loss(history, worker, reason, leases, gangs)
 
     def _on_disconnect(self, _message: Message) -> None:
         """A connection was lost. Pings will soon show which worker's, if any."""

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from ..bus.lifecycle.startup import StartPatience
+from ..bus.lifecycle import StartPatience
 from ..bus.port.bus import Bus, ConnectionEvent
 from ..bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, statistics_of
+from ..bus.streams.history_recorder import HistoryRecorder, HistorySettings
 from ..runtime.clock import Environment, EventClock
 from ..runtime.lifecycle import Service
 from ..runtime.tasks import TaskSet
 from ..schemas.errors.base import ShardConflict
 from ..schemas.names import GangOperation, Names
+from ..schemas.records.history import HistoryKind
 from ..telemetry.logs import logger_for
 from .election.election_core import ElectionCore, ElectionSettings
 from .election.elector import Elector
@@ -23,8 +25,7 @@ from .election.leader_record import LeaderKey
 from .leadership import Leadership
 from .ledger.worker_registry import WorkerRegistry
 from .server.effect_executor import CoordinatorContext
-from .settings.scheduling import CoordinatorSettings
-from .settings.service import ServiceSettings
+from .settings.settings import CoordinatorSettings, ServiceSettings
 from .sharding.registry import ShardRegistry
 from .sharding.shards import Shard
 
@@ -61,10 +62,10 @@ class CoordinatorStatistics:
 class Coordinator(Service[CoordinatorState]):
     """Takes part in the election, and grants gangs while it leads.
 
-    ::
-
-        async with Coordinator(bus=bus) as coordinator:
-            await coordinator.wait_closed()
+    ```python
+    async with Coordinator(bus=bus) as coordinator:
+        await coordinator.wait_closed()
+    ```
 
     The bus is the caller's: open before `start`, and not closed here. `start` returns when it takes part in the
     election; it leads as soon as nobody else does. `stop` resigns at once, so that a standby takes over without
@@ -131,6 +132,7 @@ class Coordinator(Service[CoordinatorState]):
             counts=self._counts,
         )
         self._context: CoordinatorContext | None = None
+        self._history: HistoryRecorder | None = None
         self._background = TaskSet("coordinator")
         """Cleans up after past terms."""
         self._leaving = TaskSet("unfit coordinator")
@@ -172,6 +174,7 @@ class Coordinator(Service[CoordinatorState]):
             shell=self.shell,
             shard=self.shard,
             registry=registry,
+            history=self._new_history(),
             unfit=self._unfit,
             counts=self._counts,
             log=self._log,
@@ -184,6 +187,21 @@ class Coordinator(Service[CoordinatorState]):
         await patiently(elector.start)
         await patiently(self._bus.flush)
 
+    def _new_history(self) -> HistoryRecorder | None:
+        settings = HistorySettings.or_default(self.shell.history)
+        if not settings.enabled:
+            return None
+        self._history = HistoryRecorder(
+            self._bus,
+            self.names,
+            f"coordinator.{self.instance}",
+            settings=settings,
+            makes_stream=True,
+            ambient=self.ambient,
+            log=self._log,
+        )
+        return self._history
+
     async def _stop(self) -> None:
         context = self._context
         try:
@@ -195,6 +213,8 @@ class Coordinator(Service[CoordinatorState]):
                 await context.registry.stop()
             await self._nats_service.stop()
             await self._background.rest()
+            if self._history is not None:
+                await self._history.close()
         finally:
             self._forget_connection()
             self._leads.clear()
@@ -222,6 +242,7 @@ class Coordinator(Service[CoordinatorState]):
     def _lead(self, number: int) -> None:
         assert self._context is not None and self.term is None
         self._log.info("was elected", extra={"action": "coordinator.elected", "term": number})
+        self._recorded(HistoryKind.LEADER_ELECTED, number)
         self.term = Leadership(self._context, number=number, on_ready=self._ready)
         self.term.begin()
 
@@ -235,10 +256,16 @@ class Coordinator(Service[CoordinatorState]):
         if term is None:
             return
         term.end(reason)
+        self._recorded(HistoryKind.LEADER_YIELDED, term.number, reason)
         self._leads.clear()
         if self.state is CoordinatorState.LEADING:
             self.state = CoordinatorState.STANDBY
         self._background.start(term.rest())
+
+    def _recorded(self, kind: HistoryKind, term: int, reason: str = "") -> None:
+        if self._history is not None:
+            shard = {"shard": self.shard.name} if self.shard.pools is not None else {}
+            self._history.record(kind, generation=term, reason=reason, details={"node": self.shell.node, **shard})
 
     def _unfit(self, conflict: ShardConflict) -> None:
         self._log.error("%s", conflict, extra={"action": "coordinator.unfit"})

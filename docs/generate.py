@@ -23,11 +23,11 @@ from gangline.bus.port import stream as stream_port
 from gangline.bus.port.bus import BucketSettings
 from gangline.bus.port.subjects import SubjectPattern
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.bus.streams.history_recorder import HistorySettings
 from gangline.cli.app import COMMANDS, gangline
 from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.model import gang as states
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
-from gangline.coordinator.settings.service import ServiceSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings, ServiceSettings
 from gangline.dispatcher.calls.call import CallOptions, SubmitOptions
 from gangline.dispatcher.durable.core import task as task_states
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
@@ -41,9 +41,10 @@ from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.limits import MAX_CONTAINERS
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names
-from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration, parse_user
+from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration, imports_of, parse_user
 from gangline.schemas.permissions.quotas import Quota
 from gangline.schemas.permissions.roles import Role, User, permissions
+from gangline.telemetry.metrics.catalogue import ATTRIBUTES, METRICS
 from gangline.worker.ledger.settings import WorkerSettings
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -68,24 +69,26 @@ def _meanings() -> dict[str, str]:
 def _walk(root: type[GanglineError], depth: int = 0) -> Iterator[tuple[int, type[GanglineError]]]:
     yield depth, root
     # In the order of the source, which does not depend on the order of imports.
-    for child in sorted(root.__subclasses__(), key=_place):
+    order = _classes()
+    for child in sorted(root.__subclasses__(), key=lambda cls: order.get(cls, len(order))):
         yield from _walk(child, depth + 1)
 
 
-def _place(cls: type) -> tuple[int, int]:
-    modules = [module.__name__ for module in (errors, port, stream_port)]
-    return (modules.index(cls.__module__) if cls.__module__ in modules else len(modules), _line(cls))
-
-
-def _line(cls: type) -> int:
-    return inspect.getsourcelines(cls)[1]
+def _classes() -> dict[object, int]:
+    """Class -> its place in the source."""
+    found: dict[object, int] = {}
+    for module in (errors, port, stream_port):
+        for each in vars(module).values():
+            if isinstance(each, type) and each.__module__ in (module.__name__, GanglineError.__module__):
+                found.setdefault(each, len(found))
+    return found
 
 
 def errors_page() -> str:
-    meanings = _meanings()
+    meanings, documented = _meanings(), _classes()
     rows = []
     for depth, cls in _walk(GanglineError):
-        if cls.__module__ not in {module.__name__ for module in (errors, port, stream_port)}:
+        if cls not in documented:
             continue
         meaning = meanings.get(cls.__name__) or (inspect.getdoc(cls) or "").partition("\n\n")[0]
         name = "&nbsp;" * 4 * depth + f"`{cls.__name__}`"
@@ -187,6 +190,10 @@ def settings_page() -> str:
             *_settings_section(TaskStorage, "Streams and buckets of submitted tasks: `TaskStorage`"),
             "From the environment: `GANGLINE_STORAGE` and `GANGLINE_REPLICAS`, as for the ledger; but `file` if unset.",
             "",
+            *_settings_section(HistorySettings, "The history: `HistorySettings`"),
+            "From the environment: `GANGLINE_HISTORY` (`on` or `off`), `GANGLINE_HISTORY_MAX_AGE` (such as `7d`) and",
+            "`GANGLINE_HISTORY_MAX_BYTES`; storage as for other streams. All processes should have the same.",
+            "",
             *_settings_section(CoordinatorSettings, "Coordinator, decisions about gangs: `CoordinatorSettings`"),
             *_settings_section(ElectionSettings, "Coordinator, leader election: `ElectionSettings`"),
             *_settings_section(ServiceSettings, "Coordinator, process: `ServiceSettings`"),
@@ -231,7 +238,7 @@ def _section(command: click.Command, name: str, heading: str, shared: set[str], 
         " ".join(usage.split()),
         "```",
         "",
-        inspect.cleandoc(command.help or about),
+        inspect.cleandoc(command.help or about).replace("][", "]\\["),
         "",
     ]
     if options:
@@ -350,6 +357,7 @@ def permissions_page() -> str:
 OPERATIONS = {
     "call an endpoint through a gateway": "gangline.call.images.double",
     "call another endpoint": "gangline.call.video.play",
+    "ask for the items of a streamed call": "gangline.stream.g.s",
     "submit a task": "gangline.task.images.double",
     "submit to another endpoint": "gangline.task.video.play",
     "ask for a job's status": "gangline.queue.images.get",
@@ -379,6 +387,7 @@ OPERATIONS = {
     "hold a worker's slots for a gang": "gangline.worker.images.w1.hold",
     "drain a worker": "gangline.worker.images.w1.drain",
     "resize a worker": "gangline.worker.images.w1.resize",
+    "ask a worker for its statistics": "gangline.worker.images.w1.stats",
     "answer as the worker": "+gangline.worker.images.w1.frames",
     "answer as another worker": "+gangline.worker.images.w2.frames",
     "hear a worker's channel": "+_GANGLINE.gangline.worker.images.w1.x.frames",
@@ -388,8 +397,10 @@ OPERATIONS = {
     "read the ledger": "$JS.API.STREAM.MSG.GET.KV_GANGLINE_LEDGER",
     "watch the ledger": "$JS.API.CONSUMER.CREATE.KV_GANGLINE_LEDGER.c",
     "create the ledger": "$JS.API.STREAM.CREATE.KV_GANGLINE_LEDGER",
+    "hear leases come and go": "+$KV.GANGLINE_LEDGER.lease.images.w1.t",
     "hear which workers are alive": "+$KV.GANGLINE_LEDGER.alive.images.w1",
     "request a gang": "gangline.gang.acquire",
+    "ask why a gang waits": "gangline.gang.why",
     "end anybody's gang": "gangline.gang.end",
     "report of a gang's member": "gangline.gang.report.images.w1",
     "report of another worker's member": "gangline.gang.report.images.w2",
@@ -398,19 +409,41 @@ OPERATIONS = {
     "be the leader": "$KV.GANGLINE_LEDGER.leader",
     "talk as a gang's member": "gangline.gang-talk.g.1.1.0",
     "set a route": "$KV.GANGLINE_ROUTES.images",
+    "write the worker's history": "gangline-history.worker.images.w1",
+    "write a coordinator's history": "gangline-history.coordinator.c",
+    "read the history": "$JS.API.STREAM.MSG.GET.GANGLINE_HISTORY",
+    "read the audit trail": "$JS.API.STREAM.MSG.GET.GANGLINE_AUDIT",
+    "answer to a router's inbox": "_INBOX.router.r.1",
     "answer to anybody's inbox": "_INBOX.somebody.r.1",
     "hear others' inboxes": "+_INBOX.somebody.r.1",
     "delete a stream": "$JS.API.STREAM.DELETE.GANGLINE_TASKS",
     "purge the queue": "$JS.API.STREAM.PURGE.GANGLINE_TASKS",
+    "purge the ledger": "$JS.API.STREAM.PURGE.KV_GANGLINE_LEDGER",
+    "purge the routes": "$JS.API.STREAM.PURGE.KV_GANGLINE_ROUTES",
     "change a stream": "$JS.API.STREAM.UPDATE.GANGLINE_TASKS",
     "create any stream": "$JS.API.STREAM.CREATE.ANYTHING",
 }
 MATRIX_USERS = (*(role.value for role in Role if role is not Role.WORKER), "worker=worker:images.w1")
-TENANT = "web@shop=producer:images"
+TENANTS = ("web@shop=producer:images", "batch@lab=owner:images", "gpu@gpus=worker:images.w1")
+"""One of each role that a tenant's user may have, each in an account of its own."""
+
+
+def matrix_users() -> list[User]:
+    return [parse_user(text) for text in (*MATRIX_USERS, *TENANTS)]
 
 
 def allows(user: User, subject: str) -> bool:
-    """Whether the lists of a user have the subject, written as in OPERATIONS."""
+    """Whether a user's lists have the subject, written as in OPERATIONS, and its account reaches Gangline's with it."""
+    if user.tenant:
+        kind, name = ("stream", subject[1:]) if subject.startswith("+") else ("service", subject)
+        reached = (each.local for each in imports_of([user], Names(), matrix_users()) if each.kind == kind)
+        if not any(SubjectPattern(pattern).matches(name.partition(" ")[0]) for pattern in reached):
+            return False
+    return lists(user, subject)
+
+
+def lists(user: User, subject: str) -> bool:
+    """Whether a user's lists have the subject, written as in OPERATIONS."""
     allowed = user.permissions(Names())
     if not subject.startswith("+"):
         return any(SubjectPattern(pattern).matches(subject) for pattern in allowed.publish)
@@ -420,7 +453,8 @@ def allows(user: User, subject: str) -> bool:
 
 
 def _matrix() -> list[str]:
-    users = [parse_user(text) for text in (*MATRIX_USERS, TENANT)]
+    users = matrix_users()
+    columns = [f"{user.roles[0]} of a tenant" if user.tenant else user.name for user in users]
     lines = [
         "",
         "## Who may do what",
@@ -428,13 +462,13 @@ def _matrix() -> list[str]:
         "Each operation with one subject that it needs, for the users of",
         "",
         "```console",
-        f"$ gangline roles {' '.join((*MATRIX_USERS, TENANT))}",
+        f"$ gangline roles {' '.join((*MATRIX_USERS, *TENANTS))}",
         "```",
         "",
-        "The last column is the tenant's producer, and all that exists for anybody in its account: there the account",
-        "keeps the rest away, whatever the user's own lists say. Tests try every cell on a server.",
+        "The last columns are users of tenants. They show everything that can be reached from the tenants' accounts,",
+        "regardless of the user's own permissions. Tests check every cell on a server.",
         "",
-        f"| operation | subject |{''.join(f' {user.name} |' for user in users[:-1])} producer of a tenant |",
+        f"| operation | subject |{''.join(f' {column} |' for column in columns)}",
         "|---|---|" + ":-:|" * len(users),
     ]
     for operation, subject in OPERATIONS.items():
@@ -448,12 +482,53 @@ def _code(subject: str | None) -> str:
     return f"`{subject}`" * bool(subject) + f", queue group `{queue}`" * bool(queue)
 
 
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "counter": "counter: only grows",
+    "level": "goes up and down",
+    "gauge": "read at each collection",
+    "histogram": "histogram",
+}
+
+
+def metrics_page() -> str:
+    lines = [
+        NOTE,
+        "# Metrics",
+        "",
+        "All metrics of Gangline's processes, by OpenTelemetry's names and by those in Prometheus.",
+        "[Observe](../how-to/observe.md) says how to export them. A process exports those of the parts that it has.",
+        "",
+        "| metric | in Prometheus | kind | attributes | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for name, info in sorted(METRICS.items()):
+        attributes = ", ".join(f"`{attribute}`" for attribute in info.attributes)
+        suffix = "_bucket, _sum, _count" if info.kind == "histogram" else ""
+        shown = f"`{info.prometheus}`" + (f" ({suffix})" if suffix else "")
+        unit = ", in seconds" if info.unit == "s" else ""
+        lines.append(f"| `{name}` | {shown} | {KINDS[info.kind]} | {attributes} | {cell(info.description)}{unit} |")
+    lines += ["", "## Attributes", "", "| attribute | meaning |", "|---|---|"]
+    used = {attribute for info in METRICS.values() for attribute in info.attributes}
+    lines += [f"| `{name}` | {cell(text)} |" for name, text in ATTRIBUTES.items() if name in used]
+    lines += [
+        "",
+        "Callers can use names of endpoints and pools that nobody serves. When a router has seen more than a thousand",
+        "names, those no longer in use are counted as `_other`, and so are the times of requests that were never sent",
+        "to a worker.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "settings.md": settings_page,
     "cli.md": cli_page,
     "gang-states.md": gang_states_page,
     "permissions.md": permissions_page,
+    "metrics.md": metrics_page,
     "asyncapi.json": asyncapi_document,
 }
 ROLES = REFERENCE.parent.parent / "deploy" / "roles.conf"
@@ -487,6 +562,7 @@ def main() -> None:
     EXPLAINED.write_text(with_diagram(EXPLAINED.read_text()))
     EXPLAINED_TASKS.write_text(with_task_diagram(EXPLAINED_TASKS.read_text()))
     runpy.run_path(str(REFERENCE.parent / "generate_sync.py"), run_name="__main__")
+    runpy.run_path(str(REFERENCE.parent / "dashboards.py"), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib.util import resolve_name
 from pathlib import Path
 from types import FunctionType
-from typing import Final
+from typing import Final, get_overloads
 
 from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.gangs.gang import Gang, GangAcquisition
@@ -48,12 +48,12 @@ from __future__ import annotations
 '''
 _ABOUT_CLIENT: Final = """Client for plain code; see Client for what each method means and raises.
 
-::
+```python
+with gangline.connect_sync("nats://127.0.0.1:4222") as client:
+    client.call("images.thumbnail", path="a.png")
+```
 
-    with gangline.connect_sync("nats://127.0.0.1:4222") as client:
-        client.call("images.thumbnail", path="a.png")
-
-Ctrl-C during a call cancels the call. Forked children must connect anew."""
+Ctrl-C during a call cancels the call. A forked child process must connect itself."""
 _CONNECT: Final = '''def connect_sync({parameters}) -> SyncClient:
     """Connect to NATS from plain code; see `connect` for the arguments.
 
@@ -65,7 +65,8 @@ _CONNECT: Final = '''def connect_sync({parameters}) -> SyncClient:
     async def open_client() -> Client:
         return await connect({arguments})
 
-    return SyncClient(open_client)
+    with FRAMES_HIDDEN:
+        return SyncClient(open_client)
 '''
 
 
@@ -89,7 +90,9 @@ def _proxy(cls: type) -> str:
     base, about = "SyncProxy", f"{cls.__name__} for plain code. {_about(cls)}"
     if cls is Client:
         base, about = "OwningProxy", _ABOUT_CLIENT
-    lines = [f"class {_SYNC[cls.__name__]}({base}[{cls.__name__}]):", *_indented(_docstring(about))]
+    variables = ", ".join(each.__name__ for each in getattr(cls, "__parameters__", ()))
+    target, generic = (f"{cls.__name__}[{variables}]", f", Generic[{variables}]") if variables else (cls.__name__, "")
+    lines = [f"class {_SYNC[cls.__name__]}({base}[{target}]{generic}):", *_indented(_docstring(about))]
     for name, member in _members(cls):
         lines += ["", *_indented(_function(cls, name, member))]
     return "\n".join([*lines, ""])
@@ -106,31 +109,54 @@ def _members(cls: type) -> Iterator[tuple[str, FunctionType | property]]:
 def _function(cls: type, name: str, member: FunctionType | property) -> list[str]:
     is_property = isinstance(member, property)
     node = _source(member.fget if isinstance(member, property) else member)
-    assert node.returns is not None
-    returns = ast.unparse(node.returns)
+    returns = _return_type(node)
     full = f"{cls.__name__}.{name}"
     call = f"self._target.{name}" if is_property else f"self._target.{name}({_forwarded(node.args)})"
     if full in _ON_LOOP:
         call = f"self._thread.call({f'lambda: {call}' if is_property else call.removesuffix('()')})"
-    if items := re.fullmatch(r"AsyncGenerator\[(.*), None\]", returns):
-        given = f"Generator[{items[1]}, None, None]"
+    given = _given(returns)
+    if _ITEMS.fullmatch(returns):
         body = f"return iterate(self._thread, {call})"
     else:
-        awaited = re.fullmatch(r"Coroutine\[Any, Any, (.*)\]", returns)
-        value = awaited[1] if awaited is not None else returns
+        awaited = _AWAITED.fullmatch(returns)
         if awaited is not None or isinstance(node, ast.AsyncFunctionDef):
             call = f"self._thread.run({call})"
-        given, body = _plain(value), _returned(cls, value, call)
+        body = _returned(cls, awaited[1] if awaited is not None else returns, call)
+    overloads = [] if isinstance(member, property) else [_source(each) for each in get_overloads(member)]
     return [
+        *(line for each in overloads for line in _overload(name, each)),
         *(["@property"] * is_property),
         f"def {name}({_plain(ast.unparse(node.args))}) -> {given}:",
         *_indented(_docstring(_about(member, full))),
-        f"    {body}",
+        *_indented(["with FRAMES_HIDDEN:", f"    {body}"] if "self._thread.run(" in body else [body]),
     ]
+
+
+_ITEMS: Final = re.compile(r"AsyncGenerator\[(.*), None\]")
+_AWAITED: Final = re.compile(r"Coroutine\[Any, Any, (.*)\]")
+
+
+def _overload(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    returns = _return_type(node)
+    return ["@overload", f"def {name}({_plain(ast.unparse(node.args))}) -> {_given(returns)}: ...", ""]
+
+
+def _return_type(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    assert node.returns is not None
+    return ast.unparse(node.returns)
+
+
+def _given(returns: str) -> str:
+    """What the synchronous form returns."""
+    if items := _ITEMS.fullmatch(returns):
+        return f"Generator[{items[1]}, None, None]"
+    awaited = _AWAITED.fullmatch(returns)
+    return _plain(awaited[1] if awaited is not None else returns)
 
 
 def _returned(cls: type, value: str, call: str) -> str:
     """The statement that returns the result of `call`, in its synchronous form."""
+    value = re.sub(r"\bJob\[\w+\]", "Job", value)
     if value == "None":
         return call
     if value == cls.__name__ == "Client":
@@ -204,6 +230,7 @@ def _indented(lines: list[str]) -> list[str]:
 def _imports(source: str) -> str:
     """An import for each name that the code uses and does not define."""
     known = {"Generator": "collections.abc", "TYPE_CHECKING": "typing", "connect": connect.__module__}
+    known |= dict.fromkeys(("Generic", "overload"), "typing")
     known |= dict.fromkeys(("OwningProxy", "SyncContext", "SyncProxy", "iterate"), "gangline.runtime.loop_thread")
     for_types: dict[str, str] = {}
     for module in {each.__module__ for cls in _ALL for each in cls.__mro__[:-1]}:

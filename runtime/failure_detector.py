@@ -73,7 +73,7 @@ class FailureDetector(Generic[K]):
         return True
 
     def clear(self, who: K) -> None:
-        """It was heard from, or nobody is interested in it any longer. Idempotent."""
+        """It was heard from, or is no longer of interest. Idempotent."""
         self._suspicions.pop(who, None)
 
     def clear_all(self) -> None:
@@ -148,8 +148,8 @@ class FreezeDetector:
         return now - self.last_at > self._after_s and self.tick(now)
 
     def stall_s(self, now: float) -> float:
-        """How long, beyond the timer's own period, the loop may not have run: messages may be older than they seem by
-        this, and their deadlines closer."""
+        """How long the loop may not have run, beyond the timer's own period. Messages may be older than they seem by
+        this time, and their deadlines closer."""
         stall_s = now - self.last_at - TICK_S
         return stall_s if stall_s > 0.0 else 0.0
 
@@ -159,7 +159,8 @@ class FreezeDetector:
 
 class SuspectProber(Generic[K]):
     """A failure detector with the loop that asks its questions, one at a time: a ledger that does not answer need not
-    be asked about every suspect. A question that takes too long runs on beside the next; its answer does not count."""
+    be asked about every suspect. A question that takes too long continues beside the next one, but its answer does not
+    count."""
 
     def __init__(
         self,

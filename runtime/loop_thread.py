@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..schemas.errors.base import ClosedError
+from .tracebacks import FRAMES_HIDDEN, hide_frames
 
 T = TypeVar("T")
 
@@ -22,6 +24,7 @@ class LoopThread:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name="gangline-client", daemon=True)
         self._thread.start()
@@ -39,7 +42,7 @@ class LoopThread:
         so that slots are released.
 
         Raises:
-            ClosedError: the loop was stopped.
+            ClosedError: the loop was stopped, or it belongs to the process that this one was forked from.
             RuntimeError: called on the loop's own thread.
         """
         if threading.current_thread() is self._thread:
@@ -47,6 +50,8 @@ class LoopThread:
             raise RuntimeError("a SyncClient cannot be used inside its own event loop: use Client there")
         if not self._thread.is_alive() or self._loop.is_closed():
             coroutine.close()
+            if self._process != os.getpid():
+                raise ClosedError("this client was made before a fork: connect in the child process")
             raise ClosedError("this client was closed")
         # The caller's context, so that deadline and trace of a surrounding task are inherited.
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -55,10 +60,11 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._begin, coroutine, begun, future, context)
         try:
             return future.result()
-        except BaseException:
+        except BaseException as error:
             if not future.done():
                 self._loop.call_soon_threadsafe(begun.result().cancel)
                 concurrent.futures.wait((future,), timeout=_CLEAN_UP_S)
+            hide_frames(error)
             raise
 
     def call(self, function: Callable[[], T]) -> T:
@@ -97,10 +103,13 @@ class LoopThread:
                 self._thread.join()
 
 
-class SyncProxy(Generic[T]):
+Target = TypeVar("Target", covariant=True)
+
+
+class SyncProxy(Generic[Target]):
     """Plain functions in front of an object that belongs to the loop of a thread."""
 
-    def __init__(self, thread: LoopThread, target: T) -> None:
+    def __init__(self, thread: LoopThread, target: Target) -> None:
         self._thread = thread
         self._target = target
 
@@ -127,8 +136,9 @@ class OwningProxy(SyncProxy[R]):
         self._thread = LoopThread()
         try:
             self._target = self._thread.run(open_client())
-        except BaseException:
+        except BaseException as error:
             self._thread.stop()
+            hide_frames(error)
             raise
 
     def _with(self, target: R) -> Self:
@@ -174,9 +184,10 @@ class SyncContext(Generic[T]):
     def __enter__(self) -> T:
         try:
             return self._entered(self._thread.run(self._manager.__aenter__()))
-        except BaseException:
+        except BaseException as error:
             # Interrupted (Ctrl-C) just when it had succeeded: nobody else would release the slots.
             self._thread.run(self._manager.__aexit__(None, None, None))
+            hide_frames(error)
             raise
 
     def __exit__(
@@ -187,15 +198,16 @@ class SyncContext(Generic[T]):
 
 def iterate(thread: LoopThread, items: AsyncGenerator[Any, None]) -> Generator[Any, None, None]:
     """Yield the items one by one; closing this closes the source."""
-    try:
-        while True:
-            try:
-                item = thread.run(_next(items))
-            except StopAsyncIteration:
-                return
-            yield item
-    finally:
-        thread.run(_close(items))
+    with FRAMES_HIDDEN:
+        try:
+            while True:
+                try:
+                    item = thread.run(_next(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            thread.run(_close(items))
 
 
 async def _next(items: AsyncGenerator[Any, None]) -> Any:

@@ -1,4 +1,4 @@
-"""Groups of background tasks that end together."""
+"""Groups of background tasks that end together, and a wait of limited time."""
 
 from __future__ import annotations
 
@@ -83,3 +83,12 @@ class TaskSet:
     def _others(self) -> list[asyncio.Task[Any]]:
         here = asyncio.current_task()
         return [task for task in self._tasks if task is not here]
+
+
+async def set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait until the event is set; False if it was not within that time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    except TimeoutError:
+        return False

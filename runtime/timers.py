@@ -1,5 +1,5 @@
-"""Timer queues and backoff. The owner of a queue sets one timer of the event loop for its `next_at`. Pure: the caller
-draws the randomness."""
+"""Timer queues, backoff, and the margin for times that another machine measures. The owner of a queue sets one timer of
+the event loop for its `next_at`. Pure: the caller draws the randomness."""
 
 from __future__ import annotations
 
@@ -212,3 +212,44 @@ class Backoff:
 
     def __repr__(self) -> str:
         return f"Backoff({self._first_s:g}, {self._most_s:g}, failures={self.failures})"
+
+
+CLOCKS_DIFFER: Final = 0.2
+"""The largest difference between the rates of two machines' clocks, as a fraction of the faster one. A clock that is
+being corrected may be off by a twelfth (chrony's `maxslewrate`), and the other one may be off in the other
+direction."""
+
+
+def margin_s(ttl_s: float) -> float:
+    """How much earlier than its time to live a holder stops trusting a lease. It covers a holder's clock that is
+    slower than the grantor's, and the time to notice; at most a quarter of the time to live."""
+    return min(ttl_s / 4, 0.05 + ttl_s * CLOCKS_DIFFER)
+
+
+class IdLease:
+    """Until when a worker's id is certainly its own. `generation` grows each time that becomes so again."""
+
+    __slots__ = ("generation", "since", "until")
+
+    def __init__(self) -> None:
+        self.until = float("-inf")
+        self.generation = 0
+        self.since = float("-inf")
+        """Start of the generation."""
+
+    def __repr__(self) -> str:
+        return f"IdLease(until={self.until:g}, generation={self.generation})"
+
+    def holds(self, now: float) -> bool:
+        return now < self.until
+
+    def extend(self, now: float, until: float) -> None:
+        """The ledger has confirmed it."""
+        if now >= self.until:
+            self.generation += 1
+            self.since = now
+        self.until = max(self.until, until)
+
+    def lapse(self) -> None:
+        """It has become uncertain."""
+        self.until = float("-inf")

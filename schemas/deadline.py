@@ -1,5 +1,4 @@
-"""The current deadline, which a task passes on to the calls it makes; and the margin for times that another machine
-measures.
+"""The current deadline, which a task passes on to the calls it makes.
 
 Worker and dispatcher never import each other; they share only this module. A worker sets the deadline around each
 task, and a client inside that task inherits it.
@@ -8,7 +7,7 @@ task, and a client inside that task inherits it.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import Protocol
 
 
 class Bounded(Protocol):
@@ -27,15 +26,3 @@ def current_deadline() -> float | None:
     """The deadline of the surrounding task, in seconds of the loop's monotonic clock; None: no deadline."""
     under = UNDER.get()
     return None if under is None else under.deadline
-
-
-CLOCKS_DIFFER: Final = 0.2
-"""The largest difference between the rates of two machines' clocks, as a fraction of the faster one. A clock that is
-being corrected may be off by a twelfth (chrony's `maxslewrate`), and the other one may be off in the other
-direction."""
-
-
-def margin_s(ttl_s: float) -> float:
-    """How much earlier than its time to live a holder stops trusting a lease. It covers a holder's clock that is
-    slower than the grantor's, and the time to notice; at most a quarter of the time to live."""
-    return min(ttl_s / 4, 0.05 + ttl_s * CLOCKS_DIFFER)

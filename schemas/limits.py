@@ -12,6 +12,9 @@ MAX_TRACEPARENT_CHARS: Final = 128
 """More than twice what a W3C `traceparent` takes today."""
 MAX_NAME_CHARS: Final = 128
 """Longest pool, worker, endpoint or method name."""
+MAX_REQUEST_INFO_CHARS: Final = 256
+"""Longest `Nats-Request-Info` that is remembered with its account. The server's texts are shorter, and the same on all
+requests of a connection until it measures the round trip time again."""
 
 MAX_TOKEN_CHARS: Final = 64
 """Longest lease token or request id."""
@@ -45,17 +48,27 @@ MAX_REQUEST_ITEMS: Final = 8192
 MAX_RECORD_ITEMS: Final = 32_768
 """About the maximum number of values in a record of a bucket, without the results of tasks."""
 
+MAX_SCHEMA_BYTES: Final = 65_536
+"""Largest JSON Schema of one task. A larger one is not offered."""
+
+MAX_SCHEMAS_BYTES: Final = 524_288
+"""Largest answer with schemas of tasks; more are asked for again, by their hashes."""
+
 MAX_CHECKED: Final = 10_000
 """Maximum number of task ids in the CHECKs of one message: the worker spends some microseconds on each, without a
 break."""
 
 
+MAX_LISTED_JOBS: Final = 500
+"""Jobs in one answer of a dispatcher that lists them."""
 MAX_WAITED_JOBS: Final = 128
 """Maximum number of jobs in one request that waits for results."""
 
 MAX_RESULT_WAIT_S: Final = 30.0
 """Maximum time until such a request is answered. Servers let dispatchers answer within a minute."""
 
+MAX_LINE_TASKS: Final = 200
+"""Groups of equal tasks ahead of a job that are told in order; those further back are added up."""
 MAX_ATTEMPTS: Final = 10_000
 
 

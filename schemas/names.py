@@ -6,6 +6,7 @@
 subject                                                     sender -> receiver
 ==========================================================  ==================================================
 `<ns>.call.<endpoint>.<method>`                             anyone -> gateways (queue group)
+`<ns>.stream.<gateway>.<stream>`                            callers -> that gateway: the next items of a call
 `<ns>.worker.<pool>.<worker>.<operation>`                   routers, operators and other languages -> that worker
 `<ns>.event.worker.<pool>.<worker>`                         broadcast: joined, draining, left, epoch
 `<ns>.gang.<operation>`                                     owners and operators -> the leading coordinator
@@ -38,6 +39,7 @@ key                                                         value
 `reg.<pool>.<worker>`                                       Registration; changes rarely (epoch, drain, resize)
 `alive.<pool>.<worker>`                                     Heartbeat; every second, expires after three
 `lease.<pool>.<worker>.<id>`                                LeaseRecord; expires with the lease
+`limit.<pool>.<method>`                                     LimitRecord: shares of a limit over all workers
 `leader`, `leader_alive`                                    LeaderRecord, LeaderAlive; the latter expires after 2 s
 `leader.<shard>`, `leader_alive.<shard>`                    the same for each shard, if coordinators are sharded
 `shards`                                                    ShardMap: which shard owns which pools
@@ -118,6 +120,8 @@ class Operation(StrEnum):
     STATS = "stats"
     DRAIN = "drain"
     RESIZE = "resize"
+    SCHEMAS = "schemas"
+    """JSON Schemas of its tasks, by their hashes in the registration."""
     HOLD = "hold"
     """From here on only the leading coordinator sends requests (see schemas.messages.gangs)."""
     UNHOLD = "unhold"
@@ -140,6 +144,8 @@ class QueueOperation(StrEnum):
     """Why a job is not running."""
     WAIT = "wait"
     """Wait for the results of several jobs."""
+    LIST = "list"
+    """The jobs that the dispatcher has fetched."""
 
 
 class DispatcherOperation(StrEnum):
@@ -244,6 +250,12 @@ def split_target(target: str) -> tuple[str, str]:
     return check_name(endpoint, "endpoint"), check_name(method, "method")
 
 
+def split_tenant(subject: str) -> tuple[str, str]:
+    """The subject of a stored task as its submitter wrote it, and the tenant that the server has added; empty: none."""
+    written, _, tenant = subject.partition(".@")
+    return written, tenant
+
+
 def _or_blank(name: str) -> str:
     return name if _NAME.fullmatch(name) and len(name) <= MAX_NAME_CHARS else "_"
 
@@ -330,6 +342,23 @@ class Names:
         if not subject.startswith(prefix):
             raise InvalidName(f"{subject!r} does not start with {prefix!r}")
         return split_target(subject[len(prefix) :])
+
+    def stream(self, gateway: str, stream: str) -> str:
+        """Where a caller asks a gateway for the next items; both names are tokens that cannot be guessed."""
+        return f"{self.namespace}.stream.{gateway}.{stream}"
+
+    def parse_stream(self, subject: str) -> str:
+        """The stream in a subject built by :meth:`stream`; also accepts its private subject.
+
+        Raises:
+            InvalidName: it is not such a subject.
+        """
+        head, _, rest = subject.removeprefix(f"{PRIVATE}.").partition(".stream.")
+        gateway, _, stream = rest.partition(".")
+        if head != self.namespace:
+            raise InvalidName(f"{subject!r} is not the subject of a stream")
+        check_name(gateway, "gateway")
+        return check_name(stream, "stream")
 
     def worker(self, worker: WorkerId, operation: Operation | str, channel: str = "") -> str:
         """The subject of any process with that id; with the `channel` from its registration, of that one process."""
@@ -428,6 +457,11 @@ class Names:
     def schedule(self, id: str) -> str:
         return f"{self.namespace}.sched.{check_job(id)}"
 
+    def parse_schedule(self, subject: str) -> str:
+        """Inverse of :meth:`schedule`; empty: it is another subject."""
+        prefix = self.schedules[:-1]
+        return subject[len(prefix) :] if subject.startswith(prefix) else ""
+
     @property
     def schedules(self) -> str:
         return f"{self.namespace}.sched.>"
@@ -440,6 +474,10 @@ class Names:
     def due_of(self, task: str) -> str:
         """The target of a schedule for a task of this subject."""
         return f"{self.due[:-1]}{task.removeprefix(self.tasks[:-1])}"
+
+    def task_of_due(self, due: str) -> str:
+        """Inverse of :meth:`due_of`."""
+        return f"{self.tasks[:-1]}{due.removeprefix(self.due[:-1])}"
 
     @property
     def schedules_stream(self) -> str:
@@ -470,12 +508,26 @@ class Names:
     def audit_stream(self) -> str:
         return f"{self.namespace.upper()}_AUDIT"
 
+    def history(self, writer: str) -> str:
+        """Where a process records what it decided: `worker.<pool>.<worker>`, `coordinator.<id>`, `dispatcher.<id>`; `>`
+        for any. Not below the namespace, where operators may publish anything."""
+        return f"{self.namespace}-history.{writer}"
+
+    @property
+    def history_stream(self) -> str:
+        return f"{self.namespace.upper()}_HISTORY"
+
     def job(self, job: str, feed: JobFeed | str = "*") -> str:
         return f"{self.namespace}.job.{check_job(job)}.{feed}"
 
     @property
     def jobs(self) -> str:
         return f"{self.namespace}.job.>"
+
+    @property
+    def job_states(self) -> tuple[str, ...]:
+        """The states of all jobs: their ids have one part or two."""
+        return tuple(f"{self.namespace}.job.{job}.{JobFeed.STATE}" for job in ("*", "*.*"))
 
     @property
     def jobs_stream(self) -> str:
@@ -558,6 +610,12 @@ class Names:
 
     def leases_of(self, pool: str = "*", worker: str = "*") -> str:
         return f"lease.{pool}.{worker}.*"
+
+    def limit_key(self, pool: str, method: str) -> str:
+        return f"limit.{check_name(pool, 'pool')}.{check_name(method, 'method')}"
+
+    def limits_of(self, pool: str = "*") -> str:
+        return f"limit.{pool}.*"
 
     leader_key = "leader"
     leader_alive_key = "leader_alive"

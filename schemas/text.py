@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 
 def count_of(number: int, noun: str) -> str:
     """`1 slot`, `3 slots`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+_MOST_COMPARED: Final = 200
+
+
+def known_names(name: str, known: Iterable[str]) -> str:
+    """What there is instead of an unknown name: `it has: a, b`, before that the nearest one, if one is near."""
+    from difflib import get_close_matches  # only for errors
+
+    names = list(known)
+    close = get_close_matches(name[:80], names[:_MOST_COMPARED], n=1)
+    listed = f"t has: {', '.join(names) or 'none'}"
+    return f"did you mean {close[0]!r}? I{listed}" if close else f"i{listed}"
 
 
 def plain(number: float) -> str:

@@ -38,14 +38,17 @@ _OTLP_PACKAGES: Final = {
 }
 _TRACES: Final = ("otlp", "console", "none")
 _METRICS: Final = ("otlp", "prometheus", "console", "none")
+_SCRAPED: Final = "scraped"
+"""As `prometheus`, without a server of its own."""
 
 
-def configure(service: str, *, environ: Mapping[str, str] | None = None) -> Callable[[], None]:
+def configure(service: str, *, environ: Mapping[str, str] | None = None, scraped: bool = False) -> Callable[[], None]:
     """Set the global providers as configured in the environment; do nothing if it configures none.
 
     Args:
         service: the service name if the environment has none.
         environ: used instead of the process's environment. (The exporters still read the latter.)
+        scraped: also collect metrics for `scrape`, if Prometheus's exporter is installed.
 
     Returns:
         A function to call at the end: it sends buffered data (which may block for some seconds) and stops the
@@ -60,6 +63,8 @@ def configure(service: str, *, environ: Mapping[str, str] | None = None) -> Call
         return lambda: None
     traces = _exporters(env, "OTEL_TRACES_EXPORTER", _TRACES)
     metrics = _exporters(env, "OTEL_METRICS_EXPORTER", _METRICS)
+    if scraped and "prometheus" not in metrics and scrape() is not None:
+        metrics.append(_SCRAPED)
     ends: list[Callable[[], object]] = []
     if traces or metrics:
         resource = _resource(service, env)
@@ -73,6 +78,17 @@ def configure(service: str, *, environ: Mapping[str, str] | None = None) -> Call
             ends.pop()()
 
     return shutdown
+
+
+def scrape() -> Callable[[], bytes] | None:
+    """A function that returns all metrics in Prometheus's text format; None: the exporter is not installed."""
+    try:
+        importlib.import_module("opentelemetry.exporter.prometheus")
+        client = importlib.import_module("prometheus_client")
+    except ImportError:
+        return None
+    read: Callable[[], bytes] = client.generate_latest
+    return read
 
 
 def _exporters(env: Mapping[str, str], variable: str, known: tuple[str, ...]) -> list[str]:
@@ -135,6 +151,9 @@ def _metric_reader(name: str, env: Mapping[str, str], ends: list[Callable[[], ob
 
     if name == "prometheus":
         return _prometheus(env, ends)
+    if name == _SCRAPED:
+        collected: MetricReader = importlib.import_module("opentelemetry.exporter.prometheus").PrometheusMetricReader()
+        return collected
     if name == "console":
         return PeriodicExportingMetricReader(ConsoleMetricExporter())
     module = _otlp("metric_exporter", "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", env)

@@ -7,7 +7,8 @@ retrieved.
 On virtual time randomness is deterministic, too: the test's name is the seed, so a test that passes once always
 passes. `GANGLINE_TEST_SEED=7 pytest` uses other random numbers in every such test, to look for races.
 
-`pytest` runs the quick suite, `pytest --all` everything; see `tests/scale.py`.
+`pytest` runs the quick suite, `pytest --all` everything, and `pytest --rest` what is left of everything after the
+quick suite; see `tests/scale.py`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from gangline import pytest_plugin
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.runtime import clock
 from gangline.testing.loop import VirtualLoop
@@ -46,8 +48,14 @@ VIRTUAL_LIMIT_S = 30 * 86_400.0
 
 # Each test process has its own servers. Their threads must not spin for work and compete for the cores, and they
 # need not collect garbage for every few megabytes.
-FRUGAL = {"GOMAXPROCS": "1", "GOGC": "off", "GOMEMLIMIT": "256MiB", "GANGLINE_MAX_BYTES": "-1"}
-"""The last: so many namespaces on one server cannot each reserve room."""
+FRUGAL = {
+    "GOMAXPROCS": "1",
+    "GOGC": "off",
+    "GOMEMLIMIT": "256MiB",
+    "GANGLINE_MAX_BYTES": "-1",
+    "GANGLINE_HISTORY": "off",
+}
+"""GANGLINE_MAX_BYTES: so many namespaces on one server cannot each reserve room. Tests of the history switch it on."""
 
 # Bounded, and exits with its parent process.
 BUSY = """
@@ -71,17 +79,20 @@ _CONNECTION_DEFAULTS["connect_timeout_s"] = PATIENCE_S
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="the whole suite: long repetitions as well")
+    parser.addoption("--rest", action="store_true", help="the whole suite, without what the quick one runs just so")
     parser.addoption("--load", type=int, default=0, metavar="N", help="run beside N processes that keep N cores busy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # collect no garbage until all tests are collected: there is none
+    if not config.pluginmanager.is_registered(pytest_plugin):
+        config.pluginmanager.register(pytest_plugin)  # an editable install may be older than its entry point
     config.addinivalue_line("markers", "realtime: runs on the real loop and clock, without a server")
     config.addinivalue_line("markers", "long: runs only with --all; a quicker test checks the same thing")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts background commands that way, and child processes of tests would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.getoption("--all"):
+    if config.getoption("--all") or config.getoption("--rest"):
         os.environ[scale.VARIABLE] = "1"
     else:
         os.environ.pop(scale.VARIABLE, None)
@@ -103,14 +114,25 @@ def _interleaved(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for _, item in sorted(placed, key=lambda each: each[0])]
 
 
+def _is_more(item: pytest.Item) -> bool:
+    """Whether it tells more than the same test of the quick suite: it is not there, repeats more, or is real. All
+    others are deterministic."""
+    marked = any(item.get_closest_marker(name) for name in ("long", *REAL))
+    return marked or (isinstance(item, pytest.Function) and "repetitions" in vars(item.module))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = _interleaved(items)
     if config.getoption("--all"):
         return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    if config.getoption("--rest"):
+        left_out = [item for item in items if not _is_more(item)]
+    else:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        without = set(left_out)
+        items[:] = [item for item in items if item not in without]
 
 
 @pytest.hookimpl(trylast=True)
@@ -120,7 +142,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    suite = "whole" if config.getoption("--all") else "quick"
+    suite = "whole" if config.getoption("--all") else "rest of the whole" if config.getoption("--rest") else "quick"
     how = "derandomized" if PROFILE == "ci" else "random; a failure prints @reproduce_failure"
     server = os.environ.get("NATS", "embedded")
     load = config.getoption("--load")
@@ -373,7 +395,7 @@ def _container() -> Iterator[str]:
     from testcontainers.core.container import DockerContainer
     from testcontainers.core.waiting_utils import wait_for_logs
 
-    image = os.environ.get("NATS_IMAGE", "nats:2.12-alpine")
+    image = os.environ.get("NATS_IMAGE", "nats:2.15-alpine")
     container = DockerContainer(image).with_command("-js").with_exposed_ports(4222)
     with container:
         wait_for_logs(container, "Server is ready", timeout=60)

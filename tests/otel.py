@@ -5,9 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from opentelemetry import metrics
+import pytest
+from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 Reading = dict[tuple[str, ...], float]
 
@@ -36,3 +40,19 @@ def reading_of(reader: InMemoryMetricReader) -> Callable[[str], Reading]:
         return found
 
     return reading
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Finished spans, with a tracer provider that is there for this test only."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    return exporter
+
+
+@pytest.fixture
+def read() -> Callable[[str], Reading]:
+    """See otel.reading_of."""
+    return reading_of(memory_reader())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import subprocess
 import sys
 
@@ -56,3 +57,13 @@ def test_every_error_can_be_imported_from_one_place():
         if isinstance(value, type) and issubclass(value, gangline.GanglineError)
     }
     assert set(gangline.errors.__all__) == defined
+
+
+def test_the_version_is_that_of_the_distribution():
+    assert gangline.__version__ == importlib.metadata.version("gangline")
+    assert "__version__" in dir(gangline)
+
+
+def test_the_package_runs_as_a_command():
+    done = subprocess.run([sys.executable, "-m", "gangline", "--version"], capture_output=True, text=True, check=True)
+    assert gangline.__version__ in done.stdout

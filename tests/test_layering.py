@@ -34,11 +34,14 @@ ALLOWED: dict[str, set[str]] = {
 # folder itself is a room of its own.
 ROOMS: dict[str, tuple[str, ...]] = {
     "schemas": (
-        *("catalogue", "permissions", "messages", "records", "wire", "names"),
+        *("catalogue", "permissions", "messages", "records", "handles", "wire", "names"),
         *("schedules", "errors", "deadline", "limits", "text"),
     ),
     "telemetry": ("setup", "metrics", "tracing", "logs"),
-    "runtime": ("lifecycle", "loop_thread", "failure_detector", "tasks", "timers", "state_machine", "clock"),
+    "runtime": (
+        *("lifecycle", "probes", "service_manager", "loop_thread", "failure_detector", "tasks", "timers", "rate"),
+        *("tracebacks", "state_machine", "clock"),
+    ),
     "bus": (
         *("embedded", "lifecycle", "memory", "nats_bus", "storage", "key_value", "jetstream", "streams"),
         *("rpc", "nats_client", "settings", "port"),
@@ -303,7 +306,18 @@ def test_a_core_never_waits(core):
 def test_every_folder_of_the_package_is_known_here():
     linked = {path.name: str(path.readlink()) for path in FACADE.iterdir() if path.is_symlink()}
     assert linked == {**{name: f"../../{name}" for name in FOLDERS}, **MEASURING}
-    assert {"cli", "testing"} >= TOP
+    assert {"board", "cli", "console", "testing"} >= TOP
+
+
+def test_the_board_stands_only_on_the_schemas_and_its_shell_alone_does_io():
+    board = FACADE / "board"
+    for file in (board / "board_core.py", board / "rank_times.py", board / "rows.py", board / "slots.py"):
+        found = list(imports_of(file, ("gangline", "board")))
+        assert found
+        inside = [each.inside[1] for each in found if each.inside is not None and len(each.inside) > 2]
+        assert set(inside) <= {"schemas", "board"}, file
+        assert {each.outside for each in found if each.inside is None} <= set(sys.stdlib_module_names) - IMPURE, file
+        assert not any(isinstance(node, WAITS) for node in nodes_of(file)), file
 
 
 def test_no_folder_of_tests_takes_the_name_of_a_package_that_tests_import():

@@ -6,18 +6,22 @@ import asyncio
 from collections.abc import Callable
 
 from ..bus.port.bus import ConnectionEvent, KeyValue, Message
+from ..bus.streams.history_recorder import HistoryRecorder, HistorySettings
 from ..runtime.failure_detector import TICK_S, FreezeDetector
 from ..schemas.errors.base import MalformedMessage, PayloadTooLarge, TaskCancelled
 from ..schemas.messages.operations import StatsReply
 from ..schemas.names import Operation
+from ..schemas.records.history import HistoryKind
 from ..schemas.text import count_of
 from ..telemetry.metrics.router_and_worker import WorkerMetrics
 from .execution.executor_registry import ExecutorRegistry
 from .execution.runner import TaskRunner
 from .gangs.server import GangServer
 from .ledger.core_driver import AuditJournal, CoreDriver, JournalSink, LeaseService
+from .ledger.lease_history import LeaseHistory
 from .ledger.ledger_writer import LedgerWriter
 from .registration.description import WorkerDescription, WorkerIdentity, worker_service
+from .registration.limit_shares import LimitShares
 from .registration.registrar import Registrar, WorkerEvent
 from .slots.admission_core import AdmissionCore, next_epoch
 from .wire.answer_batcher import AnswerBatcher
@@ -75,6 +79,7 @@ class WorkerServer:
             kv, place.names, place.worker, self.driver.describe, ambient=place.ambient, log=place.log
         )
         self.driver.ledger = self.ledger
+        self.driver.history = self._new_history()
         self.answer_batcher = AnswerBatcher(
             place.bus, lambda: (core.epoch, core.told_load), keep_bytes=settings.unsent_bytes, log=place.log
         )
@@ -96,6 +101,7 @@ class WorkerServer:
         self.operations = self._new_operations(begin_drain)
         self.description = WorkerDescription(place, core)
         self.registrar = self._new_presence(kv, on_lost)
+        self.limit_shares = self._new_limit_shares(kv)
         self.gangs = self._new_gangs(kv)
         self.nats_service = worker_service(place, self.description.registration, self._counts)
 
@@ -111,6 +117,27 @@ class WorkerServer:
         )
         driver.on_rest = self._at_rest.set
         return driver
+
+    def _new_history(self) -> LeaseHistory | None:
+        place, core = self._place, self.core
+        settings = HistorySettings.or_default(place.settings.history)
+        if not settings.enabled:
+            return None
+        recorder = HistoryRecorder(
+            place.bus,
+            place.names,
+            f"worker.{place.worker.pool}.{place.worker.worker}",
+            settings=settings,
+            ambient=place.ambient,
+            log=place.log,
+        )
+        return LeaseHistory(
+            recorder,
+            place.worker,
+            epoch=lambda: core.epoch,
+            living=lambda: core.leases,
+            wall=place.ambient.wall,
+        )
 
     def _new_operations(self, begin_drain: Callable[[float | None], None]) -> OperationsServer:
         place = self._place
@@ -144,6 +171,29 @@ class WorkerServer:
             on_confirmed=self.ledger.reconcile,
             log=place.log,
         )
+
+    def _new_limit_shares(self, kv: KeyValue) -> LimitShares | None:
+        place = self._place
+        if all(limit.max_running is None for limit in self.core.limits.values()):
+            return None
+        found = LimitShares(
+            kv,
+            place.names,
+            place.worker,
+            self.core.limits,
+            self.registrar.id_lease,
+            instance=place.instance,
+            ambient=place.ambient,
+            invite=self._invite,
+            log=place.log,
+        )
+        self.registrar.on_sure = found.confirmed
+        return found
+
+    def _invite(self, replies: list[str]) -> None:
+        if replies:
+            self.core.freed += replies
+            self.driver.after_end()
 
     def _new_gangs(self, kv: KeyValue) -> GangServer:
         place = self._place
@@ -231,7 +281,14 @@ class WorkerServer:
             extra={"action": "worker.epoch", "epoch": core.epoch},
         )
         self.changed()
+        self.happened(HistoryKind.WORKER_EPOCH, reason=why)
+        self.metrics.epoch(why)
         self.registrar.announce(WorkerEvent.EPOCH)
+
+    def happened(self, kind: HistoryKind, *, reason: str = "") -> None:
+        """Record it in the history, if one is written."""
+        if self.driver.history is not None:
+            self.driver.history.worker(kind, reason=reason, slots=self.core.load.total)
 
     # -- time and connection --------------------------------------------------------------------------------------
 
@@ -274,6 +331,7 @@ class WorkerServer:
         self.core.resize(slots)
         self.driver.after()
         self.driver.record("resize", slots=slots)
+        self.happened(HistoryKind.WORKER_RESIZED, reason=f"from {old}")
         self._log.info(
             "resized from %d to %s", old, count_of(slots, "slot"), extra={"action": "worker.resize", "slots": slots}
         )
@@ -299,7 +357,14 @@ class WorkerServer:
         }
 
     def stats(self) -> StatsReply:
-        return self.description.statistics(self.task_counts(), self.ledger.statistics(), self._loop.time())
+        now = self._loop.time()
+        return self.description.statistics(
+            self.task_counts(),
+            self.ledger.statistics(),
+            now,
+            self.gangs.seats.times,
+            () if self.limit_shares is None else self.limit_shares.statistics(now),
+        )
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -328,6 +393,10 @@ class WorkerServer:
         self.stop_clock()
         self.driver.close()
         self.metrics.close()
+        if self.driver.history is not None:
+            await self.driver.history.close()
+        if self.limit_shares is not None:
+            await self.limit_shares.stop()
         await self.gangs.close()
         await self.nats_service.stop()
         await self.lease_service.stop()

@@ -6,14 +6,14 @@ import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ..bus.lifecycle.process import run_until_left
-from ..bus.lifecycle.startup import StartPatience
+from ..bus.lifecycle import StartPatience, run_until_left
 from ..bus.port.bus import Bus
 from ..bus.rpc.responder import Listening, listen
 from ..runtime.clock import Environment
 from ..runtime.lifecycle import Service
 from ..schemas.errors.base import ClosedError, WorkerIdTaken, WorkerUnhealthy
 from ..schemas.names import CHANNEL_CHARS, Names, WorkerId
+from ..schemas.records.history import HistoryKind
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
 from ..telemetry.logs import logger_for
@@ -63,10 +63,10 @@ class WorkerStatistics:
 class Worker(Service[WorkerState]):
     """Serves a pool's tasks with a limited number of slots.
 
-    ::
-
-        async with Worker(pool, bus=bus) as worker:
-            await worker.wait_closed()
+    ```python
+    async with Worker(pool, bus=bus) as worker:
+        await worker.wait_closed()
+    ```
 
     The caller opens the bus before `start` and closes it; the worker does not. `start` claims the id, starts the
     executors, and returns once routers can find this worker.
@@ -157,11 +157,18 @@ class Worker(Service[WorkerState]):
         )
         self._forget_connection = bus.on_connection(worker_server.on_connection)
         await patiently(bus.flush)
+        if worker_server.limit_shares is not None:
+            await worker_server.limit_shares.start()
         await patiently(worker_server.registrar.publish)
         await worker_server.nats_service.start()
         self.state = WorkerState.SERVING
         worker_server.ledger.reconcile()
         worker_server.registrar.announce(WorkerEvent.JOINED)
+        worker_server.happened(HistoryKind.WORKER_JOINED)
+        if not self.pool.tasks:
+            self._log.warning(
+                "the pool has no tasks: decorate functions with @pool.task", extra={"action": "worker.no_tasks"}
+            )
         self._log.info(
             "serving %s in epoch %d",
             count_of(self.core.load.total, "slot"),
@@ -204,10 +211,13 @@ class Worker(Service[WorkerState]):
         self._leave_by = min(self._leave_by, now + grace_s)
         if self._leaving is None:
             worker_server.drain_grace_s = worker_server.description.drain_grace_s = grace_s
+            worker_server.description.drain_by = self._place.ambient.wall() + grace_s
         self.core.drain(self._leave_by, now)
         if grace_s <= 0:
             self.core.expire(now)
         worker_server.driver.after()
+        if worker_server.limit_shares is not None:
+            worker_server.limit_shares.drain()
         self._grace.set()
         if self._leaving is None:
             self.state = WorkerState.DRAINING
@@ -215,6 +225,8 @@ class Worker(Service[WorkerState]):
             worker_server.driver.record("drain", grace_s=grace_s)
             worker_server.changed()
             worker_server.registrar.announce(WorkerEvent.DRAINING)
+            why = "" if self._failure is None else str(self._failure)
+            worker_server.happened(HistoryKind.WORKER_DRAINING, reason=why or f"within {grace_s:g} s")
             self._leaving = worker_server.driver.loop.create_task(
                 self._drain(worker_server), name=f"gangline drain {self.id}"
             )
@@ -232,6 +244,8 @@ class Worker(Service[WorkerState]):
             self._leaving.cancel()
         if self._worker_server is not None:
             self._worker_server.answer_batcher.mute()
+            if self._worker_server.driver.history is not None:
+                self._worker_server.driver.history.recorder.abandon()
             now = self._worker_server.driver.now()
             self.core.drain(now, now)
             await self._worker_server.close()
@@ -306,8 +320,8 @@ class Worker(Service[WorkerState]):
                 rests = await worker_server.rest(LAST_WORDS_S / 2)
             if not rests:
                 self._log.error(
-                    "%d tasks did not stop and are left behind",
-                    len(self.core.tasks),
+                    "left behind %s that did not stop",
+                    count_of(len(self.core.tasks), "task"),
                     extra={"action": "worker.tasks_left"},
                 )
         worker_server.answer_batcher.flush()
@@ -316,6 +330,8 @@ class Worker(Service[WorkerState]):
         await worker_server.gangs.ledger.stop()  # it writes the registration too
         try:
             async with asyncio.timeout(LAST_WORDS_S):
+                if worker_server.limit_shares is not None:
+                    await worker_server.limit_shares.leave()
                 await worker_server.registrar.withdraw()
         except TimeoutError:
             self._log.warning("could not delete the registration: it expires", extra={"action": "registration.left"})
@@ -323,6 +339,7 @@ class Worker(Service[WorkerState]):
         if self._subscription is not None:
             worker_server.driver.record("leave")
             worker_server.registrar.announce(WorkerEvent.LEFT)
+            worker_server.happened(HistoryKind.WORKER_LEFT)
 
     # -- others ---------------------------------------------------------------------------------------------------
 
@@ -427,14 +444,16 @@ def _nothing() -> None:
     return
 
 
-async def run_worker(worker: Worker) -> None:
-    """Start `worker` and return when it has left: drained by a signal, an operator or the program itself.
+async def run_worker(worker: Worker, *others: Worker) -> None:
+    """Start the workers and return when all have left: drained by a signal, an operator or the program itself.
 
-    The first SIGTERM or SIGINT drains it (with the grace time of its settings), the second stops it at once. A signal
-    during the start ends the start. Cancelling stops the worker without a drain. Needs the main thread.
+    The first SIGTERM or SIGINT drains them (with the grace time of their settings), the second stops them at once. A
+    signal during the start ends the start. If one fails, the others drain, and then its error is raised: a supervisor
+    can restart the process. Cancelling stops the workers without a drain. Needs the main thread.
 
     Args:
         worker: not yet started; its bus is open, and stays open.
+        others: workers of other pools, on the same bus.
 
     Raises:
         WorkerIdTaken: at the start, or later if another process took the id.
@@ -442,18 +461,40 @@ async def run_worker(worker: Worker) -> None:
         Disconnected: the server closed the connection for good.
         Unavailable, InvalidSettings: as `Worker.start`.
     """
+    workers = (worker, *others)
+
+    async def serve(one: Worker) -> None:
+        try:
+            await one.start()
+            await one.wait_closed()
+        except BaseException:
+            for other in workers:
+                other.begin_drain()
+            raise
+        finally:
+            await one.stop()
 
     async def life() -> None:
+        tasks = [asyncio.create_task(serve(one), name=f"gangline worker {one.id}") for one in workers]
         try:
-            await worker.start()
-            await worker.wait_closed()
-        finally:
-            await worker.stop()
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            raise
+        for failed in [task for task in tasks if task.exception() is not None]:
+            failed.result()
 
     def finish() -> bool:
-        if worker.state in (WorkerState.NEW, WorkerState.STARTING):
+        if all(one.state in (WorkerState.NEW, WorkerState.STARTING) for one in workers):
             return False
-        worker.begin_drain()
+        for one in workers:
+            one.begin_drain()
         return True
 
-    await run_until_left(worker.bus, life(), finish=finish, stop=lambda: worker.begin_drain(0.0))
+    def stop() -> None:
+        for one in workers:
+            one.begin_drain(0.0)
+
+    await run_until_left(worker.bus, life(), finish=finish, stop=stop)

@@ -1,4 +1,4 @@
-"""One client of a run, `python -m bench.chaos.client NAME SEED`: sends requests of all kinds, all the time.
+"""One client of a run, `python -m bench.chaos.client NAME SEED`: sends requests of all kinds without a pause.
 
 It records each request before it sends it, and again with the answer. On SIGTERM it sends no new requests, and exits
 when the pending ones have been answered.
@@ -24,8 +24,7 @@ from gangline.cli.console.session import run
 from gangline.dispatcher.jobs.job import Job
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import public_id
-from gangline.testing.kit.recording import FOLDER
-from gangline.testing.kit.records import Notebook
+from gangline.testing.kit.records import FOLDER, Notebook
 
 POOL: Final = "chaos"
 JOBS: Final = "jobs"
@@ -173,7 +172,7 @@ class _Client:
         await self._submit(id, options)
 
     async def ordered(self) -> None:
-        """Submitted one after the other; they must run in that order."""
+        """Submit some with one key, one after the other; they must run in that order."""
         line = f"line-{self.name}"
         await self._submit(self.new_id(), {"key": line, "ordered": True}, line)
 

@@ -1,10 +1,10 @@
-"""Cold starts: processes that start beside a cluster that has not elected anybody yet.
+"""Cold starts: processes that start while the cluster has not elected its leaders yet.
 
     python -m bench.chaos.cold_starts --times 50
 
-Each time three new nats-servers start, the second and third up to some seconds after the first. As soon as the first
-takes connections, two coordinators, two dispatchers, a worker and a gateway start. All of them must wait for storage,
-start, and end with code 0 when they are told to. Exit code 1: one ended by itself or did not start.
+Each time, three new nats-servers start, the second and third up to some seconds after the first. As soon as the first
+accepts connections, two coordinators, two dispatchers, a worker and a gateway start. All of them must wait for storage,
+start, and exit with code 0 on SIGTERM. Exit code 1: one exited by itself or did not start.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from gangline.testing.kit.processes import ChildProcess, Crew, holds_within
 
 ROLES: Final = ("coordinator", "coordinator", "dispatcher", "dispatcher", "worker", "gateway")
 LATE_S: Final = 6.0
-"""The second and third server start at most so long after the first."""
+"""The second and third server start at most this long after the first."""
 _LIMIT_S: Final = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Start:
-    """How one process has started."""
+    """The start of one process."""
 
     role: str
     process: ChildProcess
     seconds: float | None = None
-    """Until it had started; None: it never did."""
+    """How long it took; None: it did not start."""
     retries: int = 0
-    """How often it found storage away."""
+    """How often it retried because storage was unavailable."""
     code: int | None = None
-    """Exit code, if it ended by itself."""
+    """Exit code, once it has exited."""
     trouble: str | None = None
-    """What went wrong, once it is over."""
+    """What went wrong; set at the end."""
 
     def look(self) -> bool:
-        """Whether it has started, or never will."""
+        """Whether it has started, or has exited without starting."""
         if self.seconds is None and self.code is None:
             actions = self.process.actions()
             self.retries = actions.count("start.retry")
@@ -58,11 +58,11 @@ class Start:
         return self.seconds is not None or self.code is not None
 
     def complaint(self) -> str | None:
-        """What went wrong, if anything did."""
+        """What went wrong; None: nothing."""
         if self.seconds is not None and self.code == 0:
             return None
         last = self.process.log_tail(1)[-400:]
-        return f"{self.role}: started {self.seconds is not None}, code {self.code}, last said: {last}"
+        return f"{self.role}: started {self.seconds is not None}, code {self.code}, last logged: {last}"
 
 
 def _start(crew: Crew, role: str, number: int, url: str) -> Start:
@@ -73,7 +73,7 @@ def _start(crew: Crew, role: str, number: int, url: str) -> Start:
 
 
 async def cold_start(draw: random.Random, roles: Sequence[str] = ROLES, late_s: float = LATE_S) -> list[Start]:
-    """Start a cluster and the processes beside it, and end all of them."""
+    """Start a cluster and the processes, and stop all of them."""
     cluster, starts = EmbeddedCluster(3), list[Start]()
     with tempfile.TemporaryDirectory() as folder:
         crew = Crew(Path(folder), {"GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3"})
@@ -102,7 +102,7 @@ async def cold_start(draw: random.Random, roles: Sequence[str] = ROLES, late_s: 
 
 def table(starts: Sequence[Start]) -> str:
     """One line for each role."""
-    lines = ["| role | starts | not well | waited for storage | longest start |", "|---|---|---|---|---|"]
+    lines = ["| role | starts | failed | waited for storage | longest start |", "|---|---|---|---|---|"]
     for role in dict.fromkeys(each.role for each in starts):
         ours = [each for each in starts if each.role == role]
         bad = sum(each.trouble is not None for each in ours)

@@ -30,8 +30,7 @@ from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import LeaderRecord
 from gangline.testing.kit.ledger_audit import LedgerAudit
 from gangline.testing.kit.processes import ChildProcess, Crew, holds_within, remaining
-from gangline.testing.kit.recording import FOLDER
-from gangline.testing.kit.records import Trouble
+from gangline.testing.kit.records import FOLDER, Trouble
 
 NAMESPACE: Final = "chaos"
 SERVERS: Final = ("n1", "n2", "n3")

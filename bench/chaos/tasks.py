@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from gangline import GangContext, Pool, current_task
-from gangline.testing.kit.recording import notebook, recorded
+from gangline.testing.kit.records import notebook, recorded
 
 pool = Pool("chaos", slots=4)
 

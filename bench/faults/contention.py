@@ -9,7 +9,7 @@ from typing import Final
 from bench.faults.figures import Row
 from bench.faults.site import SERVED, calling, opened
 from bench.faults.trial import Trial
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.errors.base import GanglineError
 from gangline.testing.kit.processes import PATIENCE_S
 

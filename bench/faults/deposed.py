@@ -46,7 +46,7 @@ async def two_leaders(trial: Trial, moments: Sequence[Moment] = tuple(MOMENTS), 
                     if alone:
                         break
                 else:
-                    row.broken.append("no try was undisturbed, so the condition on leader was not proven")
+                    row.broken.append("every attempt was disturbed, so the condition on leader was not tested")
                 row.samples.append(seconds)
         rows[0].broken += await site.judged()
         rows[0].note = site.read

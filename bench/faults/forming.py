@@ -45,7 +45,7 @@ async def time_to_form(
                     return len(await site.client.workers(SERVED)) == more + 4
                 return False
 
-            await site.until(heard, "all are heard of", pause_s=0.2)
+            await site.until(heard, "all workers are known", pause_s=0.2)
             await asyncio.sleep(settle_s)
             rows += await _measured(site, f"8 over 4 among {more} more", 8, 4, trial)
         rows[0].broken += await site.judged()

@@ -21,8 +21,7 @@ from gangline.cli.console.session import run
 from gangline.coordinator.model.commits import CommitQueue
 from gangline.coordinator.model.effects import LedgerWrite
 from gangline.coordinator.service import Coordinator
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
-from gangline.coordinator.settings.service import ServiceSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings, ServiceSettings
 from gangline.schemas.names import Names
 from gangline.schemas.records.workers import Record
 from gangline.telemetry.logs import configure_logging

@@ -59,7 +59,7 @@ async def frozen_worker(trial: Trial) -> list[Row]:
 async def no_hoarding(trial: Trial, short_s: float = SHORT_S) -> list[Row]:
     """Two workers of one slot; one long task and seven short ones of a seventh each: the total time, compared with
     the best possible. The long task does not end before the short ones, so a short one queued behind it would wait
-    for ever."""
+    forever."""
     row = Row(name="one long and seven short: over the ideal", unit="%", target=5.0)
     ideal = SHORTS * short_s
     for number in range(trial.repetitions):

@@ -129,7 +129,7 @@ class Site(Testbed):
 
 @asynccontextmanager
 async def calling(once: Callable[[], Awaitable[None]], callers: int) -> AsyncIterator[None]:
-    """Call this again and again, from so many callers; the last calls end before it returns."""
+    """Keep calling this from several callers; the last calls end before it returns."""
     done = asyncio.Event()
 
     async def caller() -> None:

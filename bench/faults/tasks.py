@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from gangline import Pool, current_task
-from gangline.testing.kit.recording import recorded
+from gangline.testing.kit.records import recorded
 
 pool = Pool("train", slots=2)
 work = Pool("work", slots=4)

@@ -1,1 +1,1 @@
-"""Hostile input on all doors of a running system: `make fuzz`."""
+"""Hostile input to every subject of a running system: `make fuzz`."""

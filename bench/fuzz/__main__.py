@@ -1,13 +1,13 @@
-"""Hostile messages on all doors of a running system, determined by a seed.
+"""Hostile messages to every kind of subject ("door") of a running system, determined by a seed.
 
     make fuzz                               one seed, ten minutes; the seed is printed
     python -m bench.fuzz --seeds 1-20 --minutes 10
     python -m bench.fuzz --seed 7 --count 5000 --only frames,gateway --keep /tmp/logs
 
-One nats-server, a coordinator, a dispatcher, a gateway and two workers in processes of their own, all on 127.0.0.1.
-Valid messages of every door are mutated in structure and bytes; between them good requests must be served. Exit code 1:
-a process ended, an exception was not handled, a request was not answered, memory grew, something was left behind, or a
-log was flooded. The messages of a seed are the same each time; their moments, and ids of the system, are not.
+A nats-server, a coordinator, a dispatcher, a gateway and two workers run in their own processes, all on 127.0.0.1.
+Valid messages for every door are mutated in structure and bytes; valid requests in between must be served. Exit code 1:
+a process exited, an exception was not handled, a request was not answered, memory grew, something was left behind, or a
+log was flooded. A seed always produces the same messages; their timing, and the ids of the system, differ.
 """
 
 from __future__ import annotations

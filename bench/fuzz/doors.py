@@ -1,4 +1,4 @@
-"""What is sent to each door: a valid message as the corpus has it, mutated."""
+"""The messages for each door: valid messages, mutated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.fuzz.mutation import HEADER_NAMES, HEADER_VALUES, HOSTILE, RAW, Mutat
 
 MSGPACK: Final = {"Content-Type": "application/msgpack"}
 GHOSTS: Final = ("ghost", "ghost-1", "ghost_2", "g" * 128)
-"""Endpoints and pools that nobody serves. Few: each costs a subscription or a queue for a while."""
+"""Endpoints and pools without workers. Only a few, because each costs a subscription or a queue for a while."""
 TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -52,7 +52,7 @@ OPERATIONS: Final[dict[str, Any]] = {
     "resize": {"slots": 5, "zz": 1},
     "explode": {"a": 1},
 }  # fmt: skip
-"""At a worker. `drain` and `resize` do what they say: they stay invalid."""
+"""Operations of a worker. `drain` and `resize` are only sent invalid, because they would take effect."""
 GANGS: Final[dict[str, Any]] = {
     "acquire": {"pool": "ghost", "size": 2, "slots": 1, "strategy": "pack", "priority": 0, "deadline_s": 2.0,
                 "labels": {}, "wait": False, "id": "f1", "owner_token": "o1", "ttl_s": 1.0, "owner": "f",
@@ -66,6 +66,8 @@ GANGS: Final[dict[str, Any]] = {
     "report": {"gang": "f1", "generation": 1, "rank": 0, "cause": "crashed", "detail": "d"},
     "explode": {},
 }  # fmt: skip
+ITEMS: Final[tuple[Any, ...]] = ({}, {"after": 3}, {"after": 0, "close": False}, {"close": True}, {"more": 1})
+"""For items of streamed calls."""
 QUEUES: Final[dict[str, Any]] = {
     "get": {"job": "j1"},
     "cancel": {"job": "j1"},
@@ -99,7 +101,7 @@ ROUTES: Final = {
     "limits": {"ghost": 3},
     "queue": {"per_key": 1},
 }
-# A dispatcher that says it is there gets queues: this one says nothing valid.
+# A valid presence of a dispatcher would give it queues, so this one is never valid.
 EVENTS: Final[dict[str, Any]] = {
     "event.gang.ghost": {"kind": "formed", "gang": "ghost", "generation": 1, "size": 2, "gangset": "ghost"},
     "event.worker.ghost.w": {"event": "joined", "epoch": 1},
@@ -112,11 +114,11 @@ EVENTS: Final[dict[str, Any]] = {
 
 
 class Doors:
-    """Draws one message after another; the same seed draws the same.
+    """Draws one message after another, determined by the seed.
 
     Args:
-        namespace: of the system under fire.
-        epoch: of its worker `fuzz.v1`, so that frames are taken seriously.
+        namespace: namespace of the system under test.
+        epoch: epoch of its worker `fuzz.v1`, so that frames are not refused as outdated.
     """
 
     def __init__(self, random: Random, namespace: str, epoch: int) -> None:
@@ -126,11 +128,14 @@ class Doors:
         self._epoch = epoch
         self._ids = 1_000_000
         self.channels: list[str] = []
-        """Reply subjects that were seen, at least one: forged answers go there."""
+        """Observed reply subjects, at least one, for forged answers."""
+        self.streams: list[str] = []
+        """Subjects of streamed calls that are open, or were."""
         self.draw: dict[str, Callable[[], Shot]] = {
             "operations": self._operation,
             "frames": self._frames,
             "gateway": self._call,
+            "items": self._items,
             "coordinator": self._gang,
             "dispatcher": self._queue,
             "values": self._value,
@@ -140,7 +145,7 @@ class Doors:
         }
 
     def _subject(self, *parts: str) -> str:
-        """Sometimes the private one."""
+        """The subject of an operation, sometimes the private one."""
         subject = ".".join((self._ns, *parts))
         return f"_GANGLINE.{subject}" if self._random.random() < 0.2 else subject
 
@@ -200,6 +205,20 @@ class Doors:
             subject=self._subject("call", endpoint, method), data=data, headers=headers | {"Gangline-Timeout": "5"}
         )
 
+    def _items(self) -> Shot:
+        """A streamed call, or a request for the next items of one. Streams that nobody reads stay open for a while, so
+        there are few."""
+        random = self._random
+        if not self.streams or random.random() < 0.02:
+            data, headers = self._body({"to": 200})
+            streamed = {"Gangline-Stream": random.choice(("true", "1", "7")), "Gangline-Timeout": "20"}
+            return Shot(subject=self._subject("call", "fuzz", "count"), data=data, headers=headers | streamed)
+        data, headers = self._body(random.choice(ITEMS))
+        subject = random.choice(self.streams)
+        if random.random() < 0.2:
+            subject = f"{subject.rpartition('.')[0]}.{random.choice(('x', 'y' * 22, '~', '$x', 'ä', 'a' * 200))}"
+        return Shot(subject=f"_GANGLINE.{subject}" if random.random() < 0.5 else subject, data=data, headers=headers)
+
     def _gang(self) -> Shot:
         random = self._random
         operation = random.choice(list(GANGS))
@@ -254,7 +273,7 @@ class Doors:
         return Shot(subject=f"{self._ns}.task.{endpoint}.{method}", data=data, headers=headers)
 
     def _answer(self) -> Shot:
-        """Answers with ids that nobody waits for: one that somebody waits for would be believed."""
+        """Answers with ids that no request has: an answer to a pending request would be accepted."""
         random = self._random
         self._ids += 1
         op = random.choice(

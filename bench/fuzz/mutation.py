@@ -1,4 +1,4 @@
-"""Mutations of valid input, determined by a seed: of the structure of a body, of its bytes, and of headers. Pure."""
+"""Mutates valid input, determined by a seed: the structure of a body, its bytes, and headers. Pure."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ RAW: Final = (
     b"\xdb\xff\xff\xff\xffx", b"\xc7\x01\x05x", b"\xd6\xff\xff\xff\xff\xff", b"\xc7\x0c\xff" + b"\xff" * 12,
     b"\xdd\x00\x0f\x42\x40" + b"\x90" * 1_000_00, b"\xca\x7f\xc0\x00\x00", b"\x81\x90\x01", b"x" * 60_000,
 )  # fmt: skip
-"""Whole bodies, in JSON, msgpack and neither."""
+"""Whole bodies: JSON, msgpack and neither."""
 HEADER_NAMES: Final = (
     *("Gangline-Timeout", "Gangline-Key", "Gangline-Model", "Gangline-Idempotent", "Gangline-Job", "Gangline-Priority"),
     *("Gangline-Ordered", "Gangline-Deadline", "Gangline-Delay", "Gangline-Max-Attempts", "Gangline-Backoff"),
     *("Gangline-Result-TTL", "Gangline-Events", "Gangline-Attempts", "Gangline-Dead-Error", "Gangline-Dead-Reason"),
     *("traceparent", "Content-Type", "content-TYPE", "Nats-Service-Error", "Nats-Service-Error-Code", "Status"),
     *("x", "a b", "a(b)", "a@b", "[x]", "ä", "X-" + "y" * 500, "Gangline-Unknown", "Gangline-Pool", "Gangline-Cron"),
+    *("Gangline-Stream", "Gangline-Arguments", "Nats-Request-Info"),
 )
 HEADER_VALUES: Final = (
     *(
@@ -71,7 +72,7 @@ HEADER_VALUES: Final = (
 
 
 class Mutator:
-    """The same seed gives the same mutations."""
+    """Draws mutations, determined by the seed."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -112,7 +113,7 @@ class Mutator:
         return document
 
     def data(self, data: bytes) -> bytes:
-        """Bytes with a few of them changed, inserted, doubled or lost."""
+        """The data with a few bytes changed, inserted, doubled or removed."""
         random = self._random
         if not data or random.random() < 0.1:
             return random.choice(RAW)
@@ -134,7 +135,7 @@ class Mutator:
         return bytes(changed)
 
     def headers(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Some of these, and some others."""
+        """Some of these headers, and some others."""
         random = self._random
         found = {name: text for name, text in given.items() if random.random() < 0.8}
         for _ in range(random.choice((0, 0, 1, 1, 2, 5))):
@@ -142,7 +143,7 @@ class Mutator:
         return found
 
     def body(self, document: Any) -> tuple[bytes, bool]:
-        """A body in JSON or msgpack, mutated in its structure or in its bytes; whether it is msgpack."""
+        """A body in JSON or msgpack, mutated in structure or in bytes, and whether it is msgpack."""
         random = self._random
         as_msgpack = random.random() < 0.4
         if random.random() < 0.6:
@@ -153,7 +154,7 @@ class Mutator:
 
 
 def encoded(document: Any, *, as_msgpack: bool) -> bytes:
-    """Whatever cannot be written in that format is written as text."""
+    """Encode a value; parts that the format does not support become text."""
     if not as_msgpack:
         return json.dumps(document, default=str).encode("utf-8", "replace")
     try:
@@ -163,7 +164,7 @@ def encoded(document: Any, *, as_msgpack: bool) -> bytes:
 
 
 def _places(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Each list or map with each of its keys."""
+    """Each list or map, with each of its indexes or keys."""
     pairs = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )

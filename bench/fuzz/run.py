@@ -1,4 +1,4 @@
-"""One run: a system in real processes, hostile messages on all its doors, good requests between them, a verdict."""
+"""One run: a system in real processes, hostile messages to all its doors, valid requests in between, a verdict."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -33,18 +34,19 @@ PROCESSES: Final = {
     "v1": ("worker", "bench.fuzz.tasks:fuzz", "--id", "v1"),
     "g1": ("worker", "bench.fuzz.tasks:good", "--id", "g1"),
 }
+_STREAM: Final = re.compile(rb"fuzz\.stream\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+"""In the answer to a streamed call."""
 _MOST_BYTES: Final = 900_000
-"""The server closes the connection of a client that sends more than a megabyte."""
+"""The server closes the connection of a client that sends a message of more than a megabyte."""
 _WINDOW: Final = 256
-"""Messages without an answer that was due."""
+"""Maximum number of messages whose answers are pending."""
 _ANSWERED_S: Final = 30.0
-"""A request without an answer for so long counts as unanswered."""
+"""A request without an answer after this time counts as unanswered."""
 _TASKS: Final = 0.15
-"""How many tasks for one message at each other door: a task is accepted before it is worked off, and more would only
-measure the queue."""
+"""Tasks per message to another door. Tasks are accepted before they run, so more would only fill the queue."""
 _PROBE_S: Final = 0.2
 _GOOD_S: Final = 10.0
-"""A good request that takes longer has failed."""
+"""A valid request that takes longer has failed."""
 _GROWTH_KB: Final = 100_000
 _LINES: Final = 5000
 _RESTS_S: Final = 60.0
@@ -52,13 +54,13 @@ _RESTS_S: Final = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """What came of it."""
+    """The outcome of a run."""
 
     sent: Counter[str] = field(default_factory=Counter[str])
-    """By door."""
+    """Number of messages by door."""
     seconds: float = 0.0
     findings: list[str] = field(default_factory=list[str])
-    """Criteria that did not hold."""
+    """The criteria that failed."""
     figures: dict[str, str] = field(default_factory=dict[str, str])
 
     def text(self) -> str:
@@ -71,7 +73,7 @@ class Verdict:
 
 
 class _Fire:
-    """Sends messages and keeps account of answers."""
+    """Sends messages and counts their answers."""
 
     def __init__(self, wire: BareClient, doors: Doors, seed: int) -> None:
         self._wire = wire
@@ -85,7 +87,10 @@ class _Fire:
         self.examples: list[str] = []
         self.slowest_s = 0.0
 
-    def on_answer(self, subject: str, _reply: str, _body: bytes) -> None:
+    def on_answer(self, subject: str, _reply: str, body: bytes) -> None:
+        opened = _STREAM.search(body)
+        if opened is not None:
+            _noted(self._doors.streams, opened[0].decode())
         found = self._pending.pop(int(subject.rpartition(".")[2]), None)
         if found is not None:
             self.answered += 1
@@ -120,7 +125,7 @@ class _Fire:
                 self.examples.append(what)
 
     async def rest(self) -> None:
-        """Wait for what is due."""
+        """Wait for pending answers."""
         await self._wire.flush()
         await holds_within(_ANSWERED_S + 1, lambda: not self._pending, pause_s=0.1)
         self._expire()
@@ -138,10 +143,10 @@ async def fuzz(
     """Run one seed.
 
     Args:
-        seconds: how long messages are sent, at most.
-        most: how many messages, at most.
+        seconds: maximum time for which messages are sent.
+        most: maximum number of messages.
         only: doors; all if empty.
-        keep: where logs are kept.
+        keep: folder for the logs.
     """
     verdict = Verdict()
     with contextlib.ExitStack() as folders:
@@ -224,7 +229,7 @@ async def _cancelled(task: asyncio.Future[None]) -> None:
 
 
 class _Probes:
-    """Good requests of each kind, and what is left at the end."""
+    """Valid requests of each kind, and what they leave behind."""
 
     def __init__(self, client: Client, wire: BareClient) -> None:
         self._client = client
@@ -237,6 +242,7 @@ class _Probes:
         self.kinds: dict[str, Callable[[], Awaitable[bool]]] = {
             "call": self._call,
             "gateway": self._gateway,
+            "stream": self._stream,
             "submit": self._submit,
             "stats": self._stats,
             "gangs": self._gangs,
@@ -247,12 +253,12 @@ class _Probes:
         if waiting is not None and not waiting.done():
             waiting.set_result(body)
 
-    async def ask(self, subject: str, body: object) -> Any:
+    async def ask(self, subject: str, body: object, headers: Mapping[str, str] | None = None) -> Any:
         self._number += 1
         reply = f"_INBOX.probe.{self._number}"
         self._waiting[reply] = asyncio.get_running_loop().create_future()
         waiting = self._waiting[reply]
-        self._wire.publish(f"{NAMESPACE}.{subject}", json.dumps(body).encode(), reply=reply)
+        self._wire.publish(f"{NAMESPACE}.{subject}", json.dumps(body).encode(), reply=reply, headers=headers)
         return json.loads((await waiting).rpartition(b"\r\n\r\n")[2])
 
     async def _call(self) -> bool:
@@ -260,6 +266,14 @@ class _Probes:
 
     async def _gateway(self) -> bool:
         return bool(await self.ask("call.good.double", [21]) == 42)
+
+    async def _stream(self) -> bool:
+        first = await self.ask("call.good.count", [9], {"Gangline-Stream": "4"})
+        items, following = first["items"], first["next"]
+        while following is not None:
+            answer = await self.ask(following.removeprefix(f"{NAMESPACE}."), {"after": len(items)})
+            items, following = items + answer["items"], answer["next"]
+        return bool(items == list(range(9)))
 
     async def _submit(self) -> bool:
         job = await self._client.submit("good.double", 21)
@@ -269,7 +283,7 @@ class _Probes:
         return bool((await self.ask("worker.fuzz.v1.stats", {}))["worker"] == "v1")
 
     async def _gangs(self) -> bool:
-        """A gang of two slots on the good worker forms, and is released."""
+        """Form and release a gang of two slots on the worker for valid requests."""
         gang = await self.ask("gang.acquire", {"pool": "good", "size": 2, "ttl_s": 5.0, "deadline_s": _GOOD_S})
         ended = await self.ask("gang.release", {"id": gang["id"], "owner_token": gang["owner_token"]})
         return bool(gang["state"] == "formed" and ended["state"] == "ended")
@@ -298,7 +312,7 @@ class _Probes:
                 await asyncio.sleep(_PROBE_S / len(self.kinds))
 
     async def held(self) -> list[str]:
-        """What runs, or is held by gangs, when nothing is asked any more."""
+        """What still runs or is held by gangs after the last request."""
         found = []
         with contextlib.suppress(KeyError):
             for gang in (await self.ask("gang.list", {}))["gangs"]:
@@ -348,7 +362,7 @@ def _judge(
 
 
 def _of_log(name: str, text: str) -> list[str]:
-    """Exceptions that nobody handled, and a flood."""
+    """Unhandled exceptions, and floods."""
     lines = text.splitlines()
     found = [f"{name} logged {len(lines)} lines"] if len(lines) > _LINES else []
     seen: Counter[str] = Counter()

@@ -1,7 +1,8 @@
-"""What the workers under fire serve: `gangline worker bench.fuzz.tasks:fuzz`. Each task ends at once."""
+"""The tasks of the workers under test: `gangline worker bench.fuzz.tasks:fuzz`. Each ends at once."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from gangline import Pool
@@ -18,6 +19,13 @@ async def echo(*args: Any, **kwargs: Any) -> Any:
 @fuzz.task
 async def typed(number: int, text: str, raw: bytes = b"", more: dict[str, list[float]] | None = None) -> int:
     return number + len(text) + len(raw) + len(more or {})
+
+
+@fuzz.task
+@good.task
+async def count(to: int) -> AsyncIterator[int]:
+    for number in range(min(to, 1000)):
+        yield number
 
 
 @good.task(idempotent=True)

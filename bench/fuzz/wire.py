@@ -1,4 +1,4 @@
-"""A client that checks nothing: what is sent goes to the server as it is."""
+"""A client without checks: messages go to the server as they are."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Callable, Mapping
 
 Answer = Callable[[str, str, bytes], None]
-"""Told subject, reply subject, and headers with body."""
+"""Called with subject, reply subject, and headers with body."""
 
 
 class BareClient:
-    """One connection. Headers may have anything that the protocol lets pass; line ends are left out."""
+    """One connection. Headers may contain anything except line ends, which would break the protocol."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -49,7 +49,7 @@ class BareClient:
             self._writer.write(b"".join((f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n")))
 
     async def flush(self) -> None:
-        """The server has all that was sent."""
+        """Wait until the server has received everything sent so far."""
         pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pongs.append(pong)
         self._writer.write(b"PING\r\n")

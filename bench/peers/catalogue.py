@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -35,7 +35,8 @@ class Run:
     kind: str = ""
     environ: tuple[tuple[str, str], ...] = ()
     """Environment variables of its worker."""
-    results: str = "off"
+    results: bool = False
+    """Whether it is also measured with results kept and awaited."""
 
     @property
     def stores(self) -> str:
@@ -53,6 +54,8 @@ class Peer:
     runs: tuple[Run, ...]
 
 
+MANY: Final = 512
+"""Tasks in each call of submit_many."""
 _APPS: Final = "bench.peers.apps"
 _AFTER: Final = "after it ran"
 
@@ -63,8 +66,16 @@ OURS: Final = Run(
     worker=("worker", f"{_APPS}.ours:pool"),
     says="defaults; 256 slots; result_ttl_s=0",
     acks=_AFTER,
+    results=True,
 )
 """With a `gangline dispatcher` process in addition to the worker."""
+OURS_MANY: Final = replace(
+    OURS,
+    name="gangline, submit_many",
+    kind="many",
+    results=False,
+    says=f"{OURS.says}; {MANY} tasks in each submit_many",
+)
 
 _TASKIQ: Final = ("taskiq", "worker", f"{_APPS}.taskiq_nats_app:broker", "--workers", "1")
 _CELERY: Final = ("celery", "-A", f"{_APPS}.celery_app", "worker", "--loglevel", "ERROR", "--concurrency", "1")
@@ -94,6 +105,7 @@ PEERS: Final = (
                 tuned=True,
                 says="256 messages for each pull, 256 tasks at once, arguments unchecked",
                 acks=_AFTER,
+                results=True,
             ),
             Run(
                 name="taskiq-nats push",
@@ -103,6 +115,7 @@ PEERS: Final = (
                 kind="push",
                 says="defaults; the submitter leaves the queue group",
                 acks=_AFTER,
+                results=True,
             ),
         ),
     ),
@@ -152,6 +165,7 @@ PEERS: Final = (
                 tuned=True,
                 says="acks_late, 256 prefetched, in the worker's own process, no gossip",
                 acks=_AFTER,
+                results=True,
             ),
         ),
     ),
@@ -201,6 +215,7 @@ PEERS: Final = (
                 tuned=True,
                 says="looks each 5 ms, 256 at once",
                 acks=_AFTER,
+                results=True,
             ),
         ),
     ),
@@ -216,6 +231,7 @@ PEERS: Final = (
                 worker=("saq", f"{_APPS}.saq_app.settings", "--quiet"),
                 says="defaults: 10 at once",
                 acks=_AFTER,
+                results=True,
             ),
             Run(
                 name="SAQ, tuned",
@@ -225,6 +241,7 @@ PEERS: Final = (
                 tuned=True,
                 says="64 at once",
                 acks=_AFTER,
+                results=True,
             ),
         ),
     ),
@@ -253,6 +270,17 @@ PEERS: Final = (
         ),
     ),
 )
+
+RESULTS_SAY: Final = {
+    "gangline": "defaults; 256 slots; results are kept for an hour",
+    "taskiq-nats push": "results in an object store, looked for each 0.2 s",
+    "taskiq-nats pull, tuned": "results in an object store, looked for each 5 ms",
+    "Celery, tuned": "results in Redis, each waited for by a thread",
+    "SAQ": "looked for each 0.5 s",
+    "SAQ, tuned": "looked for each 5 ms",
+    "arq, tuned": "looked for each 5 ms, on both sides",
+}
+"""How results are awaited, where that is a choice of the run."""
 
 RAY_SERVE: Final = Peer(name="rayserve", requirements=("ray[serve]==2.60.0",), packages=("ray",), runs=())
 """Not a queue: it is called, not submitted to. Tuned: 512 requests at once per replica, as many as our worker has

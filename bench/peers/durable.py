@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from gangline.bench.figures import Measured, measured, ratios
 from gangline.bench.process import ChildFailed
 
-from .catalogue import OURS, PEERS, Peer, Run
-from .cell import Cell, CellFailed, Plan, measure
+from .catalogue import OURS, OURS_MANY, PEERS, Peer, Run
+from .cell import Cell, CellFailed, Plan, ResultCell, measure, measure_results
 from .environments import Environment, NotInstalled, environment
 from .servers import version_of
 
@@ -19,6 +19,7 @@ _GIVE_UP: Final = 2
 """A run that fails this often is left out."""
 
 Report = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class Durable:
     cells: dict[str, list[Cell]]
     missing: dict[str, str]
     versions: dict[str, str]
+    results: dict[str, list[ResultCell]] = field(default_factory=dict[str, list[ResultCell]])
+    """The same with results kept and awaited, of the runs that are measured so."""
 
     @property
     def best(self) -> str | None:
@@ -66,9 +69,39 @@ class Durable:
         best, soonest = self.best, self.soonest
         if best is None or soonest is None or OURS.name not in self.cells:
             return []
-        rates = ratios(self._column(OURS.name, "done_per_s"), self._column(best, "done_per_s"))
+        found = [
+            measured(name, ratios(self._column(ours, "done_per_s"), self._column(best, "done_per_s")))
+            for name, ours in (("durable_vs_best_peer", OURS.name), ("durable_many_vs_best_peer", OURS_MANY.name))
+            if ours in self.cells
+        ]
         starts = ratios(self._column(OURS.name, "start_p50_ms"), self._column(soonest, "start_p50_ms"))
-        return [measured("durable_vs_best_peer", rates), measured("durable_start_p50_vs_best_peer", starts)]
+        return [*found, measured("durable_start_p50_vs_best_peer", starts), *self._result_figures()]
+
+    @property
+    def best_results(self) -> str | None:
+        """The peer's run that answers most per second; None: there is none."""
+        rates = {name: statistics.median(self._answers(name, "answered_per_s")) for name in self._with_results()}
+        return max(rates, key=rates.__getitem__) if rates else None
+
+    @property
+    def soonest_results(self) -> str | None:
+        """The one that answers soonest."""
+        times = {name: statistics.median(self._answers(name, "answer_p50_ms")) for name in self._with_results()}
+        return min(times, key=times.__getitem__) if times else None
+
+    def _result_figures(self) -> list[Measured]:
+        best, soonest = self.best_results, self.soonest_results
+        if best is None or soonest is None or OURS.name not in self.results:
+            return []
+        rates = ratios(self._answers(OURS.name, "answered_per_s"), self._answers(best, "answered_per_s"))
+        times = ratios(self._answers(OURS.name, "answer_p50_ms"), self._answers(soonest, "answer_p50_ms"))
+        return [measured("submit_result_c64", rates), measured("submit_result_p50_ms", times)]
+
+    def _with_results(self) -> list[str]:
+        return [run.name for peer in PEERS for run in peer.runs if run.durable and run.name in self.results]
+
+    def _answers(self, name: str, column: str) -> list[float]:
+        return [float(getattr(cell, column)) for cell in self.results[name]]
 
     def _durable(self) -> list[str]:
         runs = [run for peer in PEERS for run in peer.runs]
@@ -80,7 +113,7 @@ class Durable:
 
 async def gather(peers: Sequence[Peer] = PEERS, *, report: Report) -> Field:
     """Install missing peers, and check which can run here."""
-    found = Field(entrants=[Entrant(run=OURS, environment=None)])
+    found = Field(entrants=[Entrant(run=run, environment=None) for run in (OURS, OURS_MANY)])
     for peer in peers:
         report(f"looking at {peer.name}")
         try:
@@ -98,23 +131,46 @@ async def gather(peers: Sequence[Peer] = PEERS, *, report: Report) -> Field:
 
 
 async def measure_durable(found: Field, *, rounds: int, plan: Plan, report: Report) -> Durable:
-    """Every run once per round; the order changes from round to round."""
-    cells: dict[str, list[Cell]] = {}
-    missing, failures = dict(found.missing), dict.fromkeys((one.run.name for one in found.entrants), 0)
+    """Every run once per round, without results and then with them; the order changes from round to round."""
+    missing = dict(found.missing)
+
+    async def one(entrant: Entrant) -> Cell:
+        cell = await measure(entrant.run, entrant.environment, plan)
+        report(f"{entrant.run.name}: {cell.done_per_s:.0f}/s")
+        return cell
+
+    async def with_results(entrant: Entrant) -> ResultCell:
+        cell = await measure_results(entrant.run, entrant.environment, plan)
+        report(f"{entrant.run.name}, results awaited: {cell.answered_per_s:.0f}/s, {cell.answer_p50_ms:.2f} ms")
+        return cell
+
+    cells = await _rounds(found.entrants, one, rounds, missing, report)
+    awaited = [entrant for entrant in found.entrants if entrant.run.results]
+    results = await _rounds(awaited, with_results, rounds, missing, report)
+    return Durable(cells=cells, missing=missing, versions=found.versions, results=results)
+
+
+async def _rounds(
+    entrants: Sequence[Entrant],
+    do: Callable[[Entrant], Awaitable[T]],
+    rounds: int,
+    missing: dict[str, str],
+    report: Report,
+) -> dict[str, list[T]]:
+    """The results of those that could be measured in each round; the others get into `missing`, with the reason."""
+    found: dict[str, list[T]] = {}
+    failures = dict.fromkeys((one.run.name for one in entrants), 0)
     for number in range(rounds):
-        for entrant in found.entrants if number % 2 == 0 else found.entrants[::-1]:
+        report(f"round {number + 1} of {rounds}")
+        for entrant in entrants if number % 2 == 0 else entrants[::-1]:
             name = entrant.run.name
             while name not in missing:
                 try:
-                    cell = await measure(entrant.run, entrant.environment, plan)
+                    found.setdefault(name, []).append(await do(entrant))
+                    break
                 except (CellFailed, ChildFailed) as error:
                     failures[name] += 1
                     report(f"{name} failed: {error}")
                     if failures[name] >= _GIVE_UP:
                         missing[name] = str(error)
-                else:
-                    cells.setdefault(name, []).append(cell)
-                    report(f"round {number + 1} of {rounds}: {name}: {cell.done_per_s:.0f}/s")
-                    break
-    whole = {name: row for name, row in cells.items() if len(row) == rounds}
-    return Durable(cells=whole, missing=missing, versions=found.versions)
+    return {name: row for name, row in found.items() if len(row) == rounds}

@@ -1,4 +1,4 @@
-"""Ray Serve and Gangline in turn: calls to one replica, and choosing a replica followed by a dispatch."""
+"""Ray and Gangline in turn: calls to one replica, choosing a replica followed by a dispatch, and forming gangs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class RayRates:
     """Rates per second, per round: `ours call`, `Ray Serve call`, `Ray Serve, tuned choose` and so on."""
 
     per_s: dict[str, list[float]]
+    gang_ms: dict[str, list[float]]
+    """Time to form a gang of 8, per round: `ours`, `Ray` and `Ray, full`."""
 
     def figures(self) -> list[Measured]:
         """The ratio to the better of its runs, per round."""
@@ -37,7 +39,7 @@ class RayRates:
         for what in _WHAT:
             theirs = [max(pair) for pair in zip(*(self.per_s[f"{name} {what}"] for name in _RUNS), strict=True)]
             found.append(measured(f"rayserve_{what}_ratio", ratios(self.per_s[f"ours {what}"], theirs)))
-        return found
+        return [*found, measured("gang8_form_vs_ray_pg", ratios(self.gang_ms["Ray"], self.gang_ms["ours"]))]
 
 
 _RUNS: Final = {"Ray Serve": False, "Ray Serve, tuned": True}
@@ -56,11 +58,40 @@ async def measure_ray_serve(*, rounds: int, seconds: float, report: Callable[[st
         for name in ("ours", *_RUNS) if number % 2 == 0 else (*reversed(_RUNS), "ours"):
             report(f"{name} (calls), round {number + 1} of {rounds}")
             async with AsyncExitStack() as stack:
-                near = await (_ours(stack) if name == "ours" else _theirs(stack, made, tuned=_RUNS[name]))
+                near = await (
+                    _ours(stack) if name == "ours" else _theirs(stack, made, "rayserve_app", tuned=_RUNS[name])
+                )
                 for theirs, ours in _WHAT.items():
                     what = ours if name == "ours" else theirs
                     per_s[f"{name} {theirs}"].append(await _rate(near, what, seconds))
-    return RayRates(per_s=dict(per_s))
+    return RayRates(per_s=dict(per_s), gang_ms=await _measure_gangs(made, rounds=rounds, report=report))
+
+
+_FORMED: Final = 20
+"""Gangs in each round."""
+_CPUS: Final = {"Ray": "256", "Ray, full": "8"}
+"""CPUs of its node. If a group needs them all, it waits up to a second after the last one was removed, until Ray looks
+again."""
+
+
+async def _measure_gangs(made: Environment, *, rounds: int, report: Callable[[str], None]) -> dict[str, list[float]]:
+    """Gangs of 8 over 4 workers of 2 slots, and Ray's placement groups of 8 bundles on one node."""
+    gang_ms: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds):
+        for name in ("ours", *_CPUS) if number % 2 == 0 else (*reversed(_CPUS), "ours"):
+            report(f"{name} (gangs), round {number + 1} of {rounds}")
+            async with AsyncExitStack() as stack:
+                if name == "ours":
+                    site = await stack.enter_async_context(opened())
+                    await site.start("our_coordinator", url=site.url)
+                    await site.worker("gang4", 2, workers=4)
+                    near, where = await site.client("gang4"), {"pool": "gang4"}
+                else:
+                    near, where = await _theirs(stack, made, "raygang_app", _CPUS[name]), {}
+                await near.ask("gang", size=8, times=1, **where)  # the first one is slower
+                done = await near.ask("gang", size=8, times=5 if name == "Ray, full" else _FORMED, **where)
+                gang_ms[name].append(done["form_s"] * 1000)
+    return dict(gang_ms)
 
 
 async def _rate(near: Child, what: str, seconds: float) -> float:
@@ -75,7 +106,7 @@ async def _ours(stack: AsyncExitStack) -> Child:
     return await site.client("one")
 
 
-async def _theirs(stack: AsyncExitStack, made: Environment, *, tuned: bool) -> Child:
+async def _theirs(stack: AsyncExitStack, made: Environment, app: str, *arguments: str, tuned: bool = False) -> Child:
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -86,7 +117,7 @@ async def _theirs(stack: AsyncExitStack, made: Environment, *, tuned: bool) -> C
     }
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-bench-")))
     said = stack.enter_context((folder / "said").open("wb"))
-    command = (made.python, "-m", "bench.peers.apps.rayserve_app")
+    command = (made.python, "-m", f"bench.peers.apps.{app}", *arguments)
     return await stack.enter_async_context(
         await Child.run(
             command, name="Ray Serve", environment=environ, folder=str(ROOT), errors=said, patience_s=_START_S

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from gangline.bench.figures import machine, rounded
 from gangline.bench.process import ChildFailed
 
-from .catalogue import OURS, PEERS, RAY_SERVE, Run
-from .cell import Cell, Plan
+from .catalogue import OURS, OURS_MANY, PEERS, RAY_SERVE, RESULTS_SAY, Run
+from .cell import Cell, Plan, ResultCell
 from .durable import Durable, gather, measure_durable
 from .environments import NotInstalled, environment
 from .ray_serve import RayRates, measure_ray_serve
 
 NAMES: Final = (
     "durable_vs_best_peer",
+    "durable_many_vs_best_peer",
     "durable_start_p50_vs_best_peer",
+    "submit_result_c64",
+    "submit_result_p50_ms",
+    "gang8_form_vs_ray_pg",
     "rayserve_call_ratio",
     "rayserve_choose_ratio",
 )
@@ -70,14 +74,22 @@ def to_json(durable: Durable, ray: RayRates | None, about: dict[str, Any]) -> di
     """`figures` by name, null where not measured; `durable`: each run, with its guarantees."""
     figures = durable.figures() + ([] if ray is None else ray.figures())
     by_name = {item.figure.name: item for item in figures}
-    runs = [OURS, *(run for peer in PEERS for run in peer.runs)]
+    runs = [OURS, OURS_MANY, *(run for peer in PEERS for run in peer.runs)]
     return {
         "figures": {name: rounded(by_name[name].value) if name in by_name else None for name in NAMES},
         "spread": {name: item.spread() for name, item in by_name.items()},
         "durable": {run.name: _row(run, durable.cells[run.name]) for run in runs if run.name in durable.cells},
+        "results": {
+            run.name: {**_columns(durable.results[run.name]), "says": RESULTS_SAY.get(run.name, run.says)}
+            for run in runs
+            if run.name in durable.results
+        },
         "best": durable.best,
         "soonest": durable.soonest,
+        "best_results": durable.best_results,
+        "soonest_results": durable.soonest_results,
         "ray_serve": {} if ray is None else {name: _stats(row) for name, row in ray.per_s.items()},
+        "gang8_ms": {} if ray is None else {name: _stats(row) for name, row in ray.gang_ms.items()},
         "missing": durable.missing,
         "versions": durable.versions,
         "about": about,
@@ -94,16 +106,21 @@ def _about(plan: PeersPlan) -> dict[str, Any]:
 
 
 def _row(run: Run, cells: list[Cell]) -> dict[str, Any]:
-    columns = [each.name for each in fields(Cell) if each.name != "cpu_us"]
+    return {
+        **_columns(cells),
+        "stores": run.stores,
+        "durable": run.durable,
+        "acks": run.acks,
+        "says": run.says,
+    }
+
+
+def _columns(cells: Sequence[Cell | ResultCell]) -> dict[str, Any]:
+    columns = [each.name for each in fields(cells[0]) if each.name != "cpu_us"]
     parts = {name for cell in cells for name in cell.cpu_us}
     return {
         **{column: _stats([float(getattr(cell, column)) for cell in cells]) for column in columns},
         "cpu_us": {part: round(statistics.median([cell.cpu_us[part] for cell in cells]), 1) for part in sorted(parts)},
-        "stores": run.stores,
-        "durable": run.durable,
-        "acks": run.acks,
-        "results": run.results,
-        "says": run.says,
     }
 
 

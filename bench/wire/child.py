@@ -20,7 +20,7 @@ ITEMS = 200
 """How many of them a stream yields."""
 TEXT = PAYLOAD.decode()
 JSON_BODY = json.dumps([TEXT]).encode()
-"""A request to the gateway, and to the raw echo beside it."""
+"""A request to the gateway, and to the raw echo for comparison."""
 
 
 async def serve(handlers: Mapping[str, Handler]) -> None:

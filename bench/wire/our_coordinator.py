@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..bus.lifecycle.process import settled_memory
+from ..bus.lifecycle import settled_memory
 from ..bus.nats_bus import connect
 from ..bus.settings.connection import ConnectionSettings
 from ..coordinator.service import Coordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..bus.lifecycle.process import settled_memory
+from ..bus.lifecycle import settled_memory
 from ..bus.nats_bus import connect
 from ..bus.settings.connection import ConnectionSettings
 from ..dispatcher.gateway.gateway import Gateway

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..bus.lifecycle.process import settled_memory
+from ..bus.lifecycle import settled_memory
 from ..bus.nats_bus import connect
 from ..bus.settings.connection import ConnectionSettings
 from ..worker.pool.pool import Pool

@@ -63,7 +63,7 @@ ORDINARY: Final = (
     Load(name="raw_serial", system="raw", what="echo", concurrency=1),
     Load(name="sync_client_serial", system="ours", what="sync", concurrency=1),
 )
-"""Requests as programs make them, beside the plainest of the same run."""
+"""Typical requests of programs, compared with the plainest of the same run."""
 
 RATIOS: Final = {
     "call_serial_vs_raw": ("call_serial", "raw_serial"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 import socket
-from types import TracebackType
 from typing import Final, Self
 
 from ...schemas.errors.base import InvalidSettings, ServerUnreachable
-from .server import EmbeddedServer
+from .server import EmbeddedServer, Startable
 
 _LEADER_TIMEOUT_S: Final = 30.0
 _CLUSTER: Final = "gangline-embedded"
@@ -18,7 +16,7 @@ _PORTS: Final = (10_240, 32_768)
 _TRIES: Final = 1000
 
 
-class EmbeddedCluster:
+class EmbeddedCluster(Startable):
     """`size` servers on 127.0.0.1, with names `n1`, `n2` and so on.
 
     Args:
@@ -69,29 +67,6 @@ class EmbeddedCluster:
         """Stop all servers. Idempotent."""
         for server in self.servers:
             server.stop()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        try:
-            return await asyncio.to_thread(self.start)
-        except BaseException:
-            self.stop()
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(asyncio.to_thread(self.stop))
 
 
 def free_ports(count: int) -> list[int]:

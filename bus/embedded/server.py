@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -105,7 +106,44 @@ def _stop_all() -> None:
         server.stop()
 
 
-class EmbeddedServer:
+class Startable(ABC):
+    """A server or a cluster in a `with` or `async with` block: started on entry, stopped on exit."""
+
+    @abstractmethod
+    def start(self) -> Self: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    async def astart(self) -> Self:
+        """`start` without blocking the event loop."""
+        return await asyncio.to_thread(self.start)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.astart()
+        except BaseException:
+            self.stop()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(asyncio.to_thread(self.stop))
+
+
+class EmbeddedServer(Startable):
     """One nats-server process.
 
     Args:
@@ -316,28 +354,3 @@ class EmbeddedServer:
         if self._process is not None:
             self._process.stop(_STOP_TIMEOUT_S)
         self.start()
-
-    # -- with -----------------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        try:
-            return await self.astart()
-        except BaseException:
-            self.stop()
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(asyncio.to_thread(self.stop))

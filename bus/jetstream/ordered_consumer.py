@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from ...runtime.tasks import set_within
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
 from ..port.bus import ConnectionEvent, Message, StorageUnavailable, StreamHandler, StreamMessage
@@ -14,8 +15,8 @@ from .api import ApiError
 from .wire import SECOND_NS, delivered_message, delivery
 
 if TYPE_CHECKING:
+    from .api import Transport, TransportSubscription
     from .stream_admin import StreamOwner
-    from .transport import Transport, TransportSubscription
 
 
 _FIRST_RETRY_S: Final = 0.1
@@ -25,11 +26,14 @@ _MOST_RETRY_S: Final = 1.0
 class Resubscriber:
     """The common part of watches and readers: start, end, and pauses between attempts.
 
-    A subclass implements `stop` and `_run`, which settles `_ready` when it first delivers (or fails to).
+    A subclass implements `_follow` and `_close`, and resolves `_ready` when it first delivers.
     """
 
-    def __init__(self, bus: Transport) -> None:
+    def __init__(self, bus: Transport, what: str, logged: dict[str, str]) -> None:
+        """`what` and `logged` are for the log."""
         self._bus = bus
+        self._what = what
+        self._logged = logged
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._broken = asyncio.Event()
         """Set when it must be opened again."""
@@ -64,7 +68,30 @@ class Resubscriber:
             self._task.cancel()
 
     async def _run(self) -> None:
+        while True:
+            self._broken.clear()
+            try:
+                if not self._bus.connected:
+                    raise Disconnected("no connection to a nats-server right now: try again when it is back")
+                if await self._follow():
+                    continue
+            except ClosedError:
+                return
+            except GanglineError as error:
+                if not self._ready.done():
+                    self._ready.set_exception(error)
+                    return
+                log.debug("%s waits: %s", self._what, error, extra=self._logged)
+            finally:
+                self._close()
+            await self._pause()
+
+    async def _follow(self) -> bool:
+        """Open it, and return when it is broken; True: open it again at once."""
         raise NotImplementedError
+
+    def _close(self) -> None:
+        """Undo `_follow`, whatever it has done. Idempotent."""
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         # A consumer may survive a short disconnection, but what it delivered meanwhile did not reach us.
@@ -72,10 +99,7 @@ class Resubscriber:
 
     async def _pause(self) -> None:
         """Wait for the connection to come back, but no longer than the backoff."""
-        try:
-            async with asyncio.timeout(self._backoff.delay_s):
-                await self._broken.wait()
-        except TimeoutError:
+        if not await set_within(self._broken, self._backoff.delay_s):
             self._backoff.failures += 1
 
 
@@ -225,7 +249,7 @@ class OrderedConsumer(Resubscriber):
         *,
         on_end: Callable[[OrderedConsumer], None],
     ) -> None:
-        super().__init__(stream.bus)
+        super().__init__(stream.bus, "a reader", {"action": "bus.reader_waits", "stream": stream.name})
         self._stream = stream
         self._on_end = on_end
         self._pattern = pattern
@@ -251,30 +275,13 @@ class OrderedConsumer(Resubscriber):
         self._close()
         self._on_end(self)
 
-    async def _run(self) -> None:
-        while True:
-            self._broken.clear()
-            try:
-                if not self._bus.connected:
-                    raise Disconnected("no connection to a nats-server right now: try again when it is back")
-                await self._open()
-                if not self._ready.done():
-                    self._ready.set_result(None)
-                self._backoff.reset()
-                await self._broken.wait()
-                continue
-            except ClosedError:
-                return
-            except GanglineError as error:
-                if not self._ready.done():
-                    self._ready.set_exception(error)
-                    return
-                log.debug(
-                    "a reader is waiting: %s", error, extra={"action": "bus.reader_waits", "stream": self._stream.name}
-                )
-            finally:
-                self._close()
-            await self._pause()
+    async def _follow(self) -> bool:
+        await self._open()
+        if not self._ready.done():
+            self._ready.set_result(None)
+        self._backoff.reset()
+        await self._broken.wait()
+        return True
 
     async def _open(self) -> None:
         await self._stream.upkeep.ensure(look=bool(self._stream_created))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ...schemas.errors.base import ClosedError, InvalidName, MalformedMessage, Unavailable
+from ...schemas.errors.base import ClosedError, GanglineError, InvalidName, MalformedMessage, Unavailable
 from ...schemas.wire.codec import from_json
-from ..port.bus import Message, NoResponders, Published, PublishRefused, RequestTimeout, StorageUnavailable
+from ...schemas.wire.headers import sent_again
+from ..port.bus import Message, NoResponders, Publication, Published, PublishRefused, RequestTimeout, StorageUnavailable
 from ..port.subjects import SubjectPattern
 from .api import ApiError, parse_answer
 
 if TYPE_CHECKING:
+    from .api import Transport
     from .stream_admin import StreamAdmin
-    from .transport import Transport
 
 _TICK_S: Final = 0.25
 """Precision of timeouts."""
@@ -24,6 +25,8 @@ a "no responders"."""
 _NO_LEADER_S: Final = 1.0
 """How long to retry a stream without a leader; a step-down takes at most half of that."""
 _RETRY_S: Final = 0.05
+_PIPELINE: Final = 256
+"""After this many messages in one turn, wait until the connection takes more."""
 
 
 class _StreamMade(Exception):
@@ -52,10 +55,9 @@ class Publisher:
         self, subject: str, data: bytes, headers: Mapping[str, str] | None, timeout_s: float | None
     ) -> Published:
         """See port.Stream.publish."""
-        if not subject.startswith(self._under or "\0") and not any(one.matches(subject) for one in self._patterns):
-            raise InvalidName(f"stream {self._name!r} does not take {subject!r}: see its subjects")
+        self._check_subject(subject)
         start = self._loop.time()
-        deadline = start + (self._bus.api.timeout_s if timeout_s is None else timeout_s)
+        deadline = start + self._patience_s(timeout_s)
         earlier = False
         """The server knows an earlier attempt with this id, which may still be stored."""
         while True:
@@ -66,27 +68,83 @@ class Publisher:
             except NoResponders as error:
                 await self._without_leader(start, deadline, error, earlier)
             except _StreamMade:
+                headers = sent_again(headers or {})
                 continue
             except ApiError as error:
                 earlier = earlier or error.busy
                 if not error.busy:
                     raise self._judged(error, earlier) from error
+                headers = sent_again(headers or {})
                 if self._loop.time() + _RETRY_S > deadline:
                     raise self._in_doubt(subject) from error
                 await asyncio.sleep(_RETRY_S)
 
+    async def publish_many(
+        self, messages: Sequence[Publication], timeout_s: float | None
+    ) -> list[Published | GanglineError]:
+        """See port.Stream.publish_many."""
+        if not self._upkeep.exists:
+            await self._upkeep.ensure()
+        found: list[Published | GanglineError] = []
+        under_way: list[tuple[str, asyncio.Future[Message]] | GanglineError] = []
+        try:
+            for number, (subject, data, headers) in enumerate(messages, 1):
+                try:
+                    if number % _PIPELINE == 0:
+                        await self._bus.writable()
+                    self._check_subject(subject)
+                    deadline = self._loop.time() + self._patience_s(timeout_s)
+                    under_way.append(self._start(subject, data, headers, deadline))
+                except GanglineError as error:
+                    under_way.append(error)
+            for flight, message in zip(under_way, messages, strict=True):
+                found.append(flight if isinstance(flight, GanglineError) else await self._outcome(flight[1], message))
+            return found
+        finally:
+            for flight in under_way:
+                if not isinstance(flight, GanglineError):
+                    self._end(*flight)
+
+    async def _outcome(self, future: asyncio.Future[Message], message: Publication) -> Published | GanglineError:
+        try:
+            return self._published(await future)
+        except (NoResponders, _StreamMade) as error:
+            return self._leaderless(may_have_started=isinstance(error, _StreamMade))
+        except RequestTimeout:
+            return self._in_doubt(message.subject)
+        except ApiError as error:
+            return self._in_doubt(message.subject) if error.busy else self._judged(error, False)
+        except GanglineError as error:
+            return error
+
+    def _check_subject(self, subject: str) -> None:
+        if not subject.startswith(self._under or "\0") and not any(one.matches(subject) for one in self._patterns):
+            raise InvalidName(f"stream {self._name!r} does not take {subject!r}: see its subjects")
+
+    def _patience_s(self, timeout_s: float | None) -> float:
+        return self._bus.api.timeout_s if timeout_s is None else timeout_s
+
     async def _send(self, subject: str, data: bytes, headers: Mapping[str, str] | None, deadline: float) -> Message:
-        reply, future = self._bus.start_request(subject, data, headers=headers)
-        self._flights[future] = (self._loop.time(), deadline)
-        if self._timer is None:
-            self._timer = self._loop.call_later(_TICK_S, self._tick)
+        reply, future = self._start(subject, data, headers, deadline)
         try:
             return await future
         except RequestTimeout as error:
             raise self._in_doubt(subject) from error
         finally:
-            del self._flights[future]
-            self._bus.forget_request(reply)
+            self._end(reply, future)
+
+    def _start(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None, deadline: float
+    ) -> tuple[str, asyncio.Future[Message]]:
+        reply, future = self._bus.start_request(subject, data, headers=headers)
+        self._flights[future] = (self._loop.time(), deadline)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_TICK_S, self._tick)
+        return reply, future
+
+    def _end(self, reply: str, future: asyncio.Future[Message]) -> None:
+        del self._flights[future]
+        self._bus.forget_request(reply)
 
     def _in_doubt(self, subject: str) -> StorageUnavailable:
         return StorageUnavailable(
@@ -113,11 +171,14 @@ class Publisher:
     async def _without_leader(self, start: float, deadline: float, error: NoResponders, earlier: bool) -> None:
         now = self._loop.time()
         if now - start >= _NO_LEADER_S or now + _RETRY_S > deadline:
-            raise StorageUnavailable(
-                f"stream {self._name!r} has no leader right now: try again", may_have_started=earlier
-            ) from error
+            raise self._leaderless(may_have_started=earlier) from error
         if not await self._upkeep.restore(min(_SILENCE_S, deadline - now)):
             await asyncio.sleep(_RETRY_S)
+
+    def _leaderless(self, *, may_have_started: bool) -> StorageUnavailable:
+        return StorageUnavailable(
+            f"stream {self._name!r} has no leader right now: try again", may_have_started=may_have_started
+        )
 
     # -- time -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from .stream_admin import StreamOwner
 from .wire import ACK_PREFIX, SECOND_NS, ack_subject, consumer_configuration, consumer_state, delivered_message
 
 if TYPE_CHECKING:
-    from .transport import Transport, TransportSubscription
+    from .api import Transport, TransportSubscription
 
 CONSUMER_EXISTS: Final = (10148, 10105, 10013)
 _TAKEN: Final = (10099, 10100)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ...schemas.errors.base import InvalidRequest
+from ...schemas.errors.base import GanglineError, InvalidRequest
 from ..port.bus import (
     Consumer,
     ConsumerSettings,
     ConsumerState,
+    Publication,
     Published,
     Retention,
     StreamHandler,
@@ -17,7 +18,7 @@ from ..port.bus import (
     StreamSettings,
     StreamState,
 )
-from ..port.types import Subscription
+from ..port.subjects import Subscription
 from ..streams.pull_consumer import PullConsumer
 from .api import CONSUMER_NOT_FOUND, NO_MESSAGE, ApiError
 from .ordered_consumer import OrderedConsumer
@@ -27,7 +28,7 @@ from .stream_admin import StreamAdmin
 from .wire import check_name, consumer_state, stored_message, stream_configuration
 
 if TYPE_CHECKING:
-    from .transport import Transport
+    from .api import Transport
 
 _NOT_DELETED: Final = 10043
 _DELETE_FAILED: Final = 10057
@@ -64,7 +65,7 @@ class NatsStream:
         )
         self._publisher = Publisher(bus, name, self.upkeep, settings.subjects)
         self._consumers: set[PullConsumer] = set()
-        self._readings: set[OrderedConsumer] = set()
+        self._readings: dict[OrderedConsumer, None] = {}
 
     def __repr__(self) -> str:
         return f"<NatsStream {self.name!r}, {len(self._consumers)} consumers, {len(self._readings)} readers>"
@@ -75,6 +76,11 @@ class NatsStream:
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Coroutine[Any, Any, Published]:
         return self._publisher.publish(subject, data, headers, timeout_s)
+
+    def publish_many(
+        self, messages: Sequence[Publication], *, timeout_s: float | None = None
+    ) -> Coroutine[Any, Any, list[Published | GanglineError]]:
+        return self._publisher.publish_many(messages, timeout_s)
 
     async def state(self, pattern: str | None = None) -> StreamState:
         subjects: dict[str, int] = {}
@@ -140,14 +146,17 @@ class NatsStream:
     async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
         if self.settings.retention is Retention.WORK_QUEUE:
             raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages cannot be read")
-        reading = OrderedConsumer(self, pattern, handler, start, on_end=self._readings.discard)
-        self._readings.add(reading)
+        reading = OrderedConsumer(self, pattern, handler, start, on_end=self._forget)
+        self._readings[reading] = None
         try:
             await reading.start()
         except BaseException:
-            self._readings.discard(reading)
+            self._forget(reading)
             raise
         return reading
+
+    def _forget(self, reading: OrderedConsumer) -> None:
+        self._readings.pop(reading, None)
 
     # -- consumers ------------------------------------------------------------------------------------------------
 

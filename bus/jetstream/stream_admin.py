@@ -13,7 +13,7 @@ from .api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
 from .wire import OVERLAP, RESERVED, TOO_MANY_CONSUMERS, UNLIMITED, check_configuration
 
 if TYPE_CHECKING:
-    from .transport import Transport
+    from .api import Transport
 
 log = logging.getLogger("gangline.bus")
 
@@ -233,7 +233,7 @@ class StreamAdmin:
                 )
                 self._unbounded = True
                 return await self._look_or_create(timeout_s)
-            if error.number != STREAM_EXISTS:  # somebody else was faster
+            if error.number != STREAM_EXISTS:  # another process was faster
                 raise
             return False
         self.created = str(made.get("created", ""))

@@ -15,7 +15,7 @@ from ...schemas.errors.base import InvalidRequest, Unavailable
 from ..jetstream.api import TOO_MANY_BATCHES, TRANSIENT_CONFLICT, WRONG_LAST_SEQUENCE, ApiError
 from ..port.bus import Conflict, KvWrite, NoResponders, RequestTimeout, StorageUnavailable
 from .wire import StoredEntry, write_headers
-from .writer import NO_LEADER_S, conflict, revision_of
+from .writer import NO_LEADER_S, conflict, is_absent, revision_of
 
 if TYPE_CHECKING:
     from .wire import BucketOwner
@@ -149,7 +149,7 @@ class AtomicBatch:
                 continue
             stored = await self._bucket.stored(write.condition_key or write.key)
             actual = 0 if stored is None else stored.revision
-            if write.revision == 0 and (stored is None or stored.marker):
+            if write.revision == 0 and is_absent(write, stored):
                 changed = changed or self._expected[index] != actual
                 self._expected[index] = actual
             elif actual != write.revision or (stored is not None and stored.marker):

@@ -10,16 +10,16 @@ from ...schemas.errors.base import Unavailable
 from ..jetstream.api import NO_MESSAGE, STREAM_NOT_FOUND, ApiError
 from ..jetstream.stream_admin import StreamAdmin
 from ..port.bus import BucketSettings, KvEntry, KvHandler, KvOperation, KvWrite, Message
-from ..port.types import Subscription
+from ..port.subjects import Subscription
 from .atomic_batch import AtomicBatch
-from .revisions import first_revision
-from .snapshot import snapshot
+from .snapshot import newest, snapshot
 from .watch import BucketWatch
 from .wire import (
     StoredEntry,
     check_bucket,
     check_key,
     check_pattern,
+    first_revision,
     is_marker,
     stored_from_api,
     stream_configuration,
@@ -27,7 +27,7 @@ from .wire import (
 from .writer import KvWriter
 
 if TYPE_CHECKING:
-    from ..jetstream.transport import Transport
+    from ..jetstream.api import Transport
 
 _MAX_UNSURE_BATCHES: Final = 256
 
@@ -50,7 +50,7 @@ class NatsKeyValue:
         )
         self._seen = 0
         """The highest revision seen: a recreated bucket continues above it."""
-        self._watches: set[BucketWatch] = set()
+        self._watches: dict[BucketWatch, None] = {}
         self._writer = KvWriter(self)
         self.unsure_batches: deque[str] = deque(maxlen=_MAX_UNSURE_BATCHES)
         """Ids of atomic batches whose outcome their callers never learnt."""
@@ -106,6 +106,9 @@ class NatsKeyValue:
     async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
         return await snapshot(self, tuple(check_pattern(text) for text in (pattern, *more)))
 
+    async def newest(self, pattern: str, *, limit: int, before: int | None = None) -> list[KvEntry]:
+        return await newest(self, check_pattern(pattern), limit, before)
+
     # -- writing --------------------------------------------------------------------------------------------------
 
     async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, revision: int | None = None) -> int:
@@ -138,14 +141,17 @@ class NatsKeyValue:
             self._see(entry.revision)
             handler(entry)
 
-        watch = BucketWatch(self, check_pattern(pattern), heard, on_end=self._watches.discard)
-        self._watches.add(watch)
+        watch = BucketWatch(self, check_pattern(pattern), heard, on_end=self._forget)
+        self._watches[watch] = None
         try:
             await watch.start()
         except BaseException:
-            self._watches.discard(watch)
+            self._forget(watch)
             raise
         return watch
+
+    def _forget(self, watch: BucketWatch) -> None:
+        self._watches.pop(watch, None)
 
     async def observe(self, pattern: str, handler: KvHandler) -> Subscription:
         skip = len(self.prefix)

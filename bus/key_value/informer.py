@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from ...runtime.tasks import set_within
 from ...schemas.errors.base import (
     ClosedError,
     Disconnected,
@@ -33,8 +34,7 @@ from ...schemas.errors.base import (
 )
 from ...telemetry.logs import Log
 from ..port.bus import Bus, ConnectionEvent, KeyValue, KvEntry, KvOperation, NotPermitted
-from ..port.subjects import SubjectPattern
-from ..port.types import Subscription
+from ..port.subjects import SubjectPattern, Subscription
 
 STORED_WITHIN_S: Final = 2.0
 _LOOK_AGAIN_S: Final = 0.05
@@ -332,9 +332,7 @@ class BucketInformer(Generic[V]):
                 pause_s = self._resync_s
                 if self._without_after_s is not None:
                     self._settle()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
+            await set_within(self._wake, pause_s)
 
     def _failed(self, error: GanglineError) -> None:
         # Log a warning once; the lost connection has already been logged.

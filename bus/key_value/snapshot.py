@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _MOST_READ: Final = 1024
 _MOST_CHANGES: Final = 256
 _RETRY_S: Final = 0.05
+_LEAST_SPAN: Final = 64
+_CHAINS: Final = 16
+"""Parts of a span that are read concurrently."""
 
 
 async def snapshot(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[KvEntry]:
@@ -106,6 +109,46 @@ async def _by_name(bucket: BucketOwner, patterns: tuple[str, ...], most: int) ->
         if cursors == before:
             return list(found.values())
     return None
+
+
+async def newest(bucket: BucketOwner, pattern: str, limit: int, before: int | None) -> list[KvEntry]:
+    """See port.KeyValue. Revisions are looked through from the last one backwards, in spans that grow while they hold
+    little: the server finds the next key of a pattern, but not the one before.
+
+    Raises:
+        StorageUnavailable, Disconnected.
+    """
+    try:
+        answer = await bucket.bus.api.call(f"STREAM.INFO.{bucket.stream}", None, what=f"look at {bucket.name}")
+    except ApiError as error:
+        if error.number == STREAM_NOT_FOUND:
+            return []
+        raise
+    first, last = int(answer["state"]["first_seq"]), int(answer["state"]["last_seq"])
+    high, span = (last if before is None else min(last, before - 1)), max(_LEAST_SPAN, 2 * limit)
+    found: list[StoredEntry] = []
+    while high >= max(first, 1) and len(found) < limit:
+        low = max(first, 1, high - span + 1)
+        step = -(-(high - low + 1) // _CHAINS)
+        parts = await asyncio.gather(
+            *(_span(bucket, pattern, start, min(start + step - 1, high)) for start in range(low, high + 1, step))
+        )
+        found += sorted((stored for part in parts for stored in part), key=lambda one: -one.revision)
+        high, span = low - 1, span * 4
+    return [stored.entry() for stored in found[:limit]]
+
+
+async def _span(bucket: BucketOwner, pattern: str, low: int, high: int) -> list[StoredEntry]:
+    """The current keys of the pattern whose revisions lie between these."""
+    found: list[StoredEntry] = []
+    while low <= high:
+        stored = await bucket.read({"seq": low, "next_by_subj": bucket.prefix + pattern})
+        if stored is None or stored.revision > high:
+            break
+        if not stored.marker:
+            found.append(stored)
+        low = stored.revision + 1
+    return found
 
 
 async def _by_consumer(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[StoredEntry]:

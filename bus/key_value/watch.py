@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...runtime.tasks import TaskSet
 from ...runtime.timers import TimerQueue
-from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
+from ...schemas.errors.base import GanglineError
 from ..jetstream.api import STREAM_NOT_FOUND, ApiError
 from ..jetstream.ordered_consumer import PushConsumer, Resubscriber
 from ..jetstream.wire import SECOND_NS
@@ -112,11 +112,12 @@ class BucketWatch(Resubscriber):
     def __init__(
         self, bucket: BucketOwner, pattern: str, handler: KvHandler, *, on_end: Callable[[BucketWatch], None]
     ) -> None:
-        super().__init__(bucket.bus)
+        super().__init__(bucket.bus, "a watch", {"action": "bus.watch_waits", "bucket": bucket.name})
         self._on_end = on_end
         self._bucket = bucket
         self._pattern = pattern
         self._handler = handler
+        self._feed: OrderedFeed | None = None
         self._known: dict[str, int] = {}
         self._seen: set[str] | None = None
         """Keys of the snapshot in progress; None when it is complete."""
@@ -143,33 +144,24 @@ class BucketWatch(Resubscriber):
         self._set_alarm()
         self._on_end(self)
 
-    async def _run(self) -> None:
-        while True:
-            feed = OrderedFeed(self._bucket, (self._pattern,), self._take)
-            self._broken.clear()
-            self._seen = set()
-            try:
-                if not self._bus.connected:
-                    raise Disconnected("no connection to a nats-server right now: try again when it is back")
-                if await feed.open():
-                    self._backoff.reset()
-                    await self._broken.wait()
-                else:
-                    # The bucket vanished. Recreate it here, since nothing would tell us when somebody else does.
-                    self._reconcile()
-                    if await self._bucket.ensure(look=True):
-                        continue
-                    self._broken.clear()
-            except ClosedError:
-                return
-            except GanglineError as error:
-                if not self._ready.done():
-                    self._ready.set_exception(error)
-                    return
-                log.debug("a watch waits: %s", error, extra={"action": "bus.watch_waits", "bucket": self._bucket.name})
-            finally:
-                feed.close()
-            await self._pause()
+    async def _follow(self) -> bool:
+        self._seen = set()
+        self._feed = OrderedFeed(self._bucket, (self._pattern,), self._take)
+        if await self._feed.open():
+            self._backoff.reset()
+            await self._broken.wait()
+            return False
+        # The bucket vanished. Recreate it here, since we would not notice when another process does.
+        self._reconcile()
+        if await self._bucket.ensure(look=True):
+            return True
+        self._broken.clear()
+        return False
+
+    def _close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
 
     def _take(self, event: StoredEntry | OrderedMessage) -> None:
         if isinstance(event, StoredEntry):

@@ -94,7 +94,7 @@ class KvWriter:
         for _ in range(_CONFLICT_TRIES):
             headers = _headers(write, write_id, expected)
             try:
-                return await Publication(self._bucket, write, headers).acknowledged()
+                return await WriteInFlight(self._bucket, write, headers).acknowledged()
             except ApiError as error:
                 if error.number != WRONG_LAST_SEQUENCE:
                     raise
@@ -105,8 +105,9 @@ class KvWriter:
                 if _same(stored, write):
                     self._unsure.pop(write.key, None)
                     return stored.revision
-                expected = stored.revision  # our own lost write: continue from it
-                continue
+                if write.resumes:
+                    expected = stored.revision  # our own lost write: continue from it
+                    continue
             expected = self._expected_after(write, stored)
         raise Conflict(f"key {write.key!r} keeps changing: read it again", details={"key": write.key})
 
@@ -117,7 +118,7 @@ class KvWriter:
         Raises:
             Conflict: the condition is really not met.
         """
-        if write.revision == 0 and (stored is None or stored.marker):
+        if write.revision == 0 and is_absent(write, stored):
             return 0 if stored is None else stored.revision
         raise conflict(write, stored)
 
@@ -199,7 +200,7 @@ class KvWriter:
             return again
 
 
-class Publication:
+class WriteInFlight:
     """One write in flight: sent again after silence or "no responders", until acknowledged."""
 
     def __init__(self, bucket: BucketOwner, write: KvWrite, headers: dict[str, str]) -> None:
@@ -234,7 +235,7 @@ class Publication:
                 done, _ = await asyncio.wait(
                     self._under_way, timeout=min(SILENCE_S, max(left, 0)), return_when=asyncio.FIRST_COMPLETED
                 )
-                for answered in done:
+                for answered in [each for each in self._under_way if each in done]:
                     self._bus.forget_request(self._under_way.pop(answered))
                     try:
                         return revision_of(answered.result(), self._key)
@@ -296,9 +297,14 @@ def revision_of(answer: Message, key: str) -> int:
     return int(parse_answer(answer, f"write {key}")["seq"])
 
 
+def is_absent(write: KvWrite, stored: StoredEntry | None) -> bool:
+    """Whether the key does not exist as far as this write is concerned."""
+    return stored is None or (stored.marker and write.revives)
+
+
 def conflict(write: KvWrite, stored: StoredEntry | None) -> Conflict:
     """The error for a condition that is not met."""
-    actual = 0 if stored is None or stored.marker else stored.revision
+    actual = 0 if stored is None or is_absent(write, stored) else stored.revision
     return Conflict(
         f"key {write.condition_key or write.key!r} is at revision {actual}, not {write.revision}: read it again",
         details={"key": write.condition_key or write.key, "revision": actual, "expected": write.revision},

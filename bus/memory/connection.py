@@ -1,4 +1,4 @@
-"""One connection to the in-memory hub."""
+"""One connection to the in-memory server."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _log = logging.getLogger("gangline.bus.memory")
 
 
 class ServerLink(Enum):
-    """State of the wire between one client and the hub."""
+    """State of the wire between one client and the server."""
 
     UP = auto()
     CUT = auto()
-    """Partitioned: both ends believe in it, nothing passes."""
+    """Partitioned: both ends think that it is up, but nothing gets through."""
     DOWN = auto()
-    """Lost, and both ends know."""
+    """Lost, and both ends know it."""
     CLOSED = auto()
 
 
 class Hub(Protocol):
-    """What connections and JetStream need of the server."""
+    """What connections and JetStream need from the server."""
 
     ambient: Environment
     context: contextvars.Context
@@ -46,12 +46,12 @@ class Hub(Protocol):
     def route(self, sender: MemoryConnection, message: Message) -> None: ...
 
     def hears(self, bus: MemoryConnection, subject: str) -> bool:
-        """Whether that connection listens there."""
+        """Whether that connection subscribes to the subject."""
         ...
 
     def tell(self, bus: MemoryConnection, subject: str, message: Message) -> None:
-        """JetStream sends a message to whoever listens on that subject at that connection, in order, and once if at
-        all. The message may have a subject of its own."""
+        """Deliver a message from JetStream to the connection's subscribers of that subject: in order, and at most once.
+        The message may have another subject."""
         ...
 
     def later(self, delay: float, action: Callable[[], None]) -> None: ...
@@ -69,7 +69,7 @@ class Hub(Protocol):
     def expired(self, stream: str, message: StreamMessage) -> None: ...
 
     def written(self, writer: str, stream: str, publications: Sequence[tuple[str, bytes, dict[str, str]]]) -> None:
-        """A stream took these, together."""
+        """A stream stored these, all in one write."""
         ...
 
     def listen(self, subscription: MemorySubscription) -> None: ...
@@ -95,7 +95,7 @@ class MemorySubscription:
         return f"<MemorySubscription {self.pattern.text!r} of {self.bus.name}>"
 
     def deliver(self, message: Message) -> None:
-        """Hand the message over on the loop's next turn."""
+        """Pass the message to the handler on the loop's next turn."""
         asyncio.get_running_loop().call_soon(self._handle, message, context=self._context)
 
     def _handle(self, message: Message) -> None:
@@ -135,10 +135,10 @@ class MemorySubscription:
 
 
 class MemoryConnection:
-    """A connection, without what is stored; `MemoryBus` has that, too."""
+    """A connection without storage, which `MemoryBus` adds."""
 
     server_version: Final = "2.15.0"
-    """What the server in memory behaves like."""
+    """The in-memory server behaves like this version."""
 
     def __init__(self, hub: Hub, name: str) -> None:
         self.hub = hub
@@ -147,18 +147,18 @@ class MemoryConnection:
         self.inbox = f"_INBOX.{hub.ambient.token()}"
         self.link = ServerLink.UP
         self.losses = 0
-        """How often the connection was lost: what the server has for another number of them is dead."""
+        """How often the connection was lost. Anything the server keeps for another count is outdated."""
         self.subscriptions: list[MemorySubscription] = []
         self.held: list[Callable[[], None]] = []
-        """What a partition holds back, both ways, in order."""
+        """Messages that a partition holds back in both directions, in order."""
         self.unheard: list[Callable[[], None]] | None = None
-        """What has left and does not arrive, in order, while only that way is cut."""
+        """Messages from this client that do not arrive while only this direction is cut, in order."""
         self.told_at = 0.0
-        """Server time when the last message that the server itself sent arrives."""
+        """Server time at which the last message from the server itself arrives."""
         self.stores_at = 0.0
-        """Server time when the last message for JetStream reaches the leader."""
+        """Server time at which the last message to JetStream reaches the leader."""
         self.loses = False
-        """What is `unheard` will never arrive."""
+        """Whether `unheard` messages are lost, not just late."""
         self._context = contextvars.copy_context()
         self._listeners: list[Callable[[ConnectionEvent], None]] = []
         self._pings: dict[asyncio.Future[None], None] = {}
@@ -206,7 +206,7 @@ class MemoryConnection:
         publish()
 
     def push(self) -> None:
-        pass  # what is published here has left
+        pass  # `publish` has already sent it
 
     async def writable(self) -> None:
         self.check_open()
@@ -275,7 +275,7 @@ class MemoryConnection:
         await self.ping()
 
     async def ping(self) -> None:
-        """The round trip loses nothing as long as the connection holds, and ends after what the server sent before."""
+        """Make a round trip. It is never dropped while connected, and ends after everything the server sent before."""
         self.check_open()
         pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pings[pong] = None
@@ -323,21 +323,21 @@ class MemoryConnection:
             action()
 
     def arrive(self, take: Callable[[Any], None], what: object) -> None:
-        """Something from the server has reached this client's socket."""
+        """Take something from the server that has reached this client's socket."""
         if self.link is ServerLink.UP:
             take(what)
         elif self.link is ServerLink.CUT:
             self.held.append(lambda: take(what))
 
     def from_leader(self, take: Callable[[Any], None], what: object) -> None:
-        """Something from JetStream's leader is at the servers."""
+        """Take something from JetStream's leader, unless a split keeps it from this client's server."""
         self.hub.to_or_from_leader(self, lambda: self.arrive(take, what))
 
     def fail_waiting(self, error: Callable[[], GanglineError] | None = None) -> None:
-        """Whoever waits for an answer hears of it; by default, that the connection is lost."""
+        """End every wait for an answer with an error; by default, that the connection was lost."""
         made = error or _lost
         if self._replies is not None:
-            # As this client, whoever is the cause.
+            # In this client's context, whoever caused the loss.
             self._context.copy().run(self._replies.fail, lambda _: made())
         for pong in self._pings:
             if not pong.done():
@@ -361,7 +361,7 @@ class MemoryConnection:
         return stop
 
     def tell(self, event: ConnectionEvent) -> None:
-        """Let the listeners know, on the loop's next turn."""
+        """Notify the listeners on the loop's next turn."""
         for listener in list(self._listeners):
             asyncio.get_running_loop().call_soon(self._tell_one, listener, event, context=self._context)
 

@@ -1,4 +1,4 @@
-"""The server's side of in-memory consumers: pull consumers with acknowledgements, and push consumers without."""
+"""The server side of in-memory consumers: pull consumers with acknowledgements, and push consumers without."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ..jetstream.wire import ACK_PREFIX, SECOND_NS
-from ..port.bus import ConsumerSettings, StreamMessage
+from ..port.bus import ConsumerSettings, Message, StreamMessage
 from ..port.subjects import SubjectPattern
+from .connection import Hub, MemoryConnection
 from .faults import server_time
 
 
 class ConsumedStore(Protocol):
-    """What a consumer needs of its stream; implemented by StreamStore."""
+    """What a consumer needs from its stream; implemented by StreamStore."""
 
     name: str
     messages: dict[int, StreamMessage]
@@ -34,26 +35,34 @@ class ConsumedStore(Protocol):
     def drop_consumer(self, name: str) -> bool: ...
 
 
-class DeliverySubject(Protocol):
-    """Where a consumer delivers: a subject of the connection that asked. What is sent there may get lost."""
+@dataclass(frozen=True, slots=True)
+class DeliveryInbox:
+    """Where a consumer delivers: a subject of the connection that requested it. Deliveries may be lost."""
+
+    hub: Hub
+    bus: MemoryConnection
+    losses: int
+    subject: str
 
     @property
     def gone(self) -> bool:
-        """The connection that asked is no more."""
-        ...
+        """Whether that connection is gone."""
+        bus = self.bus
+        return bus.losses != self.losses or not bus.connected or self.hub.cuts_off(bus)
 
     @property
     def wanted(self) -> bool:
-        """Somebody listens."""
-        ...
+        """Whether the connection still subscribes to the subject."""
+        return not self.gone and self.hub.hears(self.bus, self.subject)
 
     def send(self, message: StreamMessage, ack: str) -> None:
-        """A stored message, and where to acknowledge it."""
-        ...
+        """Send a stored message; `ack` is the subject for its acknowledgement."""
+        self.hub.tell(self.bus, self.subject, Message(message.subject, message.data, ack, message.headers))
 
     def tell(self, status: str, description: str, headers: Mapping[str, str]) -> None:
-        """A status."""
-        ...
+        """Send a status."""
+        everything = {"Status": status, "Description": description, **headers}
+        self.hub.tell(self.bus, self.subject, Message(self.subject, b"", "", everything))
 
 
 _HEARTBEAT: Final = ("100", "Idle Heartbeat")
@@ -65,13 +74,13 @@ def _ack(store: str, consumer: str, count: int, message: StreamMessage, ordinal:
 
 
 class PushConsumerStore:
-    """A push consumer: delivers in order to one subject, as long as somebody listens there.
+    """A push consumer: delivers in order to one subject while it has a subscriber.
 
-    Invariant: `_snapshot` has sequences below `_next`, which go first.
+    Invariant: sequences in `_snapshot` are below `_next`, and are delivered first.
     """
 
     def __init__(
-        self, store: ConsumedStore, name: str, fields: Mapping[str, Any], to: DeliverySubject, created: str
+        self, store: ConsumedStore, name: str, fields: Mapping[str, Any], to: DeliveryInbox, created: str
     ) -> None:
         self.name = name
         self.fields = fields
@@ -121,7 +130,7 @@ class PushConsumerStore:
         self._to.send(message, _ack(self._store.name, self.name, 1, message, self._ordinal, pending))
 
     def forget(self, sequence: int) -> None:
-        pass  # what is gone is skipped
+        pass  # `signal` skips messages that are gone
 
     def _await_beat(self) -> None:
         loop = asyncio.get_running_loop()
@@ -149,7 +158,7 @@ class PullRequest:
 
     __slots__ = ("ends_at", "heartbeat_s", "left", "to")
 
-    def __init__(self, to: DeliverySubject, count: int, expires_s: float, heartbeat_s: float) -> None:
+    def __init__(self, to: DeliveryInbox, count: int, expires_s: float, heartbeat_s: float) -> None:
         self.to = to
         self.left = count
         self.ends_at = server_time() + expires_s
@@ -165,7 +174,7 @@ class _Pending:
 class ConsumerStore:
     """A pull consumer.
 
-    Invariant: `_pending` is in the order of `due_at`; a sequence in `_due` is in `_pending` too.
+    Invariant: `_pending` is ordered by `due_at`; each sequence in `_due` is in `_pending` too.
     """
 
     def __init__(self, store: ConsumedStore, name: str, fields: Mapping[str, Any], created: str) -> None:
@@ -187,7 +196,7 @@ class ConsumerStore:
         self._next = 1
         self._pending: dict[int, _Pending] = {}
         self._due: dict[int, None] = {}
-        """To be delivered again, in this order."""
+        """Sequences to deliver again, in this order."""
         self._ordinal = 0
         self._requests: deque[PullRequest] = deque()
         self._redelivery: asyncio.TimerHandle | None = None
@@ -214,11 +223,11 @@ class ConsumerStore:
         self.signal()
 
     def drop_requests(self) -> None:
-        """Forget all requests, without telling anybody."""
+        """Drop all requests without an answer."""
         self._requests.clear()
 
     def signal(self) -> None:
-        """Something may be deliverable."""
+        """There may be something to deliver."""
         while self._requests and self._store.running():
             request = self._requests[0]
             if request.to.gone:
@@ -228,16 +237,16 @@ class ConsumerStore:
             if taken is None:
                 return
             request.left -= 1
-            self._requests.rotate(-1)  # they take turns
+            self._requests.rotate(-1)  # requests take turns
             if request.left == 0:
                 self._requests.remove(request)
             message, count = taken
             self._ordinal += 1
-            # Nobody needs to know how many are pending, and counting them takes long.
+            # No client reads how many are pending, and counting them is slow.
             request.to.send(message, _ack(self._store.name, self.name, count, message, self._ordinal, 0))
 
     def _take(self) -> tuple[StreamMessage, int] | None:
-        """The next message to deliver, and how often it was delivered then: what is due again first."""
+        """The next message to deliver, redeliveries first, and its delivery count."""
         while self._due:
             sequence = next(iter(self._due))
             del self._due[sequence]

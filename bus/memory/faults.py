@@ -1,4 +1,4 @@
-"""What can go wrong on the way through an in-memory hub, drawn from a seeded source of chance."""
+"""Faults of messages and storage in the in-memory server, drawn from a seeded random source."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 SERVER = "server"
-"""Sender of the server's own messages, that is of no-responders statuses."""
+"""Sender of the server's own messages, which are "no responders" statuses."""
 
 LOST: tuple[float, ...] = ()
 """The fate of a message that never arrives."""
 
 
 def server_time() -> float:
-    """Monotonic seconds of the server's own clock. A client's may be another: on a simulated loop each process has its
-    own, and what the server does is done in contexts that belong to none."""
+    """Monotonic seconds of the server's own clock. Clients may have other clocks: on a simulated loop each process has
+    its own, and the server runs in contexts of no process."""
     return contextvars.Context().run(asyncio.get_running_loop().time)
 
 
 class WriteOutcome(NamedTuple):
-    """What happens to one JetStream operation."""
+    """The fate of one JetStream operation."""
 
     request_s: float | None
     """Seconds until the server has it; None: it never arrives."""
     answer_s: float | None
-    """Seconds until the caller has the answer after that; None: the answer is lost, though it was done."""
+    """Seconds after that until the caller has the answer; None: it was carried out, and the answer is lost."""
 
 
 class Faults(Protocol):
@@ -43,30 +43,29 @@ class Faults(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRates:
-    """How often what goes wrong. Probabilities are for each message; times are in seconds."""
+    """How often each fault occurs. Probabilities are per message; times are in seconds."""
 
     latency_s: float = 0.0005
-    """Every message takes this, and up to half as much again."""
+    """Every message takes this long, or up to 1.5 times as long."""
     drop: float = 0.0
     duplicate: float = 0.0
     delay: float = 0.0
-    """Held up for up to `delay_s`, and all behind it on the same link with it (as TCP does)."""
+    """Delayed by up to `delay_s`, together with everything behind it on the same link (as with TCP)."""
     delay_s: float = 0.5
     reorder: float = 0.0
-    """Held up for up to `delay_s` while others overtake."""
+    """Delayed by up to `delay_s` while others overtake it."""
     storage_drop: float = 0.0
-    """An operation, or its answer, is lost; each with this probability."""
+    """An operation is lost, or its answer; each with this probability."""
 
 
 class Split:
-    """Servers that do not hear each other, as those see it on whose side JetStream has no leader (`away`). The others
-    are not held up, but hear nothing from there.
+    """A cluster split into two sides. One has JetStream's leader; the other one, `away`, has none.
 
-    As long as no server has noticed, what is meant for the other side is kept on the way; from then on it is lost, and
-    a server says at once that nobody listens on its side.
+    Until the servers notice the split, messages to the other side are kept on the way. After that they are lost, and a
+    server reports at once that there are no responders on its side.
 
     Args:
-        away: by the name of a connection, whether it is on the side without the leader.
+        away: whether the connection of that name is on the side without the leader.
     """
 
     def __init__(self, away: Callable[[str], bool]) -> None:
@@ -75,31 +74,31 @@ class Split:
         self._kept: list[Callable[[], None]] = []
 
     def cross(self, pass_on: Callable[[], None]) -> None:
-        """Something is on its way to the other side."""
+        """Keep or lose something that is on its way to the other side."""
         if not self.noticed:
             self._kept.append(pass_on)
 
     def notice(self) -> None:
-        """Servers have given up their connections to those on the other side."""
+        """The servers have given up their connections to the other side."""
         self.noticed = True
         self._kept.clear()
 
     def end(self) -> None:
-        """What was kept comes through now, in order."""
+        """Deliver everything that was kept, in order."""
         kept, self._kept = self._kept, []
         for pass_on in kept:
             pass_on()
 
 
 class RandomFaults:
-    """Faults by chance. Messages on one link (sender to receiver) keep their order unless `reorder` was drawn.
+    """Random faults. Messages on one link (sender to receiver) keep their order unless `reorder` was drawn.
 
-    This is harsher than NATS, which neither duplicates nor reorders between two clients. What the server itself says
-    comes down one connection, in order and once, here too: it may only be lost or late.
+    This is harsher than NATS, which neither duplicates nor reorders between two clients. Messages from the server
+    itself are never duplicated or reordered here either: they can only be lost or late.
 
     Args:
-        source: seeded; each decision draws from it, so the same run draws the same fates.
-        rates: may be replaced at any time, for phases of calm and storm.
+        source: seeded; each decision draws from it, so a repeated run has the same faults.
+        rates: may be replaced at any time, for calm and stormy phases.
     """
 
     def __init__(self, source: random.Random, rates: FaultRates, on_fault: Callable[[str, str], None] | None = None):
@@ -154,4 +153,4 @@ class RandomFaults:
 
 
 def _ignore(_kind: str, _subject: str) -> None:
-    """Nobody wants to know."""
+    """Does nothing."""

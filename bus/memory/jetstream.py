@@ -1,15 +1,14 @@
-"""JetStream in memory: its API, what is published to streams, and acknowledgements.
+"""JetStream in memory: its API, publications to streams, and acknowledgements.
 
-Answers have what clients of `bus` read, and no more. Each request is the message that a real server would get, so that
-tests and simulations run the code that users run.
+Requests are the messages that a real server would get, so tests and simulations run the same client code as users do.
+Answers contain only what that code reads.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Final
 
 from ..jetstream.api import CONSUMER_NOT_FOUND, NO_MESSAGE, STREAM_EXISTS, STREAM_NOT_FOUND
@@ -18,7 +17,7 @@ from ..nats_client.protocol import encode_headers
 from ..port.bus import Message, StreamMessage
 from ..port.subjects import SubjectPattern, overlap
 from .connection import Hub, MemoryConnection
-from .consumer_store import ConsumerStore, PullRequest, PushConsumerStore
+from .consumer_store import ConsumerStore, DeliveryInbox, PullRequest, PushConsumerStore
 from .stream_store import JetStreamRefusal, StreamConfiguration, StreamStore, utc_text
 
 API_PREFIX: Final = "$JS.API."
@@ -27,35 +26,9 @@ _MOST_KNOWN: Final = 4096
 _BATCH_ID: Final = "Nats-Batch-Id"
 
 Respond = Callable[[bytes | None], None]
-"""Answers a message. None: nobody is there to answer it."""
+"""Answers a message. None: there are no responders."""
 Api = Callable[["MemoryJetStream", MemoryConnection, list[str], dict[str, Any]], dict[str, Any] | str]
 """A request's sender, the names in its subject, and its body; returns the answer, or its JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryInbox:
-    """Implements consumer_store.DeliverySubject."""
-
-    hub: Hub
-    bus: MemoryConnection
-    losses: int
-    subject: str
-
-    @property
-    def gone(self) -> bool:
-        bus = self.bus
-        return bus.losses != self.losses or not bus.connected or self.hub.cuts_off(bus)
-
-    @property
-    def wanted(self) -> bool:
-        return not self.gone and self.hub.hears(self.bus, self.subject)
-
-    def send(self, message: StreamMessage, ack: str) -> None:
-        self.hub.tell(self.bus, self.subject, Message(message.subject, message.data, ack, message.headers))
-
-    def tell(self, status: str, description: str, headers: Mapping[str, str]) -> None:
-        everything = {"Status": status, "Description": description, **headers}
-        self.hub.tell(self.bus, self.subject, Message(self.subject, b"", "", everything))
 
 
 class MemoryJetStream:
@@ -65,9 +38,9 @@ class MemoryJetStream:
         self._hub = hub
         self._stores: dict[str, StreamStore] = {}
         self._takers: dict[str, StreamStore | None] = {}
-        """Which stream takes a subject, as far as it was asked. Bounded."""
+        """Cache: the stream of each subject that was looked up. Limited in number."""
         self._held = 0
-        """How many hold sources back, see `hold_sources`."""
+        """Number of calls of `hold_sources` without a `release_sources`."""
 
     def __repr__(self) -> str:
         return f"<MemoryJetStream {list(self._stores.values())!r}>"
@@ -91,7 +64,7 @@ class MemoryJetStream:
         self._hub.expired(store.name, message)
 
     def takes(self, subject: str) -> bool:
-        """Whether what is published there is for us: a request, an acknowledgement, or a message of a stream."""
+        """Whether JetStream handles the subject: an API request, an acknowledgement, or a stream's message."""
         return subject.startswith((API_PREFIX, ACK_PREFIX)) or self._taker(subject) is not None
 
     def _taker(self, subject: str) -> StreamStore | None:
@@ -102,10 +75,10 @@ class MemoryJetStream:
             self._takers[subject] = next(found, None)
         return self._takers[subject]
 
-    # -- what comes -----------------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------------------
 
     def handle(self, sender: MemoryConnection, message: Message, respond: Respond) -> None:
-        """A message has reached the leader."""
+        """Process a message that has reached the leader."""
         subject = message.subject
         if subject.startswith(API_PREFIX) and not subject.startswith(_NEXT_PREFIX):
             respond(self._call(sender, message))
@@ -122,7 +95,7 @@ class MemoryJetStream:
 
     @staticmethod
     def without_leader(message: Message) -> bytes | None:
-        """The answer of a server that knows of no leader; None: nobody is there to answer."""
+        """The answer of a server that knows of no leader; None: there are no responders."""
         return _NO_LEADER if message.subject.startswith(API_PREFIX) else None
 
     def _publish(self, sender: MemoryConnection, store: StreamStore, message: Message, respond: Respond) -> None:
@@ -325,7 +298,7 @@ class MemoryJetStream:
         self._store(names).drop_consumer(self._consumer(names).name)
         return {"success": True}
 
-    # -- accidents ------------------------------------------------------------------------------------------------
+    # -- outages --------------------------------------------------------------------------------------------------
 
     def _lose(self, store: StreamStore) -> None:
         del self._stores[store.name]
@@ -333,16 +306,18 @@ class MemoryJetStream:
         store.discard()
 
     def lose_memory(self) -> None:
-        """The server goes down, and with it what is in memory: streams, and push consumers."""
+        """The server stops: memory streams, push consumers, and the ids of messages that are not stored any more are
+        lost."""
         for store in list(self._stores.values()):
             if store.configuration.in_memory:
                 self._lose(store)
             else:
+                store.forget_removed()
                 for name in [each.name for each in store.consumers.values() if isinstance(each, PushConsumerStore)]:
                     store.drop_consumer(name)
 
     def forget_requests(self) -> None:
-        """The leader goes: requests that stood there get no answer."""
+        """The leader is lost: its pending pull requests get no answer."""
         for store in self._stores.values():
             for consumer in store.consumers.values():
                 if isinstance(consumer, ConsumerStore):
@@ -350,16 +325,16 @@ class MemoryJetStream:
 
     @property
     def sourcing(self) -> bool:
-        """Whether a stream takes messages from another one."""
+        """Whether any stream has a source."""
         return any(store.configuration.sources for store in self._stores.values())
 
     def hold_sources(self) -> None:
-        """Streams take nothing from others before `release_sources`; both may be nested. After the loss of a stream's
-        leader the server looks for sources again only after a while."""
+        """Stop all streams from taking messages from their sources, until `release_sources`; calls may be nested. A
+        real server needs some time to find the sources again after a stream has lost its leader."""
         self._held += 1
 
     def release_sources(self) -> None:
-        """Streams go on with their sources where they find that they were. See `StreamStore.resume_source`."""
+        """End a `hold_sources`; after the last one, all streams resume. See `StreamStore.resume_source`."""
         self._held -= 1
         if not self._held:
             for store in self._stores.values():
@@ -371,7 +346,7 @@ class MemoryJetStream:
                 store.resume_source(source, origin)
 
     def resume(self) -> None:
-        """Storage works again: what has expired meanwhile goes first."""
+        """Storage works again. Messages that have expired meanwhile are removed first."""
         for store in list(self._stores.values()):
             store.expire()
         for store in list(self._stores.values()):

@@ -1,11 +1,10 @@
 """A NATS server in memory, for tests, the simulator and users' own tests.
 
-`MemoryServer` stands for the server; `MemoryServer.connect` gives connections that keep every promise of `port`, as the
-conformance suite shows. By itself a hub delivers everything, in order, on the next turn of the event loop. Operators'
-accidents are methods (`stop`, `start`, `disconnect`, `partition`, `storage_down`); accidents of single messages come
-from a `Faults` object.
+`MemoryServer.connect` returns connections that pass the same conformance suite as those to a real server. Without
+faults, everything is delivered in order, on the next turn of the event loop. Outages are methods (`stop`, `start`,
+`disconnect`, `partition`, `storage_down`); a `Faults` object draws the faults of single messages.
 
-Times are those of the running loop, so that a virtual loop moves expiry and time-outs along.
+All times come from the running loop, so a virtual loop also controls expiry and timeouts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from ..port.bus import (
     StreamMessage,
     StreamSettings,
 )
-from ..storage.opened import OpenedStorage
+from ..storage import OpenedStorage
 from .connection import MemoryConnection, MemorySubscription, ServerLink
 from .faults import SERVER, Faults, Split, WriteOutcome, server_time
 from .jetstream import MemoryJetStream
@@ -44,7 +43,7 @@ Matches = tuple[list["MemorySubscription"], list[list["MemorySubscription"]]]
 
 
 def _inbox_of(subject: str) -> str:
-    """The first two parts of a subject below an inbox, or of a pattern; empty: it is of no one inbox."""
+    """The first two parts of a subject or pattern below one inbox; empty for any other."""
     if not subject.startswith(_INBOXES):
         return ""
     name = subject[: subject.find(".", len(_INBOXES))] if "." in subject[len(_INBOXES) :] else subject
@@ -52,14 +51,20 @@ def _inbox_of(subject: str) -> str:
 
 
 class RoutingTable:
-    """Which listeners match a subject. Those of an inbox are found by it; the other answers are remembered until a
-    listener comes or goes."""
+    """Finds the listeners that match a subject. Listeners of an inbox are indexed by it, others without wildcards by
+    their subject; results for subjects that are no inbox are cached until a listener is added or removed."""
 
     def __init__(self) -> None:
+        self._numbers = itertools.count()
         self._inboxes: dict[str, dict[MemorySubscription, None]] = {}
-        self._others: dict[MemorySubscription, None] = {}
+        self._others: dict[MemorySubscription, int] = {}
+        """Numbered in subscription order."""
+        self._literal: dict[str, dict[MemorySubscription, None]] = {}
+        """Those of the others whose pattern has no wildcard, by their subject."""
+        self._patterns: dict[MemorySubscription, None] = {}
+        """The rest of the others."""
         self._wide: dict[MemorySubscription, None] = {}
-        """Those of the others that may match in several inboxes."""
+        """Those of the others whose pattern may match subjects in several inboxes."""
         self._known: dict[str, Matches] = {}
 
     def __len__(self) -> int:
@@ -70,8 +75,12 @@ class RoutingTable:
         if inbox:
             self._inboxes.setdefault(inbox, {})[listener] = None
         else:
-            self._others[listener] = None
+            self._others[listener] = next(self._numbers)
             self._known.clear()
+            if listener.pattern.literal:
+                self._literal.setdefault(listener.pattern.text, {})[listener] = None
+            else:
+                self._patterns[listener] = None
             if listener.pattern.text[0] in "*>_":
                 self._wide[listener] = None
 
@@ -86,19 +95,31 @@ class RoutingTable:
             del self._others[listener]
             self._known.clear()
             self._wide.pop(listener, None)
+            self._patterns.pop(listener, None)
+            same = self._literal.get(listener.pattern.text, {})
+            same.pop(listener, None)
+            if not same:
+                self._literal.pop(listener.pattern.text, None)
 
     def match(self, subject: str) -> Matches:
-        """Plain listeners, and the members of each queue group, in the order in which they subscribed."""
+        """Plain listeners, and the members of each queue group, in subscription order."""
         inbox = _inbox_of(subject)
         if inbox:
             return self._find(subject, (*self._inboxes.get(inbox, ()), *self._wide))
         known = self._known.get(subject)
         if known is None:
-            known = self._find(subject, self._others)
-            if len(self._known) > 4096:  # subjects made for one answer each
+            known = self._find(subject, self._near(subject))
+            if len(self._known) > 4096:  # many subjects are used for a single answer
                 self._known.clear()
             self._known[subject] = known
         return known
+
+    def _near(self, subject: str) -> Iterable[MemorySubscription]:
+        """The others that may match, in subscription order."""
+        same = self._literal.get(subject)
+        if same is None:
+            return self._patterns
+        return sorted((*same, *self._patterns), key=self._others.__getitem__)
 
     @staticmethod
     def _find(subject: str, listeners: Iterable[MemorySubscription]) -> Matches:
@@ -131,9 +152,9 @@ class MemoryServer:
     """A server in memory.
 
     Args:
-        ambient: names of inboxes, and the choice of a queue group's member.
-        faults: the fate of each message; None: all arrive at once.
-        max_payload: largest body plus headers, in bytes.
+        ambient: source of inbox names and of the choice among a queue group's members.
+        faults: decides the fate of each message; None: all arrive at once.
+        max_payload: maximum size of body plus headers, in bytes.
         storage_timeout_s: how long clients wait for a storage operation; at least 0.1 s.
     """
 
@@ -152,14 +173,14 @@ class MemoryServer:
         self.up = True
         self.storage_up = True
         self.still = False
-        """JetStream stands still; see `stand_still`."""
+        """JetStream is paused; see `stand_still`."""
         self._frozen = False
         self._split: Split | None = None
-        # Of its own, so that what the server does belongs to no client's task or node.
+        # Its own context, so that the server's work is attributed to no client's task or node.
         self.context = contextvars.Context()
         self._table = RoutingTable()
         self._buses: dict[MemoryConnection, MemoryBus] = {}
-        """Each by itself."""
+        """Each connection, by itself."""
         self.streams = MemoryJetStream(self)
         self._message_taps: list[MessageTap] = []
         self._change_taps: list[ChangeTap] = []
@@ -174,7 +195,7 @@ class MemoryServer:
     # -- clients --------------------------------------------------------------------------------------------------
 
     def connect(self, name: str = "memory") -> MemoryBus:
-        """A new connection. Its handlers run in the context of whoever subscribes.
+        """Open a connection. Handlers run in the context in which they subscribed.
 
         Raises:
             ServerUnreachable: the server is down.
@@ -200,17 +221,17 @@ class MemoryServer:
         on_write: WriteTap | None = None,
         on_stored: StoredTap | None = None,
     ) -> None:
-        """See what passes, for checkers and for debugging.
+        """Observe the traffic, for checkers and for debugging.
 
         Args:
-            on_message: each message that reaches the server, with its sender's name; not those to JetStream's API.
-            on_delivery: each message just before a handler gets it, with the receiver's name.
-            on_change: each new revision in a bucket, with the bucket's name; and each key that expires, with the
-                revision 0, since that makes none.
-            on_write: each write or atomic batch that was taken, after its revisions, with the names of the writer and
-                of the bucket, but without times to live. Of a refused one nothing is told.
-            on_stored: each message that a stream stores, with the stream's name; those of schedules, too, but not
-                those of buckets.
+            on_message: called with each message that reaches the server, except for JetStream's API, and its sender.
+            on_delivery: called with each message just before its handler is, and the receiver's name.
+            on_change: called with each new revision in a bucket, and the bucket's name. A key that expires has the
+                revision 0.
+            on_write: called with each accepted write or atomic batch, after its revisions, and the names of the writer
+                and of the bucket. Times to live are left out.
+            on_stored: called with each message that a stream stores, including those published by schedules, and the
+                stream's name. Buckets are left out.
         """
         if on_delivery is not None:
             self.delivery_taps.append(on_delivery)
@@ -224,24 +245,24 @@ class MemoryServer:
             self._stored_taps.append(on_stored)
 
     def listeners(self, subject: str) -> list[str]:
-        """Names of those who would get a message to that subject now; of a queue group, all members."""
+        """Names of the connections that a message to that subject may go to, with all members of queue groups."""
         plain, groups = self._table.match(subject)
         return [one.bus.name for one in itertools.chain(plain, *groups)]
 
     def store(self, bucket: str) -> StreamStore | None:
-        """The stream of a bucket; None: there is none."""
+        """The stream of a bucket; None if there is none."""
         return self.streams.find(_BUCKET + bucket)
 
     def peek(self, bucket: str) -> list[KvEntry]:
-        """What a bucket holds, without asking over a connection."""
+        """The current entries of a bucket, read without a connection."""
         store = self.store(bucket)
         entries = [] if store is None else [_entry(store.name, message) for message in store.messages.values()]
         return [entry for entry in entries if entry.operation is KvOperation.PUT]
 
-    # -- accidents ------------------------------------------------------------------------------------------------
+    # -- outages --------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """The server goes down: every connection is lost, and with them what memory streams held. Idempotent."""
+        """Shut down: all connections are lost, and the contents of memory streams. Idempotent."""
         if not self.up:
             return
         self.up = False
@@ -250,7 +271,7 @@ class MemoryServer:
         self.streams.lose_memory()
 
     def start(self) -> None:
-        """The server is back; clients reconnect at once, unless they are held off or partitioned. Idempotent."""
+        """Come back; clients reconnect at once. Idempotent."""
         if self.up:
             return
         self.up = True
@@ -259,11 +280,11 @@ class MemoryServer:
         self.streams.resume()
 
     def disconnect(self, bus: MemoryBus) -> None:
-        """Cut one connection; both ends know. It stays down until `reconnect` (or `start`)."""
+        """Cut one connection, with the knowledge of both ends. It stays down until `reconnect` (or `start`)."""
         self._lose(bus)
 
     def reconnect(self, bus: MemoryBus) -> None:
-        """Let a lost connection come back. Does nothing while the server is down or for a live connection."""
+        """Restore a lost connection. No-op for a live one, and while the server is down."""
         if not self.up or self._frozen or bus.link is not ServerLink.DOWN:
             return
         bus.link = ServerLink.UP
@@ -272,8 +293,8 @@ class MemoryServer:
         bus.tell(ConnectionEvent.RECONNECTED)
 
     def partition(self, bus: MemoryBus) -> None:
-        """Hold back what passes either way, as a network that swallows packets does: TCP tries again, and nobody
-        knows. Ends with `heal` (all comes through, late) or `disconnect` (all is lost)."""
+        """Hold back all messages in both directions, like a network that drops packets: TCP retries, and neither end
+        notices. Ends with `heal` (they arrive late) or `disconnect` (they are lost)."""
         if bus.link is ServerLink.UP:
             bus.link = ServerLink.CUT
 
@@ -286,26 +307,26 @@ class MemoryServer:
                 pass_on()
 
     def mute(self, bus: MemoryBus, *, loses: bool) -> None:
-        """Hold back what the client sends, or lose it, and nothing else: it hears everything. Ends with `unmute`."""
+        """Hold back what the client sends, or lose it; it still receives everything. Ends with `unmute`."""
         if bus.unheard is None:
             bus.unheard, bus.loses = [], loses
 
     def unmute(self, bus: MemoryBus) -> None:
-        """What was held back comes through, late. Idempotent."""
+        """Deliver what was held back. Idempotent."""
         held, bus.unheard = bus.unheard, None
         for pass_on in held or ():
             bus.depart(pass_on)
 
     def kill(self, bus: MemoryBus) -> None:
-        """The client's process is gone: the server forgets it, and nobody tells the client."""
+        """The client's process died: the server forgets the connection, and the client is not notified."""
         if bus.link is not ServerLink.CLOSED:
             self._lose(bus, tell=False)
             bus.link = ServerLink.CLOSED
         self.forget(bus)
 
     def storage_down(self) -> None:
-        """JetStream has no leader: operations fail at once, and what stood at the one before is forgotten. Messages
-        go on."""
+        """JetStream loses its leader: operations fail at once, and pending requests are dropped. Messages that are not
+        for JetStream still arrive."""
         self.storage_up = False
         self.streams.forget_requests()
 
@@ -314,24 +335,24 @@ class MemoryServer:
         self.streams.resume()
 
     def stand_still(self) -> None:
-        """JetStream does nothing by itself, and nothing expires, before `go_on`."""
+        """Pause JetStream until `go_on`: it delivers nothing, no schedule fires, and nothing expires."""
         self.still = True
 
     def go_on(self) -> None:
-        """What has expired meanwhile goes first."""
+        """End the pause. Messages that have expired meanwhile are removed first."""
         self.still = False
         self.streams.resume()
 
     def freeze(self) -> None:
-        """The server stands still: connections stay up, and nothing passes before `thaw`. Idempotent."""
+        """Freeze the server until `thaw`: connections stay up, but nothing gets through. Idempotent."""
         self._frozen = True
         self.stand_still()
         for bus in self.connections:
             self.partition(bus)
 
     def thaw(self, lag_s: Callable[[], float] = lambda: 0.0) -> None:
-        """What the server does by the clock goes first, then all that was held comes through: of each connection when
-        the server comes to it, after `lag_s`."""
+        """End the freeze: first everything that is due by the clock happens, then each connection's held messages get
+        through, `lag_s()` later."""
         self._frozen = False
         self.go_on()
 
@@ -344,8 +365,7 @@ class MemoryServer:
             self.later(lag_s(), functools.partial(serve, bus))
 
     def split(self, away: Callable[[str], bool]) -> Split:
-        """Let the servers fall apart; `away` says by the name of a connection whether it is on the side where JetStream
-        has no leader. Ends with `mend`."""
+        """Split the cluster in two, until `mend`; see Split."""
         self._split = Split(away)
         return self._split
 
@@ -354,7 +374,7 @@ class MemoryServer:
         return self._split is not None
 
     def mend(self) -> None:
-        """All servers hear each other. Idempotent."""
+        """End the split. Idempotent."""
         split, self._split = self._split, None
         if split is not None:
             split.end()
@@ -363,14 +383,14 @@ class MemoryServer:
     # -- for connections ------------------------------------------------------------------------------------------
 
     def cuts_off(self, bus: MemoryConnection) -> bool:
-        """Whether the leader knows that it cannot be reached."""
+        """Whether the leader knows that the connection is on the other side of a split."""
         return self._split is not None and self._split.noticed and self._split.away(bus.name)
 
     def to_or_from_leader(
         self, bus: MemoryConnection, pass_on: Callable[[], None], refuse: Callable[[], None] | None = None
     ) -> None:
-        """Something is on its way between a connection's server and JetStream's leader. `refuse`: it is known that
-        there is none to be reached."""
+        """Pass something between a connection's server and JetStream's leader. `refuse` is called instead if the server
+        knows that it cannot reach a leader."""
         split = self._split
         if split is None or not split.away(bus.name):
             pass_on()
@@ -387,8 +407,7 @@ class MemoryServer:
             self._answer(sender, _nobody(message))
 
     def _to_storage(self, sender: MemoryConnection, message: Message) -> None:
-        """On the way from one connection to JetStream's leader: in order, and without losses unless somebody waits for
-        the answer."""
+        """Send a message to JetStream's leader: in order per connection, and never lost unless it expects an answer."""
         now, fate = server_time(), _PROMPT
         if self.faults is not None and message.reply:
             fate = self.faults.storage(sender.name, now)
@@ -424,7 +443,7 @@ class MemoryServer:
         )
 
     def show(self, sender: MemoryConnection, message: Message) -> bool:
-        """Send a message to those who subscribe its subject; whether there are some."""
+        """Send a message to the subscribers of its subject; returns whether there are any."""
         for tap in self._message_taps:
             tap(sender.name, message)
         plain, groups = self._table.match(message.subject)
@@ -443,7 +462,7 @@ class MemoryServer:
     def _within_reach(
         self, split: Split, sender: MemoryConnection, subscriptions: Sequence[MemorySubscription]
     ) -> list[MemorySubscription]:
-        """Those that the sender's server believes to be there."""
+        """The subscribers that the sender's server believes to be reachable."""
         if not split.noticed:
             return list(subscriptions)
         side = split.away(sender.name)
@@ -488,14 +507,14 @@ class MemoryServer:
             loop.call_later(delay, subscription.bus.arrive, subscription.deliver, message, context=self.context)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
-        """Do something as the server, after `delay` seconds (0: now)."""
+        """Run `action` in the server's context, after `delay` seconds (0: now)."""
         if delay <= 0:
             action()
         else:
             asyncio.get_running_loop().call_later(delay, action, context=self.context)
 
     def pong_s(self, bus: MemoryConnection) -> float:
-        """How long a round trip to the server itself takes: the answer comes after what the server sent before."""
+        """The duration of a ping: its answer arrives after everything that the server sent before."""
         behind_s = bus.told_at - server_time()
         return behind_s + _A_MOMENT_S if behind_s > 0 else 0.0
 
@@ -551,7 +570,7 @@ class MemoryServer:
 
 
 class MemoryBus(MemoryConnection):
-    """A connection; see port.Bus for what it promises. Made by `MemoryServer.connect`."""
+    """A connection to a MemoryServer; implements port.Bus. Created by `MemoryServer.connect`."""
 
     def __init__(self, server: MemoryServer, name: str) -> None:
         super().__init__(server, name)

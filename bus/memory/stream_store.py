@@ -1,21 +1,23 @@
-"""The server's side of an in-memory stream: messages, conditions, limits, duplicates, expiry, batches, schedules."""
+"""The server side of an in-memory stream: messages, conditions, limits, duplicates, expiry, batches, schedules."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
+from ...schemas.errors.base import InvalidSchedule
+from ...schemas.schedules import CronSchedule, parse_schedule
 from ..jetstream.wire import SECOND_NS
 from ..port.bus import ConsumerSettings, StreamMessage
 from ..port.subjects import SubjectPattern
 from .faults import server_time
-from .schedules import CronSchedule, parse_go_duration, parse_schedule
 
 _SCHEDULE: Final = "Nats-Schedule"
 _TARGET: Final = "Nats-Schedule-Target"
@@ -37,7 +39,7 @@ Publication = tuple[str, bytes, dict[str, str]]
 
 
 class JetStreamRefusal(Exception):
-    """An error as JetStream's answers carry it."""
+    """An error that JetStream answers with."""
 
     def __init__(self, number: int, text: str, *, status: int = 400) -> None:
         super().__init__(text)
@@ -46,7 +48,7 @@ class JetStreamRefusal(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConfiguration:
-    """Another stream, whose messages on `subjects` this one stores on `to`, from sequence `start` on."""
+    """A source stream: its messages on `subjects`, from sequence `start` on, are also stored here, on `to`."""
 
     name: str
     subjects: SubjectPattern
@@ -54,16 +56,16 @@ class SourceConfiguration:
     start: int
 
     def subject(self, subject: str) -> str:
-        """Where it is stored here."""
+        """The subject here for a subject there."""
         return self.to[:-1] + subject[len(self.subjects.text) - 1 :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfiguration:
-    """What a request to create a stream says of it, as far as it means something in memory."""
+    """The parts of a stream's configuration that the in-memory server supports."""
 
     fields: Mapping[str, Any]
-    """As they came."""
+    """As received."""
     patterns: tuple[SubjectPattern, ...]
     work_queue: bool
     in_memory: bool
@@ -71,7 +73,7 @@ class StreamConfiguration:
     max_bytes: int
     max_age_s: float
     per_subject: int
-    """Most messages of one subject; 0: any number."""
+    """Maximum number of messages per subject; 0: unlimited."""
     expiring: bool
     rollup: bool
     schedules: bool
@@ -104,21 +106,21 @@ class StreamConfiguration:
 
 
 class StreamConsumer(Protocol):
-    """What a stream knows of its consumers."""
+    """What a stream needs from its consumers."""
 
     name: str
 
     @property
     def settings(self) -> ConsumerSettings | None:
-        """Of a pull consumer."""
+        """The settings of a pull consumer; None for a push consumer."""
         ...
 
     def signal(self) -> None:
-        """Something may be deliverable."""
+        """There may be something to deliver."""
         ...
 
     def forget(self, sequence: int) -> None:
-        """The message is no more."""
+        """The message was removed."""
         ...
 
     def end(self) -> None:
@@ -127,18 +129,18 @@ class StreamConsumer(Protocol):
 
 
 class StreamWatch(Protocol):
-    """Is told what becomes of a stream's messages."""
+    """Observes a stream's messages."""
 
     def stored(self, store: StreamStore, message: StreamMessage) -> None: ...
 
     def expired(self, store: StreamStore, message: StreamMessage) -> None: ...
 
     def running(self) -> bool:
-        """Whether storage works right now; nothing is delivered and no schedule is due while it does not."""
+        """Whether storage works. While it does not, nothing is delivered and no schedule fires."""
         ...
 
     def still(self) -> bool:
-        """Whether nothing expires right now."""
+        """Whether expiry is paused."""
         ...
 
 
@@ -152,7 +154,7 @@ class StreamStore:
     """One stream.
 
     Args:
-        context: in which timers run (the server's own).
+        context: the context for timers (the server's own).
         wall: the server's clock.
     """
 
@@ -163,11 +165,11 @@ class StreamStore:
         self.configuration = configuration
         self.created = utc_text(wall())
         self.messages: dict[int, StreamMessage] = {}
-        """In the order of their sequences."""
+        """By sequence, in ascending order."""
         self.last_sequence = max(int(configuration.fields.get("first_seq", 0)), 1) - 1
         self.bytes = 0
         self._last_at = 0.0
-        """When the last message was stored."""
+        """Unix time of the last message."""
         self.consumers: dict[str, StreamConsumer] = {}
         self._watch = watch
         self.running = watch.running
@@ -175,7 +177,7 @@ class StreamStore:
         self._wall = wall
         self._by_subject: dict[str, dict[int, None]] = {}
         self._ids: dict[str, tuple[int, float]] = {}
-        """Sequence and time of each `Nats-Msg-Id`, the oldest first."""
+        """Sequence and time of each `Nats-Msg-Id`, oldest first."""
         self._batches: dict[str, _OpenBatch] = {}
         self._expiries: list[tuple[float, int]] = []
         self._expiry: asyncio.TimerHandle | None = None
@@ -197,7 +199,7 @@ class StreamStore:
         return {subject: len(found) for subject, found in self._by_subject.items() if pattern.matches(subject)}
 
     def after(self, sequence: int, *patterns: SubjectPattern) -> Iterator[StreamMessage]:
-        """Messages from `sequence` on that match one of the patterns, as they are now."""
+        """Stored messages from `sequence` on that match one of the patterns."""
         for number in range(max(sequence, self.first_sequence), self.last_sequence + 1):
             message = self.messages.get(number)
             if message is not None and any(pattern.matches(message.subject) for pattern in patterns):
@@ -218,10 +220,10 @@ class StreamStore:
     # -- writing --------------------------------------------------------------------------------------------------
 
     def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> tuple[int, bool]:
-        """Store a message; its sequence, and whether it was stored before.
+        """Store a message; returns its sequence, and whether it is a duplicate.
 
         Raises:
-            JetStreamRefusal: a condition is not met, there is no room, or its headers are not acceptable.
+            JetStreamRefusal: a condition is not met, the stream is full, or a header is invalid.
         """
         headers = dict(headers) if headers else {}
         known = self._known(headers[_MESSAGE_ID]) if _MESSAGE_ID in headers else 0
@@ -232,7 +234,7 @@ class StreamStore:
         return self._take(message).sequence, False
 
     def batch(self, subject: str, data: bytes, headers: Mapping[str, str]) -> list[Publication]:
-        """One message of an atomic batch. When the last has come: all of them, which are stored now; else none.
+        """Take one message of an atomic batch. The last one stores and returns all of them; before that, returns none.
 
         Raises:
             JetStreamRefusal: as `publish`; nothing is stored.
@@ -274,7 +276,7 @@ class StreamStore:
         subject, data, headers = publication
         schedule = self._schedule_of(headers)
         if schedule is not None:
-            headers[_ROLLUP] = "sub"  # one schedule for each subject
+            headers[_ROLLUP] = "sub"  # each subject has at most one schedule
         if _ROLLUP in headers:
             self.purge(SubjectPattern(subject if headers[_ROLLUP] == "sub" else ">"))
         message = self._store(subject, data, headers, _ttl_of(headers))
@@ -310,17 +312,17 @@ class StreamStore:
         return message
 
     def take_from(self, name: str, message: StreamMessage) -> None:
-        """Another stream has stored a message: so do we, if that is our source."""
+        """Store a message of another stream, if that is a source of this one."""
         for source in self.configuration.sources:
             if source.name == name and source.subjects.matches(message.subject):
                 headers = {**(message.headers or {}), _SOURCE: f"{name} {message.sequence}"}
                 self._store(source.subject(message.subject), message.data, headers, None)
 
     def resume_source(self, source: SourceConfiguration, origin: StreamStore) -> None:
-        """Take what the source has stored since, as a new leader does that remembers nothing.
+        """Take what the source has stored since, like a new leader without memory.
 
-        It continues after the last message from there that this stream still has. If there is none, it begins at the
-        configured start, and without one at the time of its own last message, whatever it has missed before.
+        It continues after the last message of the source that this stream still has. If there is none, it begins at the
+        configured start. Without that, it begins at the time of its own last message, and loses what came before.
         """
         taken = next(self._taken_from(source.name), 0)
         since = 0.0 if taken or source.start or self.first_sequence == 1 else self._last_at
@@ -329,14 +331,14 @@ class StreamStore:
                 self.take_from(source.name, message)
 
     def _taken_from(self, name: str) -> Iterator[int]:
-        """Sequences of a source's messages that are still here, from the last one."""
+        """Sequences of a source's messages that are still stored here, newest first."""
         for message in reversed(self.messages.values()):
             origin, _, sequence = (message.headers or {}).get(_SOURCE, "").partition(" ")
             if origin == name:
                 yield int(sequence)
 
     def _known(self, name: str) -> int:
-        """The sequence of the message that had this id, within the window; 0: none."""
+        """The sequence of the message with this id within the duplicate window; 0: there is none."""
         before = server_time() - self.configuration.duplicates_s
         while self._ids:
             oldest = next(iter(self._ids))
@@ -344,6 +346,10 @@ class StreamStore:
                 break
             del self._ids[oldest]
         return self._ids[name][0] if name in self._ids else 0
+
+    def forget_removed(self) -> None:
+        """The server restarts: it reads the ids from the messages that are stored."""
+        self._ids = {name: known for name, known in self._ids.items() if known[0] in self.messages}
 
     def remove(self, sequence: int) -> bool:
         message = self.messages.pop(sequence, None)
@@ -374,7 +380,7 @@ class StreamStore:
         return len(gone)
 
     def skip_to(self, sequence: int) -> None:
-        """The next message has at least this sequence."""
+        """Give the next message at least this sequence."""
         self.last_sequence = max(self.last_sequence, sequence - 1)
 
     # -- expiry ---------------------------------------------------------------------------------------------------
@@ -395,7 +401,7 @@ class StreamStore:
             self._expiry = loop.call_at(self._expiries[0][0], self.expire, context=self.context)
 
     def expire(self) -> None:
-        """Remove what is due, unless nothing expires right now: then call it again."""
+        """Remove expired messages. While expiry is paused, this does nothing: call it again afterwards."""
         if self._watch.still():
             return
         now = server_time()
@@ -417,16 +423,16 @@ class StreamStore:
             raise JetStreamRefusal(10188, "message schedules is disabled")
         try:
             schedule = parse_schedule(text, headers.get("Nats-Schedule-Time-Zone", ""))
-        except ValueError as error:
-            raise JetStreamRefusal(10189, f"message schedules pattern is invalid: {error}") from None
+        except InvalidSchedule as error:
+            raise JetStreamRefusal(10189, f"message schedules pattern is invalid: {error.message}") from None
         target = headers.get(_TARGET, "")
         if not target or not self.takes(target):
             raise JetStreamRefusal(10190, "message schedules target is invalid")
         return schedule
 
     def _arm(self, sequence: int, schedule: CronSchedule, wall: float, at: float) -> None:
-        """`wall` and `at` are the same moment, by the clock and by the loop: a clock that stands still or jumps must
-        not change how far apart two firings are."""
+        """Set the timer. `wall` and `at` are the same moment on the clock and on the loop: a clock that stops or jumps
+        must not change the interval between two firings."""
         when = schedule.next(wall)
         if when is None:
             return
@@ -446,7 +452,7 @@ class StreamStore:
         headers = {
             name: value
             for name, value in stored.items()
-            if not name.startswith(_SCHEDULE) and name not in (_ROLLUP, _MESSAGE_ID, _TTL)
+            if not name.startswith((_SCHEDULE, "Nats-Expected-")) and name not in (_ROLLUP, _MESSAGE_ID, _TTL)
         }
         following = schedule.next(wall)
         headers["Nats-Scheduler"] = message.subject
@@ -474,17 +480,17 @@ class StreamStore:
         return True
 
     def acknowledged(self, sequence: int) -> None:
-        """A consumer is done with it."""
+        """A consumer has acknowledged the message."""
         if self.configuration.work_queue:
             self.remove(sequence)
 
     def resume(self) -> None:
-        """Storage is back."""
+        """Storage works again: deliver."""
         for consumer in list(self.consumers.values()):
             consumer.signal()
 
     def discard(self) -> None:
-        """The stream is gone: nothing is due any more."""
+        """The stream is deleted: stop its timers and consumers."""
         for name in list(self.consumers):
             self.drop_consumer(name)
         for timer in self._schedules.values():
@@ -501,7 +507,7 @@ def utc_text(wall: float) -> str:
 
 
 def _size(message: StreamMessage) -> int:
-    """As a file store counts, about: record header, subject, headers, body."""
+    """About what a file store counts: record header, subject, headers, body."""
     headers = sum(len(name) + len(value) + 4 for name, value in (message.headers or {}).items())
     return 22 + 8 + len(message.subject) + headers + len(message.data)
 
@@ -517,3 +523,19 @@ def _ttl_of(headers: Mapping[str, str]) -> float | None:
     if ttl_s < 1:
         raise JetStreamRefusal(10165, "invalid per-message TTL")
     return float(math.floor(ttl_s))
+
+
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)")
+_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+def parse_go_duration(text: str) -> float:
+    """Seconds of a duration as Go writes it, such as `1h30m` or `500ms`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text[:40]!r} is not a duration: write 10s, 5m or 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)

@@ -9,19 +9,25 @@ from urllib.parse import unquote, urlsplit
 
 from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidSettings, ServerUnreachable
+from ...telemetry.logs import logger_for
 from ..settings.connection import ConnectionSettings
 from .client import BufferedNatsClient
 from .reconnect import ConnectionObserver
 
+_log = logger_for("bus")
 _ATTEMPT_TIMEOUT_S: Final = 2.0
 _MAX_OUTSTANDING_PINGS: Final = 2
 _CANCEL_TRIES: Final = 20
 
 
 class ConnectionWatcher:
-    """Passes events on and keeps the last error while opening."""
+    """Passes events on and keeps the last error while opening. `refused` completes when as many attempts in a row as
+    there are addresses were refused."""
 
-    def __init__(self, observer: ConnectionObserver) -> None:
+    def __init__(self, observer: ConnectionObserver, addresses: int) -> None:
+        self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._addresses = addresses
+        self._refusals = 0
         self._observer = observer
         self.on_disconnected = observer.on_disconnected
         self.on_reconnected = observer.on_reconnected
@@ -31,6 +37,9 @@ class ConnectionWatcher:
 
     def on_attempt_failed(self, error: Exception) -> None:
         self.last_error = error
+        self._refusals = self._refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
+        if self._refusals >= self._addresses and not self.refused.done():
+            self.refused.set_result(None)
         self._observer.on_attempt_failed(error)
 
 
@@ -41,7 +50,7 @@ async def open_client(
 
     nats-py's own `connect` may never return with a dead server, hence a task that can be abandoned.
     """
-    watcher = ConnectionWatcher(observer)
+    watcher = ConnectionWatcher(observer, len(settings.urls))
 
     def jitter() -> float:
         return settings.reconnect_wait_s * (0.8 + 0.4 * ambient.random.random())
@@ -49,8 +58,10 @@ async def open_client(
     client = BufferedNatsClient(watcher, jitter=jitter, wants_tls=settings.wants_tls)
     opening = asyncio.ensure_future(client.open(**_options(settings, name, jitter())))
     try:
-        await asyncio.wait({opening}, timeout=settings.connect_timeout_s)
+        ends = {opening} if settings.wait_for_server else {opening, watcher.refused}
+        await asyncio.wait(ends, timeout=settings.connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if opening.done() and opening.exception() is None:
+            _warn_of_plain_text(settings, client.plain_text_to, name)
             return client
         error = opening.exception() if opening.done() else watcher.last_error
     except BaseException:
@@ -58,6 +69,20 @@ async def open_client(
         raise
     await _give_up(client, opening)
     raise _explain(settings, error) from error
+
+
+def _warn_of_plain_text(settings: ConnectionSettings, address: str | None, name: str) -> None:
+    """Nkeys and credentials sign what the server asks them to; a password or a token is sent as it is."""
+    secret = (
+        settings.password or settings.token or any(urlsplit(url).netloc.rpartition("@")[0] for url in settings.urls)
+    )
+    if secret and address is not None:
+        _log.warning(
+            "the password or token was sent to %s without TLS, and so will all arguments and results be: use tls:// "
+            "addresses or tls_ca",
+            address,
+            extra={"action": "bus.plain_text", "bus": name},
+        )
 
 
 async def _give_up(client: BufferedNatsClient, opening: asyncio.Future[None]) -> None:
@@ -115,8 +140,8 @@ def _explain(settings: ConnectionSettings, error: BaseException | None) -> Gangl
     details = {"urls": list(settings.safe_urls), "error": text}
     if "authorization violation" in text.lower():
         return ServerUnreachable(
-            f"{urls} refused our identity (authorization violation): check the user and password, token, credentials "
-            f"file or nkey",
+            f"{urls} rejected the credentials (authorization violation): check the user and password, token, "
+            f"credentials file or nkey",
             details=details,
         )
     if isinstance(error, ssl.SSLError) or "TLS was asked for" in text:
@@ -129,8 +154,8 @@ def _explain(settings: ConnectionSettings, error: BaseException | None) -> Gangl
             f"the credentials or nkey file cannot be used ({text}): it must be a file written by `nsc`",
             details=details,
         )
+    within = f" within {settings.connect_timeout_s:g} s" if settings.wait_for_server else ""
     return ServerUnreachable(
-        f"cannot connect to {urls} within {settings.connect_timeout_s:g} s ({text}): start a nats-server there, or "
-        f"correct the address",
+        f"cannot connect to {urls}{within} ({text}): start a nats-server there, or correct the address",
         details=details,
     )

@@ -7,6 +7,7 @@ bytes. Its choice of a server and its handshake are used.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import ssl
 import time
@@ -158,8 +159,19 @@ class ReconnectingClient(Client):
         return bytes(super()._connect_command())
 
     def _is_encrypted(self) -> bool:
+        return self._of_socket("ssl_object") is not None
+
+    @property
+    def plain_text_to(self) -> str | None:
+        """The address of the server, if it is on another machine and TLS is off."""
+        peer = self._of_socket("peername")
+        if self._is_encrypted() or not isinstance(peer, tuple) or ipaddress.ip_address(peer[0]).is_loopback:
+            return None
+        return str(peer[0])
+
+    def _of_socket(self, what: str) -> object:
         writer = getattr(self._transport, "_io_writer", None)
-        return writer is not None and writer.transport.get_extra_info("ssl_object") is not None
+        return None if writer is None else writer.transport.get_extra_info(what)
 
     async def _report(self, error: Exception) -> None:
         """nats-py's `error_cb`. It must not raise: that would end nats-py's loops."""

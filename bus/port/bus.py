@@ -37,6 +37,7 @@ from .stream import (
     ConsumerState,
     ConsumerTaken,
     ObjectStore,
+    Publication,
     Published,
     PublishRefused,
     Retention,
@@ -47,7 +48,7 @@ from .stream import (
     StreamSource,
     StreamState,
 )
-from .types import SubjectSubscription
+from .subjects import SubjectSubscription
 
 __all__ = [
     "MEBIBYTE",
@@ -72,6 +73,7 @@ __all__ = [
     "NoResponders",
     "NotPermitted",
     "ObjectStore",
+    "Publication",
     "Published",
     "PublishRefused",
     "RequestTimeout",
@@ -88,7 +90,7 @@ __all__ = [
 
 
 class NoResponders(Unavailable):
-    """The server knows that nobody listens on the subject. It says so at once; the request reached nobody."""
+    """The subject has no subscriber, which the server reports at once. No process received the request."""
 
     code = "no_responders"
 

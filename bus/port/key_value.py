@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ...schemas.errors.base import InvalidSettings, Unavailable
 
 if TYPE_CHECKING:
-    from .types import Subscription
+    from .subjects import Subscription
 
 
 MEBIBYTE: Final = 1024 * 1024
@@ -20,7 +20,7 @@ MEBIBYTE: Final = 1024 * 1024
 class KvOperation(StrEnum):
     PUT = "put"
     DELETE = "delete"
-    """Deleted by somebody, or expired."""
+    """Deleted or expired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,12 @@ class KvWrite:
     revision: int | None = None
     """Write only if the key is at this revision; 0: only if it does not exist (an expired or deleted key does not
     exist). None: unconditionally."""
+    revives: bool = True
+    """Whether `revision` 0 accepts a key that was deleted. False: a deletion is respected for as long as the bucket
+    remembers it (10 s)."""
+    resumes: bool = True
+    """Whether the write may replace an earlier one of this connection whose outcome stayed unknown, as if that had been
+    acknowledged. False: what that has stored counts like everybody's."""
     condition_key: str | None = None
     """`revision` applies to this other key instead (atomic batches only)."""
 
@@ -134,6 +140,15 @@ class KeyValue(Protocol):
 
         It may come from a lagging replica, but it is consistent: nothing older than its newest entry is missing. To
         know how new it is, include a key that was just written.
+        """
+        ...
+
+    async def newest(self, pattern: str, *, limit: int, before: int | None = None) -> list[KvEntry]:
+        """The keys that were written last and match the pattern, read from the stream's leader: at most `limit`, the
+        newest first.
+
+        Args:
+            before: only revisions below this one, to go on from an earlier answer.
         """
         ...
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ...schemas.errors.base import Unavailable
+from ...schemas.errors.base import GanglineError, Unavailable
 from .key_value import Storage
 
 if TYPE_CHECKING:
-    from .types import Subscription
+    from .subjects import Subscription
 
 
 class Retention(StrEnum):
@@ -93,6 +93,14 @@ class StreamMessage(NamedTuple):
     """How often this consumer delivered it, including this delivery."""
     ack: str = ""
     """Where to publish the acknowledgement; empty if it was not delivered by a consumer."""
+
+
+class Publication(NamedTuple):
+    """A message to store."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] | None = None
 
 
 class Published(NamedTuple):
@@ -207,6 +215,14 @@ class Stream(Protocol):
             PublishRefused: the server will never accept this (for example an invalid schedule); the text says why.
             StorageUnavailable: it may have been stored, if `may_have_started`; give it a `Nats-Msg-Id` and try again.
         """
+        ...
+
+    async def publish_many(
+        self, messages: Sequence[Publication], *, timeout_s: float | None = None
+    ) -> list[Published | GanglineError]:
+        """Store messages that are sent in one turn, in order; each is stored on its own. Returns what `publish` would
+        return or raise for each. What `publish` repeats by itself, such as a message to a stream that has no leader, is
+        sent only once here: its error says to try again."""
         ...
 
     async def state(self, pattern: str | None = None) -> StreamState:

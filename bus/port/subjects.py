@@ -1,10 +1,37 @@
-"""Subjects and their wildcards."""
+"""Subjects, their wildcards, and subscriptions to them."""
 
 from __future__ import annotations
 
 import itertools
+import re
+from typing import Final, Protocol, runtime_checkable
 
 from ...schemas.errors.base import InvalidName
+
+_FORBIDDEN: Final = re.compile(r"[ \t\r\n*>]")
+"""In subjects that can be published to."""
+
+
+@runtime_checkable
+class Subscription(Protocol):
+    """A live subscription. Survives reconnects."""
+
+    async def unsubscribe(self) -> None:
+        """Stop delivery at once. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class SubjectSubscription(Subscription, Protocol):
+    """A subscription to a subject."""
+
+    async def drain(self) -> None:
+        """Like `unsubscribe`, but messages that the server sent before it processed that are still delivered.
+
+        For responders: their requests were sent to nobody else. Returns when the server has confirmed, after 5 s, or
+        when the connection is lost; never raises. Idempotent.
+        """
+        ...
 
 
 class SubjectPattern:
@@ -14,7 +41,7 @@ class SubjectPattern:
         InvalidName: there is an empty token, white space, or a `>` before the end.
     """
 
-    __slots__ = ("_literal", "_prefix", "_tokens", "text")
+    __slots__ = ("_prefix", "_tokens", "literal", "text")
 
     def __init__(self, text: str) -> None:
         tokens = text.split(".")
@@ -22,7 +49,8 @@ class SubjectPattern:
             raise InvalidName(f"{text!r} is not a subject: tokens joined by dots, '*' for one, '>' for the rest")
         self.text = text
         self._tokens = tokens
-        self._literal = "*" not in tokens and tokens[-1] != ">"
+        self.literal = "*" not in tokens and tokens[-1] != ">"
+        """Whether it matches only the subject that it is."""
         self._prefix = text[:-1] if "*" not in tokens and tokens[-1] == ">" else None
         """If this and anything more matches."""
 
@@ -30,7 +58,7 @@ class SubjectPattern:
         return f"SubjectPattern({self.text!r})"
 
     def matches(self, subject: str) -> bool:
-        if self._literal:
+        if self.literal:
             return subject == self.text
         if self._prefix is not None:
             return subject.startswith(self._prefix) and len(subject) > len(self._prefix)
@@ -60,5 +88,5 @@ def check_subject(subject: str) -> None:
         InvalidName: it is empty or has an empty token, white space or a wildcard.
     """
     bad = not subject or ".." in subject or subject[0] == "." or subject[-1] == "."
-    if bad or any(char in " \t\r\n" for char in subject) or "*" in subject or ">" in subject:
+    if bad or _FORBIDDEN.search(subject):
         raise InvalidName(f"{subject!r} is not a subject that can be published to")

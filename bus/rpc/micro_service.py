@@ -18,7 +18,7 @@ from typing import Any, Final
 from ...runtime.clock import Environment
 from ...schemas.errors.base import InvalidSettings, PayloadTooLarge, Unavailable
 from ..port.bus import Bus, Handler, Message
-from ..port.types import Subscription
+from ..port.subjects import Subscription
 
 _TYPE: Final = "io.nats.micro.v1"
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")

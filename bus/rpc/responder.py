@@ -15,11 +15,12 @@ from pydantic import BaseModel
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidResult, MalformedMessage, PayloadTooLarge, UnknownMethod
 from ...schemas.limits import MAX_TRACEPARENT_CHARS
+from ...schemas.text import known_names
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...telemetry.logs import Log
 from ..port.bus import Bus, Handler, Message
-from ..port.types import SubjectSubscription
+from ..port.subjects import SubjectSubscription
 
 _ENVELOPE_BYTES: Final = 1024
 """Room for an answer's headers."""
@@ -72,7 +73,7 @@ class Responder:
 
     @property
     def is_heard(self) -> bool:
-        """Whether somebody waits for the answer."""
+        """Whether the requester waits for an answer."""
         return bool(self._message.reply)
 
     def reply(self, value: BaseModel, *, shorter: BaseModel | None = None) -> None:
@@ -194,8 +195,8 @@ class OperationTable:
         counts[0] += 1
         try:
             if handler is None:
-                known = ", ".join(self._handlers)
-                raise UnknownMethod(f"{self._who} has no operation {operation[:80]!r}; it has: {known}")
+                known = known_names(operation, self._handlers)
+                raise UnknownMethod(f"{self._who} has no operation {operation[:80]!r}; {known}")
             handler(responder, responder.body(large=operation in self._large))
         except Exception as error:
             counts[1] += 1

@@ -1,4 +1,4 @@
-"""Nkeys: key pairs with which operators and accounts sign, and with which users prove who they are."""
+"""Nkeys: the key pairs of operators and accounts, for signing, and of users, for authentication."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...schemas.errors.base import InvalidSettings
 
 
 class KeyKind(IntEnum):
-    """Whose key it is; the first letter of its public key says so."""
+    """Whose key it is, as the first letter of the public key shows."""
 
     OPERATOR = nkeys.PREFIX_BYTE_OPERATOR
     ACCOUNT = nkeys.PREFIX_BYTE_ACCOUNT
@@ -20,10 +20,10 @@ class KeyKind(IntEnum):
 
 
 class KeyPair:
-    """Made from a seed, which is the secret.
+    """A key pair. The seed is the secret.
 
     Raises:
-        InvalidSettings: it is no seed.
+        InvalidSettings: it is not a seed.
     """
 
     def __init__(self, seed: str) -> None:
@@ -31,8 +31,8 @@ class KeyPair:
         try:
             self._pair = nkeys.from_seed(bytearray(self.seed.encode()))
             self.public = str(self._pair.public_key.decode())
-        except Exception as error:  # the library raises many kinds
-            raise InvalidSettings("this is no seed of an nkey: use the file as it was written") from error
+        except Exception as error:  # nkeys raises errors of many types
+            raise InvalidSettings("this is not the seed of an nkey: use the file unchanged") from error
 
     @classmethod
     def new(cls, kind: KeyKind) -> Self:

@@ -149,7 +149,7 @@ class PullConsumer:
         """Ranges of sequences of which some were delivered but did not arrive."""
         self._filling: asyncio.Task[None] | None = None
         self._refused: dict[int, int] = {}
-        """Refused and not seen since, with how often. Given up after a few times: then somebody else has deleted it."""
+        """Refused and not seen since, with how often. Given up after a few times: then the message was deleted."""
         self._acks = AckBatcher(
             self._acknowledge, at_turn_end=bus.at_turn_end, on_confirmed=on_acknowledged, remembered=remembered
         )
@@ -172,7 +172,7 @@ class PullConsumer:
 
     def abandon(self) -> None:
         """The consumer could not be created."""
-        self._end(_Phase.CLOSED, ClosedError(f"consumer {self.name!r} could not be made"))
+        self._end(_Phase.CLOSED, ClosedError(f"consumer {self.name!r} could not be created"))
 
     def __repr__(self) -> str:
         return (

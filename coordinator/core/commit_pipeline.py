@@ -21,7 +21,7 @@ from ..model.commits import (
     sweep_writes,
 )
 from ..model.effects import AnswerRequest, Commit, LedgerWrite, SendForm, WriteFence
-from ..model.events import Cause, CommitRefused, Committed, CommitUnknown, Refenced, SeatsShown
+from ..model.events import CommitRefused, Committed, CommitUnknown, Refenced, SeatsShown
 from ..model.gang import FINAL, GRANTED, GangStep, HoldAttempt, ManagedGang, Move, by_worker, move
 from .members import MemberFailures, Teardown
 from .standing_sets import StandingSets
@@ -306,7 +306,7 @@ class GrantPipeline:
             # The owner's full time to live starts now, even if it ran out while the commit was in flight: the owner
             # gets its answer only now.
             scheduler_state.agenda.set(("owner", gang.id), scheduler_state.now + gang.spec.ttl_s)
-            if gang.doom is not None and gang.doom.cause is Cause.OWNER_LOST:
+            if gang.given_up:
                 gang.doom = None
         self.announce(gang)
         scheduler_state.tell(GangEventKind.FORMED, gang)

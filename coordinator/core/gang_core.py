@@ -28,11 +28,11 @@ from ..model import events as on
 from ..model.effects import Effect, PingWorker, SetGangTimer, StepDown
 from ..model.events import PingAnswered, PingUnanswered
 from ..model.gang import GRANTED, ManagedGang
-from ..settings.scheduling import CoordinatorSettings
+from ..settings.settings import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
 from .commit_pipeline import CommitPipeline, GrantPipeline
 from .members import MemberFailures, Teardown
-from .owner_requests import OwnerRequests, why
+from .owner_requests import OwnerRequests, kept_slots, waiting_by_obstacle, why
 from .recovery import LedgerRecovery
 from .scheduler import GangScheduler
 from .standing_sets import StandingSets
@@ -169,6 +169,14 @@ class SchedulerCore:
         """What a gang waits for; None if the gang is unknown. Looks at all workers: for people, not for loops."""
         return why(self._state, gang)
 
+    def waiting_by_obstacle(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """By pool and obstacle: waiting gangs, and the slots that they need there."""
+        return waiting_by_obstacle(self._state)
+
+    def kept_slots(self) -> dict[str, int]:
+        """By pool: slots that are kept for the head of the queue."""
+        return kept_slots(self._state)
+
     def statistics(self) -> dict[str, float]:
         """Gauges: `gangs`, `formed`, `queued`, `oldest_s` (age of the head of the queue), `commits_waiting`."""
         scheduler_state = self._state
@@ -245,7 +253,7 @@ class SchedulerCore:
                 self._liveness.ping(WorkerId.parse(worker))
             case ("keep",):
                 self._forming.renew_keeps()
-                # Somebody may have borrowed slots since.
+                # Another tenant may have borrowed slots since.
                 scheduler_state.look_for_room |= bool(scheduler_state.of_tenant)
             case ("retry" | "starve", _):
                 scheduler_state.look_for_room = True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final
 
 from ...schemas.errors.base import (
     GangEnded,
@@ -14,7 +17,7 @@ from ...schemas.errors.base import (
     StaleGeneration,
     UnknownGang,
 )
-from ...schemas.messages.gangs import AcquireRequest, GangEventKind, GangObstacle, GangWhyReply, OwnedRequest
+from ...schemas.messages.gangs import AcquireRequest, GangAhead, GangEventKind, GangObstacle, GangWhyReply, OwnedRequest
 from ...schemas.names import WorkerId, is_token_of, public_id
 from ...schemas.permissions.quotas import exceeded
 from ...schemas.records.gangs import GangSpec
@@ -23,8 +26,7 @@ from ..model.commits import CommitKind
 from ..model.effects import AnswerRequest
 from ..model.events import AcquireAsked, Cause, EndAsked, ReleaseAsked, RenewAsked
 from ..model.gang import FINAL, GRANTED, Failure, GangStep, ManagedGang
-from ..scheduling.infeasibility import lacks
-from ..scheduling.placement import TrialPlacement, place
+from ..scheduling.placement import TrialPlacement, lacks, place
 from ..scheduling.queue import target_of
 from .commit_pipeline import GrantPipeline
 from .members import Teardown
@@ -106,9 +108,9 @@ class OwnerRequests:
         if not self._shown(gang, request.owner_token):
             self._refuse(reply_to, _not_owner(gang.id))
             return
-        if ("owner", gang.id) in self._state.agenda:
+        if ("owner", gang.id) in self._state.agenda or gang.given_up:
             # Counts as a renewal: an owner that gets an answer counts the time to live from its request.
-            self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
+            self._renewed(gang)
         if gang.step in (GangStep.CLOSING, GangStep.STOPPING) and gang.closing is not None and gang.closing.ends:
             self._refuse(reply_to, _ended(gang.id, gang.reason))
         elif gang.seats and gang.step in GRANTED - {GangStep.CLOSING}:
@@ -160,9 +162,14 @@ class OwnerRequests:
             self._refuse(event.reply_to, _ended(gang.id, gang.reason))
             return
         if gang.gangset is None:
-            self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
+            self._renewed(gang)
         self._granting.ask_tokens(gang)
         self._state.out.append(AnswerRequest(reply_to=event.reply_to, reply=gang.describe(to_owner=True)))
+
+    def _renewed(self, gang: ManagedGang) -> None:
+        self._state.agenda.set(("owner", gang.id), self._state.now + gang.spec.ttl_s)
+        if gang.given_up:
+            gang.doom = None
 
     def release(self, event: ReleaseAsked) -> None:
         """Answered when every slot has been returned or the wait has timed out. Idempotent."""
@@ -281,7 +288,61 @@ def why(scheduler_state: SchedulerState, gang_id: str) -> GangWhyReply | None:
         target={str(worker): slots for worker, slots in target.items()},
         kept={str(worker): slots for worker, slots in head.kept.items()} if head is not None else {},
         obstacles=tuple(obstacle for worker in target for obstacle in _obstacles(scheduler_state, gang_id, worker)),
+        ahead=tuple(_ahead(scheduler_state, gang_id)),
     )
+
+
+_MOST_AHEAD: Final = 3
+"""How many of the gangs ahead are named."""
+
+
+def _ahead(scheduler_state: SchedulerState, gang_id: str) -> Iterator[GangAhead]:
+    place_ = scheduler_state.queue.place_of(gang_id)
+    for other_id in islice(scheduler_state.queue, min(place_ or 0, _MOST_AHEAD)):
+        other = scheduler_state.gangs[other_id]
+        yield GangAhead(
+            id=other_id,
+            priority=other.spec.priority,
+            waiting_s=round(scheduler_state.now - other.queued_at, 3),
+            size=other.spec.smallest.size,
+            owner=other.spec.owner,
+        )
+
+
+def waiting_by_obstacle(scheduler_state: SchedulerState) -> dict[tuple[str, str], tuple[int, int]]:
+    """By pool and obstacle: how many gangs wait, and how many slots they need there, each at its smallest size. Looks
+    at no worker, so that it costs little with many gangs."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    held_back: set[str] = set()
+    head = scheduler_state.head
+    for gang_id in scheduler_state.queue:
+        gang = scheduler_state.gangs[gang_id]
+        if gang.tenant and gang.tenant not in held_back and scheduler_state.held_back(gang):
+            held_back.add(gang.tenant)
+        if gang.tenant in held_back:
+            obstacle = "quota"
+        elif gang.not_before > scheduler_state.now:
+            obstacle = "backoff"
+        elif head is None or head.gang == gang_id or gang.aside:
+            obstacle = "impossible" if head is not None and head.gang == gang_id and not head.target.slots else "slots"
+        else:
+            obstacle = "order"
+        needs: Counter[str] = Counter()
+        for bundle in gang.spec.smallest.bundles:
+            for part in bundle.parts:
+                needs[part.pool] += bundle.count * part.slots
+        for pool, slots in needs.items():
+            gangs, before = found.get((pool, obstacle), (0, 0))
+            found[pool, obstacle] = gangs + 1, before + slots
+    return found
+
+
+def kept_slots(scheduler_state: SchedulerState) -> dict[str, int]:
+    """By pool: slots that are kept for the head of the queue."""
+    found: Counter[str] = Counter()
+    for worker, slots in scheduler_state.head.kept.items() if scheduler_state.head is not None else ():
+        found[worker.pool] += slots
+    return dict(found)
 
 
 def standing(scheduler_state: SchedulerState, gang: ManagedGang) -> list[str]:

@@ -27,7 +27,7 @@ from ...schemas.records.gangs import GangSetRecord, GangSetStatus, SetState, rea
 from ...schemas.text import count_of
 from ..model.commits import CommitKind
 from ..model.events import Cause
-from ..model.gang import Failure, GangStep, ManagedGang, Move, move
+from ..model.gang import REPLACING, Failure, GangStep, ManagedGang, Move, move
 from ..scheduling.placement import place
 from .members import Teardown
 from .state import SchedulerState, StandingSetState
@@ -73,7 +73,9 @@ class StandingSets:
         current = read_gang(status.current)
         of_set.previous = read_gang(status.previous)
         if current is not None and template_of(current) == of_set.record.template:
-            of_set.served, of_set.tries, of_set.stopped = status.served, status.failures, status.stopped
+            of_set.served, of_set.stopped = status.served, status.stopped
+            # Those that are being repaired are found and counted again, unless the roll has stopped.
+            of_set.tries = status.failures - (0 if status.stopped else status.repairing)
             of_set.trouble = status.last_failure
         elif status.served:
             of_set.previous = current
@@ -156,7 +158,7 @@ class StandingSets:
         state, reason = SetState.STEADY, ""
         if of_set.stopped or (not steady and of_set.tries >= record.roll_failures):
             state = SetState.FAILING
-            what = "the roll was stopped, and the shape before is kept up, since its new gangs failed"
+            what = "the roll was stopped and the previous shape stays, because the new gangs failed"
             reason = (
                 f"{what if of_set.stopped else 'its gangs failed'} {count_of(of_set.tries, 'time')}: {of_set.trouble}"
             )
@@ -170,6 +172,7 @@ class StandingSets:
             ready=ready,
             old=old,
             failures=of_set.tries,
+            repairing=sum(gang.tried and gang.step in REPLACING for gang in gangs),
             last_failure=of_set.trouble,
             stopped=of_set.stopped,
             served=of_set.served,
@@ -207,8 +210,8 @@ class StandingSets:
         scheduler_state.agenda.set(("surge", name), of_set.wait_from + limit_s)
 
     def _patience_s(self, of_set: StandingSetState, stale: list[ManagedGang], fresh: list[ManagedGang]) -> float:
-        """How long the old gangs wait for their replacements. Replacements that have room and are starting get longer;
-        but a draining worker has little time, and most of its grace is left for the move itself."""
+        """How long the old gangs wait for their replacements: longer if these have room and are starting, but only a
+        small part of the grace of a draining worker, which needs the rest for the move itself."""
         grace_s = min((grace for gang in stale for grace in self._graces(gang) if grace is not None), default=math.inf)
         if any(gang.step in _WAITS_FOR_ROOM for gang in fresh):
             return min(of_set.record.surge_wait_s, grace_s / _PART_OF_GRACE)
@@ -343,7 +346,7 @@ _WAITS_FOR_ROOM = frozenset({GangStep.QUEUED, GangStep.HOLDING, GangStep.COMMITT
 def _serving(gang: ManagedGang) -> bool:
     """Whether it serves callers, or soon will again."""
     ready = gang.step is GangStep.FORMED and not gang.starting
-    return ready or gang.step in (GangStep.REPAIRING, GangStep.REJOINING, GangStep.RETIRING)
+    return ready or gang.step in REPLACING or gang.step is GangStep.RETIRING
 
 
 def _waits_for(record: GangSetRecord, mine: list[ManagedGang], ready: int, old: int, trouble: str) -> str:

@@ -13,11 +13,11 @@ from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangSpec, Sea
 from ..model.commits import CommitKind, CommitQueue
 from ..model.effects import AnswerRequest, Broadcast, Effect, ReleaseHold, SendHold
 from ..model.events import HoldAnswered
-from ..model.gang import GRANTED, Failure, GangStep, HoldAttempt, ManagedGang
+from ..model.gang import GRANTED, REPLACING, Failure, GangStep, HoldAttempt, ManagedGang
 from ..scheduling.inventory import Inventory
 from ..scheduling.placement import Assignment, Placement
 from ..scheduling.queue import GangQueue, QueueHead
-from ..settings.scheduling import CoordinatorSettings
+from ..settings.settings import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
 from .tenants import TenantUse, held_back, in_turn
 
@@ -76,7 +76,8 @@ class StandingSetState:
     def failed(self, gang: ManagedGang, failure: Failure, now: float) -> None:
         """One of its gangs has failed, by its own fault as far as is known."""
         long_ready = gang.ready and now >= gang.ready_at + self.record.min_ready_s
-        if self.stopped or long_ready or gang.spec != self.record.template:
+        gang.tried = not (self.stopped or long_ready or gang.spec != self.record.template)
+        if not gang.tried:
             return
         self.tries += 1
         rank = "" if failure.rank is None else f" rank {failure.rank}"
@@ -90,7 +91,7 @@ class StandingSetState:
 
 
 class SchedulerState:
-    """The state of the core. Parts change it through the methods of their own modules."""
+    """The state of the core, shared by its parts."""
 
     def __init__(self, settings: CoordinatorSettings, shard: Shard = WHOLE) -> None:
         self.settings = settings
@@ -377,9 +378,7 @@ def _check_gang(scheduler_state: SchedulerState, gang: ManagedGang) -> None:
     assert not ranks or ranks == list(range(gang.spec.size)), f"{gang} has the ranks {ranks}"
     least, most = gang.spec.sizes
     assert least <= gang.spec.size <= most, f"{gang} has {gang.spec.size} members, and {least} to {most} were asked for"
-    assert bool(gang.lost) == (gang.step in (GangStep.REPAIRING, GangStep.REJOINING)), (
-        f"{gang} has lost {list(gang.lost)}"
-    )
+    assert bool(gang.lost) == (gang.step in REPLACING), f"{gang} has lost {list(gang.lost)}"
     closing = gang.step in (GangStep.CLOSING, GangStep.STOPPING, GangStep.BACKOFF)
     assert (gang.closing is not None) == closing, f"{gang} closes: {gang.closing}"
     must_hold = gang.step in (GangStep.HOLDING, GangStep.COMMITTING, GangStep.REJOINING)

@@ -2,9 +2,9 @@
 
 Laws:
 
-1. What is in use is counted from the gangs themselves, never kept beside them: it is zero when they have ended, whoever
-   crashed meanwhile, and a new leader counts the same from the ledger.
-2. A quota delays a gang or refuses a request; it ends no gang. One that was formed under a larger quota goes on.
+1. Use is counted from the gangs themselves, never kept separately: it is zero when they have ended, whatever crashed
+   meanwhile, and a new leader counts the same from the ledger.
+2. A quota delays a gang or refuses a request; it ends no gang. One that was formed under a larger quota continues.
 3. A gang that waits for its tenant's other gangs is never the head of the queue: it delays no other tenant. The
    tenant's later gangs wait behind it, so that small ones cannot starve a large one.
 4. Among gangs of one priority tenants take turns: first those that have less than they are guaranteed, then the one

@@ -192,7 +192,7 @@ ElectionEffect = Claim | RenewLeadership | ReadLeader | BecomeLeader | YieldLead
 
 class ElectionRole(StrEnum):
     FOLLOWER = "follower"
-    """Somebody leads, or we do not know."""
+    """Another process leads, or it is unknown whether one does."""
     CANDIDATE = "candidate"
     """Nobody seems to lead; we wait for a random time."""
     CLAIMING = "claiming"

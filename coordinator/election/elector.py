@@ -9,7 +9,7 @@ from typing import Final, assert_never
 from pydantic import ValidationError
 
 from ...bus.port.bus import Conflict, ConnectionEvent, KeyValue, KvEntry, KvOperation
-from ...bus.port.types import Subscription
+from ...bus.port.subjects import Subscription
 from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
@@ -115,7 +115,7 @@ class Elector:
         return election.role is ElectionRole.LEADER
 
     def deposed(self) -> None:
-        """One of our writes showed that somebody else leads."""
+        """One of our writes showed that another process leads."""
         self.tell(on.Deposed(**self._clock.moment()))
 
     def term_failed(self, reason: str) -> None:

@@ -71,7 +71,7 @@ class LeaderKey:
         """Create it again if the bucket vanished. Returns when `on_restored` has.
 
         Raises:
-            LeaderLost: somebody else leads.
+            LeaderLost: another process leads.
             Unavailable: storage did not accept it.
         """
         async with self._lock:

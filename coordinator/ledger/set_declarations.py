@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
-from ...bus.port.types import Subscription
+from ...bus.port.subjects import Subscription
 from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
@@ -54,6 +54,7 @@ class SetDeclarations:
         self._lost: set[str] = set()
         """Keys of these that the watch has reported as deleted."""
         self._subscription: Subscription | None = None
+        self._ended = False
 
     async def start(self, standing: dict[str, bytes]) -> None:
         """Follow, starting from what was read.
@@ -73,6 +74,10 @@ class SetDeclarations:
         for key in [key for key in standing if key not in seen]:
             self._tasks.start(self._gone(key))
 
+    def end(self) -> None:
+        """The term is over: what is declared now is another leader's to know, so restore nothing from memory."""
+        self._ended = True
+
     async def stop(self) -> None:
         """Idempotent, and safe before `start`."""
         subscription, self._subscription = self._subscription, None
@@ -80,9 +85,10 @@ class SetDeclarations:
             await subscription.unsubscribe()
 
     async def restore(self) -> None:
-        """The bucket is new and empty: declare everything again. What has been declared in it since stays."""
-        while True:
-            writes = [KvWrite(key=key, value=value, revision=0) for key, value in self._standing.items()]
+        """The bucket is new and empty: declare everything again. What has been declared or deleted in it since stays
+        so."""
+        while not self._ended:
+            writes = [KvWrite(key=key, value=value, revision=0, revives=False) for key, value in self._standing.items()]
             if not writes:
                 return
             results = await self._kv.write(writes)
@@ -128,7 +134,7 @@ class SetDeclarations:
         name = key.partition(".")[2]
         if record is not None and not self._shard.keeps_all(record.template):
             if self._shard.owns(record.template):
-                text = "its pools are kept by different shards of the coordinators: it is not kept up"
+                text = "its pools belong to different shards of the coordinators: it is not maintained"
                 self._log.warning(text, extra={"action": "gangset.straddles", "gangset": name})
             record = None  # perhaps it belongs to another shard now
         self._log.info(

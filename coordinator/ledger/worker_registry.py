@@ -18,7 +18,7 @@ from collections.abc import Iterable, Set
 from typing import Final, Protocol
 
 from ...bus.port.bus import ConnectionEvent, KeyValue, KvEntry, KvOperation
-from ...bus.port.types import Subscription
+from ...bus.port.subjects import Subscription
 from ...runtime.failure_detector import FreezeDetector, SuspectProber
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidName
@@ -27,7 +27,7 @@ from ...schemas.records.workers import Heartbeat, Registration
 from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import Log
 from ..scheduling.inventory import WorkerFacts
-from ..settings.service import ServiceSettings
+from ..settings.settings import ServiceSettings
 from ..sharding.shards import WHOLE, Shard
 from .storage import parse, read_workers
 
@@ -35,6 +35,10 @@ _TICK_S: Final = 0.25
 _STALL_S: Final = 1.0
 """If the check for silent workers runs this late, we were frozen, not they."""
 _NEVER: Final = float("-inf")
+
+
+LEFT: Final = "left"
+"""Why a worker is gone that has deleted its heartbeat itself."""
 
 
 class RegistryListener(Protocol):
@@ -312,7 +316,7 @@ class WorkerRegistry:
             return False
         beat = parse(Heartbeat, found, self._log) if found is not None else None
         if beat is None and left:
-            self._gone(worker, "left")
+            self._gone(worker, LEFT)
         elif beat is not None and beat.instance == entry.registration.instance and not entry.lives:
             self._beat(worker, beat)
         return beat is not None

@@ -127,7 +127,7 @@ def record_of(gang: ManagedGang, state: GangState) -> GangRecord:
         owner_token=gang.owner_id,
         tenant=gang.tenant,
         restarts=gang.restarts,
-        failures=gang.failures,
+        failures=gang.recorded_failures,
         reason=closing.failure.text if closing is not None else gang.reason,
         rank=closing.failure.rank if closing is not None else gang.rank,
         ends=closing is not None and closing.ends,

@@ -22,7 +22,7 @@ from ...schemas.messages.gangs import GangReply
 from ...schemas.names import MARK, WorkerId
 from ...schemas.records.gangs import GangSpec, GangState, Rendezvous, RestartPolicy, Seat
 from ..scheduling.placement import Assignment, TrialPlacement
-from ..settings.scheduling import CoordinatorSettings
+from ..settings.settings import CoordinatorSettings
 from .events import Cause, HoldAnswered
 
 
@@ -41,11 +41,11 @@ class GangStep(StrEnum):
     REJOINING = "rejoining"
     """The batch that replaces the lost members is in flight."""
     RETIRING = "retiring"
-    """Still serves for a moment; callers were told to go elsewhere."""
+    """Still serves for a moment; callers send new requests elsewhere."""
     CLOSING = "closing"
     """The batch that ends the members is in flight."""
     STOPPING = "stopping"
-    """The members were told to stop; not all have confirmed."""
+    """The members were asked to stop; not all have confirmed."""
     BACKOFF = "backoff"
     """The old generation is gone; waits before the next."""
     ENDED = "ended"
@@ -95,6 +95,9 @@ GRANTED: Final = frozenset(
     {GangStep.FORMED, GangStep.REPAIRING, GangStep.REJOINING, GangStep.RETIRING, GangStep.CLOSING}
 )
 """The ledger has the members' records."""
+
+REPLACING: Final = frozenset({GangStep.REPAIRING, GangStep.REJOINING})
+"""Lost members are being replaced."""
 
 WAITING: Final = frozenset({GangStep.QUEUED, GangStep.HOLDING, GangStep.COMMITTING, GangStep.BACKOFF})
 """Not formed yet, or not formed again."""
@@ -215,6 +218,8 @@ class ManagedGang:
     """Generation of the seats; while it waits, of the coming seats."""
     failures: int = 0
     """Failures that count against `max_restarts`."""
+    tried: bool = False
+    """Whether its last failure counts against the roll of its standing set."""
     streak: int = 0
     """Failures since it was last stable."""
     waiters: list[int] = field(default_factory=list[int])
@@ -291,6 +296,18 @@ class ManagedGang:
     def restarts(self) -> int:
         """How often it was formed again or repaired, for whatever reason: the generations before this one."""
         return self.generation - 1
+
+    @property
+    def recorded_failures(self) -> int:
+        """Failures as in the ledger, where its seats still include the lost ones while these are replaced: a new leader
+        finds that loss and counts it."""
+        return self.failures - (self.step in REPLACING)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its owner was silent for too long while a commit was in flight: it ends after that, unless the owner
+        is heard again."""
+        return self.doom is not None and self.doom.cause is Cause.OWNER_LOST
 
     @property
     def next_generation(self) -> int:

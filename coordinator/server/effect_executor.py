@@ -13,10 +13,20 @@ from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, KeyValue, Message, NoResponders
 from ...bus.rpc.requester import error_in, parse_answer
+from ...bus.streams.history_recorder import HistoryRecorder
 from ...runtime.clock import EventClock
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, MalformedMessage, ShardConflict
-from ...schemas.messages.gangs import FormReply, GangEvent, HoldReply, KeepReply, MemberCause, PingReply, TeardownReply
+from ...schemas.messages.gangs import (
+    FormReply,
+    GangEvent,
+    GangEventKind,
+    HoldReply,
+    KeepReply,
+    MemberCause,
+    PingReply,
+    TeardownReply,
+)
 from ...schemas.messages.operations import LoadReply
 from ...schemas.names import Names, Operation, WorkerId, public_id
 from ...schemas.wire.frames import Load, LoadFlag
@@ -29,11 +39,10 @@ from ..ledger.storage import GangLedgerWriter
 from ..ledger.worker_registry import WorkerRegistry
 from ..model import effects as do
 from ..model import events as on
-from ..settings.scheduling import CoordinatorSettings
-from ..settings.service import ServiceSettings
+from ..settings.settings import CoordinatorSettings, ServiceSettings
 from ..sharding.registry import ShardRegistry
 from ..sharding.shards import Shard
-from .observation import CoordinatorGauges, GangTracer
+from .observation import CoordinatorGauges, GangTracer, GenerationTimes, record_gang
 from .request_server import RequestServer
 
 M = TypeVar("M", bound=BaseModel)
@@ -57,6 +66,7 @@ class WorkerRpc:
         heard: Callable[[WorkerId], None],
         doubt: Callable[[WorkerId], None],
         observer: GangTracer,
+        times: GenerationTimes,
         log: Log,
     ) -> None:
         """
@@ -66,6 +76,7 @@ class WorkerRpc:
             heard: called when a worker answers.
             doubt: called when nobody subscribes to a worker's subject.
             observer: sees each answer; for traces.
+            times: is told what the tasks of stopped ranks have spent their time on.
         """
         self._bus = bus
         self._names = names
@@ -77,6 +88,7 @@ class WorkerRpc:
         self._heard = heard
         self._doubt = doubt
         self._observer = observer
+        self._times = times
         self._log = log
         self._over = False
         self._last: tuple[BaseModel, bytes] | None = None
@@ -228,6 +240,8 @@ class WorkerRpc:
             )
         elif request.only is None and reply.stopped:
             self._observer.stopped(worker, request.gang, request.generation, "stopped")
+            if reply.times:
+                self._times.stopped(worker, request.gang, request.generation, reply.times)
             self._feed(
                 on.TeardownConfirmed(
                     **self._clock.moment(),
@@ -333,6 +347,7 @@ class CoordinatorContext:
     shell: ServiceSettings
     shard: Shard
     registry: ShardRegistry
+    history: HistoryRecorder | None
     unfit: Callable[[ShardConflict], None]
     """Called when others keep our pools: we must no longer lead."""
     counts: dict[str, list[int]]
@@ -362,12 +377,14 @@ class GangEffectExecutor:
             trusted: whether we may act as the leader at this instant.
         """
         self._context = context
+        self._core = core
         self._feed = feed
         self._log = log
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
         clock, bus, names, worker_registry = context.clock, context.bus, context.names, context.worker_registry
         self._traces = traces = GangTracer()
+        self._times = GenerationTimes()
         self.gauges = CoordinatorGauges(CoordinatorMetrics(names.namespace, core.statistics), lambda: clock.now, log)
         self.worker_rpc = WorkerRpc(
             bus,
@@ -380,6 +397,7 @@ class GangEffectExecutor:
             heard=worker_registry.heard,
             doubt=worker_registry.doubt,
             observer=traces,
+            times=self._times,
             log=log,
         )
         deposed = context.elector.deposed
@@ -449,8 +467,12 @@ class GangEffectExecutor:
         self._feed(on.SchedulerTick(**clock.moment()))
 
     def _broadcast(self, event: GangEvent) -> None:
+        event = self._times.told(event)
         self.gauges.happened(event)
         self._traces.happened(event)
+        if self._context.history is not None:
+            gang = self._core.get(event.gang) if event.kind is GangEventKind.FORMED else None
+            record_gang(self._context.history, event, gang)
         names, bus = self._context.names, self._context.bus
         try:
             bus.publish(names.gang_event(event.gang), event.model_dump_json(exclude_none=True).encode())

@@ -17,12 +17,18 @@ trace, since the ledger has the context of the gang's first span.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from ...bus.streams.history_recorder import HistoryRecorder
 from ...schemas.errors.base import GangFailed, GanglineError
-from ...schemas.messages.gangs import FormRequest, GangEvent, GangEventKind, HoldRequest
-from ...schemas.names import WorkerId
+from ...schemas.messages.gangs import FormRequest, GangEvent, GangEventKind, GangReply, HoldRequest
+from ...schemas.messages.operations import RankTimes
+from ...schemas.names import WorkerId, public_id
+from ...schemas.records.history import HistoryKind
+from ...schemas.records.workers import LeaseRecord
 from ...telemetry.logs import Log
 from ...telemetry.metrics.coordinator import CoordinatorMetrics
 from ...telemetry.tracing import Span, tracer
@@ -274,3 +280,97 @@ class CoordinatorGauges:
     def close(self) -> None:
         """The leadership is over."""
         self.metrics.close()
+
+
+MOST_TIMES: Final = 64
+"""Number of ranks whose times an event names."""
+_MOST_ENDING: Final = 1000
+
+
+class GenerationTimes:
+    """What the ranks of ending generations have spent their time on, from their workers' answers, until an event tells
+    it."""
+
+    def __init__(self) -> None:
+        self._ranks: OrderedDict[tuple[str, int], dict[int, tuple[RankTimes, WorkerId]]] = OrderedDict()
+        """By gang and generation, and by rank. An answer may come too late to be told: the oldest are dropped."""
+
+    def __repr__(self) -> str:
+        return f"<GenerationTimes of {len(self._ranks)} generations>"
+
+    def stopped(self, worker: WorkerId, gang: str, generation: int, times: Sequence[RankTimes]) -> None:
+        """The worker has stopped these ranks."""
+        ranks = self._ranks.setdefault((gang, generation), {})
+        ranks.update({each.rank: (each, worker) for each in times})
+        if len(self._ranks) > _MOST_ENDING:
+            self._ranks.popitem(last=False)
+
+    def told(self, event: GangEvent) -> GangEvent:
+        """The event, with the times of the generation if that is over."""
+        if event.kind not in (GangEventKind.RESTARTING, GangEventKind.ENDED):
+            return event
+        over = event.generation - (event.kind is GangEventKind.RESTARTING)  # that event has the next one
+        ranks = self._ranks.pop((event.gang, over), None)
+        if ranks is None:
+            return event
+        slowest = sorted(ranks.values(), key=lambda rank: rank[0].worked_s, reverse=True)[:MOST_TIMES]
+        times = [{**each.model_dump(), "worker": str(worker)} for each, worker in slowest]
+        return event.model_copy(update={"details": {**event.details, "times": times}})
+
+
+_RECORDED: Final = {
+    GangEventKind.QUEUED: HistoryKind.GANG_QUEUED,
+    GangEventKind.FORMED: HistoryKind.GANG_FORMED,
+    GangEventKind.READY: HistoryKind.GANG_READY,
+    GangEventKind.TORN_DOWN: HistoryKind.GANG_TORN_DOWN,
+    GangEventKind.RESTARTING: HistoryKind.GANG_RESTARTING,
+    GangEventKind.MEMBER_LOST: HistoryKind.GANG_MEMBER_LOST,
+    GangEventKind.RECOVERED: HistoryKind.GANG_RECOVERED,
+    GangEventKind.ENDED: HistoryKind.GANG_ENDED,
+}
+
+
+MOST_NAMED: Final = 100
+"""Number of leases of a lost worker that are recorded."""
+
+
+def record_loss(
+    history: HistoryRecorder, worker: WorkerId, reason: str, leases: Sequence[LeaseRecord], gangs: Sequence[str]
+) -> None:
+    """Record that a worker was lost, with what it held."""
+    details: dict[str, object] = {
+        "leases": [public_id(lease.token) for lease in leases[:MOST_NAMED]],
+        "gangs": list(gangs),
+    }
+    history.record(
+        HistoryKind.WORKER_LOST,
+        pool=worker.pool,
+        worker=worker.worker,
+        epoch=max((lease.epoch for lease in leases), default=0),
+        slots=sum(lease.slots for lease in leases),
+        count=len(leases),
+        reason=reason,
+        details={name: fact for name, fact in details.items() if fact},
+    )
+
+
+def record_gang(history: HistoryRecorder, event: GangEvent, gang: GangReply | None) -> None:
+    """Record what happened to a gang; with `gang`, who has its seats."""
+    kind = _RECORDED.get(event.kind)
+    if kind is None:
+        return
+    details: dict[str, object] = {"rank": event.rank, "lost": list(event.lost), "unconfirmed": list(event.unconfirmed)}
+    details |= event.details
+    if event.gangset is not None:
+        details["gangset"] = event.gangset
+    seats = gang.seats if gang is not None else ()
+    history.record(
+        kind,
+        gang=event.gang,
+        generation=event.generation,
+        slots=sum(seat.slots for seat in seats),
+        count=event.size,
+        reason=event.reason,
+        workers=[f"{seat.pool}.{seat.worker}" for seat in seats],
+        details={name: fact for name, fact in details.items() if fact not in (None, [])},
+    )

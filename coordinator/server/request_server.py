@@ -229,7 +229,7 @@ class RequestServer:
             responder.reply(found.public())
 
     def tenant_of(self, responder: Responder) -> str:
-        """Who asks; empty: somebody of our own account."""
+        """The tenant that asks; empty: a user of our own account."""
         return self._core.tenant_of(account_of(responder.headers)) if responder.headers else ""
 
     def _seen(self, gang: str, responder: Responder) -> GangReply:

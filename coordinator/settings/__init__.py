@@ -1,1 +1,1 @@
-"""Settings. Imports no other room."""
+"""Settings of coordinators. Imports no other room."""

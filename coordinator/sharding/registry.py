@@ -19,7 +19,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
-from ...bus.port.types import Subscription
+from ...bus.port.subjects import Subscription
 from ...runtime.clock import EventClock
 from ...schemas.errors.base import GanglineError, ShardConflict
 from ...schemas.names import Names

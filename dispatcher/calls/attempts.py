@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Final
 
@@ -110,7 +111,7 @@ class TaskTarget(AttemptTarget):
             raise
         timer = None
         if order.deadline is not None:
-            timer = exchange.loop.call_at(order.deadline, caller.expire, order, flight)
+            timer = caller.limit(order, order.deadline, flight)
         try:
             outcome = await flight.future
         except BaseException as error:
@@ -337,7 +338,8 @@ class AttemptLoop:
         flight.on_stall = lambda: self._credit_anew(flight)
         timer = None
         if order.deadline is not None:
-            timer = exchange.loop.call_at(order.deadline, flight.stop, order.too_late(may_have_started=True))
+            end = min(order.deadline, exchange.loop.time() + (order.attempt_s or math.inf))
+            timer = exchange.loop.call_at(end, flight.stop, order.too_late(may_have_started=True))
         try:
             while True:
                 await flight.wait()
@@ -371,6 +373,18 @@ class AttemptLoop:
         if not flight.future.done():
             sent = self.abandon(flight)
             flight.future.set_exception(order.too_late(may_have_started=sent))
+
+    def limit(self, order: Call, deadline: float, flight: TaskRequest) -> asyncio.TimerHandle:
+        """End the attempt when its time or that of the whole is over, whichever comes first."""
+        loop = self.exchange.loop
+        if order.attempt_s is not None and (end := loop.time() + order.attempt_s) < deadline:
+            return loop.call_at(end, self._time_out, flight)
+        return loop.call_at(deadline, self.expire, order, flight)
+
+    def _time_out(self, flight: TaskRequest) -> None:
+        """The attempt has taken too long: tell the worker to cancel. There may be another one."""
+        if not flight.future.done():
+            flight.future.set_result(TryOutcome.TIMED_OUT if self.abandon(flight) else TryOutcome.LATE)
 
     def _credit(self, flight: StreamRequest) -> None:
         flight.credited += 1

@@ -21,8 +21,9 @@ from ...schemas.errors.base import (
     error_from_wire,
 )
 from ...schemas.limits import MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S
-from ...schemas.messages.submission import LAST_MOMENT, MAX_KEY_CHARS, MAX_PRIORITY
+from ...schemas.messages.submission import LAST_MOMENT, MAX_KEY_CHARS
 from ...schemas.names import check_name
+from ...schemas.records.workers import MAX_PRIORITY
 from ...schemas.schedules import check_schedule
 from ...schemas.text import plain
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
@@ -33,12 +34,12 @@ from ..routing.pool_core import RoutedRequest
 from ..transport.channel import Outcome
 
 _BOUNDS: Final = (
-    ("deadline_s", 0.001, MAX_DEADLINE_S),
     ("delay_s", 0.0, MAX_DEADLINE_S),
     ("backoff_s", 0.0, MAX_BACKOFF_S),
     ("result_ttl_s", 0.0, MAX_RESULT_TTL_S),
 )
 _TIMES: Final = frozenset(("delay_s", "at", "cron"))
+_RESET: Final = (*sorted(_TIMES), "time_zone")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +57,16 @@ class SubmitOptions:
     idempotency_key: str | None = None
     """Submissions with the same key and target are one job: guaranteed for two minutes, and as long as the result is
     kept."""
-    deadline_s: float | None = None
-    """How long after its submission (or its scheduled time) it may start and run, in seconds; after that it becomes a
-    dead letter, `expired`."""
     delay_s: float | None = None
     """Do not start it before this many seconds from now."""
     at: datetime | None = None
     """Do not start it before this time, which must have a time zone."""
     cron: str | None = None
-    """Recurring: a six-field cron expression, seconds first (`0 0 3 * * *`), or `@every 5m`, `@hourly`, `@daily`."""
+    """Recurring: a cron expression of five fields (`0 3 * * *`), or of six with the seconds first; or `@every 5m`,
+    `@hourly`, `@daily`. Needs nats-server 2.14 or later."""
+    time_zone: str | None = None
+    """Time zone of `cron`, such as `Europe/Berlin`. Default: UTC. When its clocks
+    change, a run at a skipped time is left out, and a run at a repeated time happens twice."""
     ordered: bool | None = None
     """Tasks with the same `key` run one at a time, in the order of submission."""
     backoff_s: float | None = None
@@ -82,16 +84,16 @@ class SubmitOptions:
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
-            if value is None:
-                continue
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or not low <= value <= high:
+            if value is not None and not (_is_number(value) and low <= value <= high):
                 raise InvalidSettings(f"{name} is {value!r}, it must be between {plain(low)} and {plain(high)}")
         _check_priority(self.priority)
         check_header_text("idempotency_key", self.idempotency_key)
         check_header_text("cron", self.cron)
+        check_header_text("time_zone", self.time_zone)
         if self.cron is not None:
-            check_schedule(self.cron)
+            check_schedule(self.cron, self.time_zone or "")
+        elif self.time_zone is not None:
+            raise InvalidSettings(f"time_zone is {self.time_zone!r}, but there is no cron: give both, or neither")
         if self.at is not None and (not isinstance(self.at, datetime) or self.at.tzinfo is None):
             raise InvalidSettings(f"at is {self.at!r}: give a datetime with a time zone, such as datetime.now(UTC)")
         if self.at is not None and not self.at.timestamp() < LAST_MOMENT:
@@ -106,6 +108,7 @@ class ClientOptions(TypedDict, total=False):
     only. None means not given."""
 
     timeout_s: float | None
+    deadline_s: float | None
     key: str | None
     model: str | None
     idempotent: bool | None
@@ -115,10 +118,10 @@ class ClientOptions(TypedDict, total=False):
     queue: bool | None
     priority: int | None
     idempotency_key: str | None
-    deadline_s: float | None
     delay_s: float | None
     at: datetime | None
     cron: str | None
+    time_zone: str | None
     ordered: bool | None
     backoff_s: float | None
     result_ttl_s: float | None
@@ -148,8 +151,12 @@ def submit_options(base: SubmitOptions | None, given: Mapping[str, Any]) -> Subm
     """
     if not given:
         return base
-    times = {} if _TIMES.isdisjoint(given) else dict.fromkeys(_TIMES)
+    times = {} if _TIMES.isdisjoint(given) else dict.fromkeys(_RESET)
     return replace(base or SubmitOptions(), **{**times, **given})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_priority(value: object) -> None:
@@ -190,8 +197,13 @@ class CallOptions:
     """
 
     timeout_s: float | None = None
-    """Deadline in seconds from now; sent with the task, which is cancelled when it passes. Above 0. Default:
-    RouterSettings.default_timeout_s. Never later than the deadline of the task that makes the call."""
+    """Limit of one attempt, in seconds, above 0: a task that takes longer is cancelled, and started again if it is
+    idempotent and the deadline allows. Default: RouterSettings.default_timeout_s; for a submitted task, none."""
+    deadline_s: float | None = None
+    """Limit of the whole, in seconds from now: waiting, all attempts, and the pauses between them. At least 0.001. It
+    is sent with the task, which is cancelled when it passes; a submitted task becomes a dead letter, `expired` (it
+    counts from the scheduled time of a delayed one). Default: for calls as long as one attempt, `timeout_s`; for a
+    submitted task, none. Never later than the deadline of the task that makes the call."""
     key: str | None = None
     """Session or shard key: calls with the same key go to the same worker while it lives."""
     model: str | None = None
@@ -216,14 +228,22 @@ class CallOptions:
 
     def __post_init__(self) -> None:
         asked = (self.model, self.labels, self.idempotent, self.max_attempts, self.pool, self.queue, self.submit)
-        short = all(value is None for value in asked)
+        short = all(value is None for value in asked) and self.deadline_s is None
         object.__setattr__(self, "short", short)
         object.__setattr__(self, "plain", short and self.key is None)
         timeout_s = self.timeout_s
-        if timeout_s is not None and not 0 < timeout_s <= MAX_DEADLINE_S:
-            raise InvalidSettings(f"timeout_s is {timeout_s!r}, it must be above 0 and at most {plain(MAX_DEADLINE_S)}")
-        if self.max_attempts is not None and self.max_attempts < 1:
-            raise InvalidSettings(f"max_attempts is {self.max_attempts!r}, it must be at least 1")
+        if timeout_s is not None and not (_is_number(timeout_s) and 0 < timeout_s <= MAX_DEADLINE_S):
+            raise InvalidSettings(
+                f"timeout_s is {timeout_s!r}, it must be a number above 0 and at most {plain(MAX_DEADLINE_S)}"
+            )
+        deadline_s = self.deadline_s
+        if deadline_s is not None and not (_is_number(deadline_s) and 0.001 <= deadline_s <= MAX_DEADLINE_S):
+            raise InvalidSettings(
+                f"deadline_s is {deadline_s!r}, it must be a number between 0.001 and {plain(MAX_DEADLINE_S)}"
+            )
+        attempts = self.max_attempts
+        if attempts is not None and (isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1):
+            raise InvalidSettings(f"max_attempts is {attempts!r}, it must be a whole number, at least 1")
         if self.pool is not None:
             check_name(self.pool, "pool")
 
@@ -254,7 +274,7 @@ class CallOptions:
         """
         if self.submit is not None:
             given = ", ".join(self.submit.given)
-            raise InvalidRequest(f"{given}: these options apply to submit only, not to calls; nothing was sent")
+            raise InvalidRequest(f"{given}: such options apply to submit only, not to calls; nothing was sent")
 
 
 DEFAULTS: Final = CallOptions()
@@ -279,6 +299,8 @@ class Call:
     """The account that requested it; empty: Gangline's own."""
     drawn: str | None = None
     """The pool that its route chose already."""
+    attempt_s: float | None = None
+    """Limit of each attempt; None: that of the whole."""
 
     def __init__(
         self,
@@ -307,6 +329,8 @@ class Call:
             self.span_parent = span_parent
         if run:
             self.run = run
+        if options.deadline_s is not None and options.timeout_s is not None and options.timeout_s < options.deadline_s:
+            self.attempt_s = options.timeout_s
 
     @property
     def target(self) -> str:

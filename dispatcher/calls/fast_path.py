@@ -83,7 +83,7 @@ class ShortFlight(AwaitedRequest):
     ) -> None:
         self.id = id
         self.worker = worker
-        self.future = future  # type: ignore[assignment] # whoever gives a sink does not await it
+        self.future = future  # type: ignore[assignment] # a caller that gives a sink does not await it
         self.pool = pool
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...schemas.errors.base import GanglineError, InvalidRequest, StreamBroken
+from ...schemas.text import count_of
 from ...schemas.wire.frames import AnswerOp, Frame
 from ..routing.outcome import TryOutcome, error_of_fate
 from ..routing.pool_core import RoutedRequest
@@ -53,7 +54,7 @@ class StreamRequest(InFlightRequest):
                 self._wake()
             return False
         if frame[0] == AnswerOp.END and frame[2] != self.received:
-            self._finish(self._broken(f"{frame[2]} items were sent, {self.received} arrived"))
+            self._finish(self._broken(f"of {count_of(frame[2], 'item')} sent, {self.received} arrived"))
         else:
             self._finish(frame)
         return True

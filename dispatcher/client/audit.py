@@ -2,7 +2,7 @@
 
 Each action is recorded before it and after it, in a stream to which the server lets only operators publish, each in
 its own name. An action goes on if it cannot be recorded, since an operator may have to drain a worker while storage is
-down; a warning says so.
+down; one warning says so afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import Bus
+from ...bus.port.bus import Bus, NotPermitted
 from ...bus.port.stream import StreamMessage
 from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError
@@ -70,23 +70,36 @@ class AuditTrail:
             reason=reason,
             node=socket.gethostname(),
         )
-        await self._write(record)
+        unwritten = await self._write(record)
         try:
             yield
         except BaseException as error:
             code = error.code if isinstance(error, GanglineError) else type(error).__name__
-            await self._write(record.model_copy(update={"stage": AuditStage.FAILED, "error": code}))
+            unwritten = (
+                await self._write(record.model_copy(update={"stage": AuditStage.FAILED, "error": code})) or unwritten
+            )
+            # Who may not act may not record it either: the error says so already.
+            if not isinstance(error, NotPermitted):
+                self._warn(record, unwritten)
             raise
-        await self._write(record.model_copy(update={"stage": AuditStage.DONE}))
+        unwritten = await self._write(record.model_copy(update={"stage": AuditStage.DONE})) or unwritten
+        self._warn(record, unwritten)
 
-    async def _write(self, record: AuditRecord) -> None:
+    async def _write(self, record: AuditRecord) -> GanglineError | None:
+        """The error that kept it from being written; None: it is written."""
         fields = {headers.MESSAGE_ID: f"{record.id}.{record.stage}"}
         try:
             stream = await self._streams.audit()
             await stream.publish(self._names.audit(self.user), record.model_dump_json().encode(), headers=fields)
         except GanglineError as error:
+            return error
+        return None
+
+    @staticmethod
+    def _warn(record: AuditRecord, unwritten: GanglineError | None) -> None:
+        if unwritten is not None:
             extra = {"action": "audit.not_recorded", "what": record.action, "target": record.target}
-            _log.warning("%s %s was not recorded: %s", record.action, record.target, error, extra=extra)
+            _log.warning("%s %s was not recorded: %s", record.action, record.target, unwritten, extra=extra)
 
     async def entries(self, *, user: str | None = None, limit: int = 50) -> list[AuditEntry]:
         """The newest records, oldest first.

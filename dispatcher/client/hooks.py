@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
+from ...runtime.tracebacks import frames_hidden
 from ...schemas.errors.base import InvalidSettings
 from ..calls.call import CallOptions
 
@@ -85,6 +86,7 @@ class HookChain:
         self.streams: tuple[StreamHook, ...] = tuple(hook for hook in found if isinstance(hook, StreamHook))
         self.submits: tuple[SubmitHook, ...] = tuple(hook for hook in found if isinstance(hook, SubmitHook))
 
+    @frames_hidden
     async def call(self, request: ClientRequest, last: CallNext) -> Any:
         """Run a call through all hooks to `last`."""
         return await _through([hook.call for hook in self.calls], last)(request)
@@ -93,6 +95,7 @@ class HookChain:
         """Run a stream through all hooks to `last`."""
         return _through([hook.stream for hook in self.streams], last)(request)
 
+    @frames_hidden
     async def submit(self, request: ClientRequest, last: SubmitNext) -> Job:
         """Run a submission through all hooks to `last`."""
         return await _through([hook.submit for hook in self.submits], last)(request)

@@ -1,35 +1,41 @@
-"""Operator functions of the client: list workers and leases, drain, resize, statistics, change routes."""
+"""Operator functions of the client: list workers and leases, drain, resize, statistics, change routes and standing
+sets."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ...bus.port.bus import Bus, KeyValue, KvEntry, NoResponders
+from ...bus.key_value.records import read_record
+from ...bus.port.bus import Bus, KeyValue, NoResponders
 from ...bus.rpc.requester import read_answer
-from ...schemas.errors.base import NoWorkers, Unavailable
+from ...schemas.catalogue.task_schemas import TaskSchema, schema_hash, schema_text
+from ...schemas.errors.base import MalformedMessage, NoWorkers, Unavailable, UnknownGang
 from ...schemas.messages.operations import (
     DrainReply,
     DrainRequest,
     ResizeReply,
     ResizeRequest,
+    SchemasReply,
+    SchemasRequest,
     StatsReply,
     parse_request,
 )
 from ...schemas.names import Names, Operation, WorkerId, check_name, split_target
+from ...schemas.records.gangs import GangSetRecord, GangSetStatus
 from ...schemas.records.routes import RouteRecord, parse_route
-from ...schemas.records.workers import Heartbeat, LeaseRecord, Record, Registration
+from ...schemas.records.workers import Heartbeat, LeaseRecord, LimitRecord, Record, Registration
 from ...schemas.wire import codec
-from ...telemetry.logs import logger_for
 from ..calls.call import CallOptions
+from ..gangs.declarations import declare_one, declared_sets, delete, parse_set, read_set, scale
 from ..jobs.job import ASK_TIMEOUT_S
 from ..jobs.storage import TaskStreams
 from ..router.router import Router
 
-_log = logger_for("ledger")
 R = TypeVar("R", bound=BaseModel)
 V = TypeVar("V", bound=Record)
 
@@ -54,7 +60,8 @@ class WorkerInfo:
 
 
 class Operations:
-    """Operator functions of Client: they send requests to workers, read the ledger, and write routes."""
+    """Operator functions of Client: they send requests to workers, read the ledger, and write routes and
+    declarations of standing sets."""
 
     _bus: Bus
     _options: CallOptions
@@ -121,12 +128,44 @@ class Operations:
         """
         return await self._ask(worker, Operation.STATS, None, StatsReply)
 
+    async def schemas(self, pool: str) -> dict[str, TaskSchema]:
+        """The tasks of a pool by method, with the JSON Schema of their parameters and results. If its workers have
+        different versions of a task, that of the worker that started last.
+
+        Raises:
+            NoWorkers: the pool has no workers.
+            RequestTimeout: a worker did not answer.
+            MalformedMessage: a worker sent another schema than the one it registered.
+        """
+        check_name(pool, "pool")
+        workers = sorted(await self.workers(pool), key=lambda each: each.registration.started_at)
+        if not workers:
+            raise NoWorkers(f"pool {pool!r} has no workers")
+        tasks: dict[str, TaskSchema] = {}
+        owner: dict[str, str] = {}
+        for each in workers:
+            for method, info in each.registration.methods.items():
+                tasks[method] = TaskSchema(pool=pool, method=method, info=info)
+                owner[info.schema_hash] = each.name
+        bodies: dict[str, dict[str, Any]] = {}
+        wanted = {task.info.schema_hash for task in tasks.values()} - {""}
+        while missing := sorted(wanted - bodies.keys()):
+            worker = owner[missing[0]]
+            hashes = [each for each in missing if owner[each] == worker]
+            request = parse_request(SchemasRequest, {"hashes": hashes[:1024]})
+            reply = await self._ask(worker, Operation.SCHEMAS, request, SchemasReply)
+            sent = {name: body for name, body in reply.schemas.items() if schema_hash(schema_text(body)) == name}
+            if not sent.keys() & set(hashes):
+                raise MalformedMessage(f"{worker} does not send the schemas that it registered: {hashes[0]}")
+            bodies |= sent
+        return {method: replace(task, body=bodies.get(task.info.schema_hash)) for method, task in sorted(tasks.items())}
+
     async def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
         """Set or replace the route of an endpoint, for the traffic of all clients.
 
-        ::
-
-            await client.set_route("resize", {"to": {"resize-v1": 90, "resize-v2": 10}, "shadow": {"resize-v3": 5}})
+        ```python
+        await client.set_route("resize", {"to": {"resize-v1": 90, "resize-v2": 10}, "shadow": {"resize-v3": 5}})
+        ```
 
         This client follows the new route when this returns, all others within a second.
 
@@ -162,6 +201,73 @@ class Operations:
         table = self._router.routes
         await table.ready()
         return dict(table.known)
+
+    async def set_gangset(self, name: str, declaration: GangSetRecord | Mapping[str, Any], /) -> GangSetRecord:
+        """Declare a standing set of gangs, or replace its declaration. A coordinator forms the gangs. If the `gang` has
+        changed, it rolls the set, gang by gang.
+
+        ```python
+        await client.set_gangset("llama", {"gangs": 2, "gang": {"pool": "gpu", "size": 4, "strategy": "strict_spread"}})
+        ```
+
+        The fields are those of the file for `gangline gangset apply`. Needs the permissions of an operator, as do the
+        two below. Declaring the same again changes nothing.
+
+        Raises:
+            InvalidName, InvalidRequest: the name or the declaration is invalid; names each wrong field. Nothing was
+                written.
+            Disconnected, StorageUnavailable: it may not have been written.
+        """
+        self._check_open()
+        if isinstance(declaration, GangSetRecord):
+            check_name(name, "set")
+            record = declaration
+        else:
+            record = parse_set(name, declaration)
+        await declare_one(await self._router.ledger(), name, record)
+        return record
+
+    async def scale_gangset(self, name: str, gangs: int, /) -> int:
+        """Change the number of gangs of a standing set; returns the previous number. Whole gangs are added or retired.
+
+        Raises:
+            UnknownGang: there is no such set.
+            InvalidRequest: the number is out of bounds. Nothing was written.
+            Disconnected, StorageUnavailable: it may not have been written.
+        """
+        self._check_open()
+        return await scale(await self._router.ledger(), name, gangs)
+
+    async def delete_gangset(self, name: str, /) -> None:
+        """Delete a standing set: its gangs retire and end. No error if there is none.
+
+        Raises:
+            Disconnected, StorageUnavailable: it may still exist.
+        """
+        self._check_open()
+        with contextlib.suppress(UnknownGang):
+            await delete(await self._router.ledger(), name)
+
+    async def gangsets(self) -> dict[str, GangSetRecord]:
+        """Declared standing sets, by name.
+
+        Raises:
+            Disconnected, Unavailable: they could not be read.
+        """
+        self._check_open()
+        return await declared_sets(await self._router.ledger())
+
+    async def gangset_status(self, name: str, /) -> GangSetStatus | None:
+        """Whether a standing set is steady, rolling or failing, why, and how many of its gangs are formed and ready.
+        None: no coordinator has reported it yet.
+
+        Raises:
+            UnknownGang: there is no such set.
+            Disconnected, Unavailable: it could not be read.
+        """
+        self._check_open()
+        _, _, status = await read_set(await self._router.ledger(), name)
+        return status
 
     async def _ask(self, worker: str, operation: Operation, request: BaseModel | None, reply: type[R]) -> R:
         self._check_open()
@@ -200,15 +306,12 @@ async def registered(ledger: KeyValue, names: Names, pool: str = "*") -> list[tu
     return sorted(found, key=lambda each: f"{each[0].pool}.{each[0].worker}")
 
 
+async def shared_limits(ledger: KeyValue, names: Names, pool: str = "*") -> dict[tuple[str, str], LimitRecord]:
+    """How the workers divide the `max_running` of tasks, by pool and method."""
+    found = await _read(ledger, names.limits_of(pool), LimitRecord)
+    return {(key.split(".")[1], key.split(".")[2]): record for key, record in found.items()}
+
+
 async def _read(ledger: KeyValue, pattern: str, model: type[V]) -> dict[str, V]:
     records = {entry.key: read_record(model, entry) for entry in await ledger.entries(pattern)}
     return {key: record for key, record in records.items() if record is not None}
-
-
-def read_record(model: type[V], entry: KvEntry) -> V | None:
-    """Parse a record; None if it is invalid, for example because a newer version or a foreign program wrote it."""
-    try:
-        return model.read(entry.value)
-    except ValidationError as error:
-        _log.debug("not a %s: %s", model.__name__, error, extra={"action": "ledger.unreadable", "key": entry.key})
-        return None

@@ -1,8 +1,8 @@
 """The requests that a dispatcher answers, and how others see it.
 
 A dispatcher answers `<ns>.dispatcher.<id>.{ping,stats}`, and is a NATS service. Clients and operators send requests
-about one queue to `<ns>.queue.<endpoint>.{get,cancel,stats,why,wait}`: only its owner listens, so the server reports at
-once if nobody owns the queue.
+about one queue to `<ns>.queue.<endpoint>.{get,list,cancel,stats,why,wait}`: only its owner listens, so the server
+reports at once if nobody owns the queue.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ...schemas.messages.jobs import (
     JobInfo,
     JobRequest,
     JobWhyReply,
+    ListReply,
+    ListRequest,
     QueueStats,
     WaitRequest,
 )
@@ -149,8 +151,9 @@ class QueueOperations:
         if operation == QueueOperation.CANCEL:
             self._responder.serve_later(message, self._cancel)
             return
-        handlers: dict[str, Callable[[Any], JobInfo | QueueStats | JobWhyReply]] = {
+        handlers: dict[str, Callable[[Any], JobInfo | QueueStats | JobWhyReply | ListReply]] = {
             QueueOperation.GET: self._get,
+            QueueOperation.LIST: self._list,
             QueueOperation.STATS: self._stats,
             QueueOperation.WHY: self._why,
         }
@@ -162,6 +165,9 @@ class QueueOperations:
         if info is None:
             raise self._not_here(request.job)
         return info
+
+    def _list(self, body: Any) -> ListReply:
+        return self._queue.listed(parse_request(ListRequest, body))
 
     def _wait(self, responder: Responder, body: Any) -> None:
         self._queue.waiters.add(parse_request(WaitRequest, body), responder)

@@ -8,21 +8,24 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from ...bus.lifecycle.process import run_until_left
-from ...bus.lifecycle.startup import StartPatience
+from ...bus.lifecycle import StartPatience, run_until_left
 from ...bus.port.bus import BucketSettings, Bus
 from ...bus.rpc.responder import CountingResponder
+from ...bus.streams.history_recorder import HistoryRecorder, HistorySettings
 from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
 from ...runtime.tasks import TaskSet
 from ...schemas.messages.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
+from ...schemas.records.history import HistoryKind
+from ...schemas.records.routes import RouteRecord
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.durable import DurableMetrics, QueueLevels
 from ..jobs.storage import TaskStorage, TaskStreams
 from ..router.router import Router
 from ..routing.settings import RouterSettings
 from .operations import DispatcherNatsService, QueueOperations
+from .ownership.declared_schedules import DeclaredSchedules
 from .ownership.endpoint_discovery import EndpointDiscovery
 from .ownership.manager import OwnershipManager
 from .ownership.ownership_core import Take
@@ -63,10 +66,10 @@ class DispatcherStatistics:
 class Dispatcher(Service[DispatcherState]):
     """Runs durable tasks: takes queues without an owner, and hands them over when it stops.
 
-    ::
-
-        async with Dispatcher(bus) as dispatcher:
-            await dispatcher.wait_closed()
+    ```python
+    async with Dispatcher(bus) as dispatcher:
+        await dispatcher.wait_closed()
+    ```
 
     The caller opens the bus before `start` and closes it; the dispatcher does not.
 
@@ -120,6 +123,9 @@ class Dispatcher(Service[DispatcherState]):
             makes_routes=True,
             name=name or "gangline-dispatcher",
         )
+        self._history = self._new_history()
+        self._route_revisions: dict[str, int] = {}
+        """The last known ones, for the history."""
         guard = DoubtMonitor(bus, settings.freeze_after_s)
         router.exchange.on_gap = guard.cut_off
         gone_after_s = settings.worker_gone_after_s
@@ -138,6 +144,7 @@ class Dispatcher(Service[DispatcherState]):
             ),
             known=KnownPools(),
             metrics=self.metrics,
+            history=self._history,
             chance=random.Random(ambient.random.getrandbits(64)),
             log=log,
         )
@@ -145,8 +152,13 @@ class Dispatcher(Service[DispatcherState]):
         self._ownership = OwnershipManager(self._context, take=self._take, give_up=self._give_up)
         self._sweeper = StraySweeper(self._context)
         self._endpoints = EndpointDiscovery(
-            self._context, found=self._found, strays=self._sweeper.found, held=lambda: self._ownership.held
+            self._context,
+            found=self._found,
+            strays=self._sweeper.found,
+            held=lambda: self._ownership.held,
+            registered=lambda entries: self._schedules.seen(entries, self._queues.keys()),
         )
+        self._schedules = DeclaredSchedules(self._context)
         self._nats_service: DispatcherNatsService | None = None
         self._queues: dict[str, QueueRunner] = {}
         self._all_operations: dict[str, QueueOperations] = {}
@@ -164,6 +176,8 @@ class Dispatcher(Service[DispatcherState]):
         for open_it in (streams.tasks, streams.dead, streams.jobs, streams.results):
             await patiently(open_it)
         await self.router.start()
+        if self._history is not None:
+            self.router.routes.listen(self._on_route)
         self.router.routes.start()
         self._context.guard.start()
         self._nats_service = DispatcherNatsService(self._context, responder=self._responder, statistics=self._told)
@@ -189,6 +203,7 @@ class Dispatcher(Service[DispatcherState]):
 
     async def _stop(self) -> None:
         await self._endpoints.stop()
+        await self._schedules.stop()
         await self._ownership.stop()
         await self._sweeper.stop()
         all_operations, self._all_operations = self._all_operations, {}
@@ -201,11 +216,15 @@ class Dispatcher(Service[DispatcherState]):
             await self._nats_service.stop()
             if queues:
                 self._ownership.say("handed_over", sorted(queues))
+                for name in sorted(queues):
+                    self._recorded(HistoryKind.QUEUE_LEFT, name, "left")
             self._ownership.say("left")
         await self._context.failure_detector.stop()
         self.metrics.levels = ()
         self._context.guard.stop()
         await self.router.stop()
+        if self._history is not None:
+            await self._history.close()
         self._log.info("left", extra={"action": "dispatcher.left"})
 
     def hurry(self) -> None:
@@ -234,6 +253,7 @@ class Dispatcher(Service[DispatcherState]):
             return None
         self._queues[endpoint] = queue
         self._counts["taken"] += 1
+        self._recorded(HistoryKind.QUEUE_TAKEN, endpoint)
         operations = self._all_operations[endpoint] = QueueOperations(
             self.bus, self.names, queue, responder=self._responder, depth=self._depth
         )
@@ -253,7 +273,7 @@ class Dispatcher(Service[DispatcherState]):
         if idle:
             self._hand_over(idle[:_GIVEN_UP_AT_ONCE])
         self.metrics.levels = tuple(
-            QueueLevels(stats.endpoint, stats.depth, stats.running, stats.waiting, stats.oldest_s)
+            QueueLevels(stats.endpoint, stats.depth, stats.running, stats.waiting, stats.oldest_s, stats.pending)
             for stats in self.statistics().queues
         )
 
@@ -282,10 +302,12 @@ class Dispatcher(Service[DispatcherState]):
         self._counts["handed_over"] += len(names)
         for name in names:
             self._ownership.gone(name)
+            self._recorded(HistoryKind.QUEUE_LEFT, name, "handed over")
         self._ownership.say("handed_over", names)
 
     def _on_lost(self, queue: QueueRunner) -> None:
         self._counts["lost"] += 1
+        self._recorded(HistoryKind.QUEUE_LEFT, queue.endpoint, "lost")
         self._started_before += queue.started
         self._log.warning(
             "lost the queue %s", queue.endpoint, extra={"action": "queue.lost", "endpoint": queue.endpoint}
@@ -296,6 +318,40 @@ class Dispatcher(Service[DispatcherState]):
             operations = self._all_operations.pop(queue.endpoint, None)
         self._background.start(_end(queue, operations))
         self._ownership.gone(queue.endpoint)
+
+    # -- history --------------------------------------------------------------------------------------------------
+
+    def _new_history(self) -> HistoryRecorder | None:
+        settings = HistorySettings.or_default(self.settings.history)
+        if not settings.enabled:
+            return None
+        return HistoryRecorder(
+            self.bus,
+            self.names,
+            f"dispatcher.{self.id}",
+            settings=settings,
+            makes_stream=True,
+            ambient=self.ambient,
+            log=self._log,
+        )
+
+    def _recorded(self, kind: HistoryKind, endpoint: str, reason: str = "") -> None:
+        if self._history is not None:
+            details = {"node": self.settings.node, "name": self.name}
+            self._history.record(kind, endpoint=endpoint, reason=reason, details=details)
+
+    def _on_route(self, endpoint: str, route: RouteRecord | None) -> None:
+        """All dispatchers see a change; the revision makes it one record."""
+        routes = self.router.routes
+        known = self._route_revisions.get(endpoint, 0)
+        revision = self._route_revisions[endpoint] = routes.revision(endpoint)
+        if self._history is None or not routes.pulled:
+            return
+        kind, once = HistoryKind.ROUTE_SET, f"route.{endpoint}.{revision}"
+        if route is None:
+            kind, once = HistoryKind.ROUTE_DELETED, f"route.{endpoint}.{known}.deleted"
+        details = {} if route is None else route.model_dump(mode="json", exclude_defaults=True)
+        self._history.record(kind, once=once, endpoint=endpoint, details=details)
 
     # -- what can be seen -----------------------------------------------------------------------------------------
 

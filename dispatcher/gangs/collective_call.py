@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ...schemas.errors.base import DeadlineExceeded, GangFailed, GanglineError, InvalidArguments, InvalidRequest
+from ...schemas.text import count_of
 from .members import Formation
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -27,7 +28,7 @@ def by_rank(size: int, arguments: Sequence[Any]) -> list[Arguments]:
         InvalidArguments: the number of items is not the number of ranks, or an item is neither.
     """
     if isinstance(arguments, (str, bytes)) or not isinstance(arguments, Sequence) or len(arguments) != size:
-        raise InvalidArguments(f"give a list with the arguments of each of the {size} ranks")
+        raise InvalidArguments(f"give a list of {count_of(size, 'item')}: the arguments for each rank")
     found: list[Arguments] = []
     for rank, item in enumerate(arguments):
         if isinstance(item, Mapping):

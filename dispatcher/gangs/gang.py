@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final, TypedDict, TypeVar
+from typing import Any, Final, TypedDict, TypeVar, overload
 
 from ...bus.port.bus import Bus
 from ...runtime.clock import Environment
 from ...runtime.timers import Backoff
+from ...runtime.tracebacks import FRAMES_HIDDEN, frames_hidden
 from ...schemas.errors.base import (
     ClosedError,
     Disconnected,
@@ -29,6 +30,7 @@ from ...schemas.errors.base import (
     TaskCrashed,
     WrongPool,
 )
+from ...schemas.handles import P, R, decoded, method_of
 from ...schemas.messages.gangs import AcquireRequest, GangEvent
 from ...schemas.names import Names
 from ...schemas.records.gangs import Bundle, HostPort
@@ -156,6 +158,7 @@ class Gang:
         self,
         *,
         timeout_s: float | None = None,
+        deadline_s: float | None = None,
         idempotent: bool | None = None,
         retries: int | None = None,
         partial: bool | None = None,
@@ -163,7 +166,8 @@ class Gang:
         """A cheap copy of this gang with these options; those not given are inherited.
 
         Args:
-            timeout_s: deadline of each call or run from its start; tasks are cancelled when it passes.
+            timeout_s: limit of one attempt; its tasks are cancelled when it passes. See CallOptions.
+            deadline_s: limit of each call or run from its start, all attempts together. Default: `timeout_s`.
             idempotent: see CallOptions.
             retries: see GangCallOptions.
             partial: see GangCallOptions.
@@ -177,6 +181,7 @@ class Gang:
         call = replace(
             mine.call,
             timeout_s=mine.call.timeout_s if timeout_s is None else timeout_s,
+            deadline_s=mine.call.deadline_s if deadline_s is None else deadline_s,
             idempotent=mine.call.idempotent if idempotent is None else idempotent,
         )
         options = GangCallOptions(
@@ -186,14 +191,32 @@ class Gang:
         )
         return Gang(self._owner, deadline=self._deadline, observe=self._observe, options=options)
 
-    async def run(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+    @overload
+    async def run(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]: ...
+
+    @overload
+    async def run(  # a task that yields: the list of its items, by rank
+        self, method: Callable[P, AsyncIterator[R] | Iterator[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[list[R]]: ...
+
+    @overload
+    async def run(
+        self, method: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]: ...
+
+    @overload
+    async def run(self, method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]: ...
+
+    @frames_hidden
+    async def run(self, method: Any, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Run a task on all ranks with the same arguments, and return the results by rank.
 
         Waits for the next generation if the gang is restarting. Cancelling cancels all ranks.
 
         Args:
-            method: name of the task; each rank runs that of its own pool.
-            args, kwargs: arguments of the task.
+            method: name of the task; each rank runs that of its own pool. Or the task's function, as for Client.call.
+            *args: positional arguments of the task.
+            **kwargs: named arguments of the task.
 
         Raises:
             GangFailed: a rank failed (`rank`, `__cause__`) and the others were cancelled; the gang stays formed.
@@ -204,7 +227,34 @@ class Gang:
         """
         return await self._run(method, lambda size: same_for_all(size, args, kwargs))
 
-    async def run_each(self, method: str, arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /) -> list[Any]:
+    @overload
+    async def run_each(
+        self, method: str, arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /
+    ) -> list[Any]: ...
+
+    @overload
+    async def run_each(
+        self,
+        method: Callable[..., AsyncIterator[R] | Iterator[R]],
+        arguments: Sequence[Any] | Callable[[int], Sequence[Any]],
+        /,
+    ) -> list[list[R]]: ...
+
+    @overload
+    async def run_each(
+        self,
+        method: Callable[..., Coroutine[Any, Any, R]],
+        arguments: Sequence[Any] | Callable[[int], Sequence[Any]],
+        /,
+    ) -> list[R]: ...
+
+    @overload
+    async def run_each(
+        self, method: Callable[..., R], arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /
+    ) -> list[R]: ...
+
+    @frames_hidden
+    async def run_each(self, method: Any, arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /) -> list[Any]:
         """Run a task on all ranks, each with its own arguments; otherwise like `run`.
 
         Args:
@@ -218,39 +268,72 @@ class Gang:
             method, lambda size: by_rank(size, arguments(size) if callable(arguments) else arguments)
         )
 
-    async def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a task on one rank and return its result. Waits while all slots of the member are in use.
+    @overload
+    async def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    @overload
+    async def call(
+        self, rank: int, method: Callable[P, AsyncIterator[R] | Iterator[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]: ...
+
+    @overload
+    async def call(
+        self, rank: int, method: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+
+    @overload
+    async def call(self, rank: int, method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @frames_hidden
+    async def call(self, rank: int, method: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a task on one rank and return its result. Waits while all slots of the member are in use. `method` is as
+        for `run`.
 
         Raises:
             GanglineError: the task's error; otherwise as `run`.
         """
 
+        name, task = (method, None) if isinstance(method, str) else method_of(method)
+
         async def once(formation: Formation, deadline: float | None) -> Any:
-            order = self._order(formation, rank, method, (args, kwargs), deadline)
+            order = self._order(formation, rank, name, (args, kwargs), deadline)
             with self._observe(order) as (_, span):
                 return await self._guarded(formation, rank, formation.lines[rank].call(order, span), deadline)
 
-        return await self._retried(method, once, rank)
+        result = await self._retried(name, once, rank)
+        return result if task is None else decoded(task, result)
 
-    async def stream(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never retried.
+    @overload
+    def stream(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]: ...
+
+    @overload
+    def stream(
+        self, rank: int, method: Callable[P, AsyncIterator[R] | Iterator[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]: ...
+
+    async def stream(self, rank: int, method: Any, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never retried. `method`
+        is as for `run`.
 
         Raises:
             GanglineError: as `call`; StreamBroken if items were lost.
         """
-        deadline = self._deadline(self._options.call)
-        formation = await self._living(deadline, rank)
-        order = self._order(formation, rank, method, (args, kwargs), deadline)
-        with self._observe(order) as (_, span):
-            items = formation.lines[rank].stream(order, span)
-            async with contextlib.aclosing(items):
-                while True:
-                    try:
-                        item = await self._guarded(formation, rank, anext(items), deadline)
-                    except StopAsyncIteration:
-                        return
-                    yield item
+        with FRAMES_HIDDEN:
+            name, task = (method, None) if isinstance(method, str) else method_of(method)
+            deadline = self._deadline(self._options.call)
+            formation = await self._living(deadline, rank)
+            order = self._order(formation, rank, name, (args, kwargs), deadline)
+            with self._observe(order) as (_, span):
+                items = formation.lines[rank].stream(order, span)
+                async with contextlib.aclosing(items):
+                    while True:
+                        try:
+                            item = await self._guarded(formation, rank, anext(items), deadline)
+                        except StopAsyncIteration:
+                            return
+                        yield item if task is None else task.decode(item)
 
+    @frames_hidden
     async def wait_formed(self) -> int:
         """The current generation; waits for the next one between two generations and while ranks are lost.
 
@@ -259,6 +342,7 @@ class Gang:
         """
         return (await self._owner.formed()).generation
 
+    @frames_hidden
     async def ready(self) -> int:
         """The current generation, once the `gang_start` functions of all its members have succeeded. Waits for that,
         across restarts, until the deadline of `options(timeout_s=...)`, if there is one.
@@ -307,13 +391,15 @@ class Gang:
         except TimeoutError:
             fate = self._newest.fate(rank)
             what = "was torn down and not formed again" if self._newest.down is not None else "was not repaired"
-            text = f"gang {self.id} {what} by the deadline; nothing was sent"
+            text = f"gang {self.id} {what} by the deadline"
             raise GangNotFormed(text) from (None if fate is None else fate())
 
-    async def _run(self, method: str, arguments: Callable[[int], list[Arguments]]) -> list[Any]:
+    async def _run(self, target: object, arguments: Callable[[int], list[Arguments]]) -> list[Any]:
+        method, task = (target, None) if isinstance(target, str) else method_of(target)
+
         async def once(formation: Formation, deadline: float | None) -> list[Any]:
             given = arguments(formation.size)
-            run = formation.next_run()
+            run = self._owner.next_run()
             attributes: Attributes = {"gangline.gang": self.id, "gangline.generation": formation.generation}
 
             async def on_rank(rank: int, item: Arguments) -> Any:
@@ -324,7 +410,10 @@ class Gang:
             with tracer.span(f"gangline.gang.run {method}", kind="client", attributes=attributes):
                 return await run_on_all(formation, on_rank, given, partial=self._options.partial)
 
-        return await self._retried(method, once)
+        results = await self._retried(method, once)
+        if task is None:
+            return results
+        return [item if isinstance(item, GanglineError) else decoded(task, item) for item in results]
 
     async def _retried(
         self, method: str, once: Callable[[Formation, float | None], Awaitable[T]], rank: int | None = None
@@ -427,6 +516,7 @@ class GangAcquisition:
         self._make = make
         self._gang: Gang | None = None
 
+    @frames_hidden
     async def __aenter__(self) -> Gang:
         if self._gang is not None:
             raise SelectionUsed("this was entered already: call gang again")
@@ -557,7 +647,7 @@ class GangClient:
 
     async def _acquire(self, request: AcquireRequest, options: CallOptions) -> Gang:
         if self._stopped:
-            raise ClosedError("this router was stopped")
+            raise ClosedError("this client was closed")
         owner = GangOwner(
             self._bus, self._names, request, coordinator_client=self.coordinator_client, lines=self._lines
         )
@@ -573,8 +663,8 @@ class GangClient:
             self._owned.pop(owner, None)
             raise
         if self._stopped:
-            await owner.abandon(ClosedError("this router was stopped"))
-            raise ClosedError("this router was stopped")
+            await owner.abandon(ClosedError("this client was closed"))
+            raise ClosedError("this client was closed")
         return Gang(owner, deadline=self._deadline, observe=self._observe, options=GangCallOptions(call=options))
 
     async def stop(self) -> None:
@@ -582,7 +672,7 @@ class GangClient:
         self._stopped = True
         owned, self._owned = list(self._owned), {}
         for owner in owned:
-            await owner.abandon(ClosedError("this router was stopped"))
+            await owner.abandon(ClosedError("this client was closed"))
 
     def statistics(self) -> dict[str, int]:
         """The number of gangs owned now."""

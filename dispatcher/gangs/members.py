@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from ...runtime.tasks import set_within
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import GanglineError, Unavailable, WorkerLost
 from ...schemas.records.gangs import Rendezvous, Seat
@@ -198,7 +198,7 @@ class MemberChannel:
             limit = give_up_at if deadline is None else min(give_up_at, deadline)
             with contextlib.suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout_at(limit):
-                    await pool.discovery.pull()
+                    await pool.discovery.informer.refresh()
             worker = pool.core.view.workers.get(seat.worker)
             if worker is None:
                 await self.pause(backoff.next_s(0.0), deadline, target)
@@ -231,9 +231,7 @@ class MemberChannel:
         """
         if deadline is not None and self._loop.time() + delay_s >= deadline:
             raise too_late(target, may_have_started=False) from why
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._ended.wait()
+        await set_within(self._ended, delay_s)
         self.check()
 
 
@@ -288,7 +286,7 @@ class MemberTarget(TaskTarget):
             GanglineError: there must be no retry.
         """
         line, order = self._line, self.order
-        error = error_of_fate(fate, line.name, attempts=1, lost=_LOST)
+        error = error_of_fate(fate, line.name, attempts=1, lost=_LOST, idempotent=line.idempotent(order.method))
         if self._held is not None:
             raise error
         if self._patient and fate in _ABSENT:
@@ -346,7 +344,6 @@ class Formation:
         """Makes the error that says why it has ended; None while it exists."""
         self.lost: dict[int, Callable[[], GanglineError]] = {}
         """Ranks that are lost and being replaced while the others continue; the value makes the error that says so."""
-        self._runs = itertools.count(1)
         self._went = asyncio.Event()
         """Set, and replaced by a new one, when the generation ends or loses ranks."""
 
@@ -366,10 +363,6 @@ class Formation:
     def later(self) -> int:
         """Its generation number if it is not the first, else 0: workers of surviving members may not know it yet."""
         return self.generation if self.generation > 1 else 0
-
-    def next_run(self) -> int:
-        """A number for one run on all ranks."""
-        return next(self._runs)
 
     def end(self, error: GanglineError, stay: Set[str] = frozenset()) -> None:
         """End the generation. Idempotent. Members whose tokens are in `stay` continue in the next one."""

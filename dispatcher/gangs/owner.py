@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, assert_never
 from weakref import WeakSet
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message
-from ...bus.port.types import Subscription
+from ...bus.port.subjects import Subscription
 from ...schemas.errors.base import ClosedError, GanglineError, GangNotFormed, Unavailable
 from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ...schemas.names import GangOperation, Names
@@ -86,6 +87,7 @@ class GangOwner:
         self._renewal: asyncio.Task[None] | None = None
         self._over: Callable[[], GanglineError] | None = None
         self._released: asyncio.Task[None] | None = None
+        self._runs = itertools.count(1)
         self._asking: asyncio.Timeout | None = None
         """Ends the wait for the answer to the acquire once an event has made it redundant."""
 
@@ -239,6 +241,11 @@ class GangOwner:
                 return formation
             self._news.clear()
             await self._news.wait()
+
+    def next_run(self) -> int:
+        """A number for one run on all ranks, unlike that of any other run of this owner. A task of one generation may
+        reach a member that is already in the next one, where it must not meet the tasks of another run."""
+        return next(self._runs)
 
     def listen(self) -> EventQueue:
         """A queue of events from now on; None marks the end. To unsubscribe, drop the reference."""

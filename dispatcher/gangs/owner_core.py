@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ...schemas.deadline import margin_s
+from ...runtime.timers import margin_s
 from ...schemas.errors.base import (
     GangEnded,
     GangFailed,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...bus.key_value.informer import Absent, BucketInformer
 from ...bus.port.bus import Bus, ConnectionEvent, KeyValue, KvEntry, Message, NotPermitted
-from ...bus.port.types import Subscription
+from ...bus.port.subjects import Subscription
 from ...schemas.errors.base import ClosedError, GanglineError
 from ...schemas.messages.gangs import GangEventKind
 from ...schemas.names import Names

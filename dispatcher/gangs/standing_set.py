@@ -154,7 +154,7 @@ class StandingSetRouter:
         first = pool.core.view.workers.get(record.seats[0].worker)
         if first is None and pool.discovery is not None:
             with contextlib.suppress(GanglineError):
-                await pool.discovery.pull()
+                await pool.discovery.informer.refresh()
             first = pool.core.view.workers.get(record.seats[0].worker)
         # No await from here on: events that arrived during the wait count.
         known = self._formations.get(record.id)

@@ -10,6 +10,8 @@ body                      an object has keyword arguments, an array positional o
 `Gangline-Key`            session or shard key
 `Gangline-Model`          model id
 `Gangline-Idempotent`     `true`: may be retried when the outcome of an attempt is unknown
+`Gangline-Arguments`      `both`: the body is an array of the positional arguments and the object of keyword ones
+`Gangline-Stream`         `true`, or how many items an answer may have: the task yields items; see gateway.streams
 `traceparent`             the caller's trace
 ========================  =========================================================================================
 
@@ -26,12 +28,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from ...bus.port.bus import BucketSettings, Bus, Message
+from ...bus.port.bus import BucketSettings, Bus, Message, NotPermitted
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
 from ...bus.rpc.responder import Listening, Responder, listen
 from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
-from ...runtime.tasks import TaskSet
+from ...runtime.tasks import TaskSet, set_within
 from ...schemas.errors.base import InvalidRequest, QueueFull
 from ...schemas.limits import MAX_DEADLINE_S
 from ...schemas.names import Names
@@ -47,6 +49,7 @@ from ..router.router import Router
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings, check_bounds
 from ..transport.channel import Outcome
+from .streams import GatewayStreams, items_per_answer
 
 
 class PlainRequest(NamedTuple):
@@ -57,6 +60,8 @@ class PlainRequest(NamedTuple):
     options: CallOptions
     parent: str | None
     """`traceparent` of the caller."""
+    most: int = 0
+    """The call is streamed, with at most so many items in one answer; 0: it is not."""
 
     @classmethod
     def parse(cls, body: Any, given: Mapping[str, str] | None, default_timeout_s: float) -> PlainRequest:
@@ -65,23 +70,10 @@ class PlainRequest(NamedTuple):
         Raises:
             InvalidRequest: the body has no arguments, or a header is invalid.
         """
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        if isinstance(body, dict):
-            bad = next((name for name in body if not isinstance(name, str)), None)
-            if bad is not None:
-                raise InvalidRequest(f"argument name {bad!r} is not a text")
-            kwargs = body
-        elif isinstance(body, list):
-            args = body
-        elif body is not None:
-            raise InvalidRequest(
-                f"the body is a bare {type(body).__name__}: send an object of named arguments, or an array of them, "
-                f"for example {_example(body)}"
-            )
         if not given:
-            return cls(args, kwargs, _waits(default_timeout_s), None)
+            return cls(*_arguments(body), _waits(default_timeout_s), None)
         fields = {name.lower(): value for name, value in given.items()}
+        args, kwargs = _arguments(body) if (kinds := fields.get(_ARGUMENTS)) is None else _both(body, kinds)
         timeout_s = _timeout_s(fields.get(_TIMEOUT), default_timeout_s)
         key, model, idempotent = fields.get(_KEY), fields.get(_MODEL), _flag(fields.get(_IDEMPOTENT))
         options = (
@@ -89,13 +81,48 @@ class PlainRequest(NamedTuple):
             if key is None and model is None and idempotent is None
             else CallOptions(timeout_s=timeout_s, key=key, model=model, idempotent=idempotent)
         )
-        return cls(args, kwargs, options, fields.get(headers.TRACEPARENT))
+        return cls(args, kwargs, options, fields.get(headers.TRACEPARENT), items_per_answer(fields.get(_STREAM)))
 
 
 _TIMEOUT: Final = headers.TIMEOUT.lower()
 _KEY: Final = headers.KEY.lower()
 _MODEL: Final = headers.MODEL.lower()
 _IDEMPOTENT: Final = headers.IDEMPOTENT.lower()
+_STREAM: Final = headers.STREAM.lower()
+_ARGUMENTS: Final = headers.ARGUMENTS.lower()
+
+
+def _arguments(body: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments in a body."""
+    if isinstance(body, dict):
+        return [], _named(body)
+    if isinstance(body, list):
+        return body, {}
+    if body is None:
+        return [], {}
+    raise InvalidRequest(
+        f"the body is a bare {type(body).__name__}: send an object of named arguments, or an array of them, "
+        f"for example {_example(body)}"
+    )
+
+
+def _both(body: Any, kinds: str) -> tuple[list[Any], dict[str, Any]]:
+    """The same, of a body that has both kinds."""
+    if kinds.lower() != headers.BOTH:
+        raise InvalidRequest(f"{headers.ARGUMENTS} is {kinds[:40]!r}: give 'both', or leave it out")
+    if not isinstance(body, list) or [type(part) for part in body] != [list, dict]:
+        raise InvalidRequest(
+            f"with {headers.ARGUMENTS} the body must be an array of the positional arguments and the object of named "
+            'ones, for example [["a.png"], {"width": 64}]'
+        )
+    return body[0], _named(body[1])
+
+
+def _named(kwargs: dict[Any, Any]) -> dict[str, Any]:
+    bad = next((name for name in kwargs if not isinstance(name, str)), None)
+    if bad is not None:
+        raise InvalidRequest(f"argument name {bad!r} is not a text")
+    return kwargs
 
 
 @functools.lru_cache(maxsize=64)  # nearly all requests have one of a few
@@ -200,10 +227,10 @@ class Gateway(Service[GatewayState]):
     """Serves calls of one namespace. `stop` ends at once: calls in progress are answered with ClosedError and their
     tasks cancelled.
 
-    ::
-
-        async with Gateway(bus) as gateway:
-            await gateway.wait_closed()
+    ```python
+    async with Gateway(bus) as gateway:
+        await gateway.wait_closed()
+    ```
     """
 
     def __init__(
@@ -222,7 +249,8 @@ class Gateway(Service[GatewayState]):
         Args:
             bus: an open connection; the caller closes it.
             names: the namespace; default `gangline`.
-            settings, router_settings: see GatewaySettings and RouterSettings.
+            settings: see GatewaySettings.
+            router_settings: see RouterSettings.
             bucket: settings of the ledger if it has to be created.
             policy: makes the routing policy of a pool from its name; default: Sticky.
             name: the owner of leases in the ledger.
@@ -245,6 +273,8 @@ class Gateway(Service[GatewayState]):
         )
         self._service = MicroService(bus, self._describe, statistics=self._counters, ambient=ambient)
         self._listening = Listening()
+        self._streams = GatewayStreams(bus, self.names, ambient, _log)
+        self._stream_listening = Listening()
         self._slow = TaskSet("gateway call")
         """Calls that the router's fast path does not take, or not to their end."""
         self._everyone = _Pending()
@@ -269,6 +299,7 @@ class Gateway(Service[GatewayState]):
         self._listening = await listen(self.bus, subjects, self._on_call, queue=self.names.gateway_queue)
         await self._service.start()
         await self.bus.flush()
+        await self._listen_for_streams()
         self.state = GatewayState.SERVING
         _log.info("answers %s", self.names.calls, extra={"action": "gateway.started"})
 
@@ -283,7 +314,9 @@ class Gateway(Service[GatewayState]):
     async def _stop(self) -> None:
         await self._leave()
         await self.router.stop()
+        self._streams.stop()
         await self._rest(1.0)
+        await self._stream_listening.unsubscribe()
         self._slow.cancel()
         _log.info("stopped", extra={"action": "gateway.stopped"})
 
@@ -300,6 +333,13 @@ class Gateway(Service[GatewayState]):
 
     def __repr__(self) -> str:
         return f"Gateway({self.names.namespace}, {self.state}, pending={self._everyone.calls})"
+
+    async def _listen_for_streams(self) -> None:
+        try:
+            self._stream_listening = await listen(self.bus, self._streams.subjects, self._on_stream)
+            await self.bus.flush()
+        except NotPermitted as error:  # roles that were written by an earlier version
+            _log.warning("streams of items end early: %s", error.message, extra={"action": "gateway.no_streams"})
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
@@ -318,6 +358,13 @@ class Gateway(Service[GatewayState]):
         pending.bytes += size
         self._by_tenant[call.tenant] = pending
         call.start()
+
+    def _on_stream(self, message: Message) -> None:
+        self._streams.serve(message, self._tenant_of(message))
+
+    def _tenant_of(self, message: Message) -> str:
+        """Whose message it is; empty: of Gangline's own account."""
+        return self.router.settings.quotas.tenant_of(headers.account_of(message.headers))
 
     def _full(self, tenant: str, pending: _Pending, size: int) -> QueueFull | None:
         settings, share, everyone = self.settings, self.settings.tenant_share, self._everyone
@@ -374,11 +421,7 @@ class Gateway(Service[GatewayState]):
         if not self._everyone.calls:
             return
         rested = self._rested = self._rested or asyncio.Event()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await rested.wait()
-        except TimeoutError:
-            pass
+        await set_within(rested, timeout_s)
 
     # -- discovery ------------------------------------------------------------------------------------------------
 
@@ -421,7 +464,7 @@ class GatewayCall(Responder):
         self._gateway = gateway
         self._done = False
         self.began_at = gateway.router.exchange.loop.time()
-        self.tenant = gateway.router.settings.quotas.tenant_of(headers.account_of(message.headers))
+        self.tenant = gateway._tenant_of(message)
 
     @property
     def size(self) -> int:
@@ -439,7 +482,10 @@ class GatewayCall(Responder):
             self._target = gateway._target(self.subject)
             body = self.body(large=True)
             self._request = PlainRequest.parse(body, self._message.headers, gateway.settings.default_timeout_s)
-            args, kwargs, options, parent = self._request
+            args, kwargs, options, parent, most = self._request
+            if most:
+                gateway._slow.start(self._stream())
+                return
             begun = gateway.router.begin(
                 self._target, args, kwargs, options, self, flags=self._flags, parent=parent, tenant=self.tenant
             )
@@ -485,7 +531,7 @@ class GatewayCall(Responder):
 
     async def _again(self, outcome: Outcome) -> None:
         """The worker's answer was not a result."""
-        args, kwargs, options, _ = self._request
+        args, kwargs, options, *_ = self._request
         order = self._gateway.router.order(self._target, args, kwargs, options, flags=self._flags)
         order.tenant = self.tenant
         await self._go_on(order, (self._flight, outcome))
@@ -500,6 +546,21 @@ class GatewayCall(Responder):
             raise
         else:
             self._gateway._ended(self)
+
+    async def _stream(self) -> None:
+        gateway, (args, kwargs, options, parent, most) = self._gateway, self._request
+        items = gateway.router.stream(
+            self._target, args, kwargs, options=options, parent=parent, flags=self._flags, tenant=self.tenant
+        )
+        try:
+            await gateway._streams.run(self, items, most, self.tenant)
+        except Exception as error:
+            self._fail(error)
+        except BaseException:
+            gateway._ended(self)
+            raise
+        else:
+            gateway._ended(self)
 
     def _fail(self, error: Exception) -> None:
         self._gateway._failed(self, error)

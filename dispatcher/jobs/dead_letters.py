@@ -10,18 +10,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from ...bus.port.bus import Conflict, StreamMessage
+from ...bus.port.bus import Conflict, NotPermitted, StreamMessage
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
-from ...schemas.errors.base import GanglineError, InvalidRequest, JobError, UnknownJob
+from ...schemas.errors.base import InvalidRequest, JobError, UnknownJob
 from ...schemas.names import check_job, check_name
 from ...schemas.records.jobs import FailedTry, JobFailure, JobState
 from ...schemas.text import parse_duration
-from ...schemas.wire import codec, headers
-from ...schemas.wire.codec import Format
+from ...schemas.wire import headers
 from .queries import JobQueries, parse_result
 from .storage import TaskStreams
-from .stored import JobRef, header_of, job_of, split_subject
+from .stored import JobRef, begins, decoded, header_of, job_of, messages_of, split_subject
 
 QUIET_S: Final = 5.0
 """A reader that gets no letter for this time stops waiting for more: they were deleted meanwhile."""
@@ -39,6 +38,7 @@ _DROPPED: Final = frozenset(
         headers.DEAD_TRIES,
         headers.DEAD_OBJECT,
         headers.SUBJECT,
+        headers.FIRST,
         headers.DELAY,
     )
 )
@@ -93,12 +93,14 @@ class DeadLetter:
         return header_of(self.headers, headers.TRACEPARENT)
 
     @property
+    def schedule(self) -> str | None:
+        """The schedule that it was a run of."""
+        return header_of(self.headers, headers.SCHEDULE_JOB)
+
+    @property
     def arguments(self) -> Any:
         """The decoded body; raw if it cannot be decoded."""
-        try:
-            return codec.decode(self.data, Format.of(self.headers))
-        except GanglineError:
-            return self.data
+        return decoded(self.data, self.headers)
 
     @classmethod
     def parse(cls, message: StreamMessage, prefix: str) -> DeadLetter:
@@ -147,22 +149,35 @@ class DeadLetters:
         return list(found)
 
     async def find(self, job: str) -> DeadLetter:
-        """The newest letter of a job.
+        """The newest letter of the job whose id this is, or begins with.
 
         Raises:
             UnknownJob: there is none.
+            InvalidRequest: there are letters of several such jobs; the text names them.
         """
         check_job(job)
-        found: deque[DeadLetter] = deque(maxlen=1)
-        await self._read(None, lambda letter: found.append(letter) if letter.job == job else None)
-        if not found:
+        newest: dict[str, DeadLetter] = {}
+
+        def take(letter: DeadLetter) -> None:
+            if letter.job == job:
+                newest[letter.job] = letter
+            elif begins(letter.job, job):  # perhaps one of many: its body is read again when it is the only one
+                newest[letter.job] = replace(letter, data=b"")
+
+        await self._read(None, take)
+        if job in newest:
+            return await self._whole(newest[job])
+        if not newest:
             raise UnknownJob(
                 f"there is no dead letter of job {job!r}: 'gangline dead ls' lists them", details={"job": job}
             )
-        return await self._whole(found[0])
+        if len(newest) > 1:
+            some = ", ".join(sorted(newest)[:5])
+            raise InvalidRequest(f"{job!r} is the beginning of several jobs with dead letters: {some}")
+        return await self._now(*newest.values())
 
     async def _now(self, letter: str | DeadLetter) -> DeadLetter:
-        """A letter as it is in the stream now; for a job id, its newest."""
+        """A letter as it is in the stream now; for a job id or its beginning, its newest."""
         if isinstance(letter, str):
             return await self.find(letter)
         message = await (await self._streams.dead()).get(letter.sequence)
@@ -246,7 +261,12 @@ class DeadLetters:
         if not expected:
             return
         news: asyncio.Queue[StreamMessage] = asyncio.Queue()
-        reading = await stream.read(pattern, news.put_nowait)
+        try:
+            reading = await stream.read(pattern, news.put_nowait)
+        except NotPermitted:  # an observer, who may not create consumers
+            async for message in messages_of(stream, pattern, state.first_sequence, state.last_sequence):
+                take(DeadLetter.parse(message, self._names.tasks[:-1]))
+            return
         try:
             for _ in range(expected):
                 async with asyncio.timeout(QUIET_S):

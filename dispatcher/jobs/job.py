@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, overload
 
 from pydantic import ValidationError
 
 from ...bus.port.bus import ConnectionEvent, Message, StorageUnavailable, Stream, StreamMessage
 from ...runtime.tasks import TaskSet
+from ...runtime.tracebacks import FRAMES_HIDDEN, frames_hidden
 from ...schemas.errors.base import (
     DeadlineExceeded,
     Disconnected,
@@ -22,9 +23,11 @@ from ...schemas.errors.base import (
     ResultNotKept,
     StreamBroken,
 )
+from ...schemas.handles import NamedTask, R, Result, task_of
 from ...schemas.messages.jobs import JobInfo, JobWhyReply
 from ...schemas.names import JobFeed
 from ...schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
+from ...schemas.text import count_of
 from ...telemetry.logs import logger_for
 from .queries import (
     LOOKS_S,
@@ -199,20 +202,21 @@ async def _last(jobs: Stream, subject: str) -> StreamMessage | None:
 
 async def events_of(queries: JobQueries, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
     """See Job.events."""
-    async with contextlib.aclosing(follow(queries, ref, JobFeed.STATE, JobFeed.PROGRESS)) as feed:
-        async for item in feed:
-            if isinstance(item, ResultRecord):
-                yield _final(item)
-                return
-            kind = JobEvent if item.subject.endswith(JobFeed.STATE) else JobProgress
-            try:
-                event = kind.model_validate_json(item.data)
-            except ValidationError as error:
-                _unreadable(item, error)
-                continue
-            yield event
-            if isinstance(event, JobEvent) and event.state.final:
-                return
+    with FRAMES_HIDDEN:
+        async with contextlib.aclosing(follow(queries, ref, JobFeed.STATE, JobFeed.PROGRESS)) as feed:
+            async for item in feed:
+                if isinstance(item, ResultRecord):
+                    yield _final(item)
+                    return
+                kind = JobEvent if item.subject.endswith(JobFeed.STATE) else JobProgress
+                try:
+                    event = kind.model_validate_json(item.data)
+                except ValidationError as error:
+                    _unreadable(item, error)
+                    continue
+                yield event
+                if isinstance(event, JobEvent) and event.state.final:
+                    return
 
 
 def _final(record: ResultRecord) -> JobEvent:
@@ -229,19 +233,20 @@ def _final(record: ResultRecord) -> JobEvent:
 
 async def items_of(queries: JobQueries, ref: JobRef, *, skip: bool) -> AsyncGenerator[Any, None]:
     """See Job.items."""
-    reader = _Items(ref.id, skip=skip)
-    jobs = await until_answered("opening the stream of jobs", queries.streams.jobs, _log)
-    newest = await _last(jobs, queries.streams.names.job(ref.id, JobFeed.ITEM))
-    if newest is not None and (item := _item(newest)) is not None:
-        reader.attempt = item.attempt
-    async with contextlib.aclosing(follow(queries, ref, JobFeed.ITEM, gap=reader.gap)) as feed:
-        async for message in feed:
-            if isinstance(message, ResultRecord):
-                await reader.end(queries, message)
-                return
-            item = _item(message)
-            for each in () if item is None else reader.take(item):
-                yield plain_value(each.value, each.encoding)
+    with FRAMES_HIDDEN:
+        reader = _Items(ref.id, skip=skip)
+        jobs = await until_answered("opening the stream of jobs", queries.streams.jobs, _log)
+        newest = await _last(jobs, queries.streams.names.job(ref.id, JobFeed.ITEM))
+        if newest is not None and (item := _item(newest)) is not None:
+            reader.attempt = item.attempt
+        async with contextlib.aclosing(follow(queries, ref, JobFeed.ITEM, gap=reader.gap)) as feed:
+            async for message in feed:
+                if isinstance(message, ResultRecord):
+                    await reader.end(queries, message)
+                    return
+                item = _item(message)
+                for each in () if item is None else reader.take(item):
+                    yield plain_value(each.value, each.encoding)
 
 
 class _Items:
@@ -269,8 +274,9 @@ class _Items:
             self._early.clear()
             if self._given and not self._skip:
                 raise StreamBroken(
-                    f"job {self._job!r} failed and starts over (attempt {item.attempt}): the {self._given} items so "
-                    "far do not count; read items() again, or items(skip=True) if each attempt yields the same",
+                    f"job {self._job!r} failed and starts over (attempt {item.attempt}): "
+                    f"{count_of(self._given, 'item')} so far must be discarded; read items() again, or "
+                    "items(skip=True) if each attempt yields the same",
                     details={"job": self._job, "attempt": item.attempt, "items": self._given},
                 )
         if item.index >= self._next:  # otherwise it is a duplicate
@@ -323,14 +329,18 @@ ASK_TIMEOUT_S = 5.0
 """How long a dispatcher or a worker has to answer, without `options(timeout_s=...)`."""
 
 
-class Job:
+class Job(Generic[Result]):
     """A handle to a job, from `Client.submit`, or from `Client.job` with its id. It needs no close: you can drop it at
-    any time, and look the job up again by its id from anywhere."""
+    any time, and look the job up again by its id from anywhere.
 
-    def __init__(self, queries: JobQueries, ref: JobRef) -> None:
-        """`ref`: with valid names."""
+    `Job[int]` is the job of a task that returns a number.
+    """
+
+    def __init__(self, queries: JobQueries, ref: JobRef, task: NamedTask | None = None) -> None:
+        """`ref`: with valid names. `task`: decodes results and items; None: they are plain values."""
         self._queries = queries
         self._ref = ref
+        self._task = task
 
     @property
     def id(self) -> str:
@@ -351,8 +361,33 @@ class Job:
         """Whether it is a recurring schedule (`cron`); each run is a job of its own."""
         return self._ref.repeats
 
-    async def result(self, timeout_s: float | None = None) -> Any:
-        """The task's result. Waits for its end, also across lost connections.
+    @overload
+    def of(  # a task that yields: it has no result, but items
+        self, task: Callable[..., AsyncIterator[Any] | Iterator[Any]], /
+    ) -> Job[None]: ...
+
+    @overload
+    def of(self, task: Callable[..., Coroutine[Any, Any, R]], /) -> Job[R]: ...
+
+    @overload
+    def of(self, task: Callable[..., R], /) -> Job[R]: ...
+
+    def of(self, task: Any, /) -> Job[Any]:
+        """The same job, as one of this task: `client.job(id).of(count)` is a `Job[int]`, and its result is what the
+        function's annotation says. Sends nothing.
+
+        Args:
+            task: the function of the task, as for Client.call.
+
+        Raises:
+            InvalidRequest: the function is not a task, or of several pools.
+        """
+        return Job(self._queries, self._ref, task_of(task, (self.endpoint or "",)))
+
+    @frames_hidden
+    async def result(self, timeout_s: float | None = None) -> Result:
+        """The task's result; None if it yields: `items()` has what it yielded. Waits for its end, also across lost
+        connections.
 
         Args:
             timeout_s: how long to wait; the job continues. None: no limit.
@@ -377,16 +412,23 @@ class Job:
                 may_have_started=True,
                 details={"job": self.id},
             ) from error
-        return await value_of(self._queries.streams, record)
+        value: Any = await value_of(self._queries.streams, record)
+        if self._task is not None and not self._task.streams:
+            value = self._task.decode(value)
+        found: Result = value
+        return found
 
+    @frames_hidden
     async def status(self) -> JobInfo:
-        """The current state of the job: from its result, its dispatcher, or the stream.
+        """The current state of the job: from its result, its dispatcher, or the stream. For JSON, take its
+        `model_dump(mode="json")`.
 
         Raises:
             UnknownJob: there is no such job.
         """
         return await self._queries.status(self._ref, ASK_TIMEOUT_S)
 
+    @frames_hidden
     async def cancel(self) -> bool:
         """Cancel the job (or schedule). Returns False if it had already ended.
 
@@ -395,6 +437,7 @@ class Job:
         """
         return await self._queries.cancel(self._ref, ASK_TIMEOUT_S)
 
+    @frames_hidden
     async def why(self) -> JobWhyReply:
         """Explain what the job is waiting for.
 
@@ -434,7 +477,8 @@ class Job:
             UnknownJob, ResultNotKept: as `events`.
         """
         self._check_kept("items")
-        return items_of(self._queries, self._ref, skip=skip)
+        items = items_of(self._queries, self._ref, skip=skip)
+        return items if self._task is None else _decoded(items, self._task)
 
     def _check_kept(self, what: str) -> None:
         if self._ref.repeats:
@@ -448,3 +492,10 @@ class Job:
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self._ref.target})"
+
+
+async def _decoded(items: AsyncGenerator[Any, None], task: NamedTask) -> AsyncGenerator[Any, None]:
+    with FRAMES_HIDDEN:
+        async with contextlib.aclosing(items):
+            async for item in items:
+                yield task.decode(item)

@@ -24,10 +24,12 @@ from ...bus.port.bus import (
 )
 from ...bus.rpc.requester import read_answer
 from ...runtime.clock import Environment
+from ...runtime.tasks import set_within
 from ...schemas.errors.base import (
     Disconnected,
     GanglineError,
     InvalidName,
+    InvalidRequest,
     JobCancelled,
     JobDead,
     MalformedMessage,
@@ -109,12 +111,12 @@ class JobQueries:
             UnknownJob: it is not known; `details["certain"]` is False if it may be further down a very long queue.
         """
         if (record := await self.record(ref)) is not None:
-            return _info_of(record)
+            return info_of_record(record)
         told, held = await self._asked(ref, QueueOperation.GET, JobInfo, timeout_s)
         if told is not None:
             return told
         if (schedule := await self._schedule(ref)) is not None:
-            return info_of_schedule(ref, schedule, self._names)
+            return info_of_schedule(ref, schedule, self._names, wall=self._ambient.wall())
         found = await self._find(ref)
         if found.message is not None:
             info = info_of_task(ref, found.message, self._names)
@@ -122,9 +124,9 @@ class JobQueries:
             reason = await self._absence(info.endpoint, found.message.at) if untold else None
             return info.model_copy(update={"reason": reason}) if reason is not None else info
         if (record := await self.record(ref)) is not None:  # it ended just now
-            return _info_of(record)
+            return info_of_record(record)
         if (schedule := await self._schedule(ref)) is not None:  # or was scheduled
-            return info_of_schedule(ref, schedule, self._names)
+            return info_of_schedule(ref, schedule, self._names, wall=self._ambient.wall())
         if await self._coming(ref) is not None:
             text = "its time has come and the server is moving it to its queue, or it has ended without a result"
             raise UnknownJob(f"job {ref.id!r} is not known yet: {text}", details={"job": ref.id, "certain": False})
@@ -187,7 +189,7 @@ class JobQueries:
         """Whether the dispatcher of its endpoint has fetched this very message, or does not know yet."""
         assert ref.endpoint is not None and ref.sequence is not None, ref
         try:
-            info = await self._ask(ref.endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, timeout_s)
+            info = await self.ask(ref.endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, timeout_s)
         except UnknownJob:
             return False
         except NoDispatcher as error:
@@ -200,13 +202,13 @@ class JobQueries:
 
     async def queues(self, timeout_s: float) -> list[QueueStats]:
         """Every queue that has tasks or a dispatcher, by endpoint; `dispatcher` is empty for one without."""
-        depths = await self._depths()
-        endpoints = sorted({*depths, *await self._had()})
+        depths = await self.depths()
+        endpoints = sorted({*depths, *await self.had()})
         return list(await asyncio.gather(*(self._stats(name, depths.get(name, 0), timeout_s) for name in endpoints)))
 
     async def _stats(self, endpoint: str, depth: int, timeout_s: float) -> QueueStats:
         try:
-            return await self._ask(endpoint, QueueOperation.STATS, None, QueueStats, timeout_s)
+            return await self.ask(endpoint, QueueOperation.STATS, None, QueueStats, timeout_s)
         except Unavailable:
             oldest = await (await self.streams.tasks()).next(self._names.tasks_of(endpoint))
             return QueueStats(
@@ -222,7 +224,7 @@ class JobQueries:
                 oldest_s=None if oldest is None else max(0.0, self._ambient.wall() - oldest.at),
             )
 
-    async def _depths(self) -> dict[str, int]:
+    async def depths(self) -> dict[str, int]:
         """Messages in the stream by endpoint."""
         found: dict[str, int] = {}
         for subject, count in (await (await self.streams.tasks()).state(self._names.tasks)).subjects.items():
@@ -231,7 +233,7 @@ class JobQueries:
                 found[endpoint] = found.get(endpoint, 0) + count
         return found
 
-    async def _had(self) -> set[str]:
+    async def had(self) -> set[str]:
         """Endpoints whose queue some dispatcher has."""
         prefix = self._names.tasks[:-1]
         filters = (consumer.filter for consumer in await (await self.streams.tasks()).consumers())
@@ -257,14 +259,14 @@ class JobQueries:
                 "runs, start one with 'gangline dispatcher'"
             )
         with contextlib.suppress(GanglineError):
-            if endpoint in await self._had():
+            if endpoint in await self.had():
                 return (
                     f"the queue of {endpoint!r} is changing hands, or its dispatcher has died: another one takes it "
                     "within seconds; if none runs, start one with 'gangline dispatcher'"
                 )
         return _nobody(endpoint)
 
-    async def _ask(
+    async def ask(
         self, endpoint: str, operation: QueueOperation, request: BaseModel | None, reply: type[R], timeout_s: float
     ) -> R:
         body = b"" if request is None else codec.to_json(request.model_dump(mode="json"))
@@ -289,7 +291,7 @@ class JobQueries:
 
     async def _endpoints_of(self, ref: JobRef) -> list[str]:
         """The job's endpoint, or all whose queue has a dispatcher."""
-        return [ref.endpoint] if ref.endpoint is not None else sorted(await self._had())
+        return [ref.endpoint] if ref.endpoint is not None else sorted(await self.had())
 
     async def _asked(
         self, ref: JobRef, operation: QueueOperation, reply: type[R], timeout_s: float
@@ -298,7 +300,7 @@ class JobQueries:
         held = False
         for endpoint in await self._endpoints_of(ref):
             try:
-                return await self._ask(endpoint, operation, JobRequest(job=ref.id), reply, timeout_s), True
+                return await self.ask(endpoint, operation, JobRequest(job=ref.id), reply, timeout_s), True
             except NoDispatcher:
                 continue
             except UnknownJob:
@@ -330,8 +332,8 @@ class JobQueries:
         """Remove a schedule from the server. The record is written first, and kept beyond the scheduled time, so the
         job is cancelled even if the answer to the purge is lost or its time comes right now. A recurring schedule has
         no record: it never ends, and may be declared again."""
-        info = info_of_schedule(ref, schedule, self._names)
-        if info.next_try_at is not None:
+        info = info_of_schedule(ref, schedule, self._names, wall=self._ambient.wall())
+        if info.cron is None and info.next_try_at is not None:
             left_s = max(0.0, info.next_try_at - self._ambient.wall())
             target = (info.endpoint, info.method)
             try:
@@ -350,7 +352,7 @@ class JobQueries:
         """A dispatcher may have just fetched it, and then it knows the job."""
         for endpoint in await self._endpoints_of(ref):
             with contextlib.suppress(GanglineError):
-                await self._ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
+                await self.ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
 
     async def _find(self, ref: JobRef) -> SearchResult:
         return await find(await self.streams.tasks(), self._names, ref)
@@ -404,7 +406,7 @@ def parse_result(job: str, value: bytes) -> ResultRecord:
         raise MalformedMessage(f"result.{job} is not a valid result record: {where}{first['msg']}") from error
 
 
-def _info_of(record: ResultRecord) -> JobInfo:
+def info_of_record(record: ResultRecord) -> JobInfo:
     return JobInfo(
         job=record.job,
         endpoint=record.endpoint,
@@ -417,6 +419,9 @@ def _info_of(record: ResultRecord) -> JobInfo:
         error=record.error,
         reason=None if record.reason is None else record.reason.value,
         tries=record.tries,
+        ended_at=record.finished_at or None,
+        key=record.key,
+        schedule=record.schedule,
     )
 
 
@@ -449,6 +454,7 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
 
     Raises:
         UnknownJob: there is no such job.
+        InvalidRequest: it is a schedule.
     """
     record = await _told(queries, ref)
     if record is not None:
@@ -497,10 +503,7 @@ async def _told(queries: JobQueries, ref: JobRef) -> ResultRecord | None:
 
 
 async def heard_within(news: asyncio.Event, timeout_s: float) -> bool:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await news.wait()
-    except TimeoutError:
+    if not await set_within(news, timeout_s):
         return False
     news.clear()
     return True
@@ -519,17 +522,24 @@ async def _still_there(queries: JobQueries, ref: JobRef, doubts: int) -> int:
 
     Raises:
         UnknownJob: it is not known.
+        InvalidRequest: it is a schedule, which never ends.
     """
     if not doubts:
         return 0
     try:
-        await queries.status(ref, STATUS_S)
+        info = await queries.status(ref, STATUS_S)
     except UnknownJob as error:
         if error.details.get("certain") and (doubts > 1 or not ref.submitted):
             raise
         return doubts
     except GanglineError:
         return doubts  # nobody answered
+    if info.cron is not None:
+        raise InvalidRequest(
+            f"job {ref.id!r} is a schedule ({info.cron}), it has no end: each of its runs is a job of its own; "
+            f"'gangline jobs ls --schedule {ref.id}' lists them",
+            details={"job": ref.id},
+        )
     return 0
 
 

@@ -20,24 +20,31 @@ from ...bus.port.bus import (
     ConsumerLost,
     ConsumerTaken,
     KeyValue,
+    NoResponders,
     NotPermitted,
     ObjectStore,
     PublishRefused,
+    RequestTimeout,
     Retention,
     Storage,
+    StorageUnavailable,
     Stream,
     StreamSettings,
     StreamSource,
     bytes_from,
 )
+from ...bus.streams.history_recorder import HistorySettings
 from ...runtime.timers import Backoff
-from ...schemas.errors.base import InvalidSettings, ServerUnsupported, Unavailable
+from ...schemas.errors.base import InvalidSettings, MalformedMessage, ServerUnsupported, Unavailable
 from ...schemas.names import Names
+from ...schemas.permissions.roles import USER_INFO
+from ...schemas.wire.codec import from_json
 from ...telemetry.logs import Log
 
 DUPLICATES_S: Final = 120.0
 """Within this time, the same `Nats-Msg-Id` means the same task."""
 
+_ACCOUNT_S: Final = 5.0
 T = TypeVar("T")
 _BOUNDS: Final = tuple(
     f"{name}_max_bytes" for name in ["tasks", "schedules", "results", "objects", "dead", "jobs", "routes", "audit"]
@@ -214,6 +221,12 @@ class TaskStreams:
         names = self.names
         return await self._once("audit", lambda: self._bus.stream(names.audit_stream, self._storage.audit(names)))
 
+    async def history(self) -> Stream:
+        """What was decided."""
+        names = self.names
+        settings = HistorySettings.from_environment().stream(names)
+        return await self._once("history", lambda: self._bus.stream(names.history_stream, settings))
+
     async def results(self) -> KeyValue:
         """Results, and the attempts of jobs without one."""
         return await self._once("results", lambda: self._bus.bucket(self.names.results_bucket, self._storage.results))
@@ -225,6 +238,28 @@ class TaskStreams:
         """Results that are too large for the bucket."""
         store = self.names.objects_store
         return await self._once("objects", lambda: self._bus.object_store(store, self._storage.objects))
+
+    async def account(self) -> tuple[str, ...]:
+        """What the server calls the account of this user: with JWTs its public key and its name. Empty: the server does
+        not say, or this user may not ask.
+
+        Raises:
+            Disconnected, StorageUnavailable: the server did not answer.
+        """
+        return await self._once("account", self._ask_account)
+
+    async def _ask_account(self) -> tuple[str, ...]:
+        try:
+            answer: Any = from_json((await self._bus.request(USER_INFO, b"", timeout_s=_ACCOUNT_S)).data)
+            told: Any = answer["data"]
+            names = (told.get("account"), told.get("account_name"))
+        except (NotPermitted, NoResponders, MalformedMessage):
+            return ()
+        except RequestTimeout as error:
+            raise StorageUnavailable("the server did not say which account this user has: try again") from error
+        except (TypeError, KeyError, AttributeError):  # an error of the server
+            return ()
+        return tuple(name for name in names if isinstance(name, str) and name)
 
     async def _once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
         if name not in self._opened:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 from ...bus.port.bus import Stream, StreamMessage
-from ...schemas.errors.base import GanglineError
+from ...schemas.errors.base import GanglineError, InvalidSchedule
 from ...schemas.messages.jobs import JobInfo
 from ...schemas.messages.submission import Submission
 from ...schemas.names import Names
 from ...schemas.records.jobs import JobState
-from ...schemas.wire import headers
+from ...schemas.schedules import check_time_zone, parse_schedule
+from ...schemas.wire import codec, headers
+from ...schemas.wire.codec import Format
 from .submitter import moment_of
 
 SCANNED: Final = 20_000
 """Maximum number of messages that are read to find a job with an unknown sequence."""
 _DUE_SEARCHED: Final = 2_000
 """How many of the newest messages of schedules are read to find one."""
+DUE_KEPT: Final = "24h"
+"""How long a message published by a schedule is kept in its stream: the stream of tasks copies it at once, or when it
+has a leader again, or room. Then it is lost: docs/explanation/what-is-not-promised.md."""
 CHAINS: Final = 16
 """Parts of the stream that are searched concurrently."""
 
@@ -52,6 +58,111 @@ class SearchResult:
     """False: there are too many messages to read all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A recurring task. Each of its runs is a job of its own, whose `schedule` is this id."""
+
+    id: str
+    name: str
+    """The `idempotency_key` that it was submitted with; empty: none."""
+    endpoint: str
+    method: str
+    cron: str
+    """Six fields, `@every 5m`, or a name such as `@daily`."""
+    time_zone: str
+    """Of `cron`; empty: UTC."""
+    paused_at: float | None
+    """Unix time since when it is paused; None: it is not."""
+    next_at: float | None
+    """Unix time of its next run, as far as this process can tell; None while it is paused."""
+    declared_at: float
+    """Unix time at which it was stored."""
+    data: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def target(self) -> str:
+        return f"{self.endpoint}.{self.method}"
+
+    @property
+    def paused(self) -> bool:
+        return self.paused_at is not None
+
+    @property
+    def arguments(self) -> Any:
+        """The decoded arguments; raw bytes if they cannot be decoded."""
+        return decoded(self.data, self.headers)
+
+
+def decoded(data: bytes, fields: Mapping[str, str]) -> Any:
+    """A task's arguments; raw bytes if they cannot be decoded."""
+    try:
+        return codec.decode(data, Format.of(fields))
+    except GanglineError:
+        return data
+
+
+def recurring(names: Names, message: StreamMessage, *, wall: float) -> Schedule | None:
+    """The schedule in a message; None: it is a task that waits for its time."""
+    given = message.headers or {}
+    paused = header_of(given, headers.PAUSED)
+    cron = header_of(given, headers.CRON if paused is not None else headers.SCHEDULE) or ""
+    if not cron or cron.startswith("@at "):
+        return None
+    zone = header_of(given, headers.TIME_ZONE if paused is not None else headers.SCHEDULE_TIME_ZONE) or ""
+    if paused is not None:
+        endpoint, method = split_subject(header_of(given, headers.SUBJECT) or "", names.tasks[:-1])
+    else:
+        endpoint, method = split_subject(header_of(given, headers.SCHEDULE_TARGET) or "", names.due[:-1])
+    return Schedule(
+        id=names.parse_schedule(message.subject),
+        name=header_of(given, headers.SCHEDULE_NAME) or "",
+        endpoint=endpoint,
+        method=method,
+        cron=cron,
+        time_zone=zone,
+        paused_at=None if paused is None else _moment(paused, message.at),
+        next_at=None if paused is not None else _next(cron, zone, message.at, wall),
+        declared_at=message.at,
+        data=message.data,
+        headers=dict(given),
+    )
+
+
+def _moment(text: str, otherwise: float) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return otherwise
+
+
+def _next(cron: str, zone: str, since: float, wall: float) -> float | None:
+    try:
+        schedule = parse_schedule(cron, check_time_zone(zone))
+    except InvalidSchedule:  # a server of another version took it
+        return None
+    if schedule.every_s is not None and wall > since:
+        # The server counts from when it stored the schedule.
+        start = int(since + 0.5)
+        return start + (int((wall - start) // schedule.every_s) + 1) * schedule.every_s
+    return schedule.next(wall)
+
+
+SHORTEST: Final = 4
+"""Minimum length of an abbreviated id."""
+
+
+def abbreviates(text: str) -> bool:
+    """Whether it may be the beginning of an id. A sequence is an id of its own."""
+    name = text.rpartition(".")[2]
+    return len(name) >= SHORTEST and not name.isdecimal()
+
+
+def begins(id: str, text: str) -> bool:
+    """Whether a text is the beginning of an id, or of its part after the endpoint."""
+    return abbreviates(text) and (id.startswith(text) or id.rpartition(".")[2].startswith(text))
+
+
 async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
     """The job's task in the stream."""
     prefix, since = names.tasks[:-1], 1
@@ -81,6 +192,21 @@ async def find_due(schedules: Stream, names: Names, ref: JobRef) -> StreamMessag
     pattern = names.due if ref.endpoint is None else names.due_of(names.tasks_of(ref.endpoint))
     newest = (await schedules.state(pattern)).last_sequence
     return (await _search(schedules, pattern, ref, names.due[:-1], since=newest - _DUE_SEARCHED)).message
+
+
+async def messages_of(stream: Stream, pattern: str, first: int, last: int) -> AsyncIterator[StreamMessage]:
+    """The messages of a pattern between two sequences, one request each: for users who may not create consumers.
+
+    Raises:
+        StorageUnavailable, Disconnected, NotPermitted.
+    """
+    sequence = max(1, first)
+    while sequence <= last:
+        message = await stream.next(pattern, sequence)
+        if message is None or message.sequence > last:
+            return
+        yield message
+        sequence = message.sequence + 1
 
 
 async def _search(stream: Stream, pattern: str, ref: JobRef, prefix: str, since: int = 1) -> SearchResult:
@@ -119,9 +245,10 @@ def info_of_task(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
     try:
         given, at = message.headers, message.at
         task = Submission.parse(names, message.subject, given, sequence=message.sequence, published_at=at)
-        moment, cron = task.not_before, task.cron
+        moment, cron, zone, schedule = task.not_before, task.cron, task.time_zone, task.schedule
     except GanglineError:  # its dispatcher says what is wrong
-        moment = cron = None
+        moment = cron = schedule = None
+        zone = ""
     later = moment is not None or cron is not None
     return JobInfo(
         job=ref.id,
@@ -131,16 +258,30 @@ def info_of_task(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
         sequence=message.sequence,
         submitted_at=message.at,
         next_try_at=moment,
-        reason=_reason(moment, cron) if later else None,
+        reason=_reason(moment, cron, zone) if later else None,
+        cron=cron,
+        schedule=schedule,
     )
 
 
-def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
+def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names, *, wall: float) -> JobInfo:
     """The state of a scheduled task."""
     fields = message.headers or {}
-    when = fields.get(headers.SCHEDULE, "")
+    schedule = recurring(names, message, wall=wall)
+    if schedule is not None:
+        return JobInfo(
+            job=ref.id,
+            endpoint=schedule.endpoint,
+            method=schedule.method,
+            state=JobState.SCHEDULED,
+            sequence=message.sequence,
+            submitted_at=message.at,
+            next_try_at=schedule.next_at,
+            reason=_reason(None, schedule.cron, schedule.time_zone, paused=schedule.paused),
+            cron=schedule.cron,
+        )
     endpoint, method = split_subject(fields.get(headers.SCHEDULE_TARGET, ""), names.due[:-1])
-    moment = moment_of(when)
+    moment = moment_of(fields.get(headers.SCHEDULE, ""))
     return JobInfo(
         job=ref.id,
         endpoint=endpoint,
@@ -149,12 +290,14 @@ def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names) -> JobIn
         sequence=message.sequence,
         submitted_at=message.at,
         next_try_at=moment,
-        reason=_reason(moment, when),
+        reason=_reason(moment, None),
     )
 
 
-def _reason(moment: float | None, cron: str | None) -> str:
-    return "its time has not come" if moment is not None else f"recurring: {cron}"
+def _reason(moment: float | None, cron: str | None, zone: str = "", *, paused: bool = False) -> str:
+    if cron is None:
+        return "its time has not come" if moment is not None else "its time is not known"
+    return f"{'paused; ' if paused else ''}recurring: {cron}{f' ({zone})' if zone else ''}"
 
 
 def target_of(message: StreamMessage, names: Names) -> tuple[str, str]:

@@ -12,13 +12,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from ...bus.port.bus import NotPermitted, StorageUnavailable, Stream
+from ...bus.port.bus import NotPermitted, Publication, StorageUnavailable, Stream, StreamMessage
 from ...runtime.clock import Environment
 from ...runtime.timers import exponential_s
 from ...schemas.deadline import current_deadline
 from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
 from ...schemas.limits import MAX_ATTEMPTS
-from ...schemas.names import Names, split_target
+from ...schemas.names import Names, split_target, split_tenant
+from ...schemas.permissions.nats_config import ACCOUNT
+from ...schemas.schedules import check_schedule
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...telemetry.tracing import NO_SPAN, Span, tracer
@@ -95,9 +97,10 @@ class TaskMessage(NamedTuple):
         return f"{self.endpoint}.{self.method}"
 
 
-def job_of_key(target: str, key: str) -> str:
-    """The job id of an idempotency key."""
-    return f"{split_target(target)[0]}.i" + sha256(f"{target}\n{key}".encode()).hexdigest()[:26]
+def job_of_key(target: str, key: str, tenant: str = "") -> str:
+    """The job id of an idempotency key. Keys belong to their tenant (empty: Gangline's own account)."""
+    owner = f"{tenant}\n" if tenant else ""
+    return f"{split_target(target)[0]}.i" + sha256(f"{owner}{target}\n{key}".encode()).hexdigest()[:26]
 
 
 def task_message(
@@ -111,6 +114,7 @@ def task_message(
     wall: float,
     trace: str | None,
     part: int | None = None,
+    tenant: str = "",
 ) -> TaskMessage:
     """The message of a submission.
 
@@ -119,6 +123,7 @@ def task_message(
         wall: Unix time.
         trace: `traceparent` of the submitter.
         part: number of the task, if several are submitted with one idempotency key.
+        tenant: whose idempotency key it is; empty: Gangline's own account.
 
     Raises:
         InvalidName, InvalidSettings, InvalidRequest: it is invalid.
@@ -131,7 +136,7 @@ def task_message(
         key = f"{key}/{part}"
     # Names start with a letter, so they look neither like command-line options nor like sequences. With the endpoint
     # before them, no task of another endpoint can have them.
-    job = f"{endpoint}.j{token}" if key is None else job_of_key(target, key)
+    job = f"{endpoint}.j{token}" if key is None else job_of_key(target, key, tenant)
     fields = _fields(options, submit)
     if fmt is Format.MSGPACK:
         fields[CONTENT_TYPE] = fmt.value
@@ -140,12 +145,18 @@ def task_message(
     fields[headers.MESSAGE_ID] = job
     fields[headers.JOB] = job
     moment = _moment(submit, wall)
+    if key is None and moment is None and submit.cron is None:
+        fields[headers.FIRST] = "true"
     if moment is not None:
         fields[headers.DELAY] = rfc3339(moment)
-        if submit.deadline_s is not None:
-            fields[headers.DEADLINE] = number(max(0.0, moment.timestamp() - wall) + submit.deadline_s)
+        if options.deadline_s is not None:
+            fields[headers.DEADLINE] = number(max(0.0, moment.timestamp() - wall) + options.deadline_s)
     if submit.cron is not None:
-        fields[headers.CRON] = submit.cron
+        fields[headers.CRON] = check_schedule(submit.cron)
+        if submit.time_zone is not None:
+            fields[headers.TIME_ZONE] = submit.time_zone
+        if submit.idempotency_key is not None:
+            fields[headers.SCHEDULE_NAME] = submit.idempotency_key
         # If it is declared again with another pattern or other arguments, it is not a duplicate but replaces the first.
         fields[headers.MESSAGE_ID] = f"{job}-{sha256(_what(fields, data)).hexdigest()[:16]}"
     return TaskMessage(
@@ -190,7 +201,7 @@ def _fields(options: CallOptions, submit: SubmitOptions) -> dict[str, str]:
         (headers.TIMEOUT, options.timeout_s),
         (headers.MAX_ATTEMPTS, options.max_attempts),
         (headers.PRIORITY, submit.priority),
-        (headers.DEADLINE, submit.deadline_s),
+        (headers.DEADLINE, options.deadline_s),
         (headers.BACKOFF, submit.backoff_s),
         (headers.RESULT_TTL, submit.result_ttl_s),
     ):
@@ -242,6 +253,8 @@ AT_ONCE: Final = 512
 """Concurrent submissions of `many`."""
 _MOST_TAKEN: Final = 8
 """How often a submission whose `Nats-Msg-Id` was used by others is sent with another one, before it is sent without."""
+_OWN_ACCOUNTS: Final = frozenset((ACCOUNT, "$G"))
+"""Names of Gangline's own account: in accounts of their own, and in a server without accounts."""
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
 T = TypeVar("T")
@@ -283,8 +296,7 @@ class Submitter:
     async def _traced(
         self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions, part: int | None
     ) -> Submitted:
-        attributes = {"gangline.endpoint": target.partition(".")[0]}
-        with tracer.span(f"gangline.submit {target}", kind="producer", attributes=attributes) as span:
+        with tracer.span(f"gangline.submit {target}", kind="producer", attributes=_attributes(target)) as span:
             return await self._submit(target, args, kwargs, options, part, span)
 
     async def _submit(
@@ -296,6 +308,19 @@ class Submitter:
         part: int | None,
         span: Span = NO_SPAN,
     ) -> Submitted:
+        message = self._message(target, args, kwargs, options, part, span, await self._tenant(options.submit))
+        return Submitted(message, await self._stored(message))
+
+    def _message(
+        self,
+        target: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+        part: int | None,
+        span: Span,
+        tenant: str,
+    ) -> TaskMessage:
         ambient = self._ambient
         message = task_message(
             self._streams.names,
@@ -307,32 +332,110 @@ class Submitter:
             wall=ambient.wall(),
             trace=span.traceparent(),
             part=part,
+            tenant=tenant,
         )
         if span is not NO_SPAN:
             span.set(gangline__job=message.job)
-        return Submitted(message, await self._stored(message, look=message.keyed and not message.repeats))
+        return message
 
     async def many(
         self, target: str, arguments: Sequence[Mapping[str, Any]], options: CallOptions
     ) -> list[Submitted | GanglineError]:
-        """Submit a task with each of the arguments; results and errors in order."""
+        """Submit a task with each of the arguments; results and errors in order. AT_ONCE messages are sent in one
+        turn."""
+        found: list[Submitted | GanglineError] = []
+        tenant = await self._tenant(options.submit)
+        for start in range(0, len(arguments), AT_ONCE):
+            made = [
+                self._made(target, arguments[part], options, part, tenant)
+                for part in range(start, min(start + AT_ONCE, len(arguments)))
+            ]
+            found += await self._store_all(made)
+        return found
 
-        async def attempt(part: int) -> Submitted | GanglineError:
+    def _made(
+        self, target: str, kwargs: Mapping[str, Any], options: CallOptions, part: int, tenant: str
+    ) -> TaskMessage | GanglineError:
+        """The message; its span ends when it is made, since all are stored together."""
+        try:
+            if not tracer.enabled:
+                return self._message(target, (), kwargs, options, part, NO_SPAN, tenant)
+            with tracer.span(f"gangline.submit {target}", kind="producer", attributes=_attributes(target)) as span:
+                return self._message(target, (), kwargs, options, part, span, tenant)
+        except GanglineError as error:
+            return error
+
+    async def _store_all(self, made: Sequence[TaskMessage | GanglineError]) -> list[Submitted | GanglineError]:
+        """Store messages that were never sent together; the others, and those that are not stored then, one by one."""
+        found: list[Submitted | GanglineError | None] = [
+            one if isinstance(one, GanglineError) else None for one in made
+        ]
+        failed: dict[int, GanglineError] = {}
+        tasks = [(index, one) for index, one in enumerate(made) if isinstance(one, TaskMessage)]
+        first = [(index, message) for index, message in tasks if headers.FIRST in message.headers]
+        messages = [Publication(one.subject, one.data, one.headers) for _, one in first]
+        try:
+            stream = await self._streams.tasks()
+            outcomes = await stream.publish_many(messages, timeout_s=self._try_s(self._give_up_at()))
+        except GanglineError as error:
+            outcomes = [error] * len(first)
+        for (index, message), outcome in zip(first, outcomes, strict=True):
+            if isinstance(outcome, (StorageUnavailable, Disconnected)):
+                failed[index] = outcome
+            elif isinstance(outcome, GanglineError):
+                found[index] = outcome
+            elif not outcome.duplicate:
+                found[index] = Submitted(message, outcome.sequence)
+
+        async def settle(index: int, message: TaskMessage) -> None:
             try:
-                return await self.one(target, (), arguments[part], options, part=part)
+                found[index] = Submitted(message, await self._stored(message, failed.get(index)))
             except GanglineError as error:
-                return error
+                found[index] = error
 
-        return await at_once(len(arguments), attempt)
+        await asyncio.gather(*(settle(index, message) for index, message in tasks if found[index] is None))
+        return [one for one in found if one is not None]
 
-    async def _stored(self, message: TaskMessage, *, look: bool) -> int | None:
-        """Store it in the stream once. Returns its sequence, or None if the job has a result already."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + SUBMIT_TIMEOUT_S
+    async def _tenant(self, submit: SubmitOptions | None) -> str:
+        """The account to which an idempotency key of this submission belongs; empty: there is no key, the account is
+        Gangline's own, or the server does not say. A schedule keeps the id that it had before keys belonged to tenants:
+        under another, it would be a second one."""
+        if submit is None or submit.idempotency_key is None or submit.cron is not None:
+            return ""
+        give_up_at, failures = self._give_up_at(), 0
+        while True:
+            try:
+                accounts = await self._streams.account()
+            except (StorageUnavailable, Disconnected):
+                pause_s = exponential_s(_PAUSE_FIRST_S, _PAUSE_MAX_S, failures)
+                if asyncio.get_running_loop().time() + pause_s >= give_up_at:
+                    raise
+                failures += 1
+                await asyncio.sleep(pause_s)
+            else:
+                return "" if not accounts or _OWN_ACCOUNTS.intersection(accounts) else accounts[-1]
+
+    @staticmethod
+    def _give_up_at() -> float:
+        at = asyncio.get_running_loop().time() + SUBMIT_TIMEOUT_S
         inherited = current_deadline()
-        if inherited is not None:
-            give_up_at = min(give_up_at, inherited)
+        return at if inherited is None else min(at, inherited)
+
+    @staticmethod
+    def _try_s(give_up_at: float) -> float:
+        return min(TRY_S, max(0.001, give_up_at - asyncio.get_running_loop().time()))
+
+    async def _stored(self, message: TaskMessage, failed: GanglineError | None = None) -> int | None:
+        """Store it in the stream once. Returns its sequence, or None if the job has a result already.
+
+        Args:
+            failed: the error of an attempt that was made before.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at, look = self._give_up_at(), message.keyed and not message.repeats
         failures, sent, taken, fields = 0, False, 0, message.headers
+        if failed is not None:
+            sent, fields = failed.may_have_started, headers.sent_again(fields)
         while True:
             try:
                 if look and await self._ended(message):
@@ -340,12 +443,13 @@ class Submitter:
                 stream = self._tasks
                 if stream is None:
                     stream = self._tasks = await self._streams.tasks()
-                wait_s = min(TRY_S, max(0.001, give_up_at - loop.time()))
-                stored = await stream.publish(message.subject, message.data, headers=fields, timeout_s=wait_s)
+                stored = await stream.publish(
+                    message.subject, message.data, headers=fields, timeout_s=self._try_s(give_up_at)
+                )
                 if not stored.duplicate or await self._is_ours(stream, message, stored.sequence):
                     return stored.sequence
                 taken += 1
-                fields = dict(message.headers)
+                fields = headers.sent_again(message.headers)
                 id = fields.pop(headers.MESSAGE_ID)
                 if taken < _MOST_TAKEN:
                     fields[headers.MESSAGE_ID] = f"{id}-{taken}"
@@ -356,6 +460,7 @@ class Submitter:
                 if loop.time() + pause_s >= give_up_at:
                     raise _not_stored(message, error, sent) from error
             failures += 1
+            fields = headers.sent_again(fields)
             await asyncio.sleep(pause_s * (0.5 + self._ambient.random.random() / 2))
 
     async def _is_ours(self, stream: Stream, message: TaskMessage, sequence: int) -> bool:
@@ -364,8 +469,7 @@ class Submitter:
         try:
             found = await stream.get(sequence)
             if found is not None:
-                job = (found.headers or {}).get(headers.JOB)
-                return found.subject == message.subject and job == message.headers.get(headers.JOB)
+                return await self._same(message, found)
             if message.scheduled:
                 # Perhaps its dispatcher has returned it to the server until its time.
                 schedules = await self._streams.schedules()
@@ -376,6 +480,16 @@ class Submitter:
             return not message.keyed or kept_s < DUPLICATES_S or await self._ended(message)
         except NotPermitted:
             return True
+
+    async def _same(self, message: TaskMessage, found: StreamMessage) -> bool:
+        subject, tenant = split_tenant(found.subject)
+        if subject != message.subject or (found.headers or {}).get(headers.JOB) != message.headers.get(headers.JOB):
+            return False
+        if not message.keyed or not tenant:
+            return True  # nobody else knows this id, or it is shared with the users of Gangline's own account
+        # Another tenant may use this key, too. If the server does not say who we are, the arguments tell.
+        accounts = await self._streams.account()
+        return tenant in accounts if accounts else found.data == message.data
 
     async def _ended(self, message: TaskMessage) -> bool:
         """Whether a job of this idempotency key has a result; perhaps the stream has forgotten the key."""
@@ -389,6 +503,10 @@ async def at_once(count: int, attempt: Callable[[int], Awaitable[T]]) -> list[T]
     for start in range(0, count, AT_ONCE):
         found += await asyncio.gather(*map(attempt, range(start, min(start + AT_ONCE, count))))
     return found
+
+
+def _attributes(target: str) -> dict[str, str]:
+    return {"gangline.endpoint": target.partition(".")[0]}
 
 
 def _not_stored(message: TaskMessage, error: GanglineError, sent: bool) -> StorageUnavailable:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from ...runtime.failure_detector import TimeoutQueue
-from ...schemas.deadline import margin_s
+from ...runtime.timers import margin_s
 from ...schemas.errors.base import GanglineError, LeaseExpired, WorkerLost
 from ...schemas.names import public_id
 from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag

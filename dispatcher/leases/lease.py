@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, overload
 
+from ...runtime.tracebacks import FRAMES_HIDDEN, frames_hidden, hide_frames
 from ...schemas.errors.base import GanglineError, LeaseExpired, SelectionUsed, WrongPool
+from ...schemas.handles import NamedTask, P, R, decoded, task_of
 from ...schemas.wire.frames import AnswerOp
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptLoop, AttemptTarget
@@ -79,9 +81,28 @@ class Lease(HeldSlotsInfo):
 
     # -- work -----------------------------------------------------------------------------------------------------
 
-    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    @overload
+    async def call(  # a task that yields: the list of its items
+        self, method: Callable[P, AsyncIterator[R] | Iterator[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]: ...
+
+    @overload
+    async def call(self, method: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    async def call(self, method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    async def call(self, method: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run a task on the lease and return its result. Waits while all slots of the lease are in use. Cancelling
         cancels the task; its slot is free again when it has stopped.
+
+        Args:
+            method: name of the task, or its function, as for Client.call.
+            *args: positional arguments of the task.
+            **kwargs: named arguments of the task.
 
         Raises:
             LeaseExpired, StaleEpoch, WorkerLost: the lease is lost; `may_have_started` says whether the task may have
@@ -89,43 +110,63 @@ class Lease(HeldSlotsInfo):
             LeaseBusy: all slots are in use and the lease was made with `wait=False`; nothing was sent.
             GanglineError: see Client.call.
         """
-        fast_path = self._fast_path
-        flight = fast_path.on_lease(self.hold, self._slots, method, args, kwargs, self._options)
-        if flight is None:
-            order = self._order(method, args, kwargs)
-            order.span_parent = fast_path.parent
-            with self._observe(order) as (request, span):
-                return await self._caller.run(self._target(order, request), span)
         try:
-            outcome = await flight.future
-        except BaseException as error:
-            fast_path.failed(flight, error)
+            if not isinstance(method, str):
+                name, task = self._named(method)
+                return decoded(task, await self.call(name, *args, **kwargs))
+            fast_path = self._fast_path
+            flight = fast_path.on_lease(self.hold, self._slots, method, args, kwargs, self._options)
+            if flight is None:
+                order = self._order(method, args, kwargs)
+                order.span_parent = fast_path.parent
+                with self._observe(order) as (request, span):
+                    return await self._caller.run(self._target(order, request), span)
+            try:
+                outcome = await flight.future
+            except BaseException as error:
+                fast_path.failed(flight, error)
+                raise
+            if type(outcome) is not list or outcome[0] != _OK:
+                order = self._order(method, args, kwargs)
+                order.deadline, order.span_parent = flight.deadline, flight.trace
+                with self._observe(order, since=flight.sent_at) as (request, span):
+                    request.attempts = 1
+                    target = self._target(order, request)
+                    target.sent_at = flight.sent_at
+                    return await self._caller.run(target, span, tried=(target, outcome))
+            if self._caller.exchange.measured:
+                fast_path.answered(flight)
+            return outcome[2]
+        except GanglineError as error:
+            hide_frames(error)
             raise
-        if type(outcome) is not list or outcome[0] != _OK:
-            order = self._order(method, args, kwargs)
-            order.deadline, order.span_parent = flight.deadline, flight.trace
-            with self._observe(order, since=flight.sent_at) as (request, span):
-                request.attempts = 1
-                target = self._target(order, request)
-                target.sent_at = flight.sent_at
-                return await self._caller.run(target, span, tried=(target, outcome))
-        if self._caller.exchange.measured:
-            fast_path.answered(flight)
-        return outcome[2]
 
-    async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """Run a task on the lease and yield its items. Leaving the loop early cancels the task.
+    @overload
+    def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]: ...
+
+    @overload
+    def stream(
+        self, method: Callable[P, AsyncIterator[R] | Iterator[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]: ...
+
+    async def stream(self, method: Any, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """Run a task on the lease and yield its items. Leaving the loop early cancels the task. `method` is as for
+        `call`.
 
         Raises:
             InvalidRequest: the task does not stream; nothing was sent.
             GanglineError: as `call`; StreamBroken when items were lost.
         """
-        order = self._order(method, args, kwargs)
-        with self._observe(order) as (request, span):
-            items = self._caller.stream(order, self._target(order, request), span)
-            async with contextlib.aclosing(items):
-                async for item in items:
-                    yield item
+        with FRAMES_HIDDEN:
+            task: NamedTask | None = None
+            if not isinstance(method, str):
+                method, task = self._named(method)
+            order = self._order(method, args, kwargs)
+            with self._observe(order) as (request, span):
+                items = self._caller.stream(order, self._target(order, request), span)
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item if task is None else task.decode(item)
 
     def renew(self) -> None:
         """Renew the lease now instead of waiting for the next automatic renewal."""
@@ -142,6 +183,11 @@ class Lease(HeldSlotsInfo):
         return f"Lease({self.worker}, {self.used}/{self.slots} slots used, {state})"
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _named(self, target: object) -> tuple[str, NamedTask]:
+        task = task_of(target, (self.pool, self.endpoint))
+        ours = task.full_name.partition(".")[0] in (self.pool, self.endpoint)
+        return task.name if ours else task.full_name, task
 
     def _order(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         endpoint, dot, name = method.rpartition(".")
@@ -232,6 +278,7 @@ class LeaseAcquisition:
         self._make = make
         self._lease: Lease | None = None
 
+    @frames_hidden
     async def __aenter__(self) -> Lease:
         if self._lease is not None:
             raise SelectionUsed("this was entered already: call lease again")

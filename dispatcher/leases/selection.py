@@ -83,7 +83,7 @@ class Selection(HeldSlotsInfo):
         if self.choice is None or self.choice.move:
             return
         if fate.may_have_started:
-            raise error_of_fate(fate, self.worker, attempts=1)
+            raise error_of_fate(fate, self.worker, attempts=1, idempotent=True)  # if it is or not: it must not move
         raise WorkerLost(
             f"{self.worker} was chosen with move=False, and the task cannot start there ({fate.value}): choose again",
             may_have_started=False,
@@ -93,7 +93,7 @@ class Selection(HeldSlotsInfo):
         """Check, before anything is sent, that the selection can be dispatched.
 
         Raises:
-            SelectionUsed, SelectionClosed, WrongPool, LeaseExpired.
+            SelectionUsed, SelectionClosed, WrongPool, LeaseExpired: it cannot; nothing was sent.
         """
         if self.state is _USED:
             raise SelectionUsed(

@@ -1,16 +1,18 @@
-"""One pool of a router: the core that decides, the discovery that feeds it, and the callers that wait."""
+"""One pool of a router: the core that decides, the discovery of workers that feeds it, and the callers that wait."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator
 
+from ...bus.key_value.informer import Absent, BucketInformer
+from ...bus.port.bus import Bus, KeyValue, KvEntry, KvOperation
 from ...runtime.failure_detector import SuspectProber
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
+from ...schemas.names import Names
 from ...schemas.records.workers import Heartbeat, Registration
 from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import logger_for
@@ -21,9 +23,6 @@ from ..routing.pool_core import Effect, PlacementRefused, RoutedRequest, Routing
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import WorkerEntry
 from ..transport.exchange import GAP_S, RequestExchange
-
-if TYPE_CHECKING:
-    from .discovery import WorkerDiscovery
 
 _log = logger_for("dispatcher")
 
@@ -223,9 +222,10 @@ class RoutedPool:
     def unreachable(self, worker: WorkerEntry) -> None:
         self.core.view.unreachable(worker)
 
-    # -- WorkerListener -------------------------------------------------------------------------------------------
+    # -- for WorkerDiscovery --------------------------------------------------------------------------------------
 
     def registered(self, record: Registration, revision: int) -> None:
+        """The registration is in the ledger."""
         replaced = self.core.registered(record, revision, self._loop.time())
         if replaced is not None and replaced.known:
             self._exchange.lose_earlier(replaced, record.epoch)
@@ -235,6 +235,7 @@ class RoutedPool:
         self.pump()
 
     def leaving(self, worker: str) -> None:
+        """A deletion of the worker's registration was seen; storage may have refused it."""
         known = self.core.view.workers.get(worker)
         if known is not None:
             self._leaving.add(known)
@@ -255,6 +256,7 @@ class RoutedPool:
             )
 
     def beat(self, worker: str, beat: Heartbeat) -> bool:
+        """A heartbeat was received; False if its worker, or that instance of it, is not known."""
         known = self.core.view.workers.get(worker)
         if known is None or known.instance != beat.instance:
             return False
@@ -272,6 +274,7 @@ class RoutedPool:
         return True
 
     def knows(self, worker: str, instance: str) -> bool:
+        """Whether that instance is the known one of that name."""
         known = self.core.view.workers.get(worker)
         return known is not None and known.instance == instance
 
@@ -461,3 +464,111 @@ class GuardedPolicy(PolicyBase):
 def guarded(policy: Policy, pool: str) -> Policy:
     """The policy with a guard; those shipped with Gangline are returned unchanged."""
     return policy if type(policy).__module__ == PolicyBase.__module__ else GuardedPolicy(policy, pool)
+
+
+class WorkerDiscovery:
+    """Watches the workers of one pool: registrations and heartbeats, listed initially and after each reconnect, then
+    watched. The pool keeps their state; there is no second copy here.
+
+    Only ledger entries add or replace a worker: the live feed shows writes before storage has accepted them, so it only
+    refreshes known workers and says what to look up. A list that fails or is incomplete removes no worker: a worker is
+    removed when its registration is deleted and its heartbeat is no longer in the ledger, when another instance took
+    its name, or when it is silent and its heartbeat has expired.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        ledger: Callable[[], Awaitable[KeyValue]],
+        names: Names,
+        pool: str,
+        listener: RoutedPool,
+        *,
+        resync_s: float,
+        patience_s: float | None = None,
+    ) -> None:
+        """For the last two arguments see BucketInformer."""
+        self._pool = pool
+        self._ledger = ledger
+        self._names = names
+        self._listener = listener
+        self._unclaimed: dict[str, Heartbeat] = {}
+        """By worker: heartbeats of instances that the listener does not know yet; the registration may be read next."""
+        self.informer = BucketInformer[Registration | Heartbeat](
+            bus,
+            ledger,
+            observed=(names.registrations_of(pool), names.alive_of(pool)),
+            # In two steps: when another process has taken a worker's name, it rejects what was just sent to the old
+            # one, which is then retried, before its registration reports the old one as lost.
+            listed=lambda: (names.alive_of(pool), names.registrations_of(pool)),
+            parse=self._parse,
+            on_change=self._changed,
+            on_passing=self._passing,
+            absent=Absent.GONE,
+            keep=False,
+            resync_s=resync_s,
+            patience_s=patience_s,
+            kind="pool",
+            what=f"the workers of pool {pool!r}",
+            log=_log.bind(pool=pool),
+        )
+
+    async def beats(self, worker: str, instance: str) -> bool:
+        """Whether the ledger has a heartbeat of that instance, according to the ledger's leader.
+
+        Raises:
+            Disconnected, StorageUnavailable: nothing was read.
+        """
+        entry = await (await self._ledger()).get(f"alive.{self._pool}.{worker}")
+        if entry is None:
+            return False
+        try:
+            return Heartbeat.read(entry.value).instance == instance
+        except ValueError:
+            return True  # some process is there
+
+    def _parse(self, entry: KvEntry) -> Registration | Heartbeat:
+        if entry.key.startswith("alive."):
+            return Heartbeat.read(entry.value)
+        record = Registration.read(entry.value)
+        if entry.key != f"reg.{record.pool}.{record.worker}":
+            raise ValueError(f"it names {record.pool}.{record.worker}")
+        return record
+
+    def _passing(self, entry: KvEntry) -> bool:
+        folder, _, worker = entry.key.split(".")
+        if entry.operation is KvOperation.DELETE:
+            if folder == "reg":
+                self._listener.leaving(worker)
+            return True
+        try:
+            heard = self._parse(entry)
+        except ValueError:
+            return False
+        if isinstance(heard, Heartbeat):
+            known = self._listener.beat(worker, heard)
+        elif known := self._listener.knows(worker, heard.instance):
+            self._listener.registered(heard, entry.revision)
+        if not known:
+            # If storage does not have it yet, the next heartbeat, a second later, triggers another look-up.
+            self.informer.look_up(f"alive.{self._pool}.{worker}", f"reg.{self._pool}.{worker}")
+        return True
+
+    def _changed(self, key: str, _old: object, new: Registration | Heartbeat | None) -> None:
+        folder, _, worker = key.split(".")
+        if new is None:  # a missing entry removes no worker
+            if folder == "alive":
+                self._unclaimed.pop(worker, None)
+        elif isinstance(new, Heartbeat):
+            # For a known worker this is not news: it was received when it was written, up to three seconds ago.
+            if self._listener.knows(worker, new.instance):
+                self._unclaimed.pop(worker, None)
+            else:
+                self._unclaimed[worker] = new
+        elif self._listener.knows(worker, new.instance):
+            self._listener.registered(new, self.informer.revision(key))
+        elif (beat := self._unclaimed.get(worker)) is not None and beat.instance == new.instance:
+            # A registration outlives its worker by up to a minute; only the heartbeat key expires promptly.
+            del self._unclaimed[worker]
+            self._listener.registered(new, self.informer.revision(key))
+            self._listener.beat(worker, beat)

@@ -15,8 +15,7 @@ from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..routing.policy import Draw, Policy
 from ..routing.settings import RouterSettings
 from ..transport.exchange import RequestExchange
-from .discovery import WorkerDiscovery
-from .pool import RoutedPool
+from .pool import RoutedPool, WorkerDiscovery
 
 _log = logger_for("dispatcher")
 

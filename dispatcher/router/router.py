@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Bus, KeyValue
 from ...runtime.clock import Environment
+from ...runtime.tracebacks import FRAMES_HIDDEN, frames_hidden, hide_frames
 from ...schemas.deadline import UNDER
-from ...schemas.errors.base import ClosedError, InvalidSettings, WrongClient
+from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings, WrongClient
 from ...schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ...schemas.names import Names, check_name, split_target
 from ...schemas.text import plain
@@ -92,13 +93,14 @@ class Router:
         self._reserving = parts.reserving
         self._fast_path = parts.fast_path
         self._held_express = parts.held_express
+        self._parts = parts
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the router. Idempotent; storage is not used before the first request."""
         if self._state == "stopped":
-            raise ClosedError("this router was stopped: make a new one")
+            raise ClosedError("this client was closed: make a new one")
         if self._state == "running":
             return
         await self.exchange.start()
@@ -111,10 +113,10 @@ class Router:
         if self._state == "stopped":
             return
         self._state = "stopped"
-        self._following.refuse(ClosedError("this router was stopped"))
+        self._following.refuse(ClosedError("this client was closed"))
         self._reserving.release_all()
-        self.sets.refuse(ClosedError("this router was stopped"))
-        self._traffic.refuse(ClosedError("this router was stopped"))
+        self.sets.refuse(ClosedError("this client was closed"))
+        self._traffic.refuse(ClosedError("this client was closed"))
         await self.exchange.stop()
         await self.routes.stop()
         await self.gangs.stop()
@@ -134,25 +136,29 @@ class Router:
         flags: int = 0,
     ) -> Any:
         """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
-        plain = options.short and self._state == "running"
-        flight = self._fast_path.launch(target, args, kwargs, options, flags, parent) if plain else None
-        if flight is None:
-            order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
-            if plain:
-                order.span_parent, order.drawn = self._fast_path.parent, self._fast_path.drawn
-            with self._observed_routed(order) as (routed_request, span):
-                return await self._run(order, routed_request, span)
         try:
-            outcome = await flight.future
-        except BaseException as error:
-            self._fast_path.failed(flight, error)
+            plain = options.short and self._state == "running"
+            flight = self._fast_path.launch(target, args, kwargs, options, flags, parent) if plain else None
+            if flight is None:
+                order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
+                if plain:
+                    order.span_parent, order.drawn = self._fast_path.parent, self._fast_path.drawn
+                with self._observed_routed(order) as (routed_request, span):
+                    return await self._run(order, routed_request, span)
+            try:
+                outcome = await flight.future
+            except BaseException as error:
+                self._fast_path.failed(flight, error)
+                raise
+            if type(outcome) is not list or outcome[0] != _OK:
+                order = self.order(target, args, kwargs or {}, options, flags=flags)
+                return (await self._go_on(flight, outcome, order))[0]
+            if self.exchange.measured or flight.span is not NO_SPAN:
+                self._fast_path.answered(flight)
+            return outcome[2]
+        except GanglineError as error:
+            hide_frames(error)
             raise
-        if type(outcome) is not list or outcome[0] != _OK:
-            order = self.order(target, args, kwargs or {}, options, flags=flags)
-            return (await self._go_on(flight, outcome, order))[0]
-        if self.exchange.measured or flight.span is not NO_SPAN:
-            self._fast_path.answered(flight)
-        return outcome[2]
 
     def begin(
         self,
@@ -213,18 +219,22 @@ class Router:
         *,
         options: CallOptions = DEFAULTS,
         parent: str | None = None,
+        flags: int = 0,
+        tenant: str = "",
     ) -> AsyncGenerator[Any, None]:
         """Run `ENDPOINT.METHOD` on some worker and yield its items; see Client.stream."""
-        order = self.order(target, args, kwargs or {}, options, parent=parent)
-        with self._observed_routed(order) as (routed_request, span):
-            to = self._endpoint(order, routed_request, span)
-            try:
-                items = self.caller.stream(order, to, span)
-                async with contextlib.aclosing(items):
-                    async for item in items:
-                        yield item
-            finally:
-                to.over()
+        with FRAMES_HIDDEN:
+            order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
+            order.tenant = tenant
+            with self._observed_routed(order) as (routed_request, span):
+                to = self._endpoint(order, routed_request, span)
+                try:
+                    items = self.caller.stream(order, to, span)
+                    async with contextlib.aclosing(items):
+                        async for item in items:
+                            yield item
+                finally:
+                    to.over()
 
     def choose_worker(
         self, target: str, *, slots: int | None = None, move: bool = True, options: CallOptions = DEFAULTS
@@ -242,6 +252,7 @@ class Router:
             choosing.choice = Choice(labels=options.labels, key=options.key, move=move)
         return choosing
 
+    @frames_hidden
     async def _choose(
         self, choosing: WorkerChoice, pool: str, method: str | None, slots: int | None, options: CallOptions
     ) -> Selection:
@@ -258,29 +269,33 @@ class Router:
         options: CallOptions = DEFAULTS,
     ) -> Any:
         """Run a task on the selected worker; see Client.dispatch."""
-        self.check_open()
-        if not selection.hold.is_of(self.exchange):
-            raise _not_ours(selection)
-        flight = self._held_express.dispatch(selection, method, args, kwargs, options)
-        if flight is None:
-            return await self._dispatch(selection, method, args, kwargs or {}, options)
         try:
-            outcome = await flight.future
-        except BaseException as error:
-            self._fast_path.failed(flight, error)
-            # If the task did not reach the worker, the token still holds the slot.
-            selection.hold.give_back()
+            self.check_open()
+            if not selection.hold.is_of(self.exchange):
+                raise _not_ours(selection)
+            flight = self._held_express.dispatch(selection, method, args, kwargs, options)
+            if flight is None:
+                return await self._dispatch(selection, method, args, kwargs or {}, options)
+            try:
+                outcome = await flight.future
+            except BaseException as error:
+                self._fast_path.failed(flight, error)
+                # If the task did not reach the worker, the token still holds the slot.
+                selection.hold.give_back()
+                raise
+            if type(outcome) is not list or outcome[0] != _OK:
+                order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
+                order.pool, order.deadline = selection.pool, flight.deadline
+                order.span_parent = flight.trace
+                with self.observed(order, since=flight.sent_at) as (_, span):
+                    target = self._selected(selection, order)
+                    return await self.caller.run(target, span, tried=(target, outcome))
+            if self.exchange.measured:
+                self._fast_path.answered(flight)
+            return outcome[2]
+        except GanglineError as error:
+            hide_frames(error)
             raise
-        if type(outcome) is not list or outcome[0] != _OK:
-            order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
-            order.pool, order.deadline = selection.pool, flight.deadline
-            order.span_parent = flight.trace
-            with self.observed(order, since=flight.sent_at) as (_, span):
-                target = self._selected(selection, order)
-                return await self.caller.run(target, span, tried=(target, outcome))
-        if self.exchange.measured:
-            self._fast_path.answered(flight)
-        return outcome[2]
 
     async def _dispatch(
         self,
@@ -308,15 +323,16 @@ class Router:
         options: CallOptions = DEFAULTS,
     ) -> AsyncGenerator[Any, None]:
         """Run a task on the selected worker and yield its items; see Client.stream."""
-        self.check_open()
-        if not selection.hold.is_of(self.exchange):
-            raise _not_ours(selection)
-        order = self._order_on(selection, method, args, kwargs or {}, options)
-        with self.observed(order) as (_, span):
-            items = self.caller.stream(order, self._selected(selection, order), span)
-            async with contextlib.aclosing(items):
-                async for item in items:
-                    yield item
+        with FRAMES_HIDDEN:
+            self.check_open()
+            if not selection.hold.is_of(self.exchange):
+                raise _not_ours(selection)
+            order = self._order_on(selection, method, args, kwargs or {}, options)
+            with self.observed(order) as (_, span):
+                items = self.caller.stream(order, self._selected(selection, order), span)
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item
 
     def _order_on(
         self,
@@ -399,7 +415,9 @@ class Router:
 
     def deadline(self, options: CallOptions) -> float | None:
         """Loop time by which a request made now must be done; None: no deadline."""
-        timeout_s = options.timeout_s if options.timeout_s is not None else self.settings.default_timeout_s
+        timeout_s = options.deadline_s
+        if timeout_s is None:
+            timeout_s = options.timeout_s if options.timeout_s is not None else self.settings.default_timeout_s
         under = UNDER.get()
         inherited = None if under is None else under.deadline
         if timeout_s is None:
@@ -476,6 +494,11 @@ class Router:
     @property
     def running(self) -> bool:
         return self._state == "running"
+
+    @property
+    def public_id(self) -> str:
+        """Its id in what it publishes about waiting requests; see RouterQueues."""
+        return self._parts.lengths.router  # made when it is needed first
 
     @property
     def pools(self) -> Mapping[str, RoutedPool]:

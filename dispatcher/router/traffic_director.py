@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from ...runtime.tracebacks import FRAMES_HIDDEN
 from ...schemas.errors.base import ClosedError, GanglineError, NoWorkers
 from ...schemas.records.routes import RouteRecord
 from ...schemas.wire.frames import AnswerOp, ReserveFlag
@@ -329,20 +330,21 @@ class EndpointReserver:
         fast_path, holds = self._fast_path, self._holds
         asked = None if holds.closed else fast_path.reserve(endpoint, options)
         if asked is None:
-            self._check_open()
-            flags, deadline, ttl_s = ReserveFlag.SINGLE_USE, self._deadline(options), fast_path.terms.ttl_s
-            return choosing.chosen(
-                await self.reserve(
-                    endpoint,
-                    None,
-                    1,
-                    ttl_s=ttl_s,
-                    flags=flags,
-                    options=options,
-                    deadline=deadline,
-                    parent=fast_path.parent,
+            with FRAMES_HIDDEN:
+                self._check_open()
+                flags, deadline, ttl_s = ReserveFlag.SINGLE_USE, self._deadline(options), fast_path.terms.ttl_s
+                return choosing.chosen(
+                    await self.reserve(
+                        endpoint,
+                        None,
+                        1,
+                        ttl_s=ttl_s,
+                        flags=flags,
+                        options=options,
+                        deadline=deadline,
+                        parent=fast_path.parent,
+                    )
                 )
-            )
         try:
             outcome = await asked.future
         except asyncio.CancelledError:
@@ -351,7 +353,8 @@ class EndpointReserver:
         finally:
             fast_path.probes.drop(asked)
         if type(outcome) is not list or outcome[0] != _GRANTED:
-            return choosing.chosen(self._held(await self._go_on(endpoint, asked, outcome)))
+            with FRAMES_HIDDEN:
+                return choosing.chosen(self._held(await self._go_on(endpoint, asked, outcome)))
         hold = fast_path.granted(asked, outcome)
         holds.keep_briefly(hold)
         if holds.closed:

@@ -27,7 +27,7 @@ from ..pools.registry import PoolRegistry
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
 from ..traffic.shadowing import ShadowTraffic
-from ..traffic.table import RouteTable
+from ..traffic.table import FIRST_PULL_S, RouteTable
 from ..transport.exchange import RequestExchange
 from .traffic_director import EndpointReserver, TrafficDirector
 
@@ -49,7 +49,8 @@ class QueueLengths:
         self._bus = bus
         self._subject = names.router_event(router)
         self._waiting = waiting
-        self._router = router
+        self.router = router
+        """Its name in subjects."""
         self._owner = owner
         self._node = node
         self._said_at = float("-inf")
@@ -65,7 +66,7 @@ class QueueLengths:
             return
         told = {**dict.fromkeys(self._said, 0), **waiting}
         self._said, self._said_at = waiting, now
-        event = RouterQueues(router=self._router, owner=self._owner, node=self._node, waiting=told)
+        event = RouterQueues(router=self.router, owner=self._owner, node=self._node, waiting=told)
         with contextlib.suppress(Disconnected, ClosedError):
             try:
                 self._bus.publish(self._subject, event.model_dump_json().encode())
@@ -199,6 +200,8 @@ class RouterWiring:
             bucket=self._routes_bucket,
             make=self._makes_routes,
             reconcile_s=self._settings.reconcile_s,
+            # A queue without its route would be run against its limits, or although it is paused.
+            first_pull_s=None if self._makes_routes else FIRST_PULL_S,
         )
 
     @cached_property

@@ -38,7 +38,7 @@ from ...schemas.errors.base import (
 from ...schemas.names import WorkerId
 from ...schemas.permissions.quotas import exceeded
 from ...schemas.records.workers import Registration
-from ...schemas.text import count_of, plain
+from ...schemas.text import count_of, known_names, plain
 from ...schemas.wire.frames import Load
 from .outcome import TryOutcome, error_of_fate
 from .policy import Candidates, Draw, Policy, PolicyBase, PowerOfTwo, Sticky, cost, cost_on, less_loaded, sample
@@ -239,7 +239,8 @@ class RoutingCore:
                 return True
         if len(self._line) >= self._settings.max_queued and not routed_request.moved:
             raise QueueFull(
-                f"{len(self._line)} requests already wait for pool {self.pool!r}: slow down, or raise max_queued",
+                f"the queue for pool {self.pool!r} is full ({count_of(len(self._line), 'request')}): "
+                "slow down, or raise max_queued",
                 details={"pool": self.pool, "max_queued": self._settings.max_queued},
             )
         self._line.add(routed_request)
@@ -269,7 +270,7 @@ class RoutingCore:
             return None
         if method is not None:
             declared = table.get(method)
-            if declared is None or declared.slots != 1:
+            if declared is None or declared.slots != 1 or (declared.policy is not None and declared.policy.limited):
                 return None
         for row in view.open:
             if row:
@@ -287,7 +288,7 @@ class RoutingCore:
         if table is None or not self.connected or not self._sticky or self._line.size:
             return None
         declared, home = table.get(method), self._candidates.known_home(key, method)
-        if declared is None or declared.slots != 1 or home is None or not home.has_room:
+        if declared is None or declared.slots != 1 or home is None or not home.has_room or declared.limited:
             return None
         self._placed += 1
         self.view.charge(home, 1)
@@ -582,11 +583,18 @@ class RoutingCore:
 
     def _class_of(self, routed_request: RoutedRequest) -> Hashable:
         labels = frozenset(routed_request.labels.items()) if routed_request.labels else None
-        # During a roll-out, a task that only the new workers have must not block the others.
-        method = None if self.view.uniform else routed_request.method
+        # A task that only the new workers have must not block the others during a roll-out; nor must one that waits for
+        # its declared limit.
+        method = routed_request.method
+        if self.view.uniform and not (method is not None and self._limited(method)):
+            method = None
         if labels is None and method is None and routed_request.key is None:
             return None
         return (labels, method, routed_request.key)
+
+    def _limited(self, method: str) -> bool:
+        declared = self.view.method(method)
+        return declared is not None and declared.limited
 
     def _waits_before(self, routed_request: RoutedRequest) -> bool:
         """Whether a request of the same class with an older number waits. One that its tenant's quota holds back counts
@@ -650,9 +658,9 @@ class RoutingCore:
     def _impossible(self, routed_request: RoutedRequest) -> GanglineError | None:
         """Why none of the workers could ever take it. Call this while there are workers."""
         if routed_request.method is not None and not self.view.serves(routed_request.method):
-            known = self.view.methods
+            known, method = self.view.methods, routed_request.method
             return UnknownMethod(
-                f"pool {self.pool!r} has no task {routed_request.method!r}; it has: {', '.join(known) or 'none'}",
+                f"pool {self.pool!r} has no task {method!r}; {known_names(method, known)}",
                 details={"pool": self.pool, "methods": known},
             )
         if routed_request.model is not None and not any(

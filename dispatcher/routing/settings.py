@@ -105,8 +105,7 @@ class RouterSettings:
     def weight_of(self, tenant: str) -> float:
         """Slots for a tenant that waits, relative to others."""
         named = self.tenant_weights.get(tenant)
-        quota = self.quotas.of(tenant) if named is None else None
-        return named or (1.0 if quota is None else quota.weight)
+        return self.quotas.weight_of(tenant) if named is None else named
 
 
 _BOUNDS: Final = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
-class Waiting(Protocol):
+class QueueItem(Protocol):
     """An item of a WaitQueue."""
 
     number: int
@@ -20,26 +20,70 @@ class Waiting(Protocol):
     """The WaitQueue in which it waits now; None: it does not wait. Set by WaitQueue."""
 
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=QueueItem)
+
+
+class TenantTurns:
+    """Whose turn it is among tenants that wait for the same: the one that has got the least, divided by its weight
+    (start-time fair queueing). Time in which a tenant does not wait earns it nothing, and it gains nothing by leaving.
+    """
+
+    __slots__ = ("_served", "_waiting", "_weight_of")
+
+    def __init__(self, weight_of: Callable[[str], float] | None = None) -> None:
+        """
+        Args:
+            weight_of: the weight of a tenant; None: 1 for all. Gangline's own account has 1.
+        """
+        self._weight_of = weight_of
+        self._waiting: dict[str, int] = {}
+        """By tenant that waits: how many times it has entered."""
+        self._served: dict[str, float] = {}
+        """By tenant: what it has got, divided by its weight. Kept while anybody waits."""
+
+    def enter(self, tenant: str) -> None:
+        """It waits. May be called again; then it waits until it has left as often."""
+        count = self._waiting.get(tenant, 0)
+        if not count:
+            least = min((self._served[other] for other in self._waiting), default=0.0)
+            self._served[tenant] = max(self._served.get(tenant, 0.0), least)
+        self._waiting[tenant] = count + 1
+
+    def leave(self, tenant: str) -> None:
+        """It no longer waits."""
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+            if not self._waiting:
+                self._served.clear()
+
+    def take(self, tenant: str, amount: float) -> None:
+        """A waiting tenant gets this much."""
+        self._served[tenant] += amount / self._weight(tenant)
+
+    def served(self, tenant: str, more: float = 0.0) -> float:
+        """What a waiting tenant has got, and will have with `more`; the turn is the tenant's with the lowest."""
+        return self._served[tenant] + more / self._weight(tenant)
+
+    def _weight(self, tenant: str) -> float:
+        return self._weight_of(tenant) if tenant and self._weight_of is not None else 1.0
 
 
 class _Line(Generic[W]):
-    """One class: a heap for each tenant, and how much each has been served (start-time fair queueing)."""
+    """One class: a heap for each tenant, and whose turn it is."""
 
-    __slots__ = ("_owner", "_queue", "heaps", "served")
+    __slots__ = ("_owner", "_queue", "heaps", "turns")
 
-    def __init__(self, owner: WaitQueue[W], queue: Hashable) -> None:
+    def __init__(self, owner: WaitQueue[W], queue: Hashable, turns: TenantTurns) -> None:
         self._owner = owner
         self._queue = queue
         self.heaps: dict[str, list[tuple[int, W]]] = {}
-        self.served: dict[str, float] = {}
-        """By tenant: slots divided by weight. Kept while anybody waits, so that a tenant gains nothing by leaving."""
+        self.turns = turns
 
     def push(self, item: W) -> None:
         heap = self.heaps.get(item.tenant)
         if heap is None:
-            least = min((self.served[tenant] for tenant in self.heaps), default=0.0)
-            self.served[item.tenant] = max(self.served.get(item.tenant, 0.0), least)  # time away earns nothing
+            self.turns.enter(item.tenant)
             heap = self.heaps[item.tenant] = []
         heapq.heappush(heap, (item.number, item))
 
@@ -51,7 +95,7 @@ class _Line(Generic[W]):
         """The one of the tenant whose turn it is."""
         if len(heads) < 2:
             return heads[0] if heads else None
-        return min(heads, key=lambda item: (self.served[item.tenant], item.number))
+        return min(heads, key=lambda item: (self.turns.served(item.tenant), item.number))
 
     def _first(self, tenant: str) -> W | None:
         heap = self.heaps[tenant]
@@ -63,6 +107,7 @@ class _Line(Generic[W]):
                 return item
             heapq.heappop(heap)
         del self.heaps[tenant]
+        self.turns.leave(tenant)
         return None
 
 
@@ -83,7 +128,7 @@ class WaitQueue(Generic[W]):
     ) -> None:
         """
         Args:
-            weight_of: the weight of a tenant; None: 1 for all.
+            weight_of: the weight of a tenant; None: 1 for all. Gangline's own account has 1.
             held_back: whether an item must wait for others of its tenant; None: no item must.
         """
         self._lines: dict[Hashable, _Line[W]] = {}
@@ -112,13 +157,13 @@ class WaitQueue(Generic[W]):
         self.size += 1
         line = self._lines.get(item.queue)
         if line is None:
-            line = self._lines[item.queue] = _Line(self, item.queue)
+            line = self._lines[item.queue] = _Line(self, item.queue, TenantTurns(self._weight_of))
         line.push(item)
 
     def take(self, item: W, slots: int) -> None:
         """Remove an item that gets this many slots now."""
         line = self._lines[item.queue]
-        line.served[item.tenant] += slots / (1.0 if self._weight_of is None else self._weight_of(item.tenant))
+        line.turns.take(item.tenant, slots)
         self.remove(item)
 
     def remove(self, item: W) -> bool:

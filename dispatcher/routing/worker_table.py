@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple, TypeVar
 
 from ...schemas.names import WorkerId
-from ...schemas.records.workers import Registration
+from ...schemas.records.workers import Registration, TaskPolicy
 from ...schemas.wire.frames import Load
 
 # Rendezvous hashing (Thaler & Ravishankar 1996): the same key goes to the same worker, in every process. Each worker's
@@ -53,6 +53,12 @@ class Method(NamedTuple):
     slots: int = 1
     idempotent: bool = False
     streams: bool = False
+    policy: TaskPolicy | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether a worker with free slots may refuse it."""
+        return self.policy is not None and self.policy.limited
 
 
 class WorkerEntry:
@@ -394,7 +400,8 @@ class WorkerTable:
         # Tables and labels are shared between workers: with thousands of equal workers they would use most of the
         # memory.
         table = {
-            name: Method(info.slots, info.idempotent, info.streams) for name, info in sorted(record.methods.items())
+            name: Method(info.slots, info.idempotent, info.streams, info.policy)
+            for name, info in sorted(record.methods.items())
         }
         self._use_table(worker, self._tables.setdefault(tuple(table.items()), table))
         labels = dict(sorted(record.labels.items()))

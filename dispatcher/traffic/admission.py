@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...schemas.errors.base import GanglineError, QueueFull, Saturated
 from ...schemas.records.routes import RouteRecord
+from ...schemas.text import count_of
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Span
 from ..routing.settings import RouterSettings
@@ -124,7 +125,7 @@ class EndpointRoute:
             if full:
                 self.core.withdraw(routed_request)
                 raise QueueFull(
-                    f"{len(self.core.line)} requests already wait for the limits of route {self.endpoint!r}: "
+                    f"the queue for route {self.endpoint!r} is full ({count_of(len(self.core.line), 'request')}): "
                     "slow down, or raise max_queued",
                     details={"endpoint": self.endpoint, "max_queued": self._settings.max_queued},
                 )

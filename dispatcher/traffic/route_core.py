@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from ...schemas.records.routes import RouteRecord
-from ..routing.wait_queue import Waiting, WaitQueue
+from ..routing.wait_queue import QueueItem, WaitQueue
 from ..routing.worker_table import fingerprint, score
 
 Draw = Callable[[], float]
@@ -77,7 +77,7 @@ def _print_of(pool: str) -> int:
     return fingerprint(f"pool {pool}")
 
 
-class RouteRequest(Waiting, Protocol):
+class RouteRequest(QueueItem, Protocol):
     """A request on a route."""
 
     @property
@@ -156,8 +156,8 @@ class RouteCore:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def draw(self, key: str | None) -> PoolShare | None:
-        """The pool of a request that needs nothing but a pool, whether it has workers or not; None: there are limits
-        or copies. Whoever uses it counts itself inside."""
+        """The pool of a request without special needs, whether that pool has workers or not; None: the route has limits
+        or copies. The caller counts the request inside."""
         if self._special or self.line.size:
             return None
         if key is not None and self._by_key:

@@ -45,12 +45,15 @@ class RouteTable:
         bucket: BucketSettings | None = None,
         make: bool = False,
         reconcile_s: float = 5.0,
+        first_pull_s: float | None = FIRST_PULL_S,
     ) -> None:
         """
         Args:
             bucket: settings of the bucket if it has to be created; default: file storage.
             make: whether to create it at the start, so that `nats kv put` finds it. False: only read it.
             reconcile_s: interval at which all routes are read again, in seconds, in case a change was missed.
+            first_pull_s: while connected, how long `ready` waits for storage, in seconds; then no routes are known, and
+                an endpoint is the pool of its name until they are read. None: it waits for the routes.
         """
         self._bus = bus
         self._names = names
@@ -67,7 +70,7 @@ class RouteTable:
             on_change=self._changed,
             on_unreadable=self._refuse,
             resync_s=reconcile_s,
-            without_after_s=FIRST_PULL_S,
+            without_after_s=first_pull_s,
             kind="routes",
             what="the routes",
             owner="this table of routes",
@@ -85,8 +88,7 @@ class RouteTable:
         self._informer.start()
 
     async def ready(self, deadline: float | None = None) -> None:
-        """Wait until the routes were read. If storage does not answer, only for FIRST_PULL_S: then no routes are known,
-        and an endpoint is the pool of its name until they are read.
+        """Wait until the routes were read, or for `first_pull_s`.
 
         Args:
             deadline: loop time.
@@ -134,6 +136,15 @@ class RouteTable:
     def get(self, endpoint: str) -> RouteRecord | None:
         """The route; None: the endpoint is the pool of its name."""
         return self._routes.get(endpoint)
+
+    @property
+    def pulled(self) -> bool:
+        """Whether all routes have ever been read."""
+        return self._informer.pulled
+
+    def revision(self, endpoint: str) -> int:
+        """Revision of the endpoint's route in storage; 0: it has none."""
+        return self._informer.revision(endpoint)
 
     def pools(self, endpoint: str) -> dict[str, float]:
         """Weights of the endpoint's pools."""

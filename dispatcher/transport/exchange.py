@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
-from ...bus.port.types import Subscription
+from ...bus.port.subjects import Subscription
 from ...runtime.clock import Environment
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage
@@ -151,7 +151,7 @@ class RequestExchange:
                 self.post(flight.worker, (RequestOp.CANCEL, flight.id))
             elif sent and flight.reserves:
                 self.post(flight.worker, (RequestOp.RELEASE, flight.id, None))
-            flight.fail(ClosedError("this router was stopped", may_have_started=sent))
+            flight.fail(ClosedError("this client was closed", may_have_started=sent))
         self._flights.clear()
         await self._settling.stop()
         for channel in self._channels.values():
@@ -362,7 +362,7 @@ class RequestExchange:
         token, _, check = message.subject[len(self._prefix) + 1 :].partition(".")
         channel = self._channels.get(token)
         if channel is None:
-            return  # from a worker that is gone (its flights have been settled), or from somebody that was not asked
+            return  # from a worker that is gone (its flights have been settled), or from a process that was not asked
         if not message.data and message.headers is not None and message.headers.get("Status") == "503":
             self._on_unheard(channel, check)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -12,6 +12,25 @@ from pydantic.json_schema import models_json_schema
 from .catalogue import ARGUMENTS, FRAMES, PUBLISHED, RESULT, Body, Channel, catalogue
 
 _REF = "#/components/schemas/"
+ERROR_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["code", "message", "may_have_started"],
+    "properties": {
+        "code": {"type": "string"},
+        "message": {"type": "string"},
+        "may_have_started": {"type": "boolean"},
+        "details": {"type": "object"},
+    },
+}
+PUBLISH_ACK_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "stream": {"type": "string"},
+        "seq": {"type": "integer"},
+        "duplicate": {"type": "boolean"},
+        "error": {"type": "object"},
+    },
+}
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     ARGUMENTS: (
         "Arguments of a task: an object with keyword arguments, an array of positional ones, or nothing.",
@@ -23,28 +42,7 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
         "frames]. See the page on the protocol.",
         {"type": "array", "minItems": 4, "maxItems": 4},
     ),
-    PUBLISHED: (
-        "JetStream's acknowledgement: the message is stored.",
-        {
-            "type": "object",
-            "properties": {
-                "stream": {"type": "string"},
-                "seq": {"type": "integer"},
-                "duplicate": {"type": "boolean"},
-                "error": {"type": "object"},
-            },
-        },
-    ),
-}
-_ERROR = {
-    "type": "object",
-    "required": ["code", "message", "may_have_started"],
-    "properties": {
-        "code": {"type": "string"},
-        "message": {"type": "string"},
-        "may_have_started": {"type": "boolean"},
-        "details": {"type": "object"},
-    },
+    PUBLISHED: ("JetStream's acknowledgement: the message is stored.", PUBLISH_ACK_SCHEMA),
 }
 
 
@@ -94,7 +92,7 @@ def _schemas(channels: tuple[Channel, ...]) -> tuple[Named, dict[str, Any]]:
         )
         for model in ordered
     }
-    found = {**generated["$defs"], "Error": _ERROR}
+    found = {**generated["$defs"], "Error": ERROR_SCHEMA}
     for kind, (about, schema) in _PLAIN.items():
         found[kind] = {"description": about, **schema}
     return named, dict(sorted(found.items()))
@@ -122,6 +120,8 @@ def _channel(channel: Channel) -> dict[str, Any]:
 _PARAMETERS = {
     "dispatcher": "The id of a dispatcher, as in its events and in `nats service ls`.",
     "router": "Id of a client, gateway or dispatcher; new for each.",
+    "gateway": "a name that a gateway draws when it starts",
+    "stream": "a name that cannot be guessed; only the caller learns it",
     "ns": "the namespace",
     "NS": "the namespace, in capitals",
     "pool": "workers that serve the same tasks",

@@ -53,18 +53,21 @@ class Channel:
 # Sample values: valid names that can be found again in what Names builds from them.
 _NAMES: Final = Names("ns0")
 _WORKER: Final = WorkerId("POOL0", "WORKER0")
-_CALL_HEADERS: Final = (
+CALL_HEADERS: Final = (
     "Content-Type",
     headers.TIMEOUT,
     headers.KEY,
     headers.MODEL,
     headers.IDEMPOTENT,
+    headers.ARGUMENTS,
+    headers.STREAM,
     headers.TRACEPARENT,
 )
-_TASK_HEADERS: Final = (
+TASK_HEADERS: Final = (
     "Content-Type",
     headers.MESSAGE_ID,
     headers.JOB,
+    headers.FIRST,
     headers.PRIORITY,
     headers.KEY,
     headers.ORDERED,
@@ -103,6 +106,7 @@ _WORKER_REQUESTS: Final[dict[Operation, tuple[Body, Body]]] = {
     Operation.STATS: (messages.StatsRequest, messages.StatsReply),
     Operation.DRAIN: (messages.DrainRequest, messages.DrainReply),
     Operation.RESIZE: (messages.ResizeRequest, messages.ResizeReply),
+    Operation.SCHEMAS: (messages.SchemasRequest, messages.SchemasReply),
     Operation.JOBS: (job_messages.JobsRequest, job_messages.JobsReply),
     Operation.HOLD: (gang_messages.HoldRequest, gang_messages.HoldReply),
     Operation.UNHOLD: (gang_messages.UnholdRequest, None),
@@ -127,6 +131,7 @@ _QUEUE_REQUESTS: Final[dict[QueueOperation, tuple[Body, Body]]] = {
     QueueOperation.WHY: (job_messages.JobRequest, job_messages.JobWhyReply),
     QueueOperation.STATS: (None, job_messages.QueueStats),
     QueueOperation.WAIT: (job_messages.WaitRequest, job_messages.WaitReply),
+    QueueOperation.LIST: (job_messages.ListRequest, job_messages.ListReply),
 }
 _FEEDS: Final[dict[JobFeed, type[BaseModel]]] = {
     JobFeed.STATE: jobs.JobEvent,
@@ -144,7 +149,15 @@ def _tasks() -> list[Channel]:
             about="Run a task and wait for its result. Gateways answer.",
             body=ARGUMENTS,
             reply=RESULT,
-            headers=_CALL_HEADERS,
+            headers=CALL_HEADERS,
+        ),
+        Channel(
+            name="stream",
+            address=_address(names.stream("GATEWAY0", "STREAM0")),
+            about="The next items of a streamed call.",
+            body=messages.ItemsRequest,
+            reply=messages.ItemsReply,
+            headers=("Content-Type",),
         ),
         Channel(
             name="task",
@@ -152,7 +165,7 @@ def _tasks() -> list[Channel]:
             about="Submit a durable task. The task stream keeps it until it has ended.",
             body=ARGUMENTS,
             reply=PUBLISHED,
-            headers=_TASK_HEADERS,
+            headers=TASK_HEADERS,
         ),
         Channel(
             name="dead",
@@ -206,6 +219,7 @@ def _records() -> list[Channel]:
         ("registration", _key(ledger, names.registration_key(_WORKER)), records.Registration),
         ("alive", _key(ledger, names.alive_key(_WORKER)), records.Heartbeat),
         ("lease", _key(ledger, names.lease_key(_WORKER, f"{MARK}ID0")), records.LeaseRecord),
+        ("limit", _key(ledger, names.limit_key(_WORKER.pool, "METHOD0")), records.LimitRecord),
         ("leader", _key(ledger, names.leader_key), gangs.LeaderRecord),
         ("leader_alive", _key(ledger, names.leader_alive_key), gangs.LeaderAlive),
         ("gang", _key(ledger, names.gang_key("GANG0")), gangs.GangRecord),

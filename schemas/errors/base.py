@@ -25,6 +25,7 @@
     │   ├── ServerUnreachable           could not connect at all
     │   ├── ServerUnsupported           the server is too old or lacks JetStream
     │   ├── NoCoordinator               no coordinator leads right now: ask again
+    │   ├── NoGateway                   no gateway answers calls right now
     │   ├── NoDispatcher                no dispatcher owns the queue of that endpoint right now
     │   ├── WorkerIdTaken               another live worker has that id
     │   └── WorkerUnhealthy             a health check of the worker failed, so it shut down
@@ -61,7 +62,7 @@
     ├── StreamBroken                    items of a streamed result were lost
     └── ClosedError                     you already closed this client, router or worker
 
-A task raises NonRetryable to say that another attempt cannot help. Callers get it as TaskFailed.
+A task raises DoNotRetry to say that another attempt cannot help. Callers get it as TaskFailed.
 
 The text of every error says what to do next. Errors have `code` (stable, for programs), `status` (the number in
 `Nats-Service-Error-Code`) and `may_have_started` (whether the task's side effects may exist).
@@ -268,7 +269,7 @@ class TaskError(GanglineError):
 
 class TaskFailed(TaskError):
     """The task raised an exception. `details`: `type`, `message`, `traceback`, and `non_retryable` (true) if it
-    raised NonRetryable."""
+    raised DoNotRetry, or an exception after which its declaration (`retry_on`, `no_retry_on`) allows no retry."""
 
     code = "task_failed"
 
@@ -279,8 +280,9 @@ class TaskFailed(TaskError):
 
     @property
     def retryable(self) -> bool:
-        """False: the task raised NonRetryable."""
-        return not (self.details.get("non_retryable") is True or self.remote_type == "NonRetryable")
+        """False: the task raised DoNotRetry, or an exception after which its declaration allows no retry."""
+        # NonRetryable: the earlier name, which workers of earlier versions send.
+        return not (self.details.get("non_retryable") is True or self.remote_type in ("DoNotRetry", "NonRetryable"))
 
     @property
     def remote_traceback(self) -> str:
@@ -288,9 +290,9 @@ class TaskFailed(TaskError):
         return str(self.details.get("traceback", ""))
 
 
-class NonRetryable(TaskFailed):
+class DoNotRetry(TaskFailed):
     """A task raises it to say that another attempt cannot help: a durable task becomes a dead letter at once,
-    whatever attempts it has left. Subclasses count as well. Callers get it as TaskFailed, with `non_retryable` in
+    even if it has attempts left. Subclasses count as well. Callers get it as TaskFailed, with `non_retryable` in
     `details`."""
 
     @property
@@ -413,6 +415,10 @@ class InvalidRoute(InvalidRequest):
     status = 422
 
 
+class NoGateway(Unavailable):
+    code = "no_gateway"
+
+
 class NoDispatcher(Unavailable):
     code = "no_dispatcher"
 
@@ -460,6 +466,16 @@ def _by_code(root: type[GanglineError]) -> dict[str, type[GanglineError]]:
 
 
 _classes = _by_code(GanglineError)
+
+
+def _show_public_name(root: type[GanglineError]) -> None:
+    # Tracebacks name the module to import from.
+    root.__module__ = f"{__name__.partition('.')[0]}.errors"
+    for child in root.__subclasses__():
+        _show_public_name(child)
+
+
+_show_public_name(GanglineError)
 
 
 def error_from_wire(code: str, message: str, details: dict[str, Any] | None, may_have_started: bool) -> GanglineError:

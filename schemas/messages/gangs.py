@@ -13,7 +13,7 @@ from ..limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS
 from ..names import public_id
 from ..records.gangs import GangState, Rendezvous, Seat, StrictGangSpec
 from ..records.workers import Record
-from .operations import LoadReply, Reply, Request, parse_request
+from .operations import LoadReply, RankTimes, Reply, Request, parse_request
 
 _Id = Field(min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
 _OptionalId = Field(default=None, min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
@@ -161,6 +161,16 @@ class GangObstacle(Reply):
     """When it ends unless it is renewed. None: unknown."""
 
 
+class GangAhead(Reply):
+    """A gang that is before another in the queue."""
+
+    id: str
+    priority: int = 0
+    waiting_s: float = 0.0
+    size: int = 1
+    owner: str = ""
+
+
 class GangWhyReply(Reply):
     """Answer to `why`: what a gang waits for."""
 
@@ -175,6 +185,9 @@ class GangWhyReply(Reply):
     kept: dict[str, int] = Field(default_factory=dict)
     """How many of these are already reserved for it."""
     obstacles: tuple[GangObstacle, ...] = ()
+    ahead: tuple[GangAhead, ...] = ()
+    """The first gangs of those before it in the queue, first the next one to start. Coordinators of earlier versions
+    name none."""
 
 
 # -- the leader -> a worker: <ns>.worker.<pool>.<worker>.<operation> ---------------------------------------------------
@@ -288,6 +301,8 @@ class TeardownRequest(Request):
 class TeardownReply(Reply):
     stopped: bool
     load: LoadReply
+    times: tuple[RankTimes, ...] = ()
+    """Of the ranks that were stopped and had run tasks. Workers of earlier versions name none."""
 
 
 class PingRequest(Request):
@@ -379,3 +394,5 @@ class GangEvent(Record):
     at: float = 0.0
     """Unix time, by the coordinator's clock."""
     details: dict[str, Any] = Field(default_factory=dict)
+    """With `restarting` and `ended`, if its tasks ran: `times`, the RankTimes of the ranks of the generation that has
+    ended, each with its `worker`. Of more than 64, those that worked longest."""

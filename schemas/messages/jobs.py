@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..limits import MAX_NAME_CHARS, MAX_RESULT_WAIT_S, MAX_TOKEN_CHARS, MAX_WAITED_JOBS
+from ..limits import MAX_LISTED_JOBS, MAX_NAME_CHARS, MAX_RESULT_WAIT_S, MAX_TOKEN_CHARS, MAX_WAITED_JOBS
 from ..records.jobs import FailedTry, JobFailure, JobState, ResultRecord
 from .operations import Reply, Request
 
@@ -51,7 +52,7 @@ class WaitReply(Reply):
 
 
 class JobInfo(Reply):
-    """What is known about one job."""
+    """What is known about one job. `model_dump(mode="json")` gives plain values, for JSON."""
 
     job: str
     endpoint: str
@@ -64,11 +65,41 @@ class JobInfo(Reply):
     key: str | None = None
     submitted_at: float | None = None
     started_at: float | None = None
+    ended_at: float | None = None
     next_try_at: float | None = None
     error: JobFailure | None = None
     reason: str | None = None
     tries: tuple[FailedTry, ...] = ()
     """The last ten failed attempts, oldest first."""
+    cron: str | None = None
+    """It is a schedule: each of its runs is a job of its own."""
+    schedule: str | None = None
+    """It is a run of this schedule."""
+
+
+class ListRequest(Request):
+    """`<ns>.queue.<endpoint>.list`: what its dispatcher has fetched, in the order of publication. Conditions that are
+    not given match every job."""
+
+    states: tuple[JobState, ...] = ()
+    key: str | None = None
+    schedule: JobId | None = None
+    since: float | None = None
+    """Unix time: only jobs submitted then or later."""
+    prefix: str = Field(default="", max_length=2 * MAX_NAME_CHARS + 1)
+    """The beginning of ids, or of their part after the endpoint."""
+    after: Annotated[int, Field(ge=0)] = 0
+    """`next` of the previous answer."""
+    limit: Annotated[int, Field(ge=1, le=MAX_LISTED_JOBS)] = MAX_LISTED_JOBS
+
+
+class ListReply(Reply):
+    jobs: tuple[JobInfo, ...] = ()
+    """Errors in it have no details, and earlier attempts are left out: `get` has them."""
+    next: int | None = None
+    """There are more: ask again with this as `after`."""
+    read_to: int = 0
+    """The sequence up to which the dispatcher has read the stream."""
 
 
 class CancelReply(Reply):
@@ -81,7 +112,17 @@ class JobObstacle(Reply):
     """Something that prevents a job from starting."""
 
     kind: Literal[
-        "slots", "key", "rate", "order", "backoff", "schedule", "no_workers", "pool_limit", "position", "paused"
+        "slots",
+        "key",
+        "method",
+        "rate",
+        "order",
+        "backoff",
+        "schedule",
+        "no_workers",
+        "pool_limit",
+        "position",
+        "paused",
     ]
     text: str
     """A sentence."""
@@ -91,11 +132,95 @@ class JobObstacle(Reply):
     """Jobs that it waits for (some of them)."""
 
 
+class LineTask(Reply):
+    """Tasks that go before a job in the line of its pool: neighbours that are alike."""
+
+    method: str
+    count: int = 1
+    slots: int = 1
+    """Of each."""
+    at_most_s: float | None = None
+    """How long each can take its slots at most, all its attempts together. None: not limited."""
+    not_before: float | None = None
+    """Unix time of the next attempt, if one failed."""
+
+
+class LineRunning(Reply):
+    """A running task of the queue, in the pool of the job."""
+
+    seq: int
+    """Sequence of its message in the stream."""
+    method: str
+    slots: int = 1
+    worker: str = ""
+    """`<pool>.<worker>`; empty: not known."""
+    started_at: float | None = None
+    """Unix time; None: before the dispatcher took the queue over."""
+    at_most_s: float | None = None
+    """How long it can take its slots from now on at most, with further attempts. None: not limited."""
+
+
+class LineLease(Reply):
+    """Slots of a worker that the queue has leased."""
+
+    lease: str
+    """Its public id."""
+    worker: str
+    """`<pool>.<worker>`"""
+    slots: int
+
+
+class JobLine(Reply):
+    """What goes before a job that waits for slots, for `gangline when`."""
+
+    pool: str
+    method: str
+    slots: int = 1
+    """Slots that the job takes."""
+    ahead: tuple[LineTask, ...] = ()
+    """First the next one to start. Beyond the first MAX_LINE_TASKS they are in no order."""
+    running: tuple[LineRunning, ...] = ()
+    leases: tuple[LineLease, ...] = ()
+    turns: bool = False
+    """Tasks of other tenants wait, too, and tenants take turns."""
+    router: str = ""
+    """The dispatcher's, as in RouterQueues: what waits there are requests of queues."""
+    most_running: int | None = None
+    """How many tasks may run there at once. None: any number."""
+    only_slots: bool = True
+    """Nothing besides slots and `most_running` holds it and those ahead of it back: no rate, for example."""
+
+
 class JobWhyReply(Reply):
     job: JobInfo
     position: int | None = None
     """Number of jobs before it in the queue, as far as the dispatcher has read it."""
     obstacles: tuple[JobObstacle, ...] = ()
+    line: JobLine | None = None
+    """None: it does not wait for slots, or the dispatcher is of an earlier version."""
+
+
+class QueueObstacle(StrEnum):
+    """What a task in a queue waits for: the first of these that applies."""
+
+    UNREAD = "unread"
+    """The dispatcher has not fetched it: it has enough others."""
+    BACKOFF = "backoff"
+    """It failed, and its next attempt is not due."""
+    PAUSED = "paused"
+    """The route pauses the queue."""
+    TAKEOVER = "takeover"
+    """A dispatcher takes the queue over, or asks the server whether it still owns it."""
+    ORDER = "order"
+    """An older task of its ordered key has not ended."""
+    SIZE = "size"
+    """It needs more slots than any worker of its pool has."""
+    WORKERS = "workers"
+    """Its pool has no worker."""
+    LIMIT = "limit"
+    """A limit or rate of its key, its method, its route or its pool is reached."""
+    SLOTS = "slots"
+    """A slot of its pool must become free."""
 
 
 class QueueStats(Reply):
@@ -123,6 +248,11 @@ class QueueStats(Reply):
     retried: int = 0
     since: float = 0.0
     """Unix time of the takeover."""
+    paused: bool = False
+    """Its route says so: nothing is started."""
+    pending: dict[str, int] = Field(default_factory=dict)
+    """Tasks that neither run nor have ended, by what they wait for (QueueObstacle), without zeros. Earlier versions do
+    not say."""
 
 
 class JobsRequest(Request):

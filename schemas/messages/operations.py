@@ -124,6 +124,24 @@ class ReleaseReply(Reply):
     load: LoadReply
 
 
+class ItemsRequest(Request):
+    """`<ns>.stream.<gateway>.<stream>`: the next items of a streamed call. `{}` or nothing: what comes next."""
+
+    after: int | None = Field(default=None, ge=0)
+    """Number of items received so far: if the last answer was lost, it is sent again. None: they all arrived."""
+    close: bool = False
+    """True: no more are wanted, and the task is cancelled."""
+
+
+class ItemsReply(Reply):
+    """Answer to a streamed call, and to each request for its next items."""
+
+    items: list[Any]
+    """May be empty, if none came within two seconds."""
+    next: str | None
+    """The subject for the next items, within 30 seconds; None: there are no more."""
+
+
 class DrainRequest(Request):
     """`<ns>.worker.<pool>.<worker>.drain`: grant nothing new, finish what is running, exit."""
 
@@ -164,6 +182,35 @@ class LeaseInfo(Reply):
     not in the ledger."""
 
 
+class RankTimes(Reply):
+    """What the tasks of one rank of a gang have spent their time on, since this generation began. Tasks that run at
+    once count each; those that run now count until now."""
+
+    rank: int
+    busy_s: float = 0.0
+    """Seconds in which tasks ran."""
+    waiting_s: float = 0.0
+    """Seconds of these in which they waited for other ranks, in barriers, broadcasts and all-gathers. The rank that
+    waits least is the one that the others wait for."""
+    ended: int = 0
+    """Number of tasks that have ended."""
+    run: int = 0
+    """Number of the last call of `gang.run` in this generation; 0: there was none."""
+    run_busy_s: float = 0.0
+    run_waiting_s: float = 0.0
+    """As `busy_s` and `waiting_s`, of that call."""
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds in which its tasks ran without waiting for other ranks."""
+        return round(max(0.0, self.busy_s - self.waiting_s), 3)
+
+    @property
+    def run_worked_s(self) -> float:
+        """As `worked_s`, of the last call of `gang.run`."""
+        return round(max(0.0, self.run_busy_s - self.run_waiting_s), 3)
+
+
 class GangShare(Reply):
     """A worker's share of one gang."""
 
@@ -174,10 +221,28 @@ class GangShare(Reply):
     ranks: tuple[int, ...] = ()
     slots: int
     """Slots reserved or in use for it."""
+    times: tuple[RankTimes, ...] = ()
+    """Of its ranks here that have run tasks. Workers of earlier versions name none."""
 
 
 class StatsRequest(Request):
     """`<ns>.worker.<pool>.<worker>.stats`: has no fields."""
+
+
+class LimitShare(BaseModel):
+    """A worker's share of a `max_running` that holds over all workers of its pool."""
+
+    method: str
+    limit: int
+    """Over all workers."""
+    share: int
+    """How many executions may run on this worker now."""
+    running: int
+    """How many run."""
+    waiting: bool = False
+    """It asks other workers for a part of theirs."""
+    by_worker: dict[str, int] = Field(default_factory=dict)
+    """All shares, as this worker last read them."""
 
 
 class StatsReply(Reply):
@@ -191,8 +256,24 @@ class StatsReply(Reply):
     tasks: dict[str, int]
     """Counts since start: started, succeeded, failed, cancelled, crashed, rejected."""
     gangs: tuple[GangShare, ...] = ()
+    limits: tuple[LimitShare, ...] = ()
+    """Of the tasks that declare `max_running`."""
     ledger: dict[str, int]
     """Ledger writer: pending (not yet written), written, deleted, retried."""
+
+
+class SchemasRequest(Request):
+    """`<ns>.worker.<pool>.<worker>.schemas`. `{}` asks for all."""
+
+    hashes: tuple[str, ...] = Field(default=(), max_length=1024)
+    """Only these; see MethodInfo.schema_hash."""
+
+
+class SchemasReply(Reply):
+    """JSON Schemas of tasks. If they are too many for one answer, the rest is asked for by its hashes."""
+
+    schemas: dict[str, dict[str, Any]]
+    """By hash: the first 32 hexadecimal digits of the SHA-256 of the schema as JSON with sorted keys and no blanks."""
 
 
 class RouterQueues(BaseModel):

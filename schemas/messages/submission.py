@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 from ..errors.base import GanglineError, InvalidRequest
 from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S
 from ..names import Names, check_job, check_name, is_job_of
-from ..schedules import check_schedule
+from ..records.workers import MAX_PRIORITY
+from ..schedules import check_schedule, check_time_zone
 from ..text import parse_duration, parse_yes_no, plain
 from ..wire import headers
 from ..wire.codec import CONTENT_TYPE, Format
 
 MAX_COUNTED: Final = 1_000_000_000
-MAX_PRIORITY: Final = 1_000_000
 MAX_KEY_CHARS: Final = 1024
 _COMMON: Final = frozenset(
     (
@@ -37,6 +37,8 @@ _COMMON: Final = frozenset(
     )
 )
 """Headers whose meaning depends on nothing else. Most tasks of one producer share them."""
+_UNREAD: Final = (headers.MESSAGE_ID, headers.FIRST)
+"""Headers that say nothing about the task itself."""
 _MOST_SHAPES: Final = 1024
 _SHAPE_CHARS: Final = 1024
 """Longer headers are not cached."""
@@ -47,8 +49,8 @@ LAST_MOMENT: Final = datetime(2262, 1, 1, tzinfo=UTC).timestamp()
 
 
 class Submission(NamedTuple):
-    """The fields of a submission. None: as the endpoint's route says, or the default. A tuple, since there are many
-    of them."""
+    """The fields of a submission. None: as the endpoint's route or the task says, or the default. A tuple, since there
+    are many of them."""
 
     endpoint: str
     method: str
@@ -60,7 +62,7 @@ class Submission(NamedTuple):
     key: str | None = None
     model: str | None = None
     pool: str | None = None
-    priority: int = 0
+    priority: int | None = None
     ordered: bool = False
     deadline_at: float | None = None
     """Unix time of its deadline."""
@@ -68,6 +70,10 @@ class Submission(NamedTuple):
     """Unix time of its earliest start; only for the dispatcher, which hands it back to the server until then."""
     cron: str | None = None
     """It is a schedule, to be passed to the server."""
+    time_zone: str = ""
+    """Time zone of `cron`; empty: UTC."""
+    schedule: str | None = None
+    """The id of the schedule that it is a run of."""
     timeout_s: float | None = None
     """Time limit of one attempt."""
     max_attempts: int | None = None
@@ -111,7 +117,7 @@ class Submission(NamedTuple):
                 job = text.strip()
             elif name in _COMMON:
                 shape += name, text
-            elif name != headers.MESSAGE_ID:
+            elif name not in _UNREAD:
                 return cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
         known = _shapes.get(key := tuple(shape))
         if known is None or (job is not None and not is_job_of(job, known[0])):
@@ -138,6 +144,14 @@ class Submission(NamedTuple):
                     raise InvalidRequest(f"{right}: {error}") from None
                 except GanglineError as error:
                     raise type(error)(f"{right}: {error.message}") from None
+        if fields.get("time_zone"):
+            if fields.get("cron") is None:
+                raise InvalidRequest(f"{headers.TIME_ZONE} needs a {headers.CRON}: it is the time zone of that")
+            check_schedule(fields["cron"], fields["time_zone"])
+        # A delayed task was published by a schedule with its own id; a cron of an older version does not name itself.
+        schedule = fields.get("schedule") or names.parse_schedule(fields.get("scheduler", ""))
+        fields["schedule"] = schedule if schedule != fields["job"] and is_job_of(schedule, endpoint) else None
+        fields.pop("scheduler", None)
         if not is_job_of(fields["job"], endpoint):
             raise InvalidRequest(f"{headers.JOB}: {fields['job']} is a job of another endpoint than {endpoint}")
         if fields.get("ordered") and fields.get("key") is None:
@@ -168,6 +182,10 @@ def _key(text: str, _: float) -> str:
 
 def _schedule(text: str, _: float) -> str:
     return check_schedule(text)
+
+
+def _time_zone(text: str, _: float) -> str:
+    return check_time_zone(text)
 
 
 def _flag(text: str, _: float) -> bool:
@@ -228,6 +246,9 @@ _HEADERS: Final[dict[str, tuple[str, str, Callable[[str, float], Any]]]] = {
         (headers.DEADLINE, "deadline_at", _until),
         (headers.DELAY, "not_before", _until),
         (headers.CRON, "cron", _schedule),
+        (headers.TIME_ZONE, "time_zone", _time_zone),
+        (headers.SCHEDULE_JOB, "schedule", _text),
+        (headers.SCHEDULER, "scheduler", _text),
         (headers.TIMEOUT, "timeout_s", _length(0.001, MAX_DEADLINE_S)),
         (headers.MAX_ATTEMPTS, "max_attempts", _whole(1, MAX_ATTEMPTS)),
         (headers.ATTEMPTS, "attempts", _whole(0, MAX_COUNTED)),

@@ -4,7 +4,9 @@ Permissions stand in the account's JWT, which the server has: each user has a si
 template of what the user may do. So a user whose permissions change keeps its credentials, and one who is left out is
 refused as soon as the servers have the new configuration, whatever credentials it still has.
 
-An account exports only to those who show an activation token, and each token is for one account and one subject.
+An account exports only to those who show an activation token, and each token is for one account and one subject. What
+Gangline's account exports does not depend on its tenants: a server that gets a changed account drops all answers that
+are on their way through its exports.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from ..errors.base import InvalidRequest
 from ..names import Names
-from .nats_config import ACCOUNT, ANSWERS_WITHIN_S, Import, imports_of, limits_of, tenants_of, with_workers
-from .roles import User
+from .nats_config import ACCOUNT, ANSWERS_WITHIN_S, Import, imports_of, limits_of, tenants_of
+from .roles import ANY_INBOX, Role, User, covers
 
 SYSTEM: Final = "SYS"
 _UNLIMITED: Final = -1
+_ANYBODY: Final = "anybody"
 _STORAGE: Final = {"memory": "mem_storage", "store": "disk_storage", "streams": "streams", "consumers": "consumer"}
 _WRITTEN: Final = {"connections": "conn", "subscriptions": "subs", "payload": "payload", **_STORAGE}
 """Limits -> their names in JWTs."""
@@ -75,33 +79,87 @@ def accounts_of(users: Sequence[User], account: str = ACCOUNT) -> tuple[str, ...
     """Names of the accounts that need keys.
 
     Raises:
-        InvalidRequest: as `resolver_configuration`.
+        InvalidRequest: as `account_jwts`.
     """
     return (account, SYSTEM, *tenants_of(users, account))
 
 
-def resolver_configuration(
+def account_jwts(
     names: Names,
     users: Sequence[User],
     keys: JwtKeys,
     *,
     issued_at: int,
-    command: str = "",
     account: str = ACCOUNT,
     limits: Iterable[tuple[str, str, int]] = (),
-) -> str:
-    """A file to include in a nats-server's configuration: the operator, and all accounts in a memory resolver.
+    earlier: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
+    """The JWT of each account, by its name.
 
     Args:
         issued_at: Unix time.
-        command, account, limits: as `configuration` in nats_config.
+        account, limits: as `configuration` in nats_config.
+        earlier: the JWTs that accounts had before, by public key. An account that has not changed keeps its own.
 
     Raises:
         InvalidRequest: as `configuration` in nats_config.
     """
+
+    def issued(name: str, found: _Account, at: int) -> str:
+        claims = _claims(name, found, names, keys, at)
+        return encode_jwt(keys.accounts[name].public, name, keys.operator, claims, issued_at=at)
+
+    tokens = dict[str, str]()
+    for name, found in _accounts(names, users, keys, account, limits).items():
+        was, at = earlier.get(keys.accounts[name].public), issued_at
+        if was is not None:
+            before = int(claims_in(was).get("iat", 0))
+            if issued(name, found, before) == was:  # signatures are deterministic
+                tokens[name] = was
+                continue
+            # Later than that one and than `without_services` of this one: servers compare these times.
+            at = max(issued_at, before + 2)
+        tokens[name] = issued(name, found, at)
+    return tokens
+
+
+def without_services(token: str, operator: Signer) -> str:
+    """The JWT of an account without its imports of services, issued before the given one.
+
+    A server that gets a changed account adds the new imports before it removes the old ones, and meanwhile delivers
+    each request twice. If it first gets this JWT, requests find no responders meanwhile.
+    """
+    claims = claims_in(token)
+    nats = dict(claims["nats"])
+    nats["imports"] = [each for each in nats["imports"] if each["type"] != "service"]
+    return encode_jwt(claims["sub"], claims["name"], operator, nats, issued_at=claims["iat"] - 1)
+
+
+def services_of(token: str) -> set[str]:
+    """The subjects of services that an account imports."""
+    return {each["subject"] for each in claims_in(token)["nats"]["imports"] if each["type"] == "service"}
+
+
+def tokens_in(configuration: str) -> dict[str, str]:
+    """The JWTs of accounts in the text of `resolver_configuration`, by public key."""
+    return dict(re.findall(r"^  (A[A-Z2-7]{55}): (\S+)$", configuration, re.MULTILINE))
+
+
+def resolver_configuration(
+    keys: JwtKeys, accounts: Mapping[str, str], *, command: str = "", directory: str = ""
+) -> str:
+    """A file to include in a nats-server's configuration: the operator, and all accounts.
+
+    Args:
+        accounts: see `account_jwts`.
+        command: the command that generates the file, shown at its top.
+        directory: where the servers keep the accounts, so that they can be changed while the servers run. Empty: they
+            have those of this file only.
+    """
     about = {"type": "operator", "version": 2, "system_account": keys.accounts[SYSTEM].public}
     # Always the same: the server does not reload a configuration with another operator.
     operator = encode_jwt(keys.operator.public, "gangline", keys.operator, about, issued_at=None)
+    kept = f'{{ type: full, dir: "{directory}", allow_delete: true, interval: "2m" }}' if directory else "MEMORY"
     lines = [
         "# The operator and the accounts of a nats-server, by the roles of their users in Gangline. Generated by:",
         f"#   {command or 'gangline roles --jwt FOLDER'}",
@@ -109,14 +167,45 @@ def resolver_configuration(
         "# Add it to the server's configuration with `include`. It has no secrets.",
         f"operator: {operator}",
         f"system_account: {keys.accounts[SYSTEM].public}",
-        "resolver: MEMORY",
+        f"resolver: {kept}",
         "resolver_preload: {",
     ]
-    for name, found in _accounts(names, users, keys, account, limits).items():
-        claims = _claims(name, found, names, keys, issued_at)
-        token = encode_jwt(keys.accounts[name].public, name, keys.operator, claims, issued_at=issued_at)
+    for name, token in accounts.items():
         lines += [f"  # {name}", f"  {keys.accounts[name].public}: {token}"]
     return "\n".join([*lines, "}", ""])
+
+
+CLAIMS_UPDATE: Final = "$SYS.REQ.CLAIMS.UPDATE"
+CLAIMS_LIST: Final = "$SYS.REQ.CLAIMS.LIST"
+CLAIMS_DELETE: Final = "$SYS.REQ.CLAIMS.DELETE"
+
+
+def claims_lookup(account: str) -> str:
+    """Subject that asks for the JWT of an account, given by its public key."""
+    return f"$SYS.REQ.ACCOUNT.{account}.CLAIMS.LOOKUP"
+
+
+def updater_credentials(system: Signer, own: SeededKey, *, issued_at: int) -> str:
+    """The text of a `.creds` file of the user who changes the accounts of running servers, and may do nothing else.
+
+    Args:
+        system: key of the account SYS.
+        own: the user's own key.
+    """
+    about = {
+        "type": "user",
+        "version": 2,
+        **dict.fromkeys(("subs", "data", "payload"), _UNLIMITED),
+        "pub": {"allow": [CLAIMS_UPDATE, CLAIMS_LIST, CLAIMS_DELETE, claims_lookup("*")]},
+        "sub": {"allow": [ANY_INBOX]},
+    }
+    return creds_file(encode_jwt(own.public, "gangline-roles", system, about, issued_at=issued_at), own.seed)
+
+
+def deletion_jwt(operator: Signer, accounts: Sequence[str], *, issued_at: int) -> str:
+    """What has a server forget these accounts, given by their public keys."""
+    about = {"type": "generic", "version": 2, "accounts": list(accounts)}
+    return encode_jwt(operator.public, "gangline", operator, about, issued_at=issued_at)
 
 
 def credentials(
@@ -187,21 +276,32 @@ def _accounts(
 ) -> dict[str, _Account]:
     tenants = tenants_of(users, account)
     limited = limits_of(tenants, account, limits)
-    # The server knows accounts by their public keys.
-    watched = (account, *with_workers(tenants))
-    broken = [("stream", f"$SYS.ACCOUNT.{keys.accounts[each].public}.DISCONNECT") for each in watched]
-    own = _Account(users=[user for user in users if not user.tenant], limits=limited[account], jetstream=True)
-    own.imports += [(SYSTEM, Import(kind, subject, subject)) for kind, subject in broken]
-    found = {account: own, SYSTEM: _Account(exports=broken)}
-    exported: dict[tuple[str, str], None] = {}
+    broken = "$SYS.ACCOUNT.*.DISCONNECT"
+    own = _Account(
+        users=[user for user in users if not user.tenant],
+        limits=limited[account],
+        jetstream=True,
+        exports=_exports(names, users),
+        imports=[(SYSTEM, Import("stream", broken, broken))],
+    )
+    found = {account: own, SYSTEM: _Account(exports=[("stream", broken)])}
     for tenant, its in tenants.items():
         imported = {(each.kind, each.subject): each for each in imports_of(its, names, users)}
-        exported |= dict.fromkeys(imported)
         found[tenant] = _Account(
             users=its, limits=limited[tenant], imports=[(account, imported[each]) for each in _widest(imported)]
         )
-    own.exports += _widest(exported)
     return found
+
+
+def _exports(names: Names, users: Sequence[User]) -> list[tuple[str, str]]:
+    """Kind and subject of all that a tenant may import, whatever its users and its name."""
+    anybody = User(name=_ANYBODY, roles=(Role.PRODUCER, Role.OWNER, Role.WORKER), tenant=_ANYBODY)
+    of_one = f".@{_ANYBODY}"
+    found = [
+        (each.kind, f"{each.subject.removesuffix(of_one)}.*" if each.subject.endswith(of_one) else each.subject)
+        for each in imports_of([anybody], names, users)
+    ]
+    return _widest(dict.fromkeys(found))
 
 
 def _widest(shared: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -210,20 +310,8 @@ def _widest(shared: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [
         (kind, subject)
         for kind, subject in every
-        if not any(kind == other and subject != wider and _includes(wider, subject) for other, wider in every)
+        if not any(kind == other and subject != wider and covers(wider, subject) for other, wider in every)
     ]
-
-
-def _includes(wider: str, subject: str) -> bool:
-    """Whether each subject that matches one pattern matches the wider one, too."""
-    tokens, wanted = subject.split("."), wider.split(".")
-    if wanted[-1] == ">":
-        if len(tokens) < len(wanted):
-            return False
-        tokens, wanted = tokens[: len(wanted) - 1], wanted[:-1]
-    return len(tokens) == len(wanted) and all(
-        mine in ("*", token) and token != ">" for mine, token in zip(wanted, tokens, strict=True)
-    )
 
 
 def _claims(name: str, account: _Account, names: Names, keys: JwtKeys, issued_at: int) -> dict[str, Any]:

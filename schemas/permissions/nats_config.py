@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ..errors.base import InvalidRequest
 from ..names import Names
-from .roles import ANY_INBOX, INBOXES, Permissions, Role, User
+from .roles import ANY_INBOX, INBOXES, USER_INFO, Permissions, Role, User
 
 ACCOUNT: Final = "GANGLINE"
 DEFAULT_USERS: Final = (
@@ -235,7 +235,7 @@ def imports_of(users: Sequence[User], names: Names, others: Iterable[User]) -> l
         allowed = user.permissions(names)
         for subject in allowed.publish:
             for each in inboxes if subject == ANY_INBOX else (subject,):
-                if each != names.gang_talks:
+                if each not in (names.gang_talks, USER_INFO):
                     found[Import("service", names.of_tenant(each, user.tenant), each)] = None
         for subject in allowed.subscribe:
             if not subject.startswith(f"{INBOXES}.") and subject != names.gang_talks:

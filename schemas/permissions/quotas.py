@@ -48,7 +48,7 @@ class Quota:
     weight: float = 1.0
     """Slots for tenants that wait for the same ones, relative to others. 0.001 to 1000."""
     guaranteed: int = 0
-    """Slots in gangs that are its own. Others may use them as long as it does not ask for them. At least 0."""
+    """Slots in gangs that it can always get back. Others may use them until it asks for them. At least 0."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -71,6 +71,11 @@ class Quotas:
     def of(self, tenant: str) -> Quota | None:
         """None: Gangline's own account, which has none."""
         return self.named.get(tenant, self.others) if tenant else None
+
+    def weight_of(self, tenant: str) -> float:
+        """What the tenant gets relative to others; 1 for Gangline's own account."""
+        quota = self.of(tenant)
+        return 1.0 if quota is None else quota.weight
 
     def tenant_of(self, account: str) -> str:
         """The tenant whose requests come from that account."""

@@ -14,24 +14,27 @@ The patterns match subjects and keys that schemas.names builds; `nats_config` wr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from ..errors.base import InvalidRequest
-from ..names import PRIVATE, GangOperation, Names, Operation, QueueOperation, check_name
+from ..names import PRIVATE, DispatcherOperation, GangOperation, Names, Operation, QueueOperation, check_name
 
 INBOXES: Final = "_INBOX"
 """First token of all inboxes."""
 ANY_INBOX: Final = f"{INBOXES}.>"
+USER_INFO: Final = "$SYS.REQ.USER.INFO"
+"""The server tells each user who it is, without an import."""
 _ANSWERS_S: Final = 60
 """Time limit for a dispatcher's answer, in seconds; cancelling waits until a task has stopped, and a request for
 results for MAX_RESULT_WAIT_S at most."""
 _ANSWERS: Final = (ANY_INBOX, "_R_.>")
 """Inboxes, and the reply subjects that the server creates for requests from other accounts."""
 _FRAMES: Final = (Operation.FRAMES,)
-_LEASING: Final = (Operation.RESERVE, Operation.DISPATCH, Operation.RENEW, Operation.RELEASE)
+_LEASING: Final = (Operation.RESERVE, Operation.DISPATCH, Operation.RENEW, Operation.RELEASE, Operation.SCHEMAS)
 """Operations that other languages use; they have no frames."""
 _GANG: Final = (
     Operation.HOLD,
@@ -59,6 +62,9 @@ class Role(StrEnum):
     DISPATCHER = "dispatcher"
     COORDINATOR = "coordinator"
     """With or without shards."""
+    OBSERVER = "observer"
+    """Reads everything, arguments and results included, and changes nothing: for consoles, dashboards and people who
+    watch."""
     OPERATOR = "operator"
     """May do everything in its namespace, except read other users' inboxes."""
 
@@ -150,8 +156,49 @@ def permissions(role: Role, names: Names, *, user: str = "*", pool: str = "*", w
             return _dispatcher(names)
         case Role.COORDINATOR:
             return _coordinator(names)
+        case Role.OBSERVER:
+            return _observer(names)
         case Role.OPERATOR:
             return _operator(names, user)
+
+
+@functools.lru_cache(maxsize=256)
+def roles_that_may(*subjects: str, publish: bool) -> tuple[Role, ...]:
+    """The roles that may publish to all these subjects, or else subscribe to them, in whatever pool.
+
+    Returns:
+        Empty: no role may, or they are no subjects of Gangline.
+    """
+    found = [role for namespace in _namespaces(subjects) for role in Role if _may(role, namespace, subjects, publish)]
+    return tuple(dict.fromkeys(found))
+
+
+def _namespaces(subjects: Iterable[str]) -> Iterable[str]:
+    """What may be the namespace of one of them: its first token, or the beginning of a stream's name."""
+    found = dict[str, None]()
+    for token in (token for subject in subjects for token in subject.split(".")):
+        stream = token.removeprefix("KV_").removeprefix("OBJ_").rpartition("_")[0].lower()
+        for name in (token, token.rpartition("-")[0], stream):
+            if name.isascii() and name.islower() and name.replace("_", "").replace("-", "").isalnum():
+                found[name] = None
+    return found
+
+
+def _may(role: Role, namespace: str, subjects: Iterable[str], publish: bool) -> bool:
+    found = permissions(role, Names(namespace))
+    allowed = [pattern.partition(" ")[0] for pattern in (found.publish if publish else found.subscribe)]
+    return all(any(covers(pattern, subject) for pattern in allowed) for subject in subjects)
+
+
+def covers(wider: str, subject: str) -> bool:
+    """Whether a pattern matches a subject, or all that another pattern matches."""
+    tokens, wanted = subject.split("."), wider.split(".")
+    for place, token in enumerate(wanted):
+        if token == ">":
+            return len(tokens) > place
+        if place >= len(tokens) or tokens[place] == ">" or token not in ("*", tokens[place]):
+            return False
+    return len(tokens) == len(wanted)
 
 
 # -- roles --------------------------------------------------------------------------------------------------------
@@ -165,9 +212,13 @@ def _producer(names: Names, endpoint: str) -> Permissions:
     return Permissions(
         publish=(
             *names.both(f"{ns}.call.{endpoint}.*"),
+            # Items of streamed calls, by a name that only the caller has learnt.
+            *names.both(names.stream("*", "*")),
             f"{ns}.task.{endpoint}.*",
             *_both(names, *(f"{ns}.queue.{endpoint}.{operation}" for operation in QueueOperation)),
             *_api("INFO"),
+            # Its own account, to tell its tasks from those of others.
+            USER_INFO,
             # Results and the states of jobs. No purging, no deleting, no consumers of tasks.
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.LIST"),
             *_stream_api(names.schedules_stream, *_READ),
@@ -230,7 +281,10 @@ def _gateway(names: Names) -> Permissions:
                 *_ANSWERS,
                 *_api(*(f"STREAM.CREATE.KV_{bucket}" for bucket in (names.ledger_bucket, names.routes_bucket))),
             ),
-            subscribe=tuple(f"{subject} {names.gateway_queue}" for subject in names.both(names.calls)),
+            subscribe=(
+                *(f"{subject} {names.gateway_queue}" for subject in names.both(names.calls)),
+                *names.both(names.stream("*", "*")),
+            ),
         )
     )
 
@@ -247,6 +301,9 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
             names.gang_talks,
             *(f"$KV.{ledger}.{kind}.{pool}.{worker}" for kind in ("reg", "alive")),
             f"$KV.{ledger}.lease.{pool}.{worker}.*",
+            # All workers of a pool divide the limits of its tasks.
+            f"$KV.{ledger}.limit.{pool}.*",
+            names.history(f"worker.{pool}.{worker}"),
             *_api("INFO"),
             # No consumers: their creator chooses where the server delivers. And no creating: the ledger's creator
             # decides what it stores and where copies go.
@@ -255,6 +312,7 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
         subscribe=(
             f"{ns}.worker.{pool}.{worker}.*",
             f"{PRIVATE}.{ns}.worker.{pool}.{worker}.*.*",
+            f"$KV.{ledger}.limit.{pool}.*",
             names.gang_talks,
         ),
     )
@@ -277,7 +335,9 @@ def _dispatcher(names: Names) -> Permissions:
             *(f"{ns}.event.{kind}.*" for kind in ("dispatcher", "task", "route", "router")),
             *(f"$KV.{results}.{key}" for key in ("result.*", "result.*.*", "try.*.*", "try.*.*.*", "turn.*")),
             f"$O.{names.objects_store}.>",
+            names.history("dispatcher.*"),
             *_api("INFO"),
+            *_stream_api(names.history_stream, "STREAM.INFO"),
             *(subject for bucket in buckets for subject in _bucket_reading(bucket)),
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "CONSUMER.LIST"),
             *(f"$JS.API.CONSUMER.{operation}.{tasks}.*" for operation in queues),
@@ -305,6 +365,7 @@ def _dispatcher(names: Names) -> Permissions:
         names.schedules_stream,
         names.jobs_stream,
         names.dead_stream,
+        names.history_stream,
         objects,
         *(f"KV_{bucket}" for bucket in buckets),
     )
@@ -330,7 +391,9 @@ def _coordinator(names: Names) -> Permissions:
             *names.both(f"{ns}.gang-shard.*.*"),
             names.gang_events,
             *(f"$KV.{ledger}.{key}" for key in keys),
+            names.history("coordinator.*"),
             *_api("INFO"),
+            *_stream_api(names.history_stream, "STREAM.INFO"),
             *_bucket_reading(ledger),
         ),
         subscribe=(
@@ -340,7 +403,38 @@ def _coordinator(names: Names) -> Permissions:
             "$SYS.ACCOUNT.*.DISCONNECT",
         ),
     )
-    return leading | _service("gangline-coordinator") | _making(f"KV_{ledger}")
+    return leading | _service("gangline-coordinator") | _making(f"KV_{ledger}", names.history_stream)
+
+
+def _observer(names: Names) -> Permissions:
+    ns = names.namespace
+    gangs = (GangOperation.GET, GangOperation.LIST, GangOperation.WHY)
+    queues = (QueueOperation.GET, QueueOperation.STATS, QueueOperation.WHY, QueueOperation.WAIT)
+    buckets = (names.ledger_bucket, names.results_bucket, names.routes_bucket)
+    streams = (*_streams(names), names.audit_stream, names.history_stream)
+    discovery = ("$SRV.PING", "$SRV.INFO", "$SRV.STATS")
+    return Permissions(
+        publish=(
+            *_workers(names, (Operation.STATS,), "*"),
+            *_both(names, *(names.gang(operation) for operation in gangs)),
+            *_both(names, *(f"{ns}.queue.*.{operation}" for operation in queues)),
+            *_both(names, *(f"{ns}.dispatcher.*.{operation}" for operation in DispatcherOperation)),
+            *_api("INFO"),
+            # No consumers: their creator chooses where the server delivers.
+            *(subject for stream in streams for subject in _stream_api(stream, *_READ, "CONSUMER.LIST")),
+            *_api(*(f"CONSUMER.INFO.{stream}.*" for stream in streams)),
+            *(subject for verb in discovery for subject in (verb, f"{verb}.>")),
+        ),
+        # Not what workers and coordinators are asked: requests have the tokens of leases.
+        subscribe=(
+            f"{ns}.event.>",
+            names.jobs,
+            names.all_dead,
+            *(f"$KV.{bucket}.>" for bucket in buckets),
+            names.audit("*"),
+            names.history(">"),
+        ),
+    )
 
 
 def _operator(names: Names, user: str) -> Permissions:
@@ -361,8 +455,11 @@ def _operator(names: Names, user: str) -> Permissions:
             names.audit(user),
             *_stream_api(names.audit_stream, *_READ, "STREAM.CREATE"),
             *_reader_api(names.audit_stream),
+            # The history is written by those who decide.
+            *_stream_api(names.history_stream, *_READ, "STREAM.CREATE"),
+            *_reader_api(names.history_stream),
         ),
-        subscribe=(f"{ns}.>", names.audit("*"), *stored, "$JS.EVENT.>", "$SRV.>"),
+        subscribe=(f"{ns}.>", names.audit("*"), names.history(">"), *stored, "$JS.EVENT.>", "$SRV.>"),
     )
 
 

@@ -505,6 +505,8 @@ class GangSetStatus(Record):
     """Number of gangs that callers may be sent to and that have another spec or are on draining workers."""
     failures: int = 0
     """Failures of gangs with the declared spec since it was declared, or since one was ready for `min_ready_s`."""
+    repairing: int = 0
+    """How many of these failures are being repaired: a new leader finds them and counts them again."""
     last_failure: str = ""
     """Reason of the last failure."""
     stopped: bool = False

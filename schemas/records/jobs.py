@@ -113,6 +113,9 @@ class ResultRecord(Record):
     trace: str | None = None
     tries: tuple[FailedTry, ...] = ()
     """The last ten failed attempts, oldest first."""
+    key: str | None = None
+    schedule: str | None = None
+    """The schedule that it is a run of."""
 
 
 class TryRecord(Record):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from ..limits import MAX_RECORD_ITEMS, WIRE_VERSION
+from ..limits import (
+    MAX_ATTEMPTS,
+    MAX_BACKOFF_S,
+    MAX_DEADLINE_S,
+    MAX_RECORD_ITEMS,
+    MAX_RESULT_TTL_S,
+    MAX_SLOTS,
+    WIRE_VERSION,
+)
 from ..names import is_name
 
 
@@ -42,6 +50,46 @@ def _place(parts: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in parts)[:200]
 
 
+MAX_PRIORITY: Final = 1_000_000
+"""The highest priority of a task; the lowest is as far below 0."""
+
+
+class TaskPolicy(BaseModel):
+    """What the author of a task declared about its executions. None: not declared."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    timeout_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
+    """Maximum duration of an execution, in seconds."""
+    max_attempts: int | None = Field(default=None, ge=1, le=MAX_ATTEMPTS)
+    """Maximum number of attempts of a submitted task, whether or not it is idempotent."""
+    backoff_s: float | None = Field(default=None, ge=0, le=MAX_BACKOFF_S)
+    """Wait before the second attempt, in seconds; doubles with each further one."""
+    retry_on: tuple[str, ...] | None = None
+    """Names of exception classes: after all others there is no further attempt. The worker judges that."""
+    no_retry_on: tuple[str, ...] = ()
+    """Names of exception classes after which there is no further attempt. The worker judges that."""
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """Priority of submitted tasks."""
+    result_ttl_s: float | None = Field(default=None, ge=0, le=MAX_RESULT_TTL_S)
+    """How long results of submitted tasks are kept, in seconds; 0: they are not kept."""
+    max_running: int | None = Field(default=None, ge=1, le=MAX_SLOTS)
+    """Maximum number of executions at once, over all workers of the pool."""
+    per_key: int | None = Field(default=None, ge=1, le=MAX_SLOTS)
+    """Maximum number of executions of one key at once."""
+    rate_per_s: float | None = Field(default=None, gt=0, le=1_000_000)
+    """Maximum number of starts per second."""
+    cron: str | None = None
+    """Schedule on which it is submitted, without arguments."""
+    time_zone: str | None = None
+    """Time zone of `cron`. None: UTC."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether it limits how many executions there are, or how fast they start."""
+        return self.max_running is not None or self.per_key is not None or self.rate_per_s is not None
+
+
 class MethodInfo(BaseModel):
     """What a router needs to know about a task."""
 
@@ -54,6 +102,11 @@ class MethodInfo(BaseModel):
     streams: bool = False
     """Whether it yields items."""
     description: str = ""
+    schema_hash: str = ""
+    """Names the JSON Schema of its parameters and result by content; the worker's operation `schemas` has it. Empty:
+    the worker has none, as one of an earlier version or in another language."""
+    policy: TaskPolicy | None = None
+    """None: nothing is declared."""
 
 
 class Registration(Record):
@@ -70,6 +123,9 @@ class Registration(Record):
     state: Literal["serving", "draining"] = "serving"
     drain_grace_s: float | None = None
     """While it drains: seconds from the beginning of the drain until it exits, whatever is still running."""
+    drain_by: float | None = None
+    """While it drains: Unix time of its clock at which it exits at the latest. None: not known, as from workers of
+    earlier versions."""
     slots: int
     methods: dict[str, MethodInfo] = Field(default_factory=dict)
     models: tuple[str, ...] = ()
@@ -109,6 +165,11 @@ class Heartbeat(Record):
     models: tuple[str, ...] = ()
 
 
+LEASE_SLACK_S: Final = 2.0
+"""How much later than its record says a lease may end, if nobody renews it any more: a renewal rewrites the record only
+when the key would expire before the lease."""
+
+
 class LeaseRecord(Record):
     """`lease.<pool>.<worker>.<id>`: one lease. The key has its public id without the first character."""
 
@@ -125,4 +186,34 @@ class LeaseRecord(Record):
     granted_at: float
     """Unix time of the worker's clock, shown to people; the worker's monotonic clock decides expiry."""
     expires_at: float
-    """Likewise; changes with every renewal."""
+    """Likewise. A renewal that moves the end by less than LEASE_SLACK_S may not change it."""
+
+
+class HeldShare(BaseModel):
+    """A worker's units of a limit."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    instance: str
+    """Of its registration: units of an earlier process with this name do not count for a later one."""
+    units: int = Field(default=0, ge=0, le=MAX_SLOTS)
+    """It runs at most so many executions at once, apart from those that ran before it gave units up."""
+
+
+class LimitRecord(Record):
+    """`limit.<pool>.<method>`: how the workers of a pool divide the `max_running` of a task. Any of them changes it by
+    compare-and-set; see worker.slots.share_core."""
+
+    incarnation: str
+    """Random; new if the record was lost and written again."""
+    limit: int = Field(ge=1, le=MAX_SLOTS)
+    """As declared by the worker that started last."""
+    declared_at: float = 0.0
+    """Unix time of that worker's start."""
+    settled: bool = True
+    """False: the ledger was lost, and workers may still be about to write what runs there. Nobody takes free units for
+    some seconds."""
+    shares: dict[str, HeldShare] = Field(default_factory=dict)
+    """By worker. A share ends with its worker's heartbeat."""
+    waiting: tuple[str, ...] = ()
+    """Workers that ask for a unit, in order."""

@@ -145,6 +145,8 @@ class Reason(StrEnum):
     """The envelope is for another epoch."""
     EXPIRED = "expired"
     """The deadline had passed on arrival, or the request had been released before it arrived."""
+    LIMITED = "limited"
+    """The limits that the task declares allow no more executions on this worker now."""
     UNKNOWN_JOB = "unknown_job"
     """An ATTACH for a job that is not known here."""
 

@@ -42,6 +42,12 @@ IDEMPOTENT: Final = "Gangline-Idempotent"
 """On a call: with `true` the router may send it again when the outcome of an attempt is unknown. On a durable task:
 `true` allows retries after a failure, `false` does not. It overrides the task's declaration; `Gangline-Max-Attempts`
 overrides both."""
+ARGUMENTS: Final = "Gangline-Arguments"
+"""On a call: with `both`, the body is an array of the positional arguments and the object of keyword arguments."""
+BOTH: Final = "both"
+STREAM: Final = "Gangline-Stream"
+"""On a call: `true` or a number. The task yields items; each answer has at most that many of them (`true`: 64), and the
+subject for the next ones."""
 WORKER: Final = "Gangline-Worker"
 """On an answer: `<pool>.<worker>` that ran it."""
 
@@ -55,6 +61,10 @@ def account_of(given: Mapping[str, str] | None) -> str:
     text = None if given is None else given.get(REQUEST_INFO)
     if text is None:
         return ""
+    return _known_account_in(text) if len(text) <= limits.MAX_REQUEST_INFO_CHARS else _account_in(text)
+
+
+def _account_in(text: str) -> str:
     try:
         account = json.loads(text)["acc"]
     except (ValueError, TypeError, KeyError, RecursionError):  # written by a client of our own account
@@ -62,14 +72,23 @@ def account_of(given: Mapping[str, str] | None) -> str:
     return account[: limits.MAX_NAME_CHARS] if isinstance(account, str) else ""
 
 
+_known_account_in: Final = functools.lru_cache(maxsize=1024)(_account_in)
+
+
 MESSAGE_ID: Final = "Nats-Msg-Id"
 """On a durable task: idempotency key. Within two minutes (the stream's window), a message with the same key is
 dropped."""
 SCHEDULE: Final = "Nats-Schedule"
 """Defined by the server: `@at <RFC 3339>`, `@every 5m`, or a six-field cron expression."""
+SCHEDULE_TIME_ZONE: Final = "Nats-Schedule-Time-Zone"
+"""Time zone of a cron expression; without, UTC."""
 SCHEDULE_TARGET: Final = "Nats-Schedule-Target"
 SCHEDULE_TTL: Final = "Nats-Schedule-TTL"
 """How long the message that a schedule publishes is kept."""
+ROLLUP: Final = "Nats-Rollup"
+"""`sub`: the message replaces all others of its subject."""
+EXPECTED_SUBJECT_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
+"""Store it only if this is the sequence of the newest message of its subject; 0: if there is none."""
 SCHEDULER: Final = "Nats-Scheduler"
 """Set by the server on messages that a schedule published: the schedule's subject."""
 
@@ -78,6 +97,9 @@ SOURCE: Final = "Nats-Stream-Source"
 
 JOB: Final = "Gangline-Job"
 """On a durable task: its id. Default: its sequence in the stream, which the publish ack returns."""
+FIRST: Final = "Gangline-First"
+"""On a durable task: `true` says that no message with this job's id was sent before, so that dispatchers need not look
+for its result. A message that is sent again must not have it."""
 PRIORITY: Final = "Gangline-Priority"
 """Higher goes first; default 0."""
 ORDERED: Final = "Gangline-Ordered"
@@ -88,7 +110,15 @@ a dead letter, `expired`."""
 DELAY: Final = "Gangline-Delay"
 """Earliest start: a duration after its publication, or a time."""
 CRON: Final = "Gangline-Cron"
-"""Recurring: as `Nats-Schedule`, but without having to choose a subject for the schedule."""
+"""Recurring: as `Nats-Schedule`, or five fields of cron, but without having to choose a subject for the schedule."""
+TIME_ZONE: Final = "Gangline-Time-Zone"
+"""Time zone of `Gangline-Cron`, such as `Europe/Berlin`; without, UTC."""
+SCHEDULE_NAME: Final = "Gangline-Schedule-Name"
+"""On a recurring task: what people call its schedule."""
+SCHEDULE_JOB: Final = "Gangline-Schedule"
+"""On a schedule, and on each of its runs: the id of the schedule. Set by the dispatcher."""
+PAUSED: Final = "Gangline-Paused"
+"""On a schedule that an operator has paused: since when, RFC 3339. It has `Gangline-Cron`, and no `Nats-Schedule`."""
 MAX_ATTEMPTS: Final = "Gangline-Max-Attempts"
 BACKOFF: Final = "Gangline-Backoff"
 """Delay before the second attempt; doubles with each further one."""
@@ -115,3 +145,8 @@ ATTEMPTS: Final = "Gangline-Attempts"
 continue from there."""
 SUBJECT: Final = "Gangline-Subject"
 """On a dead letter: its original subject."""
+
+
+def sent_again(fields: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a message that may have been stored before."""
+    return {name: text for name, text in fields.items() if name != FIRST}

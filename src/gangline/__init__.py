@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from . import errors as errors
     from .bus.port.bus import BucketSettings as BucketSettings
     from .bus.settings.connection import ConnectionSettings as ConnectionSettings
     from .coordinator.election.election_core import ElectionSettings as ElectionSettings
     from .coordinator.service import Coordinator as Coordinator
-    from .coordinator.settings.scheduling import CoordinatorSettings as CoordinatorSettings
-    from .coordinator.settings.service import ServiceSettings as ServiceSettings
+    from .coordinator.settings.settings import CoordinatorSettings as CoordinatorSettings
+    from .coordinator.settings.settings import ServiceSettings as ServiceSettings
     from .dispatcher.client.client import Client as Client
     from .dispatcher.client.client import connect as connect
     from .dispatcher.client.hooks import CallHook as CallHook
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from .dispatcher.gateway.gateway import GatewaySettings as GatewaySettings
     from .dispatcher.jobs.dead_letters import DeadLetter as DeadLetter
     from .dispatcher.jobs.job import Job as Job
+    from .dispatcher.jobs.listing import JobPage as JobPage
     from .dispatcher.jobs.storage import TaskStorage as TaskStorage
+    from .dispatcher.jobs.stored import Schedule as Schedule
     from .dispatcher.leases.lease import Lease as Lease
     from .dispatcher.leases.selection import Selection as Selection
     from .dispatcher.routing.policy import Candidates as Candidates
@@ -44,8 +47,10 @@ if TYPE_CHECKING:
     from .dispatcher.routing.policy import Sticky as Sticky
     from .dispatcher.routing.settings import RouterSettings as RouterSettings
     from .runtime.clock import Environment as Environment
+    from .schemas.errors.base import DoNotRetry as DoNotRetry
     from .schemas.errors.base import GanglineError as GanglineError
-    from .schemas.errors.base import NonRetryable as NonRetryable
+    from .schemas.handles import handle as handle
+    from .schemas.handles import remote as remote
     from .schemas.names import Names as Names
     from .schemas.records.gangs import Bundle as Bundle
     from .schemas.records.jobs import JobState as JobState
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
     from .worker.pool.pool import Middleware as Middleware
     from .worker.pool.pool import Pool as Pool
     from .worker.pool.signature import Resource as Resource
+    from .worker.pool.signature import resource as resource
     from .worker.service import Worker as Worker
 
 # Name -> module below this package.
@@ -71,10 +77,11 @@ _PUBLIC = {
     "ClientRequest": "dispatcher.client.hooks",
     "ConnectionSettings": "bus.settings.connection",
     "Coordinator": "coordinator.service",
-    "CoordinatorSettings": "coordinator.settings.scheduling",
+    "CoordinatorSettings": "coordinator.settings.settings",
     "DeadLetter": "dispatcher.jobs.dead_letters",
     "Dispatcher": "dispatcher.durable.service",
     "DispatcherSettings": "dispatcher.durable.policies.settings",
+    "DoNotRetry": "schemas.errors.base",
     "ElectionSettings": "coordinator.election.election_core",
     "Environment": "runtime.clock",
     "Gang": "dispatcher.gangs.gang",
@@ -84,11 +91,11 @@ _PUBLIC = {
     "Gateway": "dispatcher.gateway.gateway",
     "GatewaySettings": "dispatcher.gateway.gateway",
     "Job": "dispatcher.jobs.job",
+    "JobPage": "dispatcher.jobs.listing",
     "JobState": "schemas.records.jobs",
     "Lease": "dispatcher.leases.lease",
     "Middleware": "worker.pool.pool",
     "Names": "schemas.names",
-    "NonRetryable": "schemas.errors.base",
     "Policy": "dispatcher.routing.policy",
     "PolicyBase": "dispatcher.routing.policy",
     "Pool": "worker.pool.pool",
@@ -96,8 +103,9 @@ _PUBLIC = {
     "Requirements": "dispatcher.routing.policy",
     "Resource": "worker.pool.signature",
     "RouterSettings": "dispatcher.routing.settings",
+    "Schedule": "dispatcher.jobs.stored",
     "Selection": "dispatcher.leases.selection",
-    "ServiceSettings": "coordinator.settings.service",
+    "ServiceSettings": "coordinator.settings.settings",
     "Sticky": "dispatcher.routing.policy",
     "StreamHook": "dispatcher.client.hooks",
     "SubmitHook": "dispatcher.client.hooks",
@@ -110,6 +118,9 @@ _PUBLIC = {
     "connect": "dispatcher.client.client",
     "connect_sync": "dispatcher.client.sync",
     "current_task": "worker.context.task_context",
+    "handle": "schemas.handles",
+    "remote": "schemas.handles",
+    "resource": "worker.pool.signature",
     "run_dispatcher": "dispatcher.durable.service",
 }
 
@@ -119,6 +130,7 @@ _RENAMED = {
     "Demand": "Requirements",
     "GangMember": "GangPeer",
     "Hooks": "PolicyBase",
+    "NonRetryable": "DoNotRetry",
     "ShellSettings": "ServiceSettings",
 }
 
@@ -136,6 +148,7 @@ __all__ = [
     "DeadLetter",
     "Dispatcher",
     "DispatcherSettings",
+    "DoNotRetry",
     "ElectionSettings",
     "Environment",
     "Gang",
@@ -145,11 +158,11 @@ __all__ = [
     "Gateway",
     "GatewaySettings",
     "Job",
+    "JobPage",
     "JobState",
     "Lease",
     "Middleware",
     "Names",
-    "NonRetryable",
     "Policy",
     "PolicyBase",
     "Pool",
@@ -157,6 +170,7 @@ __all__ = [
     "Requirements",
     "Resource",
     "RouterSettings",
+    "Schedule",
     "Selection",
     "ServiceSettings",
     "Sticky",
@@ -172,6 +186,9 @@ __all__ = [
     "connect_sync",
     "current_task",
     "errors",
+    "handle",
+    "remote",
+    "resource",
     "run_dispatcher",
 ]
 
@@ -179,6 +196,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module(".errors", __name__)
+    if name == "__version__":
+        return import_module("importlib.metadata").version("gangline")
     if name in _RENAMED:
         from ._renamed import renamed
 
@@ -192,4 +211,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

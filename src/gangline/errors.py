@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from ._renamed import renamed
 from .bus.port.bus import (
@@ -19,6 +19,7 @@ from .schemas.errors.base import (
     ClosedError,
     DeadlineExceeded,
     Disconnected,
+    DoNotRetry,
     Draining,
     GangEnded,
     GangFailed,
@@ -42,7 +43,7 @@ from .schemas.errors.base import (
     MalformedMessage,
     NoCoordinator,
     NoDispatcher,
-    NonRetryable,
+    NoGateway,
     NotEntitled,
     NotOwner,
     NoWorkers,
@@ -84,6 +85,7 @@ __all__ = [
     "ConsumerTaken",
     "DeadlineExceeded",
     "Disconnected",
+    "DoNotRetry",
     "Draining",
     "GangEnded",
     "GangFailed",
@@ -107,8 +109,8 @@ __all__ = [
     "MalformedMessage",
     "NoCoordinator",
     "NoDispatcher",
+    "NoGateway",
     "NoResponders",
-    "NonRetryable",
     "NoWorkers",
     "NotEntitled",
     "NotOwner",
@@ -148,7 +150,10 @@ __all__ = [
 ]
 
 
+_RENAMED: Final[dict[str, Any]] = {"NonRetryable": DoNotRetry, "Refused": PublishRefused}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Refused":
-        return renamed(__name__, name, PublishRefused)
+    if name in _RENAMED:
+        return renamed(__name__, name, _RENAMED[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

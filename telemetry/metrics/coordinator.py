@@ -5,6 +5,9 @@ metric                               attributes      meaning
 ===================================  ==============  ==============================================================
 gangline.gang.queue_length                           gangs that wait for room now
 gangline.gang.queue_oldest                           seconds that the oldest of them has waited
+gangline.gang.waiting                pool, obstacle  gangs that wait, by what they wait for
+gangline.gang.slots_wanted           pool            slots that they need, each at its smallest size
+gangline.gang.kept_slots             pool            free slots that are kept for the gang at the head of the queue
 gangline.gang.formed                                 formed gangs
 gangline.gang.commits                what            atomic batches committed: form, close, ...
 gangline.gang.commits_refused        what, outcome   batches that were refused or not answered (unknown)
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..logs import logger_for
 from .instruments import SECONDS, counter, gauge, histogram, metrics_enabled
@@ -42,6 +45,49 @@ _teardown_time = histogram(
 )
 
 _leaders: weakref.WeakSet[CoordinatorMetrics] = weakref.WeakSet()
+_Observed = Iterable[tuple[tuple[str, ...], float]]
+
+
+class Waiting(NamedTuple):
+    """Gangs that wait for slots of one pool for one reason."""
+
+    pool: str
+    obstacle: str
+    """`slots`: there are not enough free ones. `order`: a gang is ahead. `quota`: of its tenant. `backoff`: it was
+    refused, and is tried again soon. `impossible`: not even all slots would do."""
+    gangs: int
+    slots: int
+    """That they need in this pool, each at its smallest size."""
+
+
+class Queued(NamedTuple):
+    """What gangs wait for at one moment."""
+
+    waiting: tuple[Waiting, ...] = ()
+    kept: tuple[tuple[str, int], ...] = ()
+    """By pool: slots kept for the head of the queue."""
+
+
+def wanted_by_gangs() -> list[tuple[str, float]]:
+    """By pool: slots that waiting gangs need, if this process leads. Those that can never fit are left out. May be
+    called from any thread."""
+    return [
+        (waiting.pool, float(waiting.slots))
+        for metrics in list(_leaders)
+        for waiting in metrics.queued.waiting
+        if waiting.obstacle != "impossible"
+    ]
+
+
+def _queued(read: Callable[[Queued], Iterable[tuple[tuple[str, ...], float]]]) -> Callable[[], _Observed]:
+    def observed() -> _Observed:
+        found: dict[tuple[str, ...], float] = {}
+        for metrics in list(_leaders):
+            for key, number in read(metrics.queued):
+                found[metrics.namespace, *key] = found.get((metrics.namespace, *key), 0.0) + number
+        return list(found.items())
+
+    return observed
 
 
 def _levels(name: str) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
@@ -62,6 +108,30 @@ gauge("gangline.gang.queue_oldest", "s", "How long the oldest of them has waited
 gauge("gangline.gang.formed", "{gang}", "Formed gangs", _NAMESPACE, _levels("formed"))
 
 
+_PER_POOL: Final = (*_NAMESPACE, "pool")
+gauge(
+    "gangline.gang.waiting",
+    "{gang}",
+    "Gangs that wait, by what they wait for",
+    (*_PER_POOL, "obstacle"),
+    _queued(lambda queued: [((each.pool, each.obstacle), each.gangs) for each in queued.waiting]),
+)
+gauge(
+    "gangline.gang.slots_wanted",
+    "{slot}",
+    "Slots that waiting gangs need, each at its smallest size",
+    _PER_POOL,
+    _queued(lambda queued: [((each.pool,), each.slots) for each in queued.waiting]),
+)
+gauge(
+    "gangline.gang.kept_slots",
+    "{slot}",
+    "Free slots that are kept for the gang at the head of the queue",
+    _PER_POOL,
+    _queued(lambda queued: [((pool,), slots) for pool, slots in queued.kept]),
+)
+
+
 class CoordinatorMetrics:
     """The metrics of one leadership. Called only from its event loop."""
 
@@ -73,12 +143,19 @@ class CoordinatorMetrics:
         """
         self.namespace = namespace
         self.levels = levels
+        self.queued = Queued()
+        """What gangs wait for; replaced as a whole, because exporters read it from their threads."""
         self._commits = _commits.of(self)
         self._refused = _refused.of(self)
         self._restarts = _restarts.of(self)
         self._ended = _ended.of(self)
         self._terms = _terms.of(self)
         self._terms[namespace,] += 1
+        # So that the first of them is an increase.
+        for outcome in ("refused", "unknown"):
+            self._refused[namespace, "form", outcome] = 0
+        for reason in ("worker_lost", "crashed", "failed"):
+            self._restarts[namespace, reason, "restart"] = 0
         _leaders.add(self)
 
     def committed(self, what: str) -> None:

@@ -6,6 +6,7 @@ name                                 attributes               meaning
 gangline.queue.depth                 endpoint                 tasks in the stream, including running ones
 gangline.queue.running               endpoint                 tasks that run on workers
 gangline.queue.waiting               endpoint                 tasks that failed and wait for their next attempt
+gangline.queue.pending               endpoint, obstacle       tasks that do not run, by what they wait for
 gangline.queue.oldest                endpoint                 age of the oldest task that has not started, in seconds
 gangline.queue.started               endpoint, pool           attempts sent to workers
 gangline.queue.done                  endpoint                 tasks that succeeded
@@ -21,9 +22,10 @@ gangline.queue.recovery_time         endpoint                 seconds from a tak
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from ...schemas.records.jobs import DeadReason
 from .instruments import SECONDS, counter, gauge, histogram, metrics_enabled
 
 _ENDPOINT: Final = ("endpoint",)
@@ -42,6 +44,9 @@ _recovery_time = histogram(
 )
 
 
+_NONE: Final[Mapping[str, int]] = {}
+
+
 class QueueLevels(NamedTuple):
     """One queue at one moment."""
 
@@ -50,6 +55,8 @@ class QueueLevels(NamedTuple):
     running: int
     waiting: int
     oldest_s: float | None
+    pending: Mapping[str, int] = _NONE
+    """By obstacle."""
 
 
 _owners: weakref.WeakSet[DurableMetrics] = weakref.WeakSet()
@@ -61,6 +68,7 @@ class DurableMetrics:
     def __init__(self) -> None:
         self.levels: tuple[QueueLevels, ...] = ()
         """The levels of its queues; replaced as a whole, because exporters read it from their threads."""
+        self._wanted: dict[tuple[str, str], int] = {}
         self._started = _started.of(self)
         self._done = _done.of(self)
         self._cancelled = _cancelled.of(self)
@@ -74,6 +82,18 @@ class DurableMetrics:
         self._started[endpoint, pool] += 1
         if waited_s is not None and metrics_enabled():
             _wait_time.record(waited_s, (endpoint,))
+
+    def wanted(self, endpoint: str, pool: str, slots: int) -> None:
+        """The queue could use this many more slots of the pool now."""
+        if slots:
+            self._wanted[endpoint, pool] = slots
+        else:
+            self._wanted.pop((endpoint, pool), None)
+
+    def left(self, endpoint: str) -> None:
+        """The queue is no longer run here."""
+        for key in [key for key in self._wanted if key[0] == endpoint]:
+            del self._wanted[key]
 
     def done(self, endpoint: str) -> None:
         """A task succeeded."""
@@ -94,6 +114,12 @@ class DurableMetrics:
     def taken(self, endpoint: str) -> None:
         """The queue was taken over."""
         self._takeovers[endpoint,] += 1
+        # Prometheus sees no increase in a counter that begins with 1: without this, the first dead letter would alert
+        # nobody.
+        for numbers in (self._done, self._cancelled):
+            numbers[endpoint,] += 0
+        for reason in DeadReason:
+            self._dead[endpoint, reason.value] += 0
 
     def recovered(self, endpoint: str, seconds: float) -> None:
         """After a takeover, tasks start from now on."""
@@ -113,6 +139,12 @@ class DurableMetrics:
 
     def __repr__(self) -> str:
         return f"DurableMetrics({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
+
+
+def wanted_by_jobs() -> list[tuple[str, float]]:
+    """By pool: slots that this process's queues could use now, beyond those they have. May be called from any
+    thread."""
+    return [(pool, float(slots)) for metrics in list(_owners) for (_, pool), slots in list(metrics._wanted.items())]
 
 
 def _read(level: Callable[[QueueLevels], float | None]) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
@@ -135,6 +167,18 @@ gauge(
     "Tasks that wait for their next attempt",
     _ENDPOINT,
     _read(lambda levels: levels.waiting),
+)
+gauge(
+    "gangline.queue.pending",
+    "{task}",
+    "Tasks that do not run, by what they wait for",
+    ("endpoint", "obstacle"),
+    lambda: [
+        ((levels.endpoint, obstacle), float(tasks))
+        for metrics in list(_owners)
+        for levels in metrics.levels
+        for obstacle, tasks in levels.pending.items()
+    ],
 )
 gauge(
     "gangline.queue.oldest",

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
 from typing import Final
 
 from opentelemetry import metrics as _metrics
@@ -136,6 +137,37 @@ ATTEMPTS: Final = (1, 2, 3, 4, 5, 7, 10, 15, 20)
 _meter: Final = _metrics.get_meter(SCOPE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricInfo:
+    """One metric, as it is exported."""
+
+    name: str
+    kind: str
+    """`counter`, `level` (goes up and down, summed over the process), `gauge` (read at each collection) or
+    `histogram`."""
+    unit: str
+    description: str
+    attributes: tuple[str, ...]
+
+    @property
+    def prometheus(self) -> str:
+        """Its name in Prometheus, as OpenTelemetry's exporter makes it; of a histogram without `_bucket`, `_sum` and
+        `_count`."""
+        name = self.name.replace(".", "_")
+        if self.unit == "s":
+            name += "_seconds"
+        return f"{name}_total" if self.kind == "counter" else name
+
+
+REGISTERED: Final[dict[str, MetricInfo]] = {}
+"""All metrics of the modules that were imported; see telemetry.metrics.catalogue."""
+
+
+def _register(name: str, kind: str, unit: str, description: str, attributes: tuple[str, ...]) -> None:
+    assert name not in REGISTERED, name
+    REGISTERED[name] = MetricInfo(name=name, kind=kind, unit=unit, description=description, attributes=attributes)
+
+
 def observe(labels: tuple[str, ...], read: Callable[[], Iterable[tuple[tuple[str, ...], float]]]) -> _Callback:
     """A callback that turns keys and numbers into observations with those attribute names."""
 
@@ -153,6 +185,7 @@ _Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
 def counter(name: str, unit: str, description: str, labels: tuple[str, ...]) -> Counts:
     """A number that only grows, exported as a counter."""
+    _register(name, "counter", unit, description, labels)
     counts = Counts(keep=True)
     _meter.create_observable_counter(name, [observe(labels, counts.total)], unit, description)
     return counts
@@ -160,6 +193,7 @@ def counter(name: str, unit: str, description: str, labels: tuple[str, ...]) -> 
 
 def level(name: str, unit: str, description: str, labels: tuple[str, ...]) -> Counts:
     """A number that goes up and down, summed over the process's owners."""
+    _register(name, "level", unit, description, labels)
     counts = Counts(keep=False)
     _meter.create_observable_up_down_counter(name, [observe(labels, counts.total)], unit, description)
     return counts
@@ -173,6 +207,7 @@ def gauge(
     read: Callable[[], Iterable[tuple[tuple[str, ...], float]]],
 ) -> None:
     """A value that is read from its owners at each collection."""
+    _register(name, "gauge", unit, description, labels)
     _meter.create_observable_gauge(name, [observe(labels, read)], unit, description)
 
 
@@ -241,6 +276,7 @@ def histogram(
     name: str, unit: str, description: str, labels: tuple[str, ...], bounds: tuple[float, ...]
 ) -> Distribution:
     """A distribution of values; record them only while `metrics_enabled`."""
+    _register(name, "histogram", unit, description, labels)
     instrument = _meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=list(bounds))
     distribution = Distribution(instrument, labels)
     _distributions.append(distribution)

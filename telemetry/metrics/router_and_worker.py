@@ -22,6 +22,7 @@ gangline.worker.tasks.finished       pool, worker, method,    outcome: ok, or th
 gangline.worker.task_time            pool, worker, method     seconds of execution (histogram)
 gangline.worker.leases               pool, worker, event      granted, expired, released
 gangline.worker.rejections           pool, worker, reason     full, draining, stale, expired
+gangline.worker.epochs               pool, worker, reason     new epochs, which void all leases: frozen, ...
 gangline.worker.gangs                pool, worker, event      held, refused, freed, formed, torn_down, stopped,
                                                               failed, alone
 gangline.worker.gang_members         pool, worker             members of formed gangs now
@@ -168,7 +169,21 @@ class RouterMetrics:
         return f"RouterMetrics({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
 
+def waiting_calls() -> list[tuple[str, float]]:
+    """By pool: requests that wait in this process's routers. May be called from any thread."""
+    return [(pool, float(number)) for (pool,), number in _queue_size.total()]
+
+
 _workers: weakref.WeakSet[WorkerMetrics] = weakref.WeakSet()
+
+
+def busy_slots() -> list[tuple[str, float]]:
+    """By pool: slots that run or are reserved on this process's workers. May be called from any thread."""
+    busy: dict[str, float] = {}
+    for metrics in list(_workers):
+        load = metrics.load()
+        busy[metrics.pool] = busy.get(metrics.pool, 0.0) + load.running + load.reserved
+    return list(busy.items())
 
 
 def _loads(place: int) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
@@ -191,6 +206,7 @@ _started = counter("gangline.worker.tasks.started", "{task}", "Tasks started", (
 _finished = counter("gangline.worker.tasks.finished", "{task}", "Tasks ended", (*_WORKER, "method", "outcome"))
 _leases = counter("gangline.worker.leases", "{lease}", "Events of leases", (*_WORKER, "event"))
 _rejections = counter("gangline.worker.rejections", "{request}", "Rejected requests", (*_WORKER, "reason"))
+_epochs = counter("gangline.worker.epochs", "{epoch}", "New epochs, which void all leases", (*_WORKER, "reason"))
 _task_time = histogram("gangline.worker.task_time", "s", "Execution time", (*_WORKER, "method"), SECONDS)
 
 
@@ -209,6 +225,11 @@ class WorkerMetrics:
         self._finished = _finished.of(self)
         self._leases = _leases.of(self)
         self._rejections = _rejections.of(self)
+        self._epochs = _epochs.of(self)
+        # Prometheus sees no increase in a counter that begins with 1, so what may never happen begins with 0.
+        self._epochs[pool, worker, "frozen"] = 0
+        for reason in ("full", "draining", "stale", "expired"):
+            self._rejections[pool, worker, reason] = 0
         self._keys: dict[str, tuple[tuple[str, str, str], tuple[str, str, str, str]]] = {}
         """By method: the keys under which a start and a success are counted."""
         self._times: dict[str, Values] = {}
@@ -256,6 +277,10 @@ class WorkerMetrics:
     def rejected(self, reason: str) -> None:
         """A request was rejected because of `reason`; nothing was started or reserved."""
         self._rejections[self.pool, self.worker, reason] += 1
+
+    def epoch(self, reason: str) -> None:
+        """It took a new epoch while it served: `frozen`, or what else made its leases void."""
+        self._epochs[self.pool, self.worker, reason] += 1
 
     def close(self) -> None:
         """The worker has left: remove its gauges. Idempotent."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, Generic, TypeVar
@@ -20,37 +18,14 @@ from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import Bus, ConnectionEvent, Retention, Storage, Stream, StreamMessage, StreamSettings
 from gangline.bus.settings.connection import ConnectionSettings
 
+from ..support.opened import opened as opened
+from ..support.opened import pytest_pyfunc_call as pytest_pyfunc_call
 from ..waiting import PATIENCE_S
 
 T = TypeVar("T")
 
 Connect = Callable[..., Awaitable[Bus]]
 ConnectServer = Callable[..., Awaitable[NatsBus]]
-
-
-_OPENED = pytest.StashKey[AsyncExitStack]()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """Close a test's connections inside the test: what they leave behind is then the test's fault."""
-    test = pyfuncitem.obj
-    if _OPENED not in pyfuncitem.stash or not inspect.iscoroutinefunction(test):
-        return
-    stack = pyfuncitem.stash[_OPENED]
-
-    @functools.wraps(test)
-    async def closing(*args: Any, **kwargs: Any) -> None:
-        async with stack:
-            await test(*args, **kwargs)
-
-    pyfuncitem.obj = closing
-
-
-@pytest.fixture
-def opened(request: pytest.FixtureRequest) -> AsyncExitStack:
-    """What is pushed here is closed when the test's body ends."""
-    return request.node.stash.setdefault(_OPENED, AsyncExitStack())
 
 
 class Collected(Generic[T]):
@@ -144,7 +119,8 @@ def connect(request: pytest.FixtureRequest, opened: AsyncExitStack) -> Connect:
         if hub is not None:
             bus = hub.connect(name)
         else:
-            bus = await connect_jetstream(ConnectionSettings.from_url(url), name=name)
+            settings = ConnectionSettings.from_url(url, storage_timeout_s=PATIENCE_S)  # long lists on a busy machine
+            bus = await connect_jetstream(settings, name=name)
         opened.push_async_callback(bus.close)
         return bus
 

@@ -31,7 +31,7 @@ def test_a_process_that_ends_by_itself_is_no_start(tmp_path: Path) -> None:
     start = started(tmp_path, '{"action": "start.retry"}\nno storage\n', 4)
     assert start.look() and (start.seconds, start.code, start.retries) == (None, 4, 1)
     start.trouble = start.complaint()
-    assert start.trouble is not None and start.trouble.endswith("code 4, last said: no storage")
+    assert start.trouble is not None and start.trouble.endswith("code 4, last logged: no storage")
     assert "| dispatcher | 1 | 1 | 1 | 0.0 s |" in table([start])
 
 

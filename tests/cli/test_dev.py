@@ -68,6 +68,8 @@ async def test_dev_serves_calls_and_plain_requests_and_prints_lines_to_paste(com
     assert f'nats -s {dev.url} req gangline.call.words.shout \'{{"text": "text"}}\'' in dev.output
     assert "--stream words.each" in dev.output
     assert commands.run("call", "words.shout", '{"text": "a"}').stdout == "A\n"
+    assert commands.run("call", "--gateway", "words.shout", '["a"]').stdout == "A\n"
+    assert commands.run("call", "--gateway", "--stream", "words.each", '["a b"]').stdout == '"a"\n"b"\n'
     answer = await request(dev.url, "gangline", "words.count", b'{"text": "a b"}')
     assert answer.data == b"2"
 
@@ -181,7 +183,7 @@ def test_a_server_that_ends_is_started_again_and_serves_as_before(commands, dev)
 def test_a_worker_that_ends_by_itself_is_told_of_and_the_next_change_starts_another(commands, dev):
     dev.await_output(r"worker\.started")
     os.kill(commands.json("workers")[0]["pid"], signal.SIGKILL)
-    dev.await_output(r"^worker +has exited with code -9: waiting for the next file change$")
+    dev.await_output(r"^worker +was killed by SIGKILL: waiting for the next file change$")
     source = commands.folder / "words.py"
     source.write_text(source.read_text() + "\n")
     dev.await_output(r"worker\.started", times=2)
@@ -193,6 +195,13 @@ def test_dev_uses_a_server_that_is_named(commands, nats_url, namespace):
     running.await_output(r"worker\.started")
     assert "nats-server" not in running.output
     assert [row["worker"] for row in commands.json("workers")] == ["dev-1"]
+
+
+@pytest.mark.parametrize("option", [("--port", "0"), ("--data", "here")])
+def test_dev_with_a_server_that_is_named_refuses_options_of_its_own_server(commands, option):
+    refused = commands.run("dev", "words:pool", "-s", "nats://127.0.0.1:1", *option)
+    assert refused.returncode == 2
+    assert f"{option[0]} is for the server that this starts, and --server uses another one" in refused.stderr
 
 
 def test_a_gateway_does_not_start_on_a_server_without_jetstream(commands):
@@ -238,7 +247,7 @@ def test_it_grants_gangs(dev, commands):
     dev.await_output(r"coordinator\.leads")
     gang = commands.json("gang", "acquire", "words", "3", "--ttl", "30")
     assert (gang["state"], {seat["worker"] for seat in gang["seats"]}) == ("formed", {"dev-1"})
-    assert commands.run("gang", "release", gang["id"], "--owner-token", gang["owner_token"]).returncode == 0
+    assert commands.run("gang", "rm", gang["id"], "--owner-token", gang["owner_token"]).returncode == 0
 
 
 def test_it_runs_submitted_tasks(dev, commands):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+
+from .conftest import until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -49,6 +52,17 @@ def test_what_is_submitted_waits_for_a_dispatcher_and_says_so(commands):
     assert waiting.wait() == 1
 
 
+def test_queues_and_jobs_are_watched(commands):
+    queues, jobs = commands.start("queue", "ls", "--watch"), commands.start("jobs", "ls", "--watch", "--json")
+    job = commands.run("submit", "words.count", '["a b"]').stdout.strip()
+    queues.await_output(r"added    words  DEPTH 1  .*BY nobody")
+    queues.await_output(r"^'nobody': start 'gangline dispatcher'$")
+    added = json.loads(jobs.await_output(rf'^\{{"event": "added".*{job}.*\}}$'))
+    assert (added["job"]["job"], added["job"]["state"]) == (job, "queued")
+    commands.run("cancel", job)
+    jobs.await_output(rf'^\{{"event": "(gone|changed)".*{job}.*\}}$')
+
+
 def test_a_submitted_task_can_be_cancelled_once(commands):
     job = commands.run("submit", "words.count", '["a b"]').stdout.strip()
     assert commands.run("cancel", job).stdout == f"{job} is cancelled\n"
@@ -79,10 +93,38 @@ def test_a_cancellation_with_a_reason_is_recorded_and_says_how_it_went(commands)
     ]
 
 
+def test_schedules_are_listed_paused_resumed_and_removed(commands):
+    dispatcher = commands.start("dispatcher")
+    dispatcher.await_output(r"dispatcher\.started")
+    assert commands.run("schedules", "ls").stderr == "no schedules: 'gangline submit --cron' declares one\n"
+    declare = ("submit", "words.count", '["a b"]', "--idempotency-key", "nightly", "--cron")
+    id = commands.run(*declare, "0 3 * * *", "--time-zone", "Europe/Berlin").stdout.strip()
+    until(lambda: commands.json("schedules", "ls"), "the dispatcher takes the schedule")
+    shown = commands.run("schedules", "ls").stdout
+    assert "nightly" in shown and "words.count" in shown and "  0 3 * * * Europe/Berlin" in shown
+    assert re.search(r" 20\d\d-\d\d-\d\d 03:00:00\+0[12]00, in \d+ (h|min|s)\b", shown)
+    paused = commands.run("schedules", "pause", "nightly", "--reason", "quiet, please")
+    assert paused.stdout == "nightly is paused\n"
+    assert "paused" in commands.run("schedules", "ls").stdout
+    assert "quiet, please" in commands.run("audit").stdout
+    resumed = commands.run("schedules", "resume", id)
+    assert resumed.stdout.startswith("nightly is resumed: next run 20")
+    [show] = [commands.run("schedules", "show", id[:-8]).stdout]
+    assert show.count("then ") == 2 and '["a b"]' in show
+    code, text = line(commands.run("result", id))
+    assert (code, "is a schedule" in text) == (2, True)
+    assert commands.run("schedules", "rm", "nightly").stdout == "nightly is removed\n"
+    assert line(commands.run("schedules", "rm", "nightly"))[0] == 1
+
+
 def test_schedules_are_shown_and_cancelled(commands):
     later = commands.run("submit", "words.count", '["a"]', "--delay", "1h", "--key", "k").stdout.strip()
     shown = commands.run("status", later).stdout
-    assert "state      scheduled" in shown and "its time has not come" in shown and ", in 59 min" in shown
+    assert (
+        "state      scheduled" in shown
+        and "its time has not come" in shown
+        and re.search(r", in (1 h|59 min \d+ s)$", shown, re.M)
+    )
     assert "until" in commands.run("why", later).stdout
     nightly = commands.json("submit", "words.count", '["a"]', "--cron", "0 0 3 * * *")
     assert nightly["repeats"]
@@ -97,11 +139,13 @@ def test_schedules_are_shown_and_cancelled(commands):
     [
         (("submit", "words"), 2, "is not ENDPOINT.METHOD"),
         (("submit", "words.count", "{"), 2, "the arguments are not JSON"),
-        (("submit", "words.count", "--cron", "nonsense"), 2, "six fields, seconds first"),
+        (("submit", "words.count", "--cron", "nonsense"), 2, "a schedule has five fields of cron"),
         (("submit", "words.count", "--delay", "soon"), 2, "is not a duration"),
         (("submit", "words.count", "--at", "2030-01-01T00:00:00"), 2, "has no time zone"),
         (("submit", "words.count", "--at", "noon"), 2, "is not a timestamp"),
         (("submit", "words.count", "--delay", "1s", "--cron", "@daily"), 2, "exclude each other"),
+        (("submit", "words.count", "--cron", "@daily", "--wait"), 2, "leave one of them out"),
+        (("submit", "words.count", "--time-zone", "Europe/Berlin"), 2, "is the time zone of --cron"),
         (("submit", "words.count", "--ordered"), 2, "ordered needs a key"),
         (("submit", "words.count", "--priority", "9999999"), 2, "priority is 9999999"),
         (("result", "no.such.id"), 2, "may only have letters"),
@@ -112,7 +156,7 @@ def test_schedules_are_shown_and_cancelled(commands):
         (("queue", "show", "words"), 3, "has neither tasks nor a dispatcher"),
         (("dead", "show", "nothing"), 1, "there is no dead letter of job 'nothing'"),
         (("dead", "replay"), 2, "give job ids, or --all"),
-        (("dead", "drop", "j1", "--endpoint", "words"), 2, "--endpoint needs --all"),
+        (("dead", "rm", "j1", "--endpoint", "words"), 2, "--endpoint needs --all"),
     ],
 )
 def test_mistakes_are_told_in_one_line(commands, arguments, code, text):
@@ -186,6 +230,10 @@ def test_items_of_a_submitted_task_are_read_late(commands, running):
     job = commands.run("submit", "words.each", '["a b c"]').stdout.strip()
     for _ in range(2):
         assert commands.run("result", job, "--items").stdout.split() == ['"a"', '"b"', '"c"']
+    called = commands.run("call", "words.each", '["a b c"]').stdout
+    assert json.loads(called) == ["a", "b", "c"]
+    assert commands.run("result", job).stdout == called
+    assert commands.run("submit", "words.each", '["a b c"]', "--wait").stdout == called
 
 
 def test_a_dead_letter_is_shown_replayed_and_dropped(commands, running):
@@ -203,10 +251,16 @@ def test_a_dead_letter_is_shown_replayed_and_dropped(commands, running):
     assert job in table and "words.fail" in table and "ValueError: bad luck" in table
     shown = commands.run("dead", "show", job).stdout
     assert 'arguments  ["bad luck"]' in shown and "raise ValueError(why)" in shown
-    assert commands.run("dead", "replay", job).stdout == f"{job} is queued again\n"
+    short = job[:-8]
+    assert commands.json("dead", "show", short)["job"] == job
+    assert commands.run("dead", "replay", short).stdout == f"{job} is queued again\n"
     commands.run("result", job)
     assert len(commands.json("dead", "ls")) == 1
-    assert commands.run("dead", "drop", "--all").stdout == f"{job} is dropped\n"
+    assert commands.run("dead", "rm", short).stdout == f"{job} is removed\n"
+    done = [record for record in commands.json("audit") if record["stage"] == "done"]
+    assert [(record["action"], record["target"]) for record in done] == [("dead replay", job), ("dead rm", job)]
+    code, text = line(commands.run("dead", "rm", short))
+    assert (code, f"there is no dead letter of job '{short}'" in text) == (1, True), text
     assert commands.json("dead", "ls") == []
 
 
@@ -230,3 +284,19 @@ def test_the_result_of_a_raw_publish_is_found_by_its_sequence(commands, running,
     sequence = publish_raw("words.count", b'{"text": "by hand"}')
     assert commands.run("result", str(sequence)).stdout == "2\n"
     assert json.loads(commands.run("status", str(sequence), "--json").stdout)["state"] == "done"
+
+
+def test_status_without_a_job_points_to_what_shows_the_whole_system(invoke):
+    done = invoke("status")
+    assert done.exit_code == 2
+    assert "'gangline top' shows the whole system" in done.output and "'gangline health'" in done.output
+
+
+def test_a_task_that_is_dead_because_of_its_name_is_told_the_nearest_one(commands):
+    commands.start("dispatcher").await_output(r"dispatcher\.started")
+    commands.start("worker", "words:pool", "--id", "w1").await_output(r"worker\.started")
+    job = commands.json("submit", "words.coutn", '{"text": "a"}')["job"]
+    until(lambda: commands.json("status", job)["state"] == "dead", "there is no such task")
+    assert "did you mean 'count'? It has: count, shout" in commands.run("dead", "show", job).stdout
+    called = commands.run("call", "words.coutn", '{"text": "a"}')
+    assert called.returncode == 2 and "did you mean 'count'?" in called.stderr

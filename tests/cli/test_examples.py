@@ -118,7 +118,7 @@ def test_a_pool_of_many_tasks_gets_lines_for_a_few(capsys):
         @many.task(name=f"t{number}")
         async def task() -> None: ...
 
-    _print_hints(many, ConnectionOptions(server="nats://127.0.0.1:4222"))
+    _print_hints([many], ConnectionOptions(server="nats://127.0.0.1:4222"))
     out = capsys.readouterr().out
     assert out.count("try ") == HINTS
-    assert out.splitlines()[-1].strip() == "... and 3 more tasks: 'gangline workers' lists them"
+    assert out.splitlines()[-1].strip() == "... and 3 more tasks: 'gangline workers --tasks' lists them"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from gangline.cli.console.exits import Exit, exit_code_of, one_line, report
+from gangline.bus.port.bus import NotPermitted
+from gangline.cli.console.exits import Exit, exit_code_of, one_line, refusals, report
 from gangline.schemas.errors import base as errors
 
 
@@ -48,6 +49,17 @@ def test_the_type_is_not_told_twice():
     assert one_line(error) == "a.b raised KeyError: 'x'"
 
 
+def test_with_debug_nobody_is_told_to_use_debug():
+    error = errors.TaskFailed("no", details={"type": "E", "traceback": "REMOTE"})
+    assert one_line(error, debug=True) == "E: no"
+
+
+def test_only_a_server_that_does_not_answer_is_one_to_start():
+    assert "gangline dev" in one_line(errors.ServerUnreachable("cannot connect to x within 5 s (refused)"))
+    for text in ("x rejected the credentials (authorization violation): check them", "no TLS with x: check tls_ca"):
+        assert one_line(errors.ServerUnreachable(text)) == text
+
+
 def test_an_interrupt_is_told_without_a_type():
     assert one_line(KeyboardInterrupt()) == "interrupted"
 
@@ -63,3 +75,20 @@ def test_debug_shows_the_remote_traceback_before_our_own(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("REMOTE\n") and err.splitlines()[-1].startswith("gangline: E: no")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (NotPermitted("forbidden: a"), ["gangline: forbidden: a"]),
+        (errors.DeadlineExceeded("no answer"), ["a", "no answer"]),
+    ],
+)
+def test_what_the_server_forbade_is_said_once_and_where_the_error_does_not_say_it(capsys, error, told):
+    refusals[:] = ["gangline: forbidden: a", "gangline: forbidden: a"]
+    try:
+        report(error, debug=False)
+    finally:
+        refusals.clear()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(told) and all(text in line for line, text in zip(lines, told, strict=True))

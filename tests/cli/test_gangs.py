@@ -42,12 +42,14 @@ def running(commands):
 def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
     events = commands.start("gang", "events")
     events.await_output("listening to")
+    watch = commands.start("gang", "ls", "--watch")
     gang = commands.json("gang", "acquire", "words", "4", "--strategy", "spread", "--ttl", "60", "--owner", "me")
     assert (gang["state"], gang["size"], gang["owner"]) == ("formed", 4, "me")
     assert {seat["worker"] for seat in gang["seats"]} == {"w1", "w2"}
 
     (row,) = commands.json("gang", "ls")
     assert (row["id"], row["owner_token"]) == (gang["id"], None)
+    watch.await_output(rf"(added  |changed)  {gang['id']}  STATE formed.*  SIZE 4  .*WORKERS words\.w1 words\.w2")
     table = commands.run("gang", "ls").stdout
     assert gang["id"] in table and "formed" in table and "words.w1 words.w2" in table
     shown = commands.run("gang", "show", gang["id"]).stdout
@@ -65,9 +67,9 @@ def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
     assert commands.json("gang", "show", gang["id"][:7])["id"] == gang["id"]
     assert commands.json("why", gang["id"][:7])["id"] == gang["id"]
     assert "is not known" in commands.run("gang", "show", gang["id"][:2]).stderr
-    refused = commands.run("gang", "release", gang["id"], "--owner-token", "mine")
+    refused = commands.run("gang", "rm", gang["id"], "--owner-token", "mine")
     assert (refused.returncode, "belongs to somebody else" in refused.stderr) == (1, True)
-    ended = commands.json("gang", "release", gang["id"], "--owner-token", gang["owner_token"])
+    ended = commands.json("gang", "rm", gang["id"], "--owner-token", gang["owner_token"])
     assert ended["state"] == "ended"
     assert commands.json("gang", "ls") == []
     assert commands.run("gang", "ls").stderr.strip() == "no gangs"
@@ -100,6 +102,7 @@ def test_a_request_that_is_interrupted_while_it_waits_is_withdrawn(commands, run
     first = commands.json("gang", "acquire", "words", "8", "--ttl", "60")
     waiting = commands.start("gang", "acquire", "words", "1", "--ttl", "600")
     until(lambda: [row["state"] for row in commands.json("gang", "ls")] == ["formed", "queued"], "it never waits")
+    waiting.await_output(r"is not formed yet; Ctrl-C withdraws the request\ngang \S+ is queued, number 1 in the queue")
     waiting.signal(number)
     assert waiting.wait() == 130
     until(lambda: [row["id"] for row in commands.json("gang", "ls")] == [first["id"]], "it still waits")
@@ -115,9 +118,9 @@ def test_a_range_of_sizes_is_filled_as_far_as_there_is_room(commands, running):
 
 def test_an_operator_ends_a_gang_without_its_token(commands, running):
     gang = commands.json("gang", "acquire", "words", "2", "--ttl", "60")
-    refused = commands.run("gang", "release", gang["id"])
+    refused = commands.run("gang", "rm", gang["id"])
     assert (refused.returncode, "--force" in refused.stderr) == (2, True)
-    ended = commands.json("gang", "release", gang["id"], "--force", "--reason", "maintenance")
+    ended = commands.json("gang", "rm", gang["id"], "--force", "--reason", "maintenance")
     assert (ended["state"], ended["reason"]) == ("ended", "ended_by_operator: maintenance")
 
 
@@ -128,7 +131,7 @@ def test_why_tells_which_gangs_and_leases_are_in_the_way(commands, running):
     out = commands.run("why", waiting["id"]).stdout
     assert f"gang {waiting['id']} is queued, number 1 in the queue" in out
     assert re.search(rf"gang {first['id']} has \d slots?", out)
-    commands.run("gang", "release", first["id"], "--owner-token", first["owner_token"])
+    commands.run("gang", "rm", first["id"], "--owner-token", first["owner_token"])
     until(lambda: commands.json("gang", "show", waiting["id"])["state"] == "formed", "not formed")
 
 
@@ -158,6 +161,36 @@ async def test_what_is_held_of_a_gang_of_a_set_is_listed_where_it_is_asked_for(c
     assert (where, held["token"], held["slots"]) == (lease.worker, public_id(lease.token), 1)
     assert f"on gang {lease.gang}" in held["owner"] and public_id(lease.token) in table
     assert (commands.run("leases", "--gangs", "--watch")).returncode == 2
+
+
+async def test_the_slowest_rank_of_a_gang_is_shown_while_it_runs_and_after_it_has_ended(
+    commands, running, nats_url, namespace
+):
+    (commands.folder / "go").touch()
+    async with connect_client(nats_url, namespace=namespace) as client:
+        async with client.gang(pool="words", size=2, slots=3) as gang:
+            held = asyncio.ensure_future(gang.call(1, "hold", go="later"))
+            await gang.call(0, "count", "a b")
+            await asyncio.to_thread(commands.await_file, "began")
+
+            def slowest() -> object:
+                return commands.json("gang", "show", gang.id)["times"]["slowest"]
+
+            await asyncio.to_thread(until, lambda: slowest() == 1, "rank 1 is never the slowest")
+            shown = (await asyncio.to_thread(commands.run, "gang", "show", gang.id)).stdout
+            assert "1 slowest" in shown and f"slowest in this generation: rank 1 on {gang.members[1].worker}" in shown
+            (commands.folder / "later").touch()
+            assert await held == "held"
+        times = {}
+
+        def ended() -> bool:
+            times.update(commands.json("gang", "show", gang.id)["times"])
+            return times["slowest"] == 1
+
+        await asyncio.to_thread(until, ended, "the history never has the times of the gang that has ended")
+        assert times["generation"] == 1 and [rank["ended"] for rank in times["ranks"]] == [1, 1]
+        recorded = await asyncio.to_thread(commands.json, "history", "--gang", gang.id)
+        assert [len(one["details"]["times"]) for one in recorded if one["kind"] == "gang_ended"] == [2]
 
 
 def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
@@ -192,7 +225,7 @@ def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
     until(lambda: state() == "steady", "it is not rolled")
     assert commands.run("gangset", "rollback", "llama").stdout.strip() == "llama rolled back: 1 gang of 2"
     assert commands.json("gangset", "ls")[0]["gang"]["strategy"] == "spread"
-    assert commands.run("gangset", "delete", "llama").stdout.strip() == "llama deleted"
+    assert commands.run("gangset", "rm", "llama").stdout.strip() == "llama is removed"
     until(lambda: commands.json("gang", "ls") == [], "gangs are left")
     assert commands.json("gangset", "ls") == []
     missing = commands.run("gangset", "scale", "llama", "1")
@@ -244,7 +277,7 @@ def test_bad_requests_are_one_line_and_a_code(commands, running):
         ("gang", "acquire", "words", "many"): (2, "is not a size: give a number, or a range"),
         ("gang", "acquire", "words", "1", "--label", "x"): (2, "not KEY=VALUE"),
         ("gang", "show", "nobody"): (1, "not known"),
-        ("gang", "release", "nobody", "--owner-token", "x"): (1, "not known"),
+        ("gang", "rm", "nobody", "--owner-token", "x"): (1, "not known"),
         ("why", "nobody"): (1, "not known"),
         ("gang", "show", "a b"): (2, "id"),
         ("gang", "nosuch"): (2, "nosuch"),
@@ -258,7 +291,7 @@ def test_bad_requests_are_one_line_and_a_code(commands, running):
     held = commands.json("gang", "acquire", "words", "8", "--ttl", "60")
     late = commands.run("gang", "acquire", "words", "1", "--deadline", "0.3")
     assert (late.returncode, "was not formed by its deadline" in late.stderr) == (3, True), late.stderr
-    commands.run("gang", "release", held["id"], "--owner-token", held["owner_token"])
+    commands.run("gang", "rm", held["id"], "--owner-token", held["owner_token"])
 
 
 def test_a_standby_takes_over_when_the_leader_is_ended(commands, running):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import signal
+import socket
 
 import pytest
+
+from ..waiting import PATIENCE_S
+from .conftest import until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -45,3 +50,87 @@ def test_a_gateway_is_healthy_on_the_node_that_it_names_or_else_on_its_host(comm
 def test_without_a_server_the_probe_fails(commands):
     done = commands.run("health", "--server", "nats://127.0.0.1:1")
     assert done.returncode == 3
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        link.request("GET", path)
+        found = link.getresponse()
+        return found.status, found.read().decode()
+    finally:
+        link.close()
+
+
+def port_of(process) -> int:
+    return int(process.await_output(r"probes +http://127\.0\.0\.1:\d+").rpartition(":")[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "started", "metric"),
+    [
+        (("worker", "words:pool", "--id", "w1"), r"worker\.started", "gangline_worker_slots_total{"),
+        (("coordinator",), r"coordinator\.leads", "gangline_coordinator_terms_total"),
+        (("dispatcher",), r"dispatcher\.started", "python_info"),
+        (("gateway",), r"gateway\.started", "python_info"),
+    ],
+)
+def test_a_process_with_a_health_port_answers_probes_and_has_its_metrics(commands, arguments, started, metric):
+    process = commands.start(*arguments, "--health-port", "0")
+    port = port_of(process)
+    process.await_output(started)
+    until(lambda: answer(port, "/readyz")[0] == 200, "it is ready")
+    assert answer(port, "/livez") == (200, "ok\n")
+    status, text = answer(port, "/metrics")
+    assert status == 200 and metric in text
+    done = commands.run("health", "--port", str(port))
+    assert (done.returncode, done.stdout) == (0, "ready\n")
+
+
+def test_a_worker_that_drains_is_live_and_not_ready(commands):
+    worker = commands.start("worker", "words:pool", "--id", "w1", "--health-port", "0", "--drain-grace", "60")
+    port = port_of(worker)
+    worker.await_output(r"worker\.started")
+    commands.start("gateway").await_output(r"gateway\.started")
+    commands.start("call", "words.hold")
+    commands.await_file("began")
+    assert commands.run("drain", "words.w1").returncode == 0
+    assert answer(port, "/livez")[0] == 200
+    status, why = answer(port, "/readyz")
+    assert (status, "words.w1 is draining" in why) == (503, True)
+    done = commands.run("health", "--port", str(port))
+    assert done.returncode == 3 and "is draining" in done.stderr
+
+
+def test_a_port_that_nothing_answers_is_not_ready(commands):
+    done = commands.run("health", "--port", "1")
+    assert done.returncode == 3 and "--health-port" in done.stderr
+
+
+def test_a_process_is_found_by_its_id(commands):
+    coordinator = commands.start("coordinator")
+    id = coordinator.await_output(r"coordinator\.leads.*instance=\S+").rpartition("=")[2]
+    done = commands.run("health", "--id", id)
+    assert (done.returncode, done.stdout) == (0, "gangline-coordinator\n")
+    done = commands.run("health", "--id", "nobody", "--timeout", "0.3")
+    assert done.returncode == 3 and "no process with id 'nobody'" in done.stderr
+
+
+def test_systemd_is_told_when_a_worker_is_ready_alive_and_stopping(commands, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(str(tmp_path / "notify"))
+        notify.settimeout(PATIENCE_S)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000000"}
+        worker = commands.start("worker", "words:pool", "--id", "w1", **told)
+        heard: list[str] = []
+
+        def hear(wanted: str) -> None:
+            while wanted not in heard:
+                heard.append(notify.recv(1000).decode())
+
+        hear("READY=1")
+        hear("WATCHDOG=1")
+        worker.signal(signal.SIGTERM)
+        hear("STOPPING=1")
+        assert worker.wait() == 0
+    assert heard.index("STATUS=ready") < heard.index("STOPPING=1")

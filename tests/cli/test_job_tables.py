@@ -37,6 +37,12 @@ def test_a_job_is_shown_with_what_is_known_of_it() -> None:
     assert "dead after 3 attempts" in "\n".join(job_lines(info(JobState.DEAD, attempts=3)))
 
 
+def test_an_ended_job_says_when_it_ended_and_which_schedule_it_is_a_run_of() -> None:
+    now = time.time()
+    lines = list(job_lines(info(JobState.CANCELLED, attempts=1, ended_at=now - 5, schedule="words.nightly")))
+    assert "ended      5.0 s ago" in lines and "schedule   words.nightly" in lines
+
+
 def test_events_are_one_line_each() -> None:
     assert event_line(JobProgress(job="j", attempt=1, number=1, at=3661.5, value={"done": 3})) == (
         '01:01:01.500  progress   {"done": 3}'
@@ -53,6 +59,7 @@ def test_why_says_what_stands_in_the_way() -> None:
     assert (
         list(why_lines(JobWhyReply(job=info(JobState.QUEUED), position=7)))[1] == "7 jobs in its queue are ahead of it"
     )
+    assert list(why_lines(JobWhyReply(job=info(JobState.QUEUED), position=1)))[1] == "1 job in its queue is ahead of it"
     sentence = JobObstacle(kind="no_workers", text="Pool 'words' has no worker.", until=time.time() + 3600)
     assert (
         "- Pool 'words' has no worker, until "

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
-from gangline.cli.views.job_watch import Told, in_order
+import pytest
+
+from gangline.cli.views.job_watch import Told, in_order, result_of
+from gangline.schemas.errors.base import InvalidRequest, StreamBroken
 from gangline.schemas.records.jobs import JobEvent, JobProgress, JobState
 
 
@@ -59,3 +63,34 @@ async def test_progress_is_held_back_no_longer_than_a_moment_and_never_lost():
 async def test_without_states_the_present_one_is_looked_up_once_and_progress_is_shown_as_it_comes():
     one, two, done = progress(1), progress(1, attempt=2), state(JobState.DONE, 2)
     assert await shown(5.0, one, 5.0, two, 5.0, done) == ([one, two, done], 1)
+
+
+class EndedJob:
+    """A job with this result, whose feed has these items and then maybe an error."""
+
+    def __init__(self, result: Any, items: tuple[Any, ...] = (), error: Exception | None = None) -> None:
+        self._result, self._items, self._error = result, items, error
+
+    async def result(self, timeout_s: float | None = None) -> Any:
+        return self._result
+
+    async def items(self) -> AsyncGenerator[Any, None]:
+        for item in self._items:
+            yield item
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("job", "result", "told"),
+    [
+        (EndedJob(3, ("never read",)), 3, ""),
+        (EndedJob(None, ("a", None)), ["a", None], ""),
+        (EndedJob(None), [], ""),
+        (EndedJob(None, error=InvalidRequest("it yields no items")), None, ""),
+        (EndedJob(None, ("a",), StreamBroken("items no longer exist")), None, "items no longer exist\n"),
+    ],
+)
+async def test_the_result_of_a_task_that_yields_is_the_list_of_its_items_while_they_are_kept(job, result, told, capsys):
+    assert await result_of(job) == result
+    assert capsys.readouterr().err == told

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.console.load import PoolNotFound, load_pool, split
+from gangline.cli.console.load import PoolNotFound, load_pool, split, users_traceback
+from gangline.schemas.errors.base import InvalidSettings
 
 
 @pytest.fixture
@@ -79,3 +80,36 @@ def test_each_way_to_be_wrong_has_its_own_text(folder, code, attribute, complain
         (folder / "mypools_b.py").write_text(code)
     with pytest.raises(PoolNotFound, match=complaint):
         load_pool(f"mypools_b:{attribute}")
+
+
+def failure_of(target: str) -> PoolNotFound:
+    with pytest.raises(PoolNotFound) as caught:
+        load_pool(target)
+    return caught.value
+
+
+def test_what_a_module_raises_is_shown_with_the_users_part_of_its_traceback(folder):
+    (folder / "mypools_c.py").write_text("def helper():\n    return 1 / 0\n\n\nx = helper()\n")
+    told = users_traceback(failure_of("mypools_c:pool")).splitlines()
+    assert told[0] == "Traceback (most recent call last):" and told[-1] == "ZeroDivisionError: division by zero"
+    files = [line for line in told if line.startswith("  File")]
+    assert len(files) == 2 and all("mypools_c.py" in line for line in files)
+
+
+def test_what_gangline_refuses_is_shown_where_the_user_wrote_it(folder):
+    (folder / "mypools_d.py").write_text(GOOD + "@images.task(slots=0)\ndef bad(): ...\n")
+    error = failure_of("mypools_d:images")
+    told = users_traceback(error)
+    assert "@images.task(slots=0)" in told and "pool.py" not in told
+    assert "mypools_d.py, line 7" in str(error)
+
+
+def test_what_python_cannot_read_is_shown_with_its_place(folder):
+    (folder / "mypools_e.py").write_text("def f(:\n")
+    told = users_traceback(failure_of("mypools_e:pool"))
+    assert "mypools_e.py" in told and "SyntaxError" in told and "^" in told
+
+
+def test_there_is_no_traceback_where_no_code_of_the_user_ran(folder):
+    assert users_traceback(failure_of("no_such_module_at_all:pool")) == ""
+    assert users_traceback(InvalidSettings("x")) == users_traceback(RuntimeError("raised nowhere")) == ""

@@ -96,6 +96,20 @@ async def test_watched_leases_print_a_line_as_they_come_and_go(commands, nats_ur
     plain.await_output(rf"granted  words\.w1  1 slot  {public_id(again.token)}  me")
 
 
+def test_watched_workers_print_a_line_as_they_come_change_and_go(commands):
+    watch, plain = commands.start("workers", "words", "--watch", "--json"), commands.start("workers", "-w", "--tasks")
+    worker = serve(commands)
+    came = json.loads(watch.await_output(r"^\{.*added.*\}$"))
+    assert (came["event"], came["worker"]["worker"], came["worker"]["slots"]) == ("added", "w1", 4)
+    plain.await_output(r"added    words\.count  SLOTS 1  WORKERS 1$")
+    commands.run("resize", "words.w1", "7")
+    watch.await_output(r'^\{.*changed.*"total": 7.*\}$')
+    worker.signal(signal.SIGTERM)
+    watch.await_output(r'^\{.*gone.*"w1".*\}$')
+    watch.signal(signal.SIGINT)
+    assert watch.wait() == 130
+
+
 def test_resize_changes_the_slots_of_a_running_worker(commands):
     serve(commands)
     assert commands.json("resize", "words.w1", "7")["load"]["total"] == 7
@@ -185,7 +199,8 @@ def test_a_second_worker_with_a_living_id_ends_with_one_line_that_says_what_to_d
 
 
 def test_logs_are_json_lines_with_actions_when_asked_for(commands):
-    worker = commands.start("worker", "words:pool", "--log-format", "json")
+    # Without a history, about which a worker has something to say if it lives for more than a second.
+    worker = commands.start("worker", "words:pool", "--log-format", "json", GANGLINE_HISTORY="off")
     worker.await_output(r"worker\.started")
     worker.signal(signal.SIGTERM)
     worker.wait()
@@ -226,3 +241,16 @@ def test_a_missing_exporter_or_unknown_one_stops_a_worker_before_it_serves(comma
     done = commands.run("worker", "words:pool", OTEL_TRACES_EXPORTER="zipkin")
     assert done.returncode == 2
     assert done.stderr.startswith("gangline: OTEL_TRACES_EXPORTER=zipkin is not supported")
+
+
+def test_stubs_and_asyncapi_describe_the_tasks_of_a_running_pool(commands):
+    serve(commands)
+    stubs = commands.run("stubs", "words").stdout
+    compile(stubs, "words_client.py", "exec")
+    assert '@gangline.remote("words.count")' in stubs
+    document = json.loads(commands.run("asyncapi", "words", "--title", "Shop").stdout)
+    assert document["info"]["title"] == "Shop"
+    assert "words.count.call" in document["channels"]
+    done = commands.run("stubs", "other")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "pool 'other' has no workers" in done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.cli.console.output import duration, slots_bar
+from gangline.cli.console.output import about, duration, slots_bar
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,21 @@ def test_the_bar_shows_running_reserved_and_free(load, bar):
 
 def test_a_paused_worker_has_no_bar():
     assert slots_bar(0, 0, 0).strip() == "0+0/0"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0 s"),
+        (4.6, "5 s"),
+        (200, "3 min 20 s"),
+        (48_877, "13 h 34 min"),
+        (90_000, "1 day 1 h"),
+        (200_000, "2 days 7 h"),
+    ],
+)
+def test_times_to_come_have_two_units_at_most(seconds, text):
+    assert about(seconds) == text
 
 
 @pytest.mark.parametrize(

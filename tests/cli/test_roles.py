@@ -70,6 +70,9 @@ def test_jwts_are_written_with_secrets_for_their_owner_alone(tmp_path):
     [
         (["--nkeys", "--jwt", "FOLDER", "operator"], "two forms"),
         (["--days", "3", "operator"], "give both"),
+        (["--resolver", "/data/jwt", "operator"], "give --jwt, too"),
+        (["--jwt", "FOLDER", "--push", "nats://127.0.0.1:1", "operator"], "give --resolver DIR, too"),
+        (["--jwt", "FOLDER", "--resolver", 'a"b', "operator"], "no directory"),
         (["--jwt", "FOLDER", "operator", "operator"], "different names"),
         (["--jwt", "FOLDER", "--limit", "shop:connections=3", "operator"], "no account 'shop'"),
     ],

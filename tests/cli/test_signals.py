@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import sys
+import warnings
 
 import pytest
 
-from gangline.bus.lifecycle.process import on_signals
-from gangline.cli.console.children import TIED, end, ended, tied_to_parent
+from gangline.bus.lifecycle import on_signals
+from gangline.cli.console.children import TIED, end, ended, how_it_ended, tied_to_parent
+from gangline.cli.console.session import run
 
 pytestmark = pytest.mark.processes
 
@@ -70,3 +72,25 @@ async def test_only_a_tied_child_looks_after_its_parent(monkeypatch):
         os.dup2(keep, 0)
         os.close(keep)
         os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(0, "has exited with code 0"), (-9, "was killed by SIGKILL"), (-15, "was killed by SIGTERM"), (-77, "signal 77")],
+)
+def test_the_end_of_a_process_is_told_in_words(code, text):
+    assert how_it_ended(code).endswith(text)
+
+
+def test_an_interrupt_before_the_command_has_begun_leaves_no_warning(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    async def work():
+        raise AssertionError("it never begins")
+
+    monkeypatch.setattr("gangline.cli.console.session.loop_factory", interrupted)
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(KeyboardInterrupt):
+        warnings.simplefilter("always")
+        run(work())
+    assert caught == []

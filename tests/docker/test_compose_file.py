@@ -252,7 +252,7 @@ async def test_a_server_lets_in_its_users_over_tls_and_nobody_else(containers, m
 async def test_only_who_has_the_servers_certificate_joins_the_cluster(containers, monkeypatch):
     containers.serve("nats-1", monkeypatch)
     # Later than "Server is ready", which is about clients.
-    await until(lambda: "Listening for route connections" in containers.log("nats-1"))
+    await until(lambda: "Listening for route connections" in containers.log("nats-1"), lambda: containers.log("nats-1"))
     stranger = ssl.create_default_context(cafile=containers.secrets / "ca.pem")
     assert "SSL" in await _greeting(containers.route_port("nats-1"), stranger)
     stranger.load_cert_chain(containers.secrets / "server.pem", containers.secrets / "server.key")
@@ -288,6 +288,7 @@ async def test_the_whole_system_works_with_the_permissions_of_each_service(conta
         for name in ("gateway", "coordinator", "dispatcher", "worker"):
             for number in range(1, containers.replicas(name) + 1):
                 command, environment, folder = containers.started_by(name, number)
+                environment["GANGLINE_HEALTH_PORT"] = str(free_ports(1)[0])  # they share this machine's
                 log = containers.folder / f"{name}-{number}.log"
                 with log.open("w") as output:
                     process = forks.start(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from pathlib import Path
@@ -54,6 +55,7 @@ async def test_the_example_prints_what_the_readme_says(tmp_path, nats_server):
     assert told is not None
     (tmp_path / "words.py").write_text(example().replace("nats://127.0.0.1:4222", nats_server.url))
     environment = {"NATS_URL": nats_server.url, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    environment |= {name: os.environ[name] for name in ("PYTHONPYCACHEPREFIX",) if name in os.environ}
     worker = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -4,6 +4,7 @@ One server is killed under load and comes back."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from click.testing import CliRunner
 
 from gangline.bus.embedded.cluster import free_ports
 from gangline.bus.embedded.server import EmbeddedServer
@@ -26,6 +28,7 @@ from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage
 from gangline.bus.rpc.requester import raise_if_error
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.cli.app import gangline
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.job import Job
 from gangline.dispatcher.jobs.storage import TaskStorage
@@ -36,11 +39,11 @@ from gangline.schemas.permissions.nats_config import configuration, parse_user, 
 from gangline.schemas.permissions.roles import INBOXES
 from gangline.testing.kit.judge import judge
 from gangline.testing.kit.processes import Crew
-from gangline.testing.kit.recording import FOLDER
-from gangline.testing.kit.records import NEVER, SentRequest, read
+from gangline.testing.kit.records import FOLDER, NEVER, SentRequest, read
 
 from ..bus.conftest import collect
 from ..processes import ForkServer
+from ..roles.conftest import unlimited_user
 from ..waiting import PATIENCE_S, until, until_nobody_responds
 
 pytestmark = [pytest.mark.server, pytest.mark.processes, pytest.mark.long]  # tests/roles has each wall by itself
@@ -61,6 +64,8 @@ LAWS: Final = (
 )
 ANSWERS_S: Final = 15.0
 """Timeout of a plain request: the server that had it may have been killed."""
+LAST: Final = 1_000_000
+"""Of all numbered requests."""
 ENOUGH: Final = 5
 """Requests of each kind that succeed before, during and after the loss of a server."""
 
@@ -110,10 +115,52 @@ class Certificates:
         assert done.returncode == 0, done.stderr
 
 
+class Identities:
+    """Who may connect: by password, or by a JWT of an operator, whose accounts the servers keep."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder`: for JWTs."""
+        self.folder = folder
+
+    def configuration(self, server: str) -> str:
+        """What a server of that name is told of users and accounts."""
+        if self.folder is None:
+            roles = configuration(Names(), tuple(map(parse_user, USERS)))
+            before, start, after = roles.partition("  lab {\n    users: [\n")
+            assert start
+            return f"{before}{start}      {{ user: {SPY}, password: ${variable(SPY)} }}\n{after}"
+        if not self.folder.exists():
+            self.write(*USERS)
+            unlimited_user(self.folder, SPY, "lab")
+        return (self.folder / "resolver.conf").read_text().replace(KEPT, str(self.folder / "kept" / server))
+
+    def write(self, *users: str, push: tuple[str, ...] = ()) -> str:
+        """What `gangline roles --jwt` prints."""
+        made = CliRunner().invoke(gangline, ["roles", "--jwt", str(self.folder), "--resolver", KEPT, *push, *users])
+        assert made.exit_code == 0, made.output
+        return made.output
+
+    def of(self, user: str) -> dict[str, Any]:
+        """Settings of a connection."""
+        if self.folder is None:
+            return {"user": user, "password": password(user)}
+        return {"credentials_file": self.folder / "creds" / f"{user}.creds"}
+
+    def environment(self, user: str) -> dict[str, str]:
+        """The same for a command."""
+        if self.folder is None:
+            return {"NATS_USER": user, "NATS_PASSWORD": password(user)}
+        return {"NATS_CREDS": str(self.folder / "creds" / f"{user}.creds")}
+
+
+KEPT: Final = "where the server keeps accounts"
+
+
 class Servers:
     """A cluster in which clients and servers both need a certificate of the authority."""
 
-    def __init__(self, certificates: Certificates) -> None:
+    def __init__(self, certificates: Certificates, identities: Identities) -> None:
+        self.identities = identities
         certificate, key = certificates.issue("server")
         tls = (
             f'tls {{ cert_file: "{certificate}", key_file: "{key}", ca_file: "{certificates.ca}", verify: true, '
@@ -121,14 +168,11 @@ class Servers:
         )
         self.route_ports = free_ports(3)
         others = f"routes: [{', '.join(f'nats://127.0.0.1:{port}' for port in self.route_ports)}]"
-        roles = configuration(Names(), tuple(map(parse_user, USERS)))
-        before, start, after = roles.partition("  lab {\n    users: [\n")
-        assert start
-        roles = f"{before}{start}      {{ user: {SPY}, password: ${variable(SPY)} }}\n{after}"
         self.each = [
             EmbeddedServer(
                 name=f"n{number}",
-                config=f"cluster {{ name: secured, listen: 127.0.0.1:{port}, {others}, {tls} }}\n{tls}\n{roles}",
+                config=f"cluster {{ name: secured, listen: 127.0.0.1:{port}, {others}, {tls} }}\n{tls}\n"
+                + identities.configuration(f"n{number}"),
             )
             for number, port in enumerate(self.route_ports, 1)
         ]
@@ -150,7 +194,7 @@ class Servers:
 
     @property
     def url(self) -> str:
-        return ",".join(server.url.replace("nats://", "tls://") for server in self.each)
+        return ",".join(map(tls_url, self.each))
 
     def violations(self) -> list[str]:
         """What the servers refused; workers may ask for the ledger before a coordinator has made it."""
@@ -177,17 +221,20 @@ class Load:
 
     async def _repeat(self, kind: str, ask: Callable[[str, int], Awaitable[Any]], once: bool) -> None:
         while not self._stopped.is_set():
-            number = next(self._numbers)
-            id = f"{kind}-{number}" if once else str(number)
-            sent = SentRequest(id=id, kind=kind, pid=os.getpid(), asked=time.monotonic(), due=NEVER, once=once)
-            self.requests.append(sent)
-            try:
-                sent.value = await ask(id, number)
-                sent.ok = True
-            except GanglineError as error:
-                sent.code, sent.text, sent.may_have_started = error.code, str(error), error.may_have_started
-            sent.answers, sent.told = 1, time.monotonic()
+            await self._send(kind, ask, once)
             await asyncio.sleep(0)
+
+    async def _send(self, kind: str, ask: Callable[[str, int], Awaitable[Any]], once: bool) -> None:
+        number = next(self._numbers)
+        id = f"{kind}-{number}" if once else str(number)
+        sent = SentRequest(id=id, kind=kind, pid=os.getpid(), asked=time.monotonic(), due=NEVER, once=once)
+        self.requests.append(sent)
+        try:
+            sent.value = await ask(id, number)
+            sent.ok = True
+        except GanglineError as error:
+            sent.code, sent.text, sent.may_have_started = error.code, str(error), error.may_have_started
+        sent.answers, sent.told = 1, time.monotonic()
 
     async def progresses(self, what: str) -> None:
         """Wait until enough requests of each kind, sent from now on, have succeeded."""
@@ -228,7 +275,7 @@ class System:
     def settings(self, user: str, **others: Any) -> ConnectionSettings:
         certificate, key = self._certificate
         given: dict[str, Any] = {
-            "user": user, "password": password(user), "inbox_prefix": f"{INBOXES}.{user}", "reconnect_wait_s": 0.05,
+            **self.servers.identities.of(user), "inbox_prefix": f"{INBOXES}.{user}", "reconnect_wait_s": 0.05,
             "tls_ca": self.certificates.ca, "tls_certificate": certificate, "tls_key": key, "connect_timeout_s": 30.0,
         }  # fmt: skip
         return ConnectionSettings.from_url(self.servers.url, **{**given, **others})
@@ -252,8 +299,7 @@ class System:
         certificate, key = self._certificate
         environment = {
             "NATS_URL": self.servers.url,
-            "NATS_USER": role,
-            "NATS_PASSWORD": password(role),
+            **self.servers.identities.environment(role),
             "NATS_CA": str(self.certificates.ca),
             "NATS_CERT": str(certificate),
             "NATS_KEY": str(key),
@@ -267,12 +313,14 @@ def authority(tmp_path: Path) -> Certificates:
     return Certificates(tmp_path / "authority")
 
 
-@pytest.fixture
-def servers(authority: Certificates, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+@pytest.fixture(params=["passwords", "JWT"])
+def servers(
+    request: pytest.FixtureRequest, authority: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Servers]:
     for user in (*(parse_user(text).name for text in USERS), SPY):
         monkeypatch.setenv(variable(user), password(user))
     with ExitStack() as stack:
-        made = Servers(authority)
+        made = Servers(authority, Identities(tmp_path / "jwt" if request.param == "JWT" else None))
         stack.callback(made.stop)
         made.start()
         yield made
@@ -388,13 +436,16 @@ async def greeting(port: int, context: ssl.SSLContext) -> str:
 async def nobody_else_gets_in(system: System, folder: Path) -> None:
     stranger = Certificates(folder / "stranger")
     certificate, key = stranger.issue("client")
-    closes = "no TLS with|Connection lost|Connection reset"  # the server's reason may be lost with the connection
+    # The server's reason may be lost with the connection.
+    closes = "no TLS with|Connection lost|Connection reset|Broken pipe"
     others: dict[str, tuple[dict[str, Any], str]] = {
         "no certificate": ({"tls_certificate": None, "tls_key": None}, closes),
         "another authority's certificate": ({"tls_certificate": certificate, "tls_key": key}, closes),
-        "another tenant's name": ({"user": "web", "password": password("batch")}, "refused our identity"),
-        "no user": ({"user": None, "password": None}, "refused our identity"),
+        "no user": (dict.fromkeys(system.servers.identities.of("batch")), "rejected the credentials"),
     }
+    if system.servers.identities.folder is None:
+        named = {"user": "web", "password": password("batch")}
+        others["another tenant's name"] = (named, "rejected the credentials")
     for who, (given, why) in others.items():
         with pytest.raises(ServerUnreachable, match=why):
             await connect_bus(system.settings(**{"user": "batch", "connect_timeout_s": 10.0, **given}), name=who)
@@ -409,6 +460,35 @@ async def nobody_else_gets_in(system: System, folder: Path) -> None:
             as_server.load_cert_chain(*files)
         for port in system.servers.route_ports:
             assert (whose, (await greeting(port, as_server)).startswith("INFO ")) == (whose, whose == "its own")
+
+
+async def a_tenant_is_added(system: System, server: EmbeddedServer) -> None:
+    """While one server is down: it has to hear of it from the others."""
+    certificate, key = system._certificate
+    with pytest.MonkeyPatch.context() as environment:
+        for name, file in (("NATS_CA", system.certificates.ca), ("NATS_CERT", certificate), ("NATS_KEY", key)):
+            environment.setenv(name, str(file))
+        told = await asyncio.to_thread(
+            system.servers.identities.write, *USERS, "late@extra=producer:work", push=("--push", tls_url(server))
+        )
+    assert "the servers have 5 accounts" in told
+
+
+async def let_in(settings: ConnectionSettings) -> NatsBus:
+    """A connection of the new tenant, as soon as the server that was down has heard of it."""
+    found: list[NatsBus] = []
+
+    async def try_it() -> bool:
+        with contextlib.suppress(ServerUnreachable):
+            found.append(await connect_bus(settings, name="late"))
+        return bool(found)
+
+    await until(try_it, "the new tenant is let in", within_s=3 * PATIENCE_S, pause_s=0.1)
+    return found[0]
+
+
+def tls_url(server: EmbeddedServer) -> str:
+    return server.url.replace("nats://", "tls://")
 
 
 async def tenants_reach_nothing_of_each_other(web: NatsBus, spy: NatsBus) -> None:
@@ -440,14 +520,22 @@ async def test_tenants_behind_mutual_tls_lose_nothing_when_a_server_is_killed_un
         start_all(system)
         operator, spy, load, heard = await system.bus("operator"), await system.bus(SPY), Load(), collect()
         listening = await spy.subscribe(">", heard)
+        await leader_of_tasks(operator)  # who submits before there is a queue asks to make it, which a tenant may not
         await put_under_load(system, load)
         stack.push_async_callback(load.stop)
         await load.progresses("before")
         victim = servers.named(await leader_of_tasks(operator))
         victim.kill()
         await load.progresses(f"without {victim}:\n{crew.log_tails()}")
+        changes = servers.identities.folder is not None
+        if changes:
+            await a_tenant_is_added(system, servers.each[0 if victim is not servers.each[0] else 1])
         victim.launch()
         await asyncio.to_thread(victim.await_ready)
+        if changes:
+            late = await let_in(replace(system.settings("late"), urls=(tls_url(victim),)))
+            stack.push_async_callback(late.close)
+            assert await ask(late, "gangline.call.work.square", {"number": LAST, "seconds": 0}) == LAST**2
         await leader_of_tasks(operator)
         await load.progresses("with all servers again")
         await load.stop()

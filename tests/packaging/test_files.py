@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from .conftest import ROOT, Built
 
 FOLDERS = ("bus", "dispatcher", "schemas", "telemetry", "worker", "coordinator", "runtime")
-OWN = ("src/gangline/cli/", "src/gangline/testing/")
+OWN = ("src/gangline/board/", "src/gangline/cli/", "src/gangline/console/", "src/gangline/testing/")
 
 
 def in_git() -> set[str]:
@@ -127,7 +127,7 @@ def test_the_wheel_declares_what_the_project_declares(built: Built):
     metadata = email.message_from_string(dist_info(built.wheel, "METADATA"))
     assert (metadata["Name"], metadata["Version"]) == ("gangline", declared["version"])
     assert metadata["Requires-Python"] == declared["requires-python"]
-    assert set(metadata.get_all("Provides-Extra", [])) == {"server", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"console", "dev", "server", "top"}
     plain = [item for item in metadata.get_all("Requires-Dist", []) if "extra ==" not in item]
     assert len(plain) == len(declared["dependencies"])
     assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.peers.board import CAPACITY, Board
-from bench.peers.catalogue import OURS, PEERS
-from bench.peers.cell import Cell
+from bench.peers.catalogue import OURS, OURS_MANY, PEERS, RESULTS_SAY
+from bench.peers.cell import Cell, ResultCell
 from bench.peers.durable import Durable
 from bench.peers.environments import FOLDER, NotInstalled, cache_folder, environment
 
@@ -44,6 +44,7 @@ def test_the_best_peer_is_a_durable_one_and_ratios_are_by_round() -> None:
     found = Durable(
         cells={
             OURS.name: [cell(900, 1.0), cell(600, 2.0)],
+            OURS_MANY.name: [cell(1200, 1.0), cell(900, 2.0)],
             "Celery": [cell(9000, 0.1), cell(9000, 0.1)],  # acknowledged before it runs
             "FastStream": [cell(300, 2.0), cell(300, 2.0)],
             "arq": [cell(100, 0.5), cell(100, 1.0)],
@@ -53,10 +54,32 @@ def test_the_best_peer_is_a_durable_one_and_ratios_are_by_round() -> None:
     )
     assert found.best == "FastStream"
     assert found.soonest == "arq"
-    rates, starts = found.figures()
+    rates, many, starts = found.figures()
     assert rates.figure.name == "durable_vs_best_peer"
     assert rates.rounds == (3.0, 2.0)
+    assert many.figure.name == "durable_many_vs_best_peer" and many.rounds == (4.0, 3.0)
     assert starts.rounds == (2.0, 2.0)
+
+
+def answers(rate: float, answer_ms: float) -> ResultCell:
+    return ResultCell(answered_per_s=rate, answer_p50_ms=answer_ms, answer_p99_ms=9.0, cpu_us={})
+
+
+def test_results_are_compared_with_the_fastest_and_with_the_soonest_peer_that_keeps_them() -> None:
+    found = Durable(
+        cells={OURS.name: [cell(900, 1.0)], "arq": [cell(300, 2.0)]},
+        missing={},
+        versions={},
+        results={
+            OURS.name: [answers(800, 1.0)],
+            "arq, tuned": [answers(400, 8.0)],
+            "SAQ, tuned": [answers(200, 0.5)],
+        },
+    )
+    assert (found.best_results, found.soonest_results) == ("arq, tuned", "SAQ, tuned")
+    *_, rates, times = found.figures()
+    assert (rates.figure.name, rates.rounds) == ("submit_result_c64", (2.0,))
+    assert (times.figure.name, times.rounds) == ("submit_result_p50_ms", (2.0,))
 
 
 def test_without_peers_there_is_no_figure() -> None:
@@ -66,7 +89,8 @@ def test_without_peers_there_is_no_figure() -> None:
 
 
 def test_every_run_says_what_it_promises_and_has_a_name_of_its_own() -> None:
-    runs = [run for peer in PEERS for run in peer.runs]
+    runs = [OURS, OURS_MANY, *(run for peer in PEERS for run in peer.runs)]
+    assert set(RESULTS_SAY) <= {run.name for run in runs if run.results}
     assert len({run.name for run in runs}) == len(runs)
     assert all(run.says and run.acks and run.stores for run in runs)
     for peer in PEERS:

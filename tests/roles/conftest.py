@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
 import itertools
 import re
 import time
@@ -37,12 +35,15 @@ from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
+from ..support.opened import opened as opened
+from ..support.opened import pytest_pyfunc_call as pytest_pyfunc_call
 from ..waiting import PATIENCE_S
 from .pool import pool as images
 
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "roles.conf"
 PASSWORD = "s3cret"
-NOWHERE = RouterSettings(node="", zone="")
+# A grant that nobody has renewed after `claim_s` ends, and on a busy machine its first renewal may be late.
+NOWHERE = RouterSettings(node="", zone="", claim_s=PATIENCE_S)
 
 
 def cut(*users: str) -> str:
@@ -73,9 +74,16 @@ def violations(server: EmbeddedServer) -> list[str]:
 class Site:
     """One server, and what is connected to it."""
 
-    def __init__(self, server: EmbeddedServer, stack: AsyncExitStack, jwt_folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        server: EmbeddedServer,
+        stack: AsyncExitStack,
+        jwt_folder: Path | None = None,
+        nkey_folder: Path | None = None,
+    ) -> None:
         self.server = server
         self._jwt_folder = jwt_folder
+        self._nkey_folder = nkey_folder
         self._stack = stack
         self._ledger = False
         self._user = ""
@@ -89,6 +97,8 @@ class Site:
     async def bus(self, user: str, **others: Any) -> NatsBus:
         file = self.credentials(user)
         identity: dict[str, Any] = {"credentials_file": file} if file else {"user": user, "password": PASSWORD}
+        if self._nkey_folder is not None:
+            identity = {"nkey_file": self._nkey_folder / f"{user}.nk"}
         settings = ConnectionSettings(
             urls=(self.server.url,),
             **identity,
@@ -99,8 +109,9 @@ class Site:
         self._stack.push_async_callback(bus.close)
         return bus
 
-    async def client(self, user: str) -> Client:
-        return await self._stack.enter_async_context(Client(await self.bus(user), settings=NOWHERE, name=user))
+    async def client(self, user: str, *, gateway: bool = False) -> Client:
+        client = Client(await self.bus(user), settings=NOWHERE, name=user, gateway=gateway)
+        return await self._stack.enter_async_context(client)
 
     async def make_ledger(self) -> None:
         """As whoever may: workers wait for it."""
@@ -112,7 +123,8 @@ class Site:
         if not self._ledger:
             self._ledger = True
             await self.make_ledger()
-        settings = WorkerSettings(id=id, node=id, start_timeout_s=PATIENCE_S)
+        # Nothing here freezes, but a busy machine may look as if it did, and a new epoch voids leases.
+        settings = WorkerSettings(id=id, node=id, start_timeout_s=PATIENCE_S, freeze_after_s=PATIENCE_S)
         return await self._stack.enter_async_context(Worker(pool, bus=await self.bus(user), settings=settings))
 
     async def dispatcher(self) -> Dispatcher:
@@ -159,30 +171,10 @@ def serve(monkeypatch) -> Iterator[Callable[[str], EmbeddedServer]]:
         yield start
 
 
-_OPENED = pytest.StashKey[AsyncExitStack]()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """Close what a test opened inside the test: what it leaves behind is then the test's fault."""
-    test = pyfuncitem.obj
-    if _OPENED not in pyfuncitem.stash or not inspect.iscoroutinefunction(test):
-        return
-    stack = pyfuncitem.stash[_OPENED]
-
-    @functools.wraps(test)
-    async def closing(*args: Any, **kwargs: Any) -> None:
-        async with stack:
-            await test(*args, **kwargs)
-
-    pyfuncitem.obj = closing
-
-
 @pytest.fixture
-def site_of(serve, request: pytest.FixtureRequest) -> Callable[..., Site]:
-    """A site on a server of that configuration; for users by JWT, with the folder that has their credentials."""
-    stack = request.node.stash.setdefault(_OPENED, AsyncExitStack())
-    return lambda config, jwt_folder=None: Site(serve(config), stack, jwt_folder)
+def site_of(serve, opened: AsyncExitStack) -> Callable[..., Site]:
+    """A site on a server of that configuration; for users by JWT or nkey, with the folder that has their secrets."""
+    return lambda config, jwt_folder=None, nkey_folder=None: Site(serve(config), opened, jwt_folder, nkey_folder)
 
 
 @pytest.fixture

@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import itertools
 import json
 import os
+import re
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import nkeys
 import pytest
+from click.testing import CliRunner
 
 from gangline.bus.nats_bus import connect as connect_jetstream
-from gangline.bus.port.bus import BucketSettings, NoResponders, NotPermitted, RequestTimeout
+from gangline.bus.port.bus import (
+    BucketSettings,
+    Message,
+    NoResponders,
+    NotPermitted,
+    RequestTimeout,
+    StorageUnavailable,
+)
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.bus.settings.keys import KeyKind, KeyPair
+from gangline.cli.app import gangline
 from gangline.coordinator.service import Coordinator
+from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gateway.gateway import Gateway
-from gangline.schemas.errors.base import GanglineError, ServerUnreachable
+from gangline.dispatcher.jobs.submitter import job_of_key
+from gangline.schemas.errors.base import GanglineError, InvalidRequest, ServerUnreachable, TaskFailed, UnknownMethod
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.jwt_config import claims_in, claims_of, creds_file, encode_jwt
 from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
 from gangline.schemas.permissions.roles import Permissions, Role, permissions
 from gangline.worker.ledger.settings import WorkerSettings
+from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
 from ..bus.conftest import collect
@@ -103,6 +120,95 @@ async def test_a_tenant_calls_and_submits_to_its_own_endpoint_alone(tenants: Ten
     with pytest.raises(NoResponders):
         await thief.request("gangline.queue.images.wait", json.dumps(asked).encode(), timeout_s=PATIENCE_S)
     assert await site.refused() == []
+
+
+@pytest.mark.parametrize("form", ["passwords", pytest.param("JWT", marks=pytest.mark.long)])
+async def test_a_tenant_that_submits_again_has_one_task_beside_that_of_another_tenant_with_its_key(
+    site_of, tmp_path: Path, form: str
+):
+    """The server adds the tenant to the subject, so what is stored does not look like what was sent."""
+    users = (*SERVERS, "web@shop=producer:images", "batch@lab=producer:images")
+    site: Site = site_of(jwts(tmp_path, *users), tmp_path) if form == "JWT" else site_of(cut(*users))
+    async with Dispatcher(await site.bus("dispatcher")):
+        pass  # it has made the streams
+    web, operator = await site.client("web"), await site.client("operator")
+    tasks = await operator._submitter._streams.tasks()
+
+    async def stored() -> list[str]:
+        count = (await tasks.state()).messages
+        found = [await tasks.get(number) for number in range(1, count + 1)]
+        return [each.subject.rpartition("@")[2] for each in found if each is not None]
+
+    unkeyed = await web._submitter.one("images.double", [1], {}, CallOptions())
+    again = await web._submitter._stored(unkeyed.message, StorageUnavailable("no answer"))  # it was stored, though
+    assert (again, await stored()) == (unkeyed.sequence, ["shop"])
+    for user in ("web", "batch", "web", "batch"):
+        client = await site.client(user)  # each time another process, which does not know what the others sent
+        await client.options(idempotency_key="order-7").submit("images.double", 1)
+        await client.options(idempotency_key="order-7").submit("images.double", 1)
+    assert await stored() == ["shop", "shop", "lab"]
+
+
+@pytest.mark.parametrize("form", ["passwords", pytest.param("JWT", marks=pytest.mark.long)])
+async def test_an_idempotency_key_belongs_to_its_tenant_and_each_has_its_own_result(site_of, tmp_path: Path, form: str):
+    own = "own=producer:images"
+    users = (*SERVERS, own, "web@shop=producer:images", "batch@lab=producer:images")
+    site: Site = site_of(jwts(tmp_path, *users), tmp_path) if form == "JWT" else site_of(cut(*users))
+    await site.everything()
+    jobs: dict[str, str] = {}
+    for number, user in enumerate(("own", "web", "batch"), 1):
+        for _ in range(2):  # each time another process
+            keyed = (await site.client(user)).options(idempotency_key="order-7")
+            job = await keyed.submit("images.double", number)
+            assert await job.result(timeout_s=PATIENCE_S) == 2 * number
+            assert jobs.setdefault(user, job.id) == job.id
+    assert len(set(jobs.values())) == 3
+    assert jobs["own"] == job_of_key("images.double", "order-7")
+    assert await (await site.client("operator")).job(jobs["own"]).result(timeout_s=PATIENCE_S) == 2
+
+
+RELOADS = 6
+
+
+async def test_a_reload_of_the_file_with_other_accounts_delivers_no_request_twice(site_of, tmp_path: Path):
+    """A server that gets an account in a JWT adds its new imports before it removes the old ones."""
+    file = tmp_path / "accounts.conf"
+    users = ("operator", "gateway", "web@shop=producer:images", "batch@lab=producer:images")
+
+    def write(*more: str) -> None:
+        file.write_text(re.sub(r"\$GANGLINE_PASSWORD_\w+", PASSWORD, cut(*users, *more)))
+
+    write()
+    site: Site = site_of(f'include "{"../" * 20}{file}"')
+    gateway, web = await site.bus("gateway"), await site.bus("web")
+    came: Counter[bytes] = Counter()
+    await gateway.subscribe("gangline.call.>", lambda message: came.update([message.data]), queue="gangline-gateway")
+    await gateway.flush()
+    over = asyncio.Event()
+    sent = 0
+
+    async def ask() -> None:
+        nonlocal sent
+        while not over.is_set():
+            with contextlib.suppress(GanglineError):
+                web.publish("gangline.call.images.double", str(sent).encode(), reply=f"_INBOX.web.{sent}")
+                sent += 1
+            await asyncio.sleep(0)
+
+    asking = asyncio.create_task(ask())
+    try:
+        for number in range(RELOADS):
+            more = [f"u{each}@shop=producer:images" for each in range(number % 3)]
+            write(*more, *([f"z@zoo{number}=producer:images"] if number % 2 else []))
+            assert site.server.pid is not None
+            os.kill(site.server.pid, signal.SIGHUP)
+            before = len(came)
+            await until(lambda at=number: site.server.log_tail(100_000).count("Reloaded server") > at)
+            await until(lambda enough=before + 200: len(came) > enough)
+    finally:
+        over.set()
+        await asking
+    assert sum(came.values()) == len(came) > 200 * RELOADS
 
 
 def test_the_server_takes_answers_to_tenants_for_a_day(tmp_path: Path):
@@ -242,6 +348,112 @@ async def test_jwts_let_in_whom_they_name_with_what_the_roles_allow(site_of, tmp
     await until(lambda: not old.connected)
 
 
+async def test_accounts_are_changed_while_the_servers_run_and_stay_after_a_restart(site_of, tmp_path):
+    users = ("operator", "gateway", "worker", "web@shop=producer:images", "old@lab=producer:images", "x@gone=producer")
+    keeps = ("--resolver", str(tmp_path / "kept by the server"))
+    jwts(tmp_path / "j", *keeps, *users)
+    site: Site = site_of(f'include "{"../" * 20}{tmp_path / "j" / "resolver.conf"}"', tmp_path / "j")
+    await site.worker("w1")
+    await site.gateway()
+    old, gone = await site.bus("old"), await site.bus("x")
+    assert (await old.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    changed = (*users[:3], "web@shop=producer:video", "new@shop=producer:images", "other@lab=producer:images")
+    push = ["roles", "--jwt", str(tmp_path / "j"), *keeps, "--push", site.server.url, *changed]
+    done = await asyncio.to_thread(CliRunner().invoke, gangline, push)
+    assert done.exit_code == 0, done.output
+    assert "the servers have 4 accounts; they have forgotten gone" in done.output
+
+    async def holds() -> None:
+        web, new, other = [await site.bus(user) for user in ("web", "new", "other")]
+        for bus in (new, other):
+            assert (await bus.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+        with pytest.raises(NotPermitted):
+            await web.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)
+        for left_out in ("old", "x"):
+            with pytest.raises(ServerUnreachable):
+                await site.bus(left_out)
+
+    await holds()
+    await until(lambda: not old.connected and not gone.connected)
+    # The file that the server was started with is older than what it keeps.
+    await asyncio.to_thread(site.server.restart)
+    again = await site.bus("new")
+
+    async def serves() -> bool:
+        try:
+            await again.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)
+        except NoResponders:  # the gateway is not back yet
+            return False
+        return True
+
+    await until(serves)
+    await holds()
+
+
+class Pushed:
+    """A server that keeps its accounts, and what `gangline roles --push` makes of them."""
+
+    def __init__(self, folder: Path, *users: str) -> None:
+        self.jwts = folder / "j"
+        self._options = ("--resolver", str(folder / "kept by the server"))
+        jwts(self.jwts, *self._options, *users)
+
+    @property
+    def configuration(self) -> str:
+        return f'include "{"../" * 20}{self.jwts / "resolver.conf"}"'
+
+    async def push(self, site: Site, *users: str) -> None:
+        arguments = ["roles", "--jwt", str(self.jwts), *self._options, "--push", site.server.url, *users]
+        done = await asyncio.to_thread(CliRunner().invoke, gangline, arguments)
+        assert done.exit_code == 0, done.output
+
+
+async def test_answers_on_their_way_arrive_while_a_tenant_comes_and_another_one_changes(site_of, tmp_path):
+    users = ("operator", "gateway", "worker", "web@shop=producer:images")
+    accounts = Pushed(tmp_path, *users, "batch@lab=producer:video")
+    site: Site = site_of(accounts.configuration, accounts.jwts)
+    gateway, web, asked = await site.bus("gateway"), await site.bus("web"), collect()
+    await gateway.subscribe("gangline.call.*.*", asked, queue=Names().gateway_queue)
+    await gateway.flush()
+    waiting = asyncio.ensure_future(web.request("gangline.call.images.double", b"[2]", timeout_s=2 * PATIENCE_S))
+    await asked.count(1)
+    await accounts.push(site, *users, "batch@lab=producer:audio", "w@new=worker", "o@new=owner")
+    gateway.publish(asked.items[0].reply, b"4")
+    assert (await waiting).data == b"4"
+    await site.bus("w")  # the new tenant
+
+
+@pytest.mark.long
+async def test_requests_of_a_tenant_are_delivered_once_while_its_account_changes(site_of, tmp_path):
+    """The server would deliver those twice that come while it has the old imports beside the new ones."""
+    users = ("operator", "gateway", "worker")
+    accounts = Pushed(tmp_path, *users, "web@shop=producer:images")
+    site: Site = site_of(accounts.configuration, accounts.jwts)
+    gateway, web = await site.bus("gateway"), await site.bus("web")
+    delivered, numbers, over = Counter[bytes](), itertools.count(), asyncio.Event()
+
+    def answer(message: Message) -> None:
+        delivered[message.data] += 1
+        gateway.publish(message.reply, b"")
+
+    async def ask() -> None:
+        while not over.is_set():
+            with contextlib.suppress(NoResponders):  # nothing was delivered
+                number = str(next(numbers)).encode()
+                await web.request("gangline.call.images.double", number, timeout_s=2 * PATIENCE_S)
+
+    await gateway.subscribe("gangline.call.*.*", answer, queue=Names().gateway_queue)
+    await gateway.flush()
+    asking = [asyncio.ensure_future(ask()) for _ in range(100)]
+    for change in range(12):
+        await accounts.push(site, *users, "web@shop=producer:images", *["more@shop=producer:video"][: change % 2])
+        before = delivered.total()
+        await until(lambda before=before: delivered.total() > before + 200)
+    over.set()
+    await asyncio.gather(*asking)
+    assert [number for number, times in delivered.items() if times > 1] == []
+
+
 async def test_a_jwt_that_is_not_valid_lets_nobody_in(site_of, tmp_path):
     site: Site = site_of(jwts(tmp_path, "operator", "web@shop=producer:images"), tmp_path)
     accounts, creds = tmp_path / "keys" / "accounts", tmp_path / "creds"
@@ -353,6 +565,77 @@ async def test_users_by_jwt_follow_the_template_of_their_role(serve, tmp_path):
     finally:
         await first.close()
         await router.close()
+
+
+# -- Python clients of tenants ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["passwords", "nkeys", pytest.param("JWT", marks=pytest.mark.long)])
+async def programs(request: pytest.FixtureRequest, site_of, serve, tmp_path, monkeypatch) -> Site:
+    """Two tenants, and a worker of each of their endpoints."""
+    users = (*SERVERS, "web@shop=producer:images", "other@lab=producer:video")
+    if request.param == "passwords":
+        site: Site = site_of(cut(*users))
+    elif request.param == "JWT":
+        site = site_of(jwts(tmp_path, *users), tmp_path)
+    else:
+        keys = {user.name: make_key(nkeys.PREFIX_BYTE_USER) for user in map(parse_user, users)}
+        for name, (seed, public) in keys.items():
+            monkeypatch.setenv(variable(name, nkey=True), public)
+            (tmp_path / f"{name}.nk").write_bytes(seed)
+        site = site_of(configuration(Names(), tuple(map(parse_user, users)), nkeys=True), nkey_folder=tmp_path)
+    await site.coordinator()
+    await site.worker("w1")
+    await site.worker("v1", pool=VIDEO)
+    await site.dispatcher()
+    await site.gateway()
+    return site
+
+
+VIDEO = Pool("video", slots=2)
+
+
+@VIDEO.task
+async def play(film: str, speed: float = 1.0) -> dict[str, Any]:
+    return {"film": film, "speed": speed, "raw": b"\x00\xff"}
+
+
+async def test_python_programs_of_tenants_call_stream_and_submit_to_their_own_endpoint(programs: Site):
+    shop, lab = await programs.client("web", gateway=True), await programs.client("other", gateway=True)
+    assert await shop.call("images.double", n=4) == 8
+    assert await lab.call("video.play", "m") == {"film": "m", "speed": 1.0, "raw": b"\x00\xff"}
+    assert [item async for item in shop.stream("images.count", 1000)] == list(range(1000))
+    large = [page async for page in shop.stream("images.pages", 7, 300_000)]
+    assert [len(page) for page in large] == [300_000] * 7
+    assert await asyncio.gather(*(shop.call("images.double", n) for n in range(50))) == [2 * n for n in range(50)]
+    job = await shop.options(events=True).submit("images.report")
+    assert await job.result(PATIENCE_S) == "done"
+    with pytest.raises(TaskFailed, match="not today"):
+        await shop.call("images.fail")
+    with pytest.raises(UnknownMethod):
+        await shop.call("images.nothing")
+    with pytest.raises(InvalidRequest, match="does not stream"):
+        _ = [item async for item in shop.stream("images.double", 1)]
+    for client, target in ((shop, "video.play"), (lab, "images.double")):
+        with pytest.raises(NotPermitted, match=target):
+            await client.call(target, 1)
+    assert [line for line in await programs.refused() if ".call." not in line] == []
+
+
+async def test_a_tenant_cannot_read_or_close_another_ones_stream(programs: Site):
+    web, other = await programs.bus("web"), await programs.bus("other")
+    fields = {"Gangline-Stream": "3"}
+    first = json.loads((await web.request("gangline.call.images.count", b"[9]", headers=fields, timeout_s=9.0)).data)
+    got = first["items"]
+    for body in (b"", b'{"close": true}', b'{"after": 0}'):
+        stolen = await other.request(first["next"], body, timeout_s=PATIENCE_S)
+        assert stolen.headers and json.loads(stolen.data)["code"] == "stream_broken"
+    following = first["next"]
+    while following is not None:
+        answer = json.loads((await web.request(following, b"", timeout_s=PATIENCE_S)).data)
+        got, following = got + answer["items"], answer["next"]
+    assert got == list(range(9))
+    assert await programs.refused() == []
 
 
 # -- workers in an account of their own -------------------------------------------------------------------------------

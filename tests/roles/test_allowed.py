@@ -10,15 +10,22 @@ import os
 import pytest
 
 from gangline.bus.port.bus import BucketSettings, ConnectionEvent, Message, Storage
+from gangline.bus.streams.history_recorder import HistorySettings
+from gangline.coordinator.settings.settings import ServiceSettings
+from gangline.dispatcher.client.history import HistoryReader
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
+from gangline.dispatcher.durable.service import Dispatcher
 from gangline.schemas.errors.base import JobDead
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.roles import INBOXES
-from gangline.worker.service import WorkerState
+from gangline.worker.ledger.settings import WorkerSettings
+from gangline.worker.service import Worker, WorkerState
 
 from ..bus.conftest import collect, happens
 from ..processes import ForkServer
 from ..waiting import PATIENCE_S, until
-from .conftest import PASSWORD, Site
+from .conftest import PASSWORD, SERVERS, Site, cut
+from .pool import pool as images
 
 pytestmark = pytest.mark.server
 
@@ -141,6 +148,8 @@ async def test_an_operator_does_all_that_operators_do(site: Site):
     router = await site.client("router")
     async with router.lease("images", ledger="sync"):
         assert "router" in [lease.owner for lease in await operator.leases()]
+    for client in (router, operator):
+        assert (await client.schemas("images"))["double"].parameters["required"]
     assert (await operator.stats("images.w1")).load.total == 4
     assert (await operator.resize("images.w1", 2)).slots == 2
     assert (await operator.drain("images.w1")).draining
@@ -296,3 +305,23 @@ async def test_operators_and_probes_use_the_command_line(site: Site, forks: Fork
     assert await run("router", "call", "images.double", "[4]") == "8\n"
     assert "gangline-worker" in await run("worker", "health", "--node", "w1")
     assert await site.refused() == []
+
+
+async def test_each_role_writes_its_own_history_and_an_observer_reads_all_of_it(site_of):
+    history = HistorySettings(storage=Storage.MEMORY)
+    site: Site = site_of(cut(*SERVERS[:-2], "observer", "w1=worker:images.w1"))
+    await site.coordinator(shell=ServiceSettings(history=history))
+    bus = await site.bus("dispatcher")
+    async with Dispatcher(bus, settings=DispatcherSettings(history=history)):
+        await site.make_ledger()
+        settings = WorkerSettings(id="w1", start_timeout_s=PATIENCE_S, history=history)
+        async with Worker(images, bus=await site.bus("w1"), settings=settings):
+            observer = await site.client("observer")
+            reader = HistoryReader(observer.router.bus, Names())
+
+            async def told() -> bool:
+                return {record.by.partition(".")[0] for record in await reader.records()} >= {"worker", "coordinator"}
+
+            await until(told)
+    assert "worker_left" in {record.kind.value for record in await reader.records()}
+    assert [line for line in await site.refused() if "observer" not in line] == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.jetstream.api import TOO_MANY_BATCHES
 from gangline.bus.key_value.wire import stream_configuration
 from gangline.bus.port.bus import BucketSettings, KvEntry, NotPermitted, Storage, StorageUnavailable
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
@@ -285,3 +286,27 @@ async def test_an_acknowledgement_that_is_stored_as_anothers_record_neither_ends
     await site.dispatcher()
     assert await alice.job("victim").result(PATIENCE_S) == 4
     assert worker.state is WorkerState.SERVING
+
+
+@pytest.mark.long  # the server keeps an open batch for ten seconds
+async def test_batches_that_a_worker_keeps_open_delay_a_gang_and_do_not_fail_it(site_of):
+    site: Site = site_of(cut("operator", "coordinator", "worker", "router", "one=worker:images.w1"))
+    await site.coordinator()
+    await site.worker("w2")
+    one, operator = await site.bus("one"), await site.bus("operator")
+    mine = f"$KV.{NAMES.ledger_bucket}.gangset.mine"
+
+    async def refused() -> bool:
+        for number in range(50):  # the most that a stream has; those before them may just have ended
+            headers = {"Nats-Batch-Id": f"open-{number}", "Nats-Batch-Sequence": "1"}
+            one.publish(f"$KV.{NAMES.ledger_bucket}.alive.images.w1", b"{}", headers=headers)
+        await one.flush()
+        headers = {"Nats-Batch-Id": "mine", "Nats-Batch-Sequence": "1"}
+        answer = await operator.request(mine, b"{}", headers=headers, timeout_s=PATIENCE_S)
+        return bool(answer.data) and json.loads(answer.data)["error"]["err_code"] == TOO_MANY_BATCHES
+
+    await until(refused)
+    router = await site.client("router")
+    async with asyncio.timeout(PATIENCE_S), router.gang(pool="images", size=1) as gang:
+        assert await gang.run("double", 2) == [4]
+    assert await site.refused() == []

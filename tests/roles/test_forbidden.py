@@ -17,13 +17,14 @@ from gangline.schemas.names import Names
 from gangline.schemas.permissions.roles import Role
 from gangline.worker.pool.pool import Pool
 
+from ..processes import ForkServer
 from ..waiting import PATIENCE_S, until
-from .conftest import Site, cut
+from .conftest import PASSWORD, Site, cut
 from .pool import pool as images
 
 pytestmark = pytest.mark.server
 
-P, R, OWN, G, W, D, C = (role for role in Role if role is not Role.OPERATOR)
+P, R, OWN, G, W, D, C, V = (role for role in Role if role is not Role.OPERATOR)
 LEDGER, RESULTS = "$KV.GANGLINE_LEDGER", "$KV.GANGLINE_RESULTS"
 API = "$JS.API"
 
@@ -35,13 +36,16 @@ PUBLISH: dict[str, set[Role]] = {
     "gangline.sched.images.later": {D},
     "gangline.due.images.double": set(),
     "gangline.queue.images.cancel": {P},
+    **{f"gangline.queue.images.{name}": {P, V} for name in ("get", "stats", "why", "wait")},
     "gangline.worker.images.w1.frames": {R, G, D},
     "gangline.worker.images.w1.jobs": {D},
     **{f"gangline.worker.images.w1.{name}": {C} for name in ("hold", "unhold", "keep", "form", "teardown", "ping")},
-    **{f"gangline.worker.images.w1.{name}": {R} for name in ("reserve", "renew", "release")},
+    **{f"gangline.worker.images.w1.{name}": {R} for name in ("reserve", "renew", "release", "schemas")},
     "gangline.worker.images.w1.dispatch": {R, OWN},
-    **{f"gangline.worker.images.w1.{name}": set() for name in ("stats", "drain", "resize")},
-    **{f"gangline.gang.{name}": {R, OWN} for name in ("acquire", "renew", "release", "get", "list", "why")},
+    "gangline.worker.images.w1.stats": {V},
+    **{f"gangline.worker.images.w1.{name}": set() for name in ("drain", "resize")},
+    **{f"gangline.gang.{name}": {R, OWN} for name in ("acquire", "renew", "release")},
+    **{f"gangline.gang.{name}": {R, OWN, V} for name in ("get", "list", "why")},
     "gangline.gang.end": set(),
     "gangline.gang.report": set(),
     "gangline.gang.report.images.w1": {W},
@@ -61,14 +65,16 @@ PUBLISH: dict[str, set[Role]] = {
     "_GANGLINE.gangline.gang.acquire": {R, OWN},
     "_GANGLINE.gangline.gang.report": set(),
     "_GANGLINE.gangline.gang-shard.east.list": {C},
-    "_GANGLINE.gangline.dispatcher.d.ping": {D},
+    "_GANGLINE.gangline.worker.images.w1.x.stats": {V},
+    "_GANGLINE.gangline.dispatcher.d.ping": {D, V},
     "gangline.dead.images.double": {D},
     "gangline.job.j.state": {D},
     "gangline.job.j.item": {D},
     "gangline.job.j.progress": {W, D},
     "gangline.job.images.j.state": {D},
     "gangline.job.images.j.progress": {W, D},
-    "gangline.dispatcher.d.ping": {D},
+    "gangline.dispatcher.d.ping": {D, V},
+    "gangline.dispatcher.d.stats": {V},
     "gangline.event.worker.images.w1": {W},
     "gangline.event.worker.images.w2": set(),
     "gangline.event.gang.g": {C},
@@ -99,10 +105,19 @@ PUBLISH: dict[str, set[Role]] = {
     "_R_.another.account": {G, W, C},
     # The audit trail: each operator in its own name, and nobody changes it.
     "gangline-audit.somebody": set(),
-    **{f"{API}.STREAM.{verb}.GANGLINE_AUDIT": set() for verb in ("UPDATE", "DELETE", "PURGE", "MSG.DELETE", "MSG.GET")},
+    **{f"{API}.STREAM.{verb}.GANGLINE_AUDIT": set() for verb in ("UPDATE", "DELETE", "PURGE", "MSG.DELETE")},
+    f"{API}.STREAM.MSG.GET.GANGLINE_AUDIT": {V},
+    # The history: each process in its own name, and nobody changes it.
+    "gangline-history.worker.images.w1": {W},
+    "gangline-history.worker.images.w2": set(),
+    "gangline-history.coordinator.c1": {C},
+    "gangline-history.dispatcher.d1": {D},
+    **{f"{API}.STREAM.{verb}.GANGLINE_HISTORY": set() for verb in ("UPDATE", "DELETE", "PURGE", "MSG.DELETE")},
+    f"{API}.STREAM.CREATE.GANGLINE_HISTORY": {D, C},
+    f"{API}.STREAM.MSG.GET.GANGLINE_HISTORY": {V},
     # JetStream.
-    f"{API}.STREAM.INFO.GANGLINE_TASKS": {P, D},
-    f"{API}.STREAM.MSG.GET.GANGLINE_TASKS": {P, D},
+    f"{API}.STREAM.INFO.GANGLINE_TASKS": {P, D, V},
+    f"{API}.STREAM.MSG.GET.GANGLINE_TASKS": {P, D, V},
     f"{API}.STREAM.MSG.DELETE.GANGLINE_TASKS": {D},
     **{f"{API}.STREAM.PURGE.GANGLINE_{name}": set() for name in ("TASKS", "JOBS", "DEAD")},
     f"{API}.STREAM.CREATE.GANGLINE_TASKS": {D},
@@ -111,8 +126,8 @@ PUBLISH: dict[str, set[Role]] = {
     f"{API}.STREAM.PURGE.KV_GANGLINE_LEDGER": {D, C},
     f"{API}.CONSUMER.CREATE.KV_GANGLINE_LEDGER.c": {R, G, D, C},
     f"{API}.STREAM.DELETE.KV_GANGLINE_LEDGER": set(),
-    f"{API}.STREAM.MSG.GET.KV_GANGLINE_LEDGER": {R, G, W, D, C},
-    f"{API}.STREAM.MSG.GET.KV_GANGLINE_RESULTS": {P, D},
+    f"{API}.STREAM.MSG.GET.KV_GANGLINE_LEDGER": {R, G, W, D, C, V},
+    f"{API}.STREAM.MSG.GET.KV_GANGLINE_RESULTS": {P, D, V},
     # What is stored would go, as it is, wherever the request says.
     f"{API}.DIRECT.GET.KV_GANGLINE_RESULTS": set(),
     f"{API}.DIRECT.GET.KV_GANGLINE_RESULTS.{RESULTS}.result.j": set(),
@@ -160,22 +175,23 @@ SUBSCRIBE: dict[str, set[Role]] = {
     "gangline.gang-talk.g.1.1.all": {W},
     "gangline.queue.images.*": {D},
     "gangline.dispatcher.d.*": {D},
-    "gangline.job.>": set(),
-    "gangline.job.j.>": {P},
-    "gangline.job.images.j.*": {P},
-    "gangline.dead.>": set(),
-    "gangline.event.gang.*": {R, G, D},
-    "gangline.event.worker.images.w1": set(),
-    "gangline-audit.*": set(),
-    f"{LEDGER}.alive.images.*": {R, G, D, C},
-    f"{LEDGER}.reg.images.*": {R, G, D},
-    f"{LEDGER}.lease.images.w1.*": set(),
-    f"{LEDGER}.gang.*": set(),
-    f"{LEDGER}.>": set(),
-    f"{RESULTS}.result.j": {P},
-    f"{RESULTS}.result.images.j": {P},
-    f"{RESULTS}.>": set(),
-    "$KV.GANGLINE_ROUTES.>": {R, G, D},
+    "gangline.job.>": {V},
+    "gangline.job.j.>": {P, V},
+    "gangline.job.images.j.*": {P, V},
+    "gangline.dead.>": {V},
+    "gangline.event.gang.*": {R, G, D, V},
+    "gangline.event.worker.images.w1": {V},
+    "gangline-audit.*": {V},
+    "gangline-history.>": {V},
+    f"{LEDGER}.alive.images.*": {R, G, D, C, V},
+    f"{LEDGER}.reg.images.*": {R, G, D, V},
+    f"{LEDGER}.lease.images.w1.*": {V},
+    f"{LEDGER}.gang.*": {V},
+    f"{LEDGER}.>": {V},
+    f"{RESULTS}.result.j": {P, V},
+    f"{RESULTS}.result.images.j": {P, V},
+    f"{RESULTS}.>": {V},
+    "$KV.GANGLINE_ROUTES.>": {R, G, D, V},
     "$JS.ACK.>": set(),
     "$JS.API.>": set(),
     "$SRV.PING": {G, W, D, C},
@@ -183,7 +199,10 @@ SUBSCRIBE: dict[str, set[Role]] = {
     "$SRV.INFO.something-else": set(),
 }
 
-SHARED = ("producer", "router", "owner", "gateway", "dispatcher", "coordinator", "operator", "worker=worker:images.w1")
+SHARED = (
+    *("producer", "router", "owner", "gateway", "dispatcher", "coordinator", "observer", "operator"),
+    "worker=worker:images.w1",
+)
 
 
 async def may_publish(bus: NatsBus, subject: str) -> bool:
@@ -230,7 +249,13 @@ async def test_operators_may_all_but_hear_what_others_are_answered(site: Site):
         "_INBOX.somebody.r.1",
         "_R_.another.account",
         "gangline-audit.somebody",
-        *(f"{API}.STREAM.{verb}.GANGLINE_AUDIT" for verb in ("UPDATE", "DELETE", "PURGE", "MSG.DELETE")),
+        *(
+            f"{API}.STREAM.{verb}.{stream}"
+            for stream in ("GANGLINE_AUDIT", "GANGLINE_HISTORY")
+            for verb in ("UPDATE", "DELETE", "PURGE", "MSG.DELETE")
+        ),
+        *(f"gangline-history.{writer}" for writer in ("worker.images.w1", "worker.images.w2")),
+        *("gangline-history.coordinator.c1", "gangline-history.dispatcher.d1"),
         f"{API}.STREAM.CREATE.ANYTHING",
     }
     assert await may_publish(bus, "gangline-audit.operator")
@@ -352,3 +377,33 @@ async def test_a_part_that_is_started_as_another_role_says_so_and_ends(site: Sit
         await gateway.stop()
     with pytest.raises(NotPermitted):
         await site.worker("w3", user=user)
+
+
+COMMANDS = {
+    "workers": "the roles router, gateway, worker, dispatcher, coordinator, observer and operator may",
+    "stats images.w1": "the roles observer and operator may",
+    "drain images.w1": "the role operator may",
+    "gang acquire images 1": "the roles router, owner and operator may",
+    "call images.double [1]": "the roles router, gateway, ",
+}
+
+
+@pytest.mark.processes
+async def test_a_command_says_once_what_is_forbidden_and_which_role_may_do_it(site_of, forks: ForkServer):
+    site = site_of(cut("shop=producer"))
+    options = ["-s", site.server.url, "--user", "shop", "--password", PASSWORD, "--inbox-prefix", "_INBOX.shop"]
+    wrong = []
+    for command, roles in COMMANDS.items():
+        what = ["-m", "gangline.cli", *command.split(), *options]
+        done = await asyncio.to_thread(forks.run, what, timeout=PATIENCE_S)
+        told = done.stderr.splitlines()
+        first = "gangline: the nats-server forbids this user to "
+        if (
+            done.returncode != 3
+            or done.stdout
+            or len(told) != 1
+            or not told[0].startswith(first)
+            or roles not in told[0]
+        ):
+            wrong.append(f"gangline {command}: {done}")
+    assert wrong == []

@@ -12,7 +12,7 @@ import pytest
 
 from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import NotPermitted
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher

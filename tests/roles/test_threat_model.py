@@ -29,7 +29,7 @@ API = "$JS.API"
 INCOMPLETE_BATCH = 10176
 """The server's error number for the end of a batch whose beginning it did not take."""
 USERS = (
-    *("operator", "router", "gateway", "dispatcher", "coordinator"),
+    *("operator", "router", "gateway", "dispatcher", "coordinator", "observer"),
     *("producer=producer:invoices", "worker=worker:images.w1", "web@shop=producer:invoices"),
 )
 
@@ -140,10 +140,10 @@ Attack = Callable[[Account, NatsBus], Awaitable[bool]]
 READ = "read the arguments of all waiting tasks, and all results"
 ID = "use a `Nats-Msg-Id` that it can guess before its owner does: the server drops the owner's message"
 HOLES: dict[str, Attack] = {
-    "producer, router, gateway, worker, dispatcher, coordinator"
+    "producer, router, gateway, worker, dispatcher, coordinator, observer"
     " | replace any record with an answer from JetStream: the leader's, or a result": records_are_replaced,
     "producer | replace any record with an acknowledgement": records_are_replaced_by_an_acknowledgement,
-    f"producer | {READ}": others_are_read,
+    f"producer, observer | {READ}": others_are_read,
     f"producer | {ID}": a_message_id_is_taken,
     "worker | report progress of any job": progress_is_forged,
     "worker | keep 50 atomic batches open: meanwhile no gang is formed or ended": batches_are_kept_open,

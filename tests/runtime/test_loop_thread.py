@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, Generator
 from types import TracebackType
@@ -141,3 +142,22 @@ def test_it_cannot_be_used_on_its_own_loop() -> None:
                 proxy._thread.call(asyncio.get_running_loop)
 
         proxy._thread.run(inside())
+
+
+@pytest.mark.processes
+def test_after_a_fork_it_says_that_the_child_has_to_connect_itself() -> None:
+    with Proxy(opened) as proxy:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                try:
+                    proxy.caller()
+                except ClosedError as error:
+                    os.write(writing, error.message.encode())
+                proxy.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(reading, 1000).decode() == "this client was made before a fork: connect in the child process"
+        assert proxy.caller() is proxy.target.thread

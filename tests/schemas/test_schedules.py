@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.schemas.errors.base import InvalidSchedule
-from gangline.schemas.schedules import check_schedule
+from gangline.schemas.schedules import check_schedule, short_cron
 
 from ..support.schedules import REFUSED, STALLING, TAKEN
 
@@ -15,6 +15,11 @@ from ..support.schedules import REFUSED, STALLING, TAKEN
 @pytest.mark.parametrize("text", TAKEN)
 def test_what_the_server_takes_is_taken(text):
     assert check_schedule(f" {text} ") == text
+
+
+@pytest.mark.parametrize("text", ["0 3 * * *", "*/5 * * * mon-fri", " 0  3 1 jan ? "])
+def test_five_fields_get_the_second_0(text):
+    assert check_schedule(text) == f"0 {text.strip()}"
 
 
 @pytest.mark.parametrize("text", [*REFUSED, *STALLING, "", "  "])
@@ -26,9 +31,9 @@ def test_what_the_server_refuses_or_stumbles_over_is_refused(text):
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("0 3 * * *", "has five fields, and a schedule has six fields, seconds first: write '0 0 3 * * *'"),
-        ("* * *", "has 3 fields, and a schedule has six fields, seconds first: such as '0 0 3 * * *'"),
-        ("", "it is empty: give six fields of cron, such as '0 0 3 \\* \\* \\*', or '@every 5m'"),
+        ("0 3 * *", "has 4 fields: a schedule has five fields of cron, such as '0 3 * * *', or six"),
+        ("61 3 * * *", "'61' is out of bounds: minutes go from 0 to 59"),
+        ("", "it is empty: give five or six fields of cron, such as '0 3 * * *', or '@every 5m'"),
         (", * * * * *", "its seconds match nothing: write \\* for every one"),
         ("0 0 24 * * *", "'24' is out of bounds: hours go from 0 to 23"),
         ("0 0 0 * * fri-mon", "the first value is after the last"),
@@ -43,7 +48,7 @@ def test_what_the_server_refuses_or_stumbles_over_is_refused(text):
     ],
 )
 def test_what_is_refused_says_what_to_write(text, hint):
-    with pytest.raises(InvalidSchedule, match=hint.replace("'0 0 3 * * *'", "'0 0 3 \\* \\* \\*'")):
+    with pytest.raises(InvalidSchedule, match=hint.replace("'0 3 * * *'", "'0 3 \\* \\* \\*'")):
         check_schedule(text)
 
 
@@ -52,6 +57,11 @@ def test_what_is_refused_says_what_to_write(text, hint):
 )
 def test_whatever_is_written_is_taken_or_refused(text):
     try:
-        assert check_schedule(text) == text.strip()
+        assert check_schedule(text).endswith(text.strip())
     except InvalidSchedule as error:
         assert len(error.message) < 400
+
+
+@pytest.mark.parametrize("text", ["0 3 * * *", "@every 5m", "@daily", "30 0 3 * * *", "*/2 * * * * *"])
+def test_people_see_the_schedule_that_they_wrote(text):
+    assert short_cron(check_schedule(text)) == text

@@ -6,9 +6,9 @@ import pytest
 
 from gangline.coordinator.core.commit_pipeline import GrantPipeline
 from gangline.coordinator.model.gang import ManagedGang
-from gangline.testing.sim.plan.aims import with_aims
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.plan import OF_OWNERS, Accident, Moment, Plan
+from gangline.testing.sim.plan.variants import with_aims
 
 from .mutants import mutant
 

@@ -10,8 +10,8 @@ import pytest
 from gangline.dispatcher.calls.call import Call
 from gangline.dispatcher.leases import held_slots as hold_module
 from gangline.schemas.wire.frames import Frame
-from gangline.testing.sim.plan.clocks import with_clocks
 from gangline.testing.sim.plan.plan import Plan, draw_plan
+from gangline.testing.sim.plan.variants import with_clocks
 from gangline.worker.slots.admission_core import AdmissionCore
 
 from .mutants import mutant

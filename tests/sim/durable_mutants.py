@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,26 +23,37 @@ from gangline.dispatcher.durable.ownership.ownership_core import Trust
 from gangline.dispatcher.durable.persistence import records
 from gangline.dispatcher.durable.persistence.outcome_store import Answer, OutcomeStore
 from gangline.dispatcher.durable.persistence.writers import DueCopyRemover
+from gangline.dispatcher.durable.policies import retry_policy as retry_module
 from gangline.dispatcher.durable.policies import start_order as keys_module
-from gangline.dispatcher.durable.policies.start_order import Place, RankedSet, RateLimiter, ReadyQueue
+from gangline.dispatcher.durable.policies.start_order import Place, RankedSet, ReadyQueue
 from gangline.dispatcher.durable.queue import attempts as flights_module
 from gangline.dispatcher.durable.queue.attempts import AttemptSender
 from gangline.dispatcher.durable.queue.recovery import QueueRecovery
 from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
+from gangline.dispatcher.durable.queue.tenant_reader import TenantReader
 from gangline.dispatcher.durable.workers.failure_detector import WorkerFailureDetector
 from gangline.dispatcher.jobs.dead_letters import DeadLetter, DeadLetters
 from gangline.dispatcher.jobs.queries import JobQueries
 from gangline.dispatcher.jobs.result_waits import _EndpointWaits
 from gangline.dispatcher.jobs.storage import TaskStorage
+from gangline.dispatcher.routing.wait_queue import TenantTurns
+from gangline.runtime.rate import RateLimiter
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
 from gangline.schemas.wire.frames import Frame, Reason
-from gangline.testing.sim.plan.durable_draw import draw_durable_plan, draw_unheard_plan
+from gangline.testing.sim.plan.durable_draw import (
+    draw_durable_plan,
+    draw_tenants_plan,
+    draw_unacknowledged_plan,
+    draw_unheard_plan,
+)
 from gangline.testing.sim.plan.durable_plan import JobKind
 from gangline.testing.sim.plan.plan import DISPATCHER_FAULTS, Accident, Plan, leader_of
+from gangline.worker.server import WorkerServer
 from gangline.worker.slots.admission_core import AdmissionCore
 from gangline.worker.slots.lease_table import RouterHistory
+from gangline.worker.slots.method_limits import MethodLimit
 from gangline.worker.wire.answer_batcher import FrameResponder
 from gangline.worker.wire.durable_jobs import DurableJobServer, JobName
 
@@ -117,6 +129,11 @@ def who_takes_a_queue_over_does_not_ask_what_runs(patch: pytest.MonkeyPatch) -> 
         return []
 
     patch.setattr(QueueRecovery, "jobs", jobs)
+
+
+@mutant("L10", draw=draw_unacknowledged_plan)
+def what_is_sent_again_still_says_that_it_is_the_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(headers, "sent_again", dict)
 
 
 @mutant("L10", draw=draw_unheard_plan)
@@ -314,8 +331,8 @@ def a_schedule_that_comes_as_a_task_is_run_as_one(patch: pytest.MonkeyPatch) -> 
 @durable_mutant("per-key", needs=_rule("per_key"))
 def one_more_of_a_key_may_run(patch: pytest.MonkeyPatch) -> None:
     class Generous(keys_module.KeyConcurrency):
-        def __init__(self, limit: int) -> None:
-            super().__init__(limit + 1)
+        def __init__(self, limit: int | None, rate: RateLimiter | None = None, **others: Any) -> None:
+            super().__init__(None if limit is None else limit + 1, rate, **others)
 
     patch.setattr("gangline.dispatcher.durable.core.scheduler.KeyConcurrency", Generous)
 
@@ -323,6 +340,7 @@ def one_more_of_a_key_may_run(patch: pytest.MonkeyPatch) -> None:
 @durable_mutant("order", needs=_ordered)
 def whoever_has_room_goes_first(patch: pytest.MonkeyPatch) -> None:
     def admit(self: StartScheduler, task: Task) -> None:
+        task.pool = self.pools.choose(task.submission, task.draw).name
         self._cap(task)
 
     patch.setattr(StartScheduler, "admit", admit)
@@ -330,29 +348,45 @@ def whoever_has_room_goes_first(patch: pytest.MonkeyPatch) -> None:
 
 @durable_mutant("turn", needs=_crowded)
 def nobody_goes_before_anybody(patch: pytest.MonkeyPatch) -> None:
-    def place(submission: Submission, seq: int, age_step_s: float) -> Place:
+    def place(submission: Submission, seq: int, age_step_s: float, declared: int | None = None) -> Place:
         return (submission.published_at, seq)
 
-    patch.setattr("gangline.dispatcher.durable.core.queue_core.place_of", place)
+    for module in ("queue_core", "scheduler"):
+        patch.setattr(f"gangline.dispatcher.durable.core.{module}.place_of", place)
 
 
 @durable_mutant("turn", needs=_crowded)
 def who_waits_never_grows_older(patch: pytest.MonkeyPatch) -> None:
-    def place(submission: Submission, seq: int, age_step_s: float) -> Place:
-        return (-submission.priority, seq)
+    def place(submission: Submission, seq: int, age_step_s: float, declared: int | None = None) -> Place:
+        priority = declared if submission.priority is None else submission.priority
+        return (-(priority or 0), seq)
 
-    patch.setattr("gangline.dispatcher.durable.core.queue_core.place_of", place)
+    for module in ("queue_core", "scheduler"):
+        patch.setattr(f"gangline.dispatcher.durable.core.{module}.place_of", place)
 
 
 @durable_mutant("turn", needs=_crowded)
 def the_newest_of_a_line_starts(patch: pytest.MonkeyPatch) -> None:
     original = ReadyQueue.add
 
-    def add(self: ReadyQueue, place: Place, cost: int) -> None:
-        self._by_cost.setdefault(cost, RankedSet(reverse=True))
-        original(self, place, cost)
+    def add(self: ReadyQueue, place: Place, cost: int, tenant: str = "") -> None:
+        if tenant not in self._lines:
+            self._lines[tenant] = {}
+            self.turns.enter(tenant)
+        self._lines[tenant].setdefault(cost, RankedSet(reverse=True))
+        original(self, place, cost, tenant)
 
     patch.setattr(ReadyQueue, "add", add)
+
+
+@mutant("tenant", draw=draw_tenants_plan)
+def tenants_take_no_turns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TenantTurns, "served", lambda self, tenant, more=0.0: 0.0)
+
+
+@mutant("tenant", draw=draw_tenants_plan)
+def nothing_beyond_the_window_is_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TenantReader, "wake", lambda self: None)
 
 
 @durable_mutant("idle", needs=_crowded)
@@ -374,6 +408,59 @@ def what_runs_is_not_counted(patch: pytest.MonkeyPatch) -> None:
         return len(queue_state.tasks) if queue_state.open and queue_state.sure and not queue_state.rules.paused else 0
 
     patch.setattr(StartScheduler, "room", room)
+
+
+def _declares(needs: Callable[[Plan], bool] = lambda plan: True) -> Callable[[Plan], bool]:
+    """Plans in which tasks declare how many of them may run."""
+
+    def fitting(plan: Plan) -> bool:
+        assert plan.durable is not None
+        return plan.durable.policy("job").max_running is not None and needs(plan)
+
+    return fitting
+
+
+def _shares_a_pool(plan: Plan) -> bool:
+    """Plans in which several endpoints use a pool."""
+    assert plan.durable is not None
+    used = Counter(
+        pool for step in plan.durable.routes for pool in step.route.pools(step.endpoint) if step.endpoint != pool
+    )
+    return bool(used)
+
+
+@durable_mutant("declared", needs=_declares(_shares_a_pool))
+def workers_do_not_keep_declared_limits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MethodLimit, "allows", lambda self, key, now: True)
+
+
+@durable_mutant("declared", needs=_declares())
+def dispatchers_do_not_keep_declared_limits(patch: pytest.MonkeyPatch) -> None:
+    original = StartScheduler.limits_of
+
+    def limits_of(self: StartScheduler, task: Task) -> Any:
+        return tuple(each for each in original(self, task) if each[0] is self.concurrency)
+
+    patch.setattr(StartScheduler, "limits_of", limits_of)
+
+
+@durable_mutant("declared", needs=_declares(_hands_over))
+def what_runs_at_a_takeover_does_not_count_for_declared_limits(patch: pytest.MonkeyPatch) -> None:
+    original = StartScheduler.limits_of
+
+    def limits_of(self: StartScheduler, task: Task) -> Any:
+        return original(self, task) if self._state.open else ()
+
+    patch.setattr(StartScheduler, "limits_of", limits_of)
+    patch.setattr(WorkerServer, "_new_limit_shares", lambda self, kv: None)  # workers would make up for it
+
+
+@durable_mutant("L10", needs=_declares())
+def declared_attempts_are_not_read(patch: pytest.MonkeyPatch) -> None:
+    def first(default: Any, *given: Any) -> Any:
+        return next((value for value in given[:2] if value is not None), default)
+
+    patch.setattr(retry_module, "_first", first)
 
 
 @durable_mutant("rate", needs=lambda plan: plan.calm and _rule("rate_per_s")(plan))

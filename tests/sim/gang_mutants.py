@@ -15,18 +15,20 @@ from gangline.coordinator.core import owner_requests as owners_module
 from gangline.coordinator.core import scheduler as forming_module
 from gangline.coordinator.core.commit_pipeline import GrantPipeline
 from gangline.coordinator.core.members import Teardown
+from gangline.coordinator.core.scheduler import GangScheduler
 from gangline.coordinator.core.standing_sets import StandingSets
 from gangline.coordinator.election.leader_record import LeaderKey
 from gangline.coordinator.ledger.storage import GangLedgerWriter
 from gangline.coordinator.model import commits as commits_module
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model.commits import CommitQueue
+from gangline.coordinator.model.events import HoldAnswered
 from gangline.coordinator.model.gang import GangStep, ManagedGang
 from gangline.coordinator.scheduling import placement as placement_module
 from gangline.coordinator.server import effect_executor as effects_module
 from gangline.dispatcher.gangs import owner_core as owner_module
-from gangline.schemas.names import Names
-from gangline.schemas.records.gangs import LeaderRecord
+from gangline.schemas.names import MARK, Names
+from gangline.schemas.records.gangs import GangState, LeaderRecord
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.gang_plan import BadStart, Breaking, GangKind
 from gangline.testing.sim.plan.plan import POOLS, Accident, Plan
@@ -76,6 +78,42 @@ def members_are_told_while_the_commit_is_on_its_way(patch: pytest.MonkeyPatch) -
         return found
 
     patch.setattr(GrantPipeline, "writes", writes)
+
+
+@gang_mutant("L7")
+def an_owner_is_answered_while_the_commit_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
+    original = GrantPipeline.writes
+
+    def writes(self: GrantPipeline, gang: ManagedGang) -> Any:
+        found, attempt = original(self, gang), gang.attempt
+        if found is not None and attempt is not None and gang.waiters:
+            secret = attempt.tokens
+            seats = [seat.model_copy(update={"token": secret.get(seat.token, seat.token)}) for seat in attempt.seats]
+            formed = {"state": GangState.FORMED, "step": "formed", "seats": tuple(seats), "fence": 1}
+            reply = gang.describe(to_owner=True).model_copy(update=formed)
+            self._state.out += [do.AnswerRequest(reply_to=waiter, reply=reply) for waiter in gang.waiters]
+            gang.waiters.clear()
+        return found
+
+    patch.setattr(GrantPipeline, "writes", writes)
+
+
+@gang_mutant("L7")
+def a_batch_does_not_wait_for_the_holds_of_all_workers(patch: pytest.MonkeyPatch) -> None:
+    original = GangScheduler.answered
+
+    def answered(self: GangScheduler, event: HoldAnswered) -> None:
+        gang = self._state.gangs.get(event.gang)
+        attempt = gang.attempt if gang is not None else None
+        if attempt is not None and event.accepted and event.attempt == attempt.number:
+            for worker in attempt.wanted.keys() - attempt.answers.keys() - {event.worker}:
+                facts = self._state.inventory.workers[worker].facts
+                tokens = tuple(f"{MARK}{seat.rank}.{event.tokens[0]}" for seat in attempt.wanted[worker])
+                known = {"epoch": facts.epoch, "reg_revision": facts.revision, "load": None}
+                original(self, replace(event, worker=worker, tokens=tokens, secrets=(), **known))
+        original(self, event)
+
+    patch.setattr(GangScheduler, "answered", answered)
 
 
 @gang_mutant("L7")

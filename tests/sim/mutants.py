@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from gangline.board import board_core as board_module
+from gangline.board.board_core import Board
+from gangline.board.slots import Cells, WorkerSlots, slots_of
 from gangline.dispatcher.leases import held_slots as hold_module
 from gangline.dispatcher.leases.held_slots import HeldSlots, ReserveTarget, SlotRequest, SlotReserver
 from gangline.dispatcher.leases.lease_slots import LeaseSlots
 from gangline.dispatcher.leases.selection import Selection
-from gangline.dispatcher.pools.discovery import WorkerDiscovery
-from gangline.dispatcher.pools.pool import RoutedPool
+from gangline.dispatcher.pools.pool import RoutedPool, WorkerDiscovery
 from gangline.dispatcher.routing.worker_table import WorkerEntry, WorkerTable
 from gangline.dispatcher.transport.exchange import RequestExchange
 from gangline.runtime.failure_detector import FailureDetector, FreezeDetector
@@ -57,11 +59,12 @@ class Mutant:
         fitting = (plan for plan in map(self.draw, itertools.count()) if self.needs(plan))
         return itertools.islice(fitting, self.seeds)
 
-    def likely(self, seed: int | None) -> Iterator[Plan]:
-        """The same, but first the plan of a seed that has caught it."""
-        if seed is not None and self.needs(first := self.draw(seed)):
-            yield first
-        yield from (plan for plan in self.plans() if plan.seed != seed)
+    def likely(self, seeds: Sequence[int]) -> Iterator[Plan]:
+        """The same, but first the plans of seeds that have caught it."""
+        first = [plan for plan in map(self.draw, seeds) if self.needs(plan)]
+        yield from first
+        tried = {plan.seed for plan in first}
+        yield from (plan for plan in self.plans() if plan.seed not in tried)
 
     def play(self, plan: Plan) -> Report:
         """Run one, with the bug planted before."""
@@ -530,3 +533,42 @@ def a_ledger_that_does_not_answer_knows_of_no_heartbeat(patch: pytest.MonkeyPatc
             return False
 
     patch.setattr(WorkerDiscovery, "beats", beats)
+
+
+# -- the board: what people are shown -----------------------------------------------------------------------------
+
+
+@mutant("board")
+def slots_are_free_if_the_last_heartbeat_says_so(patch: pytest.MonkeyPatch) -> None:
+    def slots(registration: Any, heartbeat: Any, *entries: Any) -> WorkerSlots:
+        right = slots_of(registration, heartbeat, *entries)
+        if heartbeat is None or right.lost:
+            return right
+        free = max(0, heartbeat.total - heartbeat.running - heartbeat.reserved)
+        cells = tuple(each for each in right.cells if each.kind != "free")
+        return replace(right, free=free, cells=(*cells, Cells("free", free)) if free else cells)
+
+    patch.setattr(board_module, "slots_of", slots)
+    patch.setattr(Board, "check", lambda self: None)  # the simulator must see it by itself
+
+
+@mutant("board")
+def the_end_of_a_lease_is_not_shown(patch: pytest.MonkeyPatch) -> None:
+    original = Board.see_entry
+
+    def see_entry(self: Board, key: str, value: bytes | None) -> None:
+        if value is not None or not key.startswith("lease."):
+            original(self, key, value)
+
+    patch.setattr(Board, "see_entry", see_entry)
+
+
+@mutant("board")
+def a_delta_leaves_out_what_is_gone(patch: pytest.MonkeyPatch) -> None:
+    original = Board.take
+
+    def take(self: Board) -> Any:
+        delta = original(self)
+        return delta if delta is None else replace(delta, gone={})
+
+    patch.setattr(Board, "take", take)

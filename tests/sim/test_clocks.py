@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from gangline.schemas.deadline import CLOCKS_DIFFER
-from gangline.testing.sim.plan.clocks import FASTEST, SLOWEST, draw_machine, with_clocks
+from gangline.runtime.timers import CLOCKS_DIFFER
 from gangline.testing.sim.plan.durable_draw import draw_durable_plan
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.plan import draw_plan
+from gangline.testing.sim.plan.variants import FASTEST, SLOWEST, draw_machine, with_clocks
 from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions

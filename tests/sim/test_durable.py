@@ -11,7 +11,12 @@ import pytest
 from gangline.schemas.records.jobs import DeadReason
 from gangline.testing.sim.__main__ import main
 from gangline.testing.sim.history.troubles import Troubles
-from gangline.testing.sim.plan.durable_draw import draw_durable_plan, draw_unheard_plan
+from gangline.testing.sim.plan.durable_draw import (
+    draw_durable_plan,
+    draw_tenants_plan,
+    draw_unacknowledged_plan,
+    draw_unheard_plan,
+)
 from gangline.testing.sim.plan.durable_plan import JobEnding, JobKind
 from gangline.testing.sim.plan.plan import DISPATCHER_FAULTS, Accident, draw_plan
 from gangline.testing.sim.run import run
@@ -44,6 +49,20 @@ def test_a_dispatcher_that_is_not_heard_starts_nothing_that_another_has_taken_ov
     assert "dispatcher unheard" in report.plan and report.durable["done"]
 
 
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(2, whole=60)))
+def test_what_is_sent_again_to_a_server_that_has_forgotten_it_does_not_run_again(seed):
+    report = run(seed, plan=draw_unacknowledged_plan(seed))
+    assert report.ok, str(report)
+    assert "server restart" in report.plan and report.durable
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(3, whole=60)))
+def test_a_tenant_that_fills_the_window_does_not_hold_up_others(seed):
+    report = run(seed, plan=draw_tenants_plan(seed))
+    assert report.ok, str(report)
+    assert report.durable["done"] > 20
+
+
 def test_plans_with_durable_tasks_are_those_without_and_more():
     for seed in range(20):
         plain, plan = draw_plan(seed), draw_durable_plan(seed)
@@ -69,6 +88,8 @@ def test_plans_hold_every_kind_of_durable_task_and_of_trouble():
     assert {len(durable.dispatchers) for durable in traffic} == {1, 2, 3}
     wanted = {*DISPATCHER_FAULTS, Accident.DISPATCHER_STOP}
     assert {event.accident for plan in plans for event in plan.events} >= wanted
+    assert {policy.max_running for durable in traffic for _, policy in durable.declared} >= {1, 2}
+    assert any(not step.says_attempts for step in steps)
     for rule in ("per_key", "ordered", "max_running", "rate_per_s", "paused"):
         assert any(getattr(step.route.queue, rule) for durable in traffic for step in durable.routes), rule
 
@@ -96,15 +117,15 @@ def test_what_befell_whom_is_known_for_as_long_as_it_matters():
     troubles = Troubles(lambda: now)
     end = troubles.begin("w0")
     now = 1.0
-    assert troubles.befell("w0", 0.5) and not troubles.befell("w1", 0.5)
+    assert troubles.affected("w0", 0.5) and not troubles.affected("w1", 0.5)
     end()
     now = 3.0
-    assert troubles.befell("w0", 0.9) and not troubles.befell("w0", 1.5)
+    assert troubles.affected("w0", 0.9) and not troubles.affected("w0", 1.5)
     troubles.hear(["w0", "w1"], ["w0"])
-    assert troubles.befell("w1", 2.0) and troubles.count(["w0", "w1"], 0.5) == 2
+    assert troubles.affected("w1", 2.0) and troubles.count(["w0", "w1"], 0.5) == 2
     now = 4.0
     troubles.hear(["w0", "w1"], ["w0", "w1"])
-    assert troubles.befell("w1", 3.5) and not troubles.befell("w1", 4.5)
+    assert troubles.affected("w1", 3.5) and not troubles.affected("w1", 4.5)
 
 
 def test_a_pool_that_was_long_in_nobodys_ledger_may_be_unknown():

@@ -87,3 +87,16 @@ async def test_keys_of_a_dead_worker_go_within_their_time_to_live(scene):
     assert scene.laws == []
     await asyncio.sleep(0.2)
     assert scene.laws == ["L6"]
+
+
+async def test_what_a_dead_worker_wrote_may_arrive_late_and_lives_from_then_on(scene):
+    scene.watch.disturb()
+    scene.worker.dead = True
+    scene.watch.worker_died(scene.worker)
+    await asyncio.sleep(6)
+    scene.keys.add(KEY)
+    scene.watch.delivered()
+    await asyncio.sleep(6.9)
+    assert scene.laws == []
+    await asyncio.sleep(0.2)
+    assert scene.laws == ["L6"]

@@ -24,12 +24,12 @@ TAKEN: Final = tuple(
 REFUSED: Final = tuple(
     each.strip()
     for each in """
-    0 3 * * *|*/0 * * * * *|5-0 * * * * *|60 * * * * *|0 0 24 * * *|0 0 0 0 * *|0 0 0 32 * *|0 0 0 1 13 *|0 0 0 1 0 *
+    */0 * * * * *|5-0 * * * * *|60 * * * * *|0 0 24 * * *|0 0 0 0 * *|0 0 0 32 * *|0 0 0 1 13 *|0 0 0 1 0 *
     0 0 0 * * 7|0 0 0 * * Sunday|0 0 0 * * fri-mon|0 0 0 L * *|0 0 0 15W * *|0 0 0 * * 5#3|0 0 0 * * 5L|0 0 3 * * * *
     @every 999ms|@every 500ms|@every 0s|@every -1s|@every 1|@every|@every  5m|@Every 5m|@EVERY 5m|@every 1d|@every 1e3s
     @every 9999999h|@reboot|@HOURLY|@Hourly|@at 2030-01-01|@at  2030-01-01T00:00:00Z|@at|-1 * * * * *|1.5 * * * * *
     0 0 0 30 2 *|0 0 0 31 4 *|0 0 0 31 4,6 *|0-60 * * * * *|*/ * * * * *|/5 * * * * *|*/5/2 * * * * *|1-2-3 * * * * *
-    ** * * * * *|TZ=UTC 0 0 3 * * *|a b c d e f|0 0 3 * * * # x|0 0 0 * * 1-7|0 0 3 * *|nonsense
+    ** * * * * *|TZ=UTC 0 0 3 * * *|a b c d e f|0 0 3 * * * # x|0 0 0 * * 1-7|nonsense|0 3 * *
     @at 2030-02-30T00:00:00Z
     """.strip()
     .replace("\n", "|")

@@ -28,6 +28,30 @@ def suite(pytester: pytest.Pytester):
     return run
 
 
+def test_the_rest_is_what_the_quick_suite_has_not_run_just_so(pytester: pytest.Pytester, monkeypatch):
+    monkeypatch.setenv(scale.VARIABLE, "1")  # the run sets it, too, for this process
+    pytester.makepyfile(
+        test_plain="""
+        import pytest
+        def test_deterministic(): ...
+        async def test_on_virtual_time(): ...
+        @pytest.mark.long
+        def test_long(): ...
+        @pytest.mark.realtime
+        async def test_real(): ...
+        """,
+        test_repeats="""
+        repetitions = None
+        def test_again(): ...
+        """,
+    )
+    result = pytester.runpytest_inprocess(
+        "-p", "no:cacheprovider", "-p", "no:asyncio", "-v", "--rest", plugins=[conftest]
+    )
+    result.assert_outcomes(passed=3, deselected=2)
+    result.stdout.fnmatch_lines_random(["*test_long PASSED*", "*test_real PASSED*", "*test_again PASSED*"])
+
+
 def test_a_task_left_pending_fails_the_test(suite):
     result = suite("""
         import asyncio

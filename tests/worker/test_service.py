@@ -15,6 +15,7 @@ from gangline.schemas.errors.base import ClosedError, Unavailable, WorkerIdTaken
 from gangline.schemas.names import public_id
 from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.frames import AnswerOp, Load, LoadFlag, RequestOp, ReserveFlag
+from gangline.testing import cluster
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker, WorkerState
@@ -33,7 +34,9 @@ async def test_a_started_worker_is_registered_and_beats(rig: Rig):
     assert (record["pool"], record["worker"], record["state"], record["slots"]) == ("images", "w1", "serving", 2)
     assert (record["node"], record["zone"], record["address"]) == ("n1", "z1", "n1:9")
     assert record["labels"] == {"gpu": "a100"}
-    assert record["methods"]["double"] == {"slots": 1, "idempotent": True, "streams": False, "description": ""}
+    double = record["methods"]["double"]
+    assert len(double.pop("schema_hash")) == 32
+    assert double == {"slots": 1, "idempotent": True, "streams": False, "description": "", "policy": None}
     assert record["methods"]["count"]["streams"] is True
     assert record["epoch"] == rig.worker.core.epoch
     rig.hand.send(task(1, "wait"))
@@ -590,3 +593,9 @@ async def test_a_token_is_hashed_once_however_often_it_is_used_and_nothing_for_a
         rig.hand.send((int(RequestOp.RELEASE), None, token))
         await rig.hand.quiet(0.1)
     assert rig.at_rest() and hashed == [token.encode()]
+
+
+async def test_a_pool_without_tasks_is_warned_of(caplog):
+    async with cluster(Pool("empty", slots=1)):
+        [line] = [record for record in caplog.records if record.__dict__.get("action") == "worker.no_tasks"]
+    assert line.getMessage() == "the pool has no tasks: decorate functions with @pool.task"

@@ -364,7 +364,7 @@ class GangContext:
             was made; None if rank 0's worker gave none.
         fence: grows over the whole system with each generation: hand it to resources that must refuse zombies.
         owner: the name of the gang's owner, for humans.
-        run: the number of the owner's call in this generation; 0 in hooks and for tasks outside such calls.
+        run: the number of the owner's call, unlike that of its other calls; 0 in hooks and for tasks outside of calls.
     """
 
     __slots__ = (

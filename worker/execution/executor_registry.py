@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings
 from ..context.lifespans import Lifespans
 from ..context.task_context import TaskContext, attach
 from ..pool.pool import BoundCall, DeclaredTask, ExecutorKind, Outcome, Pool, Shape
+from .executors.eager_backport import Carriers
+from .executors.eager_start import EagerStarter, EagerTasks
 from .executors.execution import (
     DEFAULT_WINDOW,
     CoroutineExecution,
@@ -21,7 +24,6 @@ from .executors.execution import (
 )
 from .executors.middleware import MiddlewareExecution
 from .executors.processes.pool import ProcessExecution, ProcessPool
-from .executors.stepper import Stepper
 from .executors.threads import ThreadExecution, ThreadExecutor
 
 
@@ -52,11 +54,14 @@ class ExecutorRegistry:
         self._middleware = tuple(pool.middlewares)
         self.plain: frozenset[DeclaredTask] = frozenset()
         """Tasks whose execution is nothing but their coroutine."""
+        self._inline = False
+        """Nothing runs in child processes, and coroutines run on the loop itself: on virtual time, which children and
+        other loops do not have."""
         self.running = False
-        self.stepper: Stepper
+        self.starter: EagerStarter
         """Created by `start`."""
         self.launched = 0
-        """Executions since the start, including those that InlineRunner steps itself."""
+        """Executions since the start, including those that InlineRunner starts itself."""
 
     async def start(self) -> None:
         """Resolve annotations, enter the lifespans, warm up children. Idempotent.
@@ -76,13 +81,15 @@ class ExecutorRegistry:
         await self.scope.open()
         try:
             self._check_resources()
-            await self._processes.start()
+            self._inline = getattr(asyncio.get_running_loop(), "is_virtual", False)
+            if not self._inline:
+                await self._processes.start()
         except BaseException:
             await self.scope.close()
             raise
         loop = asyncio.get_running_loop()
-        self.stepper = Stepper(loop)
-        self._site = ExecutionSite(loop=loop, scope=self.scope, settings=self._settings, stepper=self.stepper)
+        self.starter = EagerTasks(loop) if sys.version_info >= (3, 12) else Carriers(loop)
+        self._site = ExecutionSite(loop=loop, scope=self.scope, settings=self._settings, starter=self.starter)
         self.running = True
 
     async def stop(self) -> None:
@@ -94,7 +101,7 @@ class ExecutorRegistry:
         if not self.running:
             return
         self.running = False
-        self.stepper.close()
+        self.starter.close()
         self._threads.close()
         try:
             await self._processes.stop()
@@ -145,12 +152,12 @@ class ExecutorRegistry:
             return self._wrap(call, context, on_done, on_item, window, on_abandoned)
         self.launched += 1
         run: CoroutineExecution | ThreadExecution | ProcessExecution
-        if task.executor is ExecutorKind.ASYNC:
+        if task.executor is ExecutorKind.ASYNC or (self._inline and task.shape.awaits):
             run = CoroutineExecution(call, context, self._site, on_done, on_item, on_abandoned)
-            if task.timeout_s is not None:
+            if call.timeout_s is not None:
                 run.arm()
             run.start(window)
-        elif task.executor is ExecutorKind.PROCESS:
+        elif task.executor is ExecutorKind.PROCESS and not self._inline:
             run = ProcessExecution(call, context, self._site, on_done, on_item, on_abandoned)
             run.arm()
             run.start(window, self._processes)
@@ -189,9 +196,9 @@ class ExecutorRegistry:
 
     # -- by hand: see worker.wire.frame_server -----------------------------------------------------------------------
 
-    def failed(self, error: BaseException, reason: GanglineError | None, where: str) -> Outcome:
+    def failed(self, error: BaseException, reason: GanglineError | None, task: DeclaredTask) -> Outcome:
         """The outcome of a task that raised; `reason`: why it was told to stop, if it was."""
-        return Outcome(error=failure_of(error, reason, where, with_traceback=self._settings.send_tracebacks))
+        return Outcome(error=failure_of(error, reason, task, with_traceback=self._settings.send_tracebacks))
 
     def _is_plain(self, task: DeclaredTask) -> bool:
         return (

@@ -15,6 +15,7 @@ from ...schemas.errors.base import (
     TaskCrashed,
     TaskFailed,
 )
+from ...schemas.limits import MAX_DEADLINE_S
 from ...schemas.names import WorkerId, public_id
 from ...telemetry.logs import LineLimit, logger_for
 from ...telemetry.tracing import NO_SPAN, Parent, Span, tracer
@@ -354,6 +355,8 @@ class TaskRunner:
             held: called if the task waits for `TaskRun.begin`: its caller asked for that and it runs on a gang's seat.
         """
         task, driver = call.task, self._driver
+        if meta is not None and (timeout_s := _seconds(meta.get("timeout_s"))) is not None:
+            call.timeout_s = timeout_s
         span = NO_SPAN
         carried = trace if isinstance(trace, str) else None
         if tracer.enabled:
@@ -429,7 +432,7 @@ class TaskRunner:
             for record in list(sender.running.values()):
                 run = record.handle
                 if isinstance(run, TaskRun) and run.caller.job is None and run.unread:
-                    run.cancel(TaskCancelled("the reader of its items has not been heard of for a minute"))
+                    run.cancel(TaskCancelled("the reader of its items has been silent for a minute"))
 
     # -- for InlineRunner, in worker.wire.frame_server --------------------------------------------------------------
 
@@ -483,7 +486,7 @@ class TaskRunner:
         when the code has stopped."""
         run = record.handle
         if isinstance(run, TaskRun):
-            reason = DeadlineExceeded(f"{run.task.full_name} was stopped at its deadline", may_have_started=True)
+            reason = DeadlineExceeded(run.task.overdue("at", "its deadline"), may_have_started=True)
             if run.caller.job is None:
                 run.answer(Outcome(error=reason))
             run.cancel(reason)
@@ -542,6 +545,7 @@ class TaskRunner:
                 "task_id": task_id,
                 **facts,
                 **(error.details if crashed else {}),
+                **({"retryable": error.retryable} if isinstance(error, TaskFailed) else {}),
             },
         )
 
@@ -560,6 +564,10 @@ def _facts(caller: ResultSink) -> dict[str, Any]:
 
 def _number(value: object) -> int:
     return value if type(value) is int and 0 <= value < 1 << 53 else 0
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 < value <= MAX_DEADLINE_S else None  # type: ignore[operator, arg-type]
 
 
 def _count_of(error: GanglineError | None) -> str:

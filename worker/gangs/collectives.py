@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
-from ...bus.port.types import Subscription
+from ...bus.port.subjects import Subscription
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import (
     ClosedError,
@@ -22,6 +22,7 @@ from ...schemas.errors.base import (
 from ...schemas.names import Names
 from ...schemas.wire import codec
 from .collectives_core import HUB, Collective, CollectivesCore, Send
+from .rank_timer import RankTimer
 
 LINGER_S: Final = 30.0
 """How long a session continues after its task ended: others may still ask for the last result."""
@@ -40,11 +41,23 @@ class CollectiveSession:
     an all-gather. Cancelling a call leaves the others waiting; the same call again resumes it.
     """
 
-    def __init__(self, bus: Bus, names: Names, *, gang: str, generation: int, run: int, rank: int, size: int) -> None:
-        """Nothing is subscribed before the first call."""
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        *,
+        gang: str,
+        generation: int,
+        run: int,
+        rank: int,
+        size: int,
+        timer: RankTimer | None = None,
+    ) -> None:
+        """Nothing is subscribed before the first call. `timer`: measures how long this rank waits for the others."""
         self.gang = gang
         self.generation = generation
         self.run = run
+        self._timed = timer
         self._bus = bus
         self._names = names
         part_bytes = max(1, min(_PART_MAX_BYTES, bus.max_payload - _HEADER_BYTES))
@@ -129,6 +142,8 @@ class CollectiveSession:
             raise InvalidRequest("a member makes one collective call at a time: another one waits in this run")
         core, loop = self._core, asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
+        if self._timed is not None:
+            self._timed.waits(self.run, 1, loop.time())
         try:
             await self._open()
             self._check()
@@ -139,6 +154,8 @@ class CollectiveSession:
             return core.result()
         finally:
             self._waiter = None
+            if self._timed is not None:
+                self._timed.waits(self.run, -1, loop.time())
 
     def _check(self) -> None:
         if self._error is not None:
@@ -225,8 +242,21 @@ class CollectiveSession:
 class CollectiveSessions:
     """The sessions of one member of one generation, one for each run."""
 
-    def __init__(self, bus: Bus, names: Names, *, gang: str, generation: int, rank: int, size: int) -> None:
-        self._make = partial(CollectiveSession, bus, names, gang=gang, generation=generation, rank=rank, size=size)
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        *,
+        gang: str,
+        generation: int,
+        rank: int,
+        size: int,
+        timer: RankTimer | None = None,
+    ) -> None:
+        """`timer`: as for CollectiveSession."""
+        self._make = partial(
+            CollectiveSession, bus, names, gang=gang, generation=generation, rank=rank, size=size, timer=timer
+        )
         self._talks: dict[int, CollectiveSession] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._closing = TaskSet("end of a session")

@@ -336,7 +336,7 @@ class CollectivesCore:
 
 
 _ITEM_BYTES: Final = 24
-"""Maximum overhead of an item of RESULT beside its bytes."""
+"""Maximum overhead of an item of RESULT, in addition to its bytes."""
 
 
 def _call(kind: Collective, root: int) -> str:

@@ -15,6 +15,7 @@ from ...bus.port.bus import Bus
 from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GangEnded, GangFailed, GanglineError, StaleGeneration, TaskCancelled, TaskCrashed
 from ...schemas.messages.gangs import FormRequest, MemberCause
+from ...schemas.messages.operations import RankTimes
 from ...schemas.names import Names
 from ...telemetry.logs import Log
 from ..context.task_context import (
@@ -35,6 +36,7 @@ from ..slots.admission_core import AdmissionCore
 from ..slots.gang_core import LeavingMember, LocalMember, LocalSeat
 from ..slots.lease_table import GrantedLease
 from .collectives import CollectiveSessions
+from .rank_timer import RankTimer
 
 
 class _Start:
@@ -275,6 +277,10 @@ class MemberTasks:
         """By token: the current generation and its sessions."""
         self._early: dict[str, list[_Early]] = {}
         """By token: tasks of a generation that has not been announced to us yet."""
+        self.timers: dict[str, RankTimer] = {}
+        """By token: of ranks that have run tasks."""
+        self._timed: dict[int, tuple[RankTimer, int]] = {}
+        """By the identity of their context: tasks whose time is measured, with the number of their run."""
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
@@ -290,8 +296,42 @@ class MemberTasks:
             early = _Early(generation, lease, context, run, self._loop.create_future())
             self._early.setdefault(lease.token, []).append(early)
             self._loop.call_later(EARLY_S, self._too_early, early)
-            return early.ready
-        return self.hooks.ready(lease) if self.hooks is not None else None
+            ready: asyncio.Future[None] | None = early.ready
+        else:
+            ready = self.hooks.ready(lease) if self.hooks is not None else None
+        here = member.seats[lease.id]
+        if here.part == 0:
+            if ready is None:
+                self._begin(here, context, run)
+            else:
+                ready.add_done_callback(lambda done: self._begin_if(done, here, context, run))
+        return ready
+
+    def _begin(self, here: LocalSeat, context: TaskContext, run: int) -> None:
+        """Measure the time of a task that starts."""
+        token = here.lease.token
+        timer = self.timers.get(token)
+        if timer is None:
+            timer = self.timers[token] = RankTimer(here.rank)
+        timer.began(run, self._loop.time())
+        self._timed[id(context)] = timer, run
+
+    def _begin_if(self, ready: asyncio.Future[None], here: LocalSeat, context: TaskContext, run: int) -> None:
+        if not ready.cancelled() and ready.exception() is None and here.lease.ended is None:
+            self._begin(here, context, run)
+
+    def times(self, seats: Iterable[LocalSeat]) -> tuple[RankTimes, ...]:
+        """Of the ranks among these seats that have run tasks."""
+        now = self._loop.time()
+        found = (self.timers.get(here.lease.token) for here in seats)
+        return tuple(timer.times(now) for timer in found if timer is not None)
+
+    def stopped(self, leaving: LeavingMember) -> tuple[RankTimes, ...]:
+        """Their last times: these seats are over, and no task runs on them."""
+        times = self.times(leaving.seats)
+        for here in leaving.seats:
+            self.timers.pop(here.lease.token, None)
+        return times
 
     def _seat(self, member: LocalMember, lease: GrantedLease, context: TaskContext, run: int) -> None:
         here = member.seats[lease.id]
@@ -320,6 +360,10 @@ class MemberTasks:
     def ended(self, lease: GrantedLease, context: TaskContext, outcome: Outcome) -> None:
         """See MemberSeats. A child process that dies fails its member; an error that a task raises only fails its
         call."""
+        timed = self._timed.pop(id(context), None)
+        if timed is not None:
+            timer, run = timed
+            timer.ended(run, self._loop.time())
         gang, talks = gang_of(context), self._talks.get(lease.token)
         if gang is not None and talks is not None and talks[0] == gang.generation:
             talks[1].task_ended(gang.run)
@@ -365,6 +409,9 @@ class MemberTasks:
             known = self._talks.get(token)
             if known is not None and known[0] < member.generation:
                 self._hush(here, StaleGeneration(text, details={"generation": member.generation}))
+            timer = self.timers.get(token)
+            if timer is not None:
+                timer.restart(self._loop.time())
             waiting = self._early.pop(token, [])
             for early in waiting:
                 if early.generation <= member.generation:
@@ -437,6 +484,7 @@ class MemberTasks:
                 generation=facts.generation,
                 rank=facts.rank,
                 size=len(facts.members),
+                timer=self.timers.get(token),
             )
             self._talks[token] = (facts.generation, talks)
         return self._talks[token][1].session(facts.run)

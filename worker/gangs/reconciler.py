@@ -165,7 +165,7 @@ class GangReconciler:
         elif member.over or not ours:
             self._end(member, f"generation {record.generation} has taken its place", False)
         else:
-            # A later generation that we have not heard of: our seats in it are the old ones or held ones.
+            # A later generation that we do not know: our seats in it are the old ones or held ones.
             why = self._form(form_request_of(*found))
             if why is not None:
                 self._end(member, f"generation {record.generation} has taken its place: {why}", False)

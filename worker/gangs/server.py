@@ -36,8 +36,9 @@ from ...schemas.messages.gangs import (
     TeardownRequest,
     UnholdRequest,
 )
-from ...schemas.messages.operations import LoadReply, Reply, parse_request
+from ...schemas.messages.operations import LoadReply, RankTimes, Reply, parse_request
 from ...schemas.names import Names, Operation, WorkerId
+from ...schemas.text import count_of
 from ...schemas.wire import headers
 from ...telemetry.logs import Log
 from ...telemetry.metrics.router_and_worker import WorkerGangMetrics
@@ -58,7 +59,7 @@ RETRY_S = 0.25
 """First wait after an attempt that was not accepted; doubles up to RETRY_MAX_S."""
 RETRY_MAX_S = 2.0
 GIVE_UP_S = 300.0
-"""After this long somebody else has noticed, or there is no leader."""
+"""After this long the coordinator has noticed by itself, or there is no leader."""
 
 
 _Key = tuple[str, int, int, bool]
@@ -417,7 +418,7 @@ class GangServer:
         if request.only is None:
             self.reports.forget(request.gang, request.generation)
         if not all_of_it:
-            waiter.done(self._load())
+            waiter.done((), self._load())
 
     def _end(self, member: LocalMember, reason: str, alone: bool) -> None:
         """A member's gang is over according to the ledger, or (`alone`) the member is cut off."""
@@ -437,8 +438,8 @@ class GangServer:
         self.metrics.members(-len(leaving.seats))
         self._record("teardown", leaving, reason=leaving.reason)
         self._log.info(
-            "stopping %d members of gang %s (generation %d): %s",
-            len(leaving.seats), leaving.gang, leaving.generation, leaving.reason,
+            "stopping the members of gang %s here (generation %d, ranks: %s): %s",
+            leaving.gang, leaving.generation, ", ".join(str(seat.rank) for seat in leaving.seats), leaving.reason,
             extra={"action": "gang.teardown", "gang": leaving.gang, "generation": leaving.generation},
         )  # fmt: skip
         self.seats.stop(leaving)
@@ -447,6 +448,7 @@ class GangServer:
     def _stopped(self, leaving: LeavingMember) -> None:
         self.metrics.torn_down(self._loop.time() - self._began.pop(leaving, self._loop.time()))
         self._record("stopped", leaving)
+        times = self.seats.stopped(leaving) if self.seats.timers else ()
         for seat in leaving.seats:
             span = self._spans.pop(seat.lease.token, None)
             if span is not None:
@@ -454,7 +456,7 @@ class GangServer:
                 span.end()
         load = self._load()
         for waiter in self._waiting.pop(leaving, []):
-            waiter.done(load)
+            waiter.done(times, load)
 
     def fail_all(self, reason: str) -> None:
         """The worker has failed, and all its members with it."""
@@ -517,7 +519,7 @@ class GangServer:
             left = self.seats.insist(leaving)
             if left:
                 self._log.warning(
-                    "%d tasks of gang %s still run after the grace time", left, leaving.gang,
+                    "still running after the grace time: %s of gang %s", count_of(left, "task"), leaving.gang,
                     extra={"action": "gang.grace_over", "gang": leaving.gang},
                 )  # fmt: skip
         self._driver.after()
@@ -539,13 +541,15 @@ class GangServer:
 class _Waiter:
     """One teardown request, answered when the last member it waits for has stopped."""
 
-    __slots__ = ("_left", "_responder")
+    __slots__ = ("_left", "_responder", "_times")
 
     def __init__(self, responder: Responder, left: int) -> None:
         self._responder = responder
         self._left = left
+        self._times: tuple[RankTimes, ...] = ()
 
-    def done(self, load: LoadReply) -> None:
+    def done(self, times: tuple[RankTimes, ...], load: LoadReply) -> None:
         self._left -= 1
+        self._times += times
         if self._left <= 0:
-            self._responder.reply(TeardownReply(stopped=True, load=load))
+            self._responder.reply(TeardownReply(stopped=True, load=load, times=self._times))

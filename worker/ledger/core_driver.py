@@ -39,6 +39,7 @@ from ..slots.lease_table import (
     TaskRecord,
 )
 from ..slots.limiter import CapacityWaiters
+from .lease_history import LeaseHistory
 from .ledger_writer import DesiredState, LedgerWriter
 from .settings import WorkerSettings
 
@@ -123,6 +124,7 @@ class CoreDriver:
         "ambient",
         "waiters",
         "core",
+        "history",
         "journal",
         "ledger",
         "loop",
@@ -154,6 +156,8 @@ class CoreDriver:
         self.loop = asyncio.get_running_loop()
         self.ledger: LedgerWriter | None = None
         """Set when the bucket is open; nothing can be granted before."""
+        self.history: LeaseHistory | None = None
+        """None: no history is written."""
         self.on_rest: Callable[[], None] | None = None
         """Called when a draining core no longer holds anything, and again when it may leave."""
         self.on_gangs: Callable[[], None] | None = None
@@ -184,6 +188,8 @@ class CoreDriver:
         if self._collecting:
             return
         self.tell()
+        if self.core.freed:
+            self._free()
         if self.on_gangs is not None and any(self.core.gangs.present):
             self.on_gangs()
         self._arm()
@@ -197,6 +203,8 @@ class CoreDriver:
         core = self.core
         if self._collecting:
             return
+        if core.freed:
+            self._free()
         if core.changes or core.draining or any(core.gangs.present):
             self.after()
         elif self.waiters:
@@ -245,7 +253,7 @@ class CoreDriver:
         self._timer_at = float("inf")
 
     def _tell(self, changes: list[LeaseChange]) -> None:
-        ledger, journal = self.ledger, self.journal
+        ledger, journal, history = self.ledger, self.journal, self.history
         assert ledger is not None
         granted = expired = released = 0
         for change, lease in changes:
@@ -266,9 +274,21 @@ class CoreDriver:
                     released += 1
                 if recorded:
                     ledger.ended(lease.token)
+                if history is not None:
+                    history.ended(change, lease)
             if journal.enabled:
                 journal.lease(change, lease)
+        if granted and history is not None:
+            history.granted()
         self.metrics.leases(granted, expired, released)
+
+    def _free(self) -> None:
+        """Invite routers that a declared limit kept out, like those for which there was no slot."""
+        freed, self.core.freed = self.core.freed, []
+        if self.waiters is not None:
+            now = self.now()
+            for reply in freed:
+                self.waiters.refused(reply, 1, now)
 
     def _invite(self) -> None:
         if self.on_room is not None and self.core.has_room:
@@ -297,6 +317,7 @@ REASONS = {
     Refusal.DRAINING: Reason.DRAINING,
     Refusal.STALE: Reason.STALE,
     Refusal.EXPIRED: Reason.EXPIRED,
+    Refusal.LIMITED: Reason.LIMITED,
 }
 """Refusals after which a router goes elsewhere: answered as REJECTED. The others are errors."""
 
@@ -335,6 +356,8 @@ def error_of(
             return GangEnded(f"the gang of seat {shown} of worker {worker} was torn down: ask for its next generation")
         case Refusal.FULL:
             return Saturated(f"worker {worker} does not have {count_of(slots, 'free slot')} now: try another, or later")
+        case Refusal.LIMITED:
+            return LeaseBusy(f"worker {worker} runs as many of this task as its declared limits allow: try again later")
         case Refusal.DRAINING:
             return Draining(f"worker {worker} is leaving: try another")
         case Refusal.STALE:

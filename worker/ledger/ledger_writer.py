@@ -224,7 +224,8 @@ class LedgerWriter:
         return self._names.lease_key(self._worker, token)
 
     def _expects(self, token: str, desired: DesiredState) -> float:
-        """Note when the key about to be written will expire; returns its time to live in whole seconds."""
+        """Note when the key about to be written will expire; returns its time to live in whole seconds, at most
+        LEASE_SLACK_S more than what is left of the lease."""
         ttl_s = max(1, math.ceil(desired.expires_in_s)) + 1
         self._until[token] = asyncio.get_running_loop().time() + ttl_s
         return ttl_s

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from ...bus.port.bus import BucketSettings
+from ...bus.streams.history_recorder import HistorySettings
 from ...runtime.clock import Environment
 from ...schemas.errors.base import InvalidSettings
 from ...schemas.limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
@@ -90,6 +91,9 @@ class WorkerSettings:
     """Whether callers get the traceback of a failed task. Set False if callers must not see it."""
     bucket: BucketSettings = field(default_factory=BucketSettings)
     """How to create the ledger if it does not exist. In a cluster: three replicas, on file."""
+    history: HistorySettings | None = None
+    """What to record in the history; None: as the environment says, which is to record unless GANGLINE_HISTORY is
+    `off`. `HistorySettings(enabled=False)`: nothing."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in _BOUNDS.items():

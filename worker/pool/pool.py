@@ -7,15 +7,26 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, overload
 
-from ...schemas.errors.base import DeadlineExceeded, GanglineError, InvalidSettings, TaskCancelled, UnknownMethod
-from ...schemas.limits import MAX_DEADLINE_S, MAX_SLOTS
+from ...schemas.errors.base import (
+    DeadlineExceeded,
+    GanglineError,
+    InvalidArguments,
+    InvalidSettings,
+    TaskCancelled,
+    UnknownMethod,
+)
+from ...schemas.handles import TASKS_ATTRIBUTE, ResultDecoder
+from ...schemas.limits import MAX_SLOTS
 from ...schemas.names import check_name
-from ...schemas.records.workers import MethodInfo
+from ...schemas.records.workers import MethodInfo, TaskPolicy
+from ...schemas.text import known_names
 from ..context.lifespans import Lifespan, Loader, Unloader
 from ..context.task_context import GangContext, TaskContext
 from .health import HealthCheck
+from .json_schema import MethodSchema, method_schema
+from .policy import Failures, declared_policy
 from .signature import ResultEncoder, Signature, filling
 
 CallNext = Callable[[], Awaitable[Any]]
@@ -111,7 +122,7 @@ class Execution(Protocol):
 class BoundCall:
     """A task with arguments that fit it."""
 
-    __slots__ = ("args", "json", "kwargs", "raw_args", "raw_kwargs", "task")
+    __slots__ = ("args", "json", "kwargs", "raw_args", "raw_kwargs", "task", "timeout_s")
 
     def __init__(
         self,
@@ -130,6 +141,8 @@ class BoundCall:
         """As they came from the wire: a child process binds them again, so that nothing has to be pickled."""
         self.raw_kwargs = raw_kwargs
         self.json = json
+        self.timeout_s = task.policy.timeout_s
+        """Maximum duration, in seconds; a submission may replace the task's."""
 
     def __repr__(self) -> str:
         return f"BoundCall({self.task.full_name}, {len(self.args)} args, {sorted(self.kwargs)})"
@@ -139,20 +152,24 @@ class DeclaredTask:
     """A task declared with `@pool.task`. Created only by Pool; immutable once prepared."""
 
     __slots__ = (
+        "_decoder",
         "_fills",
+        "_info",
+        "_schema",
         "description",
         "executor",
         "full_name",
         "function",
         "idempotent",
         "name",
+        "policy",
         "pool",
         "result",
         "shape",
         "signature",
         "slots",
         "streams",
-        "timeout_s",
+        "twin",
     )
 
     def __init__(
@@ -164,7 +181,7 @@ class DeclaredTask:
         slots: int,
         executor: ExecutorKind,
         idempotent: bool,
-        timeout_s: float | None,
+        policy: TaskPolicy,
         description: str,
         namespace: dict[str, Any] | None = None,
     ) -> None:
@@ -176,10 +193,13 @@ class DeclaredTask:
         """Slot cost of one execution."""
         self.executor = executor
         self.idempotent = idempotent
-        self.timeout_s = timeout_s
-        """Maximum duration of an execution, in seconds; the caller's deadline may be shorter. None: no limit of its
-        own."""
+        self.policy = policy
         self.description = description
+        self.twin: str | None = None
+        """Another method of the pool that is the same function, so that the function does not name either."""
+        self._decoder: ResultDecoder | None = None
+        self._schema: MethodSchema | None = None
+        self._info: MethodInfo | None = None
         self._fills = False
         """Whether `function` already fills in resources."""
         self.shape = Shape.of(function)
@@ -191,10 +211,19 @@ class DeclaredTask:
         """Resolve what could not be resolved at declaration (annotations that name classes defined further down).
 
         Raises:
-            InvalidSettings: an annotation cannot be resolved or converted.
+            InvalidSettings: an annotation cannot be resolved or converted, or the task has a schedule and parameters
+                without a default.
         """
         self.signature.resolve()
         self.result.resolve()
+        if self.policy.cron is not None:
+            try:
+                self.signature.bind(None, None, False)
+            except InvalidArguments as error:
+                raise InvalidSettings(
+                    f"{self.full_name} has cron=, and is submitted without arguments: give each parameter a default "
+                    f"({error.message})"
+                ) from None
         if self.signature.filled and not self._fills:
             self._fills = True
             self.function = filling(self.function, self.signature.filled)
@@ -213,15 +242,60 @@ class DeclaredTask:
         bound_args, bound_kwargs = self.signature.bind(args, kwargs, json)
         return BoundCall(self, bound_args, bound_kwargs, args, kwargs, json)
 
+    def decode(self, value: Any) -> Any:
+        """A result (or an item) from the wire as the annotation says, for clients that name the task by its function.
+
+        Raises:
+            InvalidResult: it does not fit the annotation.
+            InvalidSettings: the annotation cannot be resolved.
+        """
+        decoder = self._decoder
+        if decoder is None:
+            self.result.resolve()
+            decoder = self._decoder = ResultDecoder(self.result.annotation, self.full_name)
+        return decoder(value)
+
+    @property
+    def schema(self) -> MethodSchema | None:
+        """The JSON Schema of its parameters and result; None: it is too large. Valid once prepared."""
+        if self._schema is None:
+            self._schema = method_schema(self.signature, self.result.adapter, streams=self.streams)
+        return self._schema
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Maximum duration of an execution, in seconds; the caller's deadline may be shorter. None: no limit of its
+        own."""
+        return self.policy.timeout_s
+
+    def overdue(self, how: str, limit: str) -> str:
+        """What a caller is told when its time is over: that it was stopped (`how`), or that it runs on after its
+        `limit`."""
+        if self.executor is ExecutorKind.THREAD and not self.shape.awaits:
+            return (
+                f"{self.full_name} runs on after {limit}: a thread cannot be stopped, and keeps its slots until the "
+                "function returns"
+            )
+        return f"{self.full_name} was stopped {how} {limit}"
+
     def info(self) -> MethodInfo:
-        """What routers need to know."""
-        return MethodInfo(
-            slots=self.slots, idempotent=self.idempotent, streams=self.streams, description=self.description
-        )
+        """What routers and dispatchers need to know. Valid once prepared."""
+        if self._info is None:
+            self._info = MethodInfo(
+                slots=self.slots,
+                idempotent=self.idempotent,
+                streams=self.streams,
+                description=self.description,
+                schema_hash="" if self.schema is None else self.schema.hash,
+                policy=None if self.policy == _NO_POLICY else self.policy,
+            )
+        return self._info
 
     def __repr__(self) -> str:
         return f"DeclaredTask({self.full_name!r}, {self.shape}, executor={self.executor}, slots={self.slots})"
 
+
+_NO_POLICY: Final = TaskPolicy()
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -230,19 +304,16 @@ M = TypeVar("M", bound=Middleware)
 
 GangHook = Callable[[GangContext], Any]
 
-TASKS_ATTRIBUTE = "__gangline_tasks__"
-"""Attribute of a task's function: its DeclaredTask by pool name. Child processes find the task by it."""
-
 
 class Pool:
     """A declaration: importing it starts nothing and needs no server.
 
-    ::
+    ```python
+    pool = Pool("images", slots=4)
 
-        pool = Pool("images", slots=4)
-
-        @pool.task
-        async def thumbnail(path: str, width: int = 128) -> bytes: ...
+    @pool.task
+    async def thumbnail(path: str, width: int = 128) -> bytes: ...
+    ```
     """
 
     def __init__(
@@ -290,8 +361,8 @@ class Pool:
         """Raises UnknownMethod, which lists the known methods."""
         task = self._tasks.get(method)
         if task is None:
-            known = ", ".join(self._tasks) or "none"
-            raise UnknownMethod(f"pool {self.name!r} has no task {method[:80]!r}; it has: {known}")
+            known = known_names(method, self._tasks)
+            raise UnknownMethod(f"pool {self.name!r} has no task {method[:80]!r}; {known}")
         return task
 
     @overload
@@ -307,21 +378,21 @@ class Pool:
         executor: ExecutorKind | str | None = None,
         idempotent: bool = False,
         timeout_s: float | None = None,
+        max_attempts: int | None = None,
+        backoff_s: float | None = None,
+        retry_on: Failures | None = None,
+        no_retry_on: Failures | None = None,
+        priority: int | None = None,
+        result_ttl_s: float | None = None,
+        max_running: int | None = None,
+        per_key: int | None = None,
+        rate_per_s: float | None = None,
+        cron: str | None = None,
+        time_zone: str | None = None,
         description: str | None = None,
     ) -> Callable[[F], F]: ...
 
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        slots: int = 1,
-        executor: ExecutorKind | str | None = None,
-        idempotent: bool = False,
-        timeout_s: float | None = None,
-        description: str | None = None,
-    ) -> Any:
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a function as a task and return it unchanged. With or without parentheses.
 
         Args:
@@ -330,28 +401,44 @@ class Pool:
             slots: slot cost of one execution.
             executor: `async` (event loop), `thread` or `process`; see Pool.
             idempotent: running it twice does no harm, so it may be sent again if the outcome of an attempt is unknown.
-            timeout_s: maximum duration in seconds; then it is stopped, as at a caller's deadline.
+            timeout_s: maximum duration of one execution, in seconds; then it is stopped, as at a caller's deadline. A
+                caller's deadline may be shorter; `options(timeout_s=)` of a submission replaces it.
+            max_attempts: maximum number of attempts of a submitted task. None: 1 unless it is idempotent, otherwise
+                the dispatcher's setting (5).
+            backoff_s: wait before the second attempt of a submitted task, in seconds; doubles with each further one.
+                None: the dispatcher's setting (1 s).
+            retry_on: exception classes, or their names: a submitted task is tried again only after these. None: after
+                any exception. Timeouts, crashes and lost workers are always followed by another attempt if any is
+                left.
+            no_retry_on: likewise, but there is no further attempt after these. They go before `retry_on`. A task can
+                also raise gangline.DoNotRetry.
+            priority: priority of submitted tasks; higher ones start first. None: 0.
+            result_ttl_s: how long results of submitted tasks are kept, in seconds; 0: not at all. None: the
+                dispatcher's setting (an hour).
+            max_running: maximum number of executions at once over all workers of the pool: calls, tasks on leases and
+                submitted tasks together. Gang members are exempt.
+            per_key: maximum number of executions of one key (`options(key=)`) at once. Each worker keeps it for all
+                that it runs; for submitted tasks, dispatchers keep it over all workers. Gang members are exempt.
+            rate_per_s: maximum number of starts per second; a tenth of a second's worth may start together. Otherwise
+                like `per_key`.
+            cron: schedule on which dispatchers submit the task, without arguments: a cron expression of five fields,
+                or of six with the seconds first, or `@every 5m`, `@hourly`, `@daily`.
+            time_zone: time zone of `cron`, such as `Europe/Berlin`. None: UTC.
             description: shown to operators. None: the docstring's first paragraph.
 
         Raises:
             InvalidName: the name cannot be part of a subject.
             InvalidSettings: the name is taken, a setting is out of bounds, the signature or an annotation is not
-                supported, or the executor cannot run this function.
+                supported, or the executor cannot run this function; `cron` is not a schedule.
         """
 
         def declare(function: F) -> F:
-            self._declare(
-                function,
-                name=name,
-                slots=slots,
-                executor=executor,
-                idempotent=idempotent,
-                timeout_s=timeout_s,
-                description=description,
-                namespace=namespace,
-            )
+            self._declare(function, namespace, **options)
             return function
 
+        for option in options:
+            if option not in _TASK_OPTIONS:
+                raise TypeError(f"Pool.task() got an unexpected keyword argument {option!r}")
         # Local names where the task is declared, for annotations that name classes of an enclosing function.
         caller = sys._getframe(1)
         namespace = None if caller.f_locals is caller.f_globals else dict(caller.f_locals)
@@ -360,14 +447,14 @@ class Pool:
     def _declare(
         self,
         function: Callable[..., Any],
-        *,
-        name: str | None,
-        slots: int,
-        executor: ExecutorKind | str | None,
-        idempotent: bool,
-        timeout_s: float | None,
-        description: str | None,
         namespace: dict[str, Any] | None,
+        *,
+        name: str | None = None,
+        slots: int = 1,
+        executor: ExecutorKind | str | None = None,
+        idempotent: bool = False,
+        description: str | None = None,
+        **policy: Any,
     ) -> None:
         if not inspect.isfunction(function):
             raise InvalidSettings(f"pool {self.name!r}: a task is a function, not {function!r}")
@@ -377,10 +464,7 @@ class Pool:
             raise InvalidSettings(f"{where} is declared twice: give one of them another name=")
         if _whole(slots, f"{where}: slots", 1, MAX_SLOTS) > self.slots:
             raise InvalidSettings(f"{where} costs {slots} slots, but a worker of this pool has only {self.slots}")
-        if timeout_s is not None and not 0 < timeout_s <= MAX_DEADLINE_S:
-            raise InvalidSettings(
-                f"{where}: timeout_s must be above 0 and at most {MAX_DEADLINE_S:.0f}, not {timeout_s}"
-            )
+        declared = declared_policy(where, **policy)
         awaits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         default = self.executor or (ExecutorKind.ASYNC if awaits else ExecutorKind.THREAD)
         kind = default if executor is None else _kind(executor, where)
@@ -397,12 +481,16 @@ class Pool:
             slots=slots,
             executor=kind,
             idempotent=idempotent,
-            timeout_s=timeout_s,
+            policy=declared,
             description=description,
             namespace=namespace,
         )
         self._tasks[name] = task
-        function.__dict__.setdefault(TASKS_ATTRIBUTE, {})[self.name] = task
+        mine: dict[str, DeclaredTask] = function.__dict__.setdefault(TASKS_ATTRIBUTE, {})
+        before = mine.get(self.name)
+        if before is not None and before.pool is self:
+            task.twin = before.name
+        mine[self.name] = task
 
     def lifespan(self, function: L) -> L:
         """Declare a resource that each worker opens before its first task and closes after its last.
@@ -418,15 +506,15 @@ class Pool:
         """Declare what runs around each execution of this pool's tasks: an async function that takes the task's context
         and `call_next`. It awaits `call_next()` to run the task, and returns the result.
 
-        ::
-
-            @pool.middleware
-            async def timed(context: gangline.TaskContext, call_next: gangline.CallNext) -> object:
-                began = time.monotonic()
-                try:
-                    return await call_next()
-                finally:
-                    log.info("%s took %.3f s", context.method, time.monotonic() - began)
+        ```python
+        @pool.middleware
+        async def timed(context: gangline.TaskContext, call_next: gangline.CallNext) -> object:
+            began = time.monotonic()
+            try:
+                return await call_next()
+            finally:
+                log.info("%s took %.3f s", context.method, time.monotonic() - began)
+        ```
 
         Several nest in declaration order, the first one outermost. They run on the worker's event loop, wherever the
         task runs, on the task's slots and within its time. Context variables that they set are visible to the task (not
@@ -461,11 +549,11 @@ class Pool:
         """Declare how a worker detects that it can no longer serve: a function without parameters, `async` or plain
         (which runs in a thread). It fails if it raises, returns False or does not return in time.
 
-        ::
-
-            @pool.health_check(period_s=5, failures=2)
-            async def gpu_answers() -> None:
-                await ping_gpu()
+        ```python
+        @pool.health_check(period_s=5, failures=2)
+        async def gpu_answers() -> None:
+            await ping_gpu()
+        ```
 
         It is called periodically while the worker serves, beside its tasks. A worker that has failed reports its gang
         members as failed, so that those gangs restart elsewhere. Then it drains and ends with WorkerUnhealthy, which
@@ -535,6 +623,11 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"Pool({self.name!r}, slots={self.slots}, tasks={list(self._tasks)})"
+
+
+_TASK_OPTIONS: Final = frozenset(
+    (*inspect.signature(Pool._declare).parameters, *inspect.signature(declared_policy).parameters)
+) - {"self", "function", "namespace", "policy", "where"}
 
 
 def _whole(value: int, what: str, least: int, most: int) -> int:

@@ -7,12 +7,11 @@ then costs a few microseconds; arguments that already have the annotated built-i
 
 from __future__ import annotations
 
-import collections.abc
 import functools
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pydantic_core
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -20,6 +19,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnno
 from pydantic_core import PydanticSerializationError
 
 from ...schemas.errors.base import InvalidArguments, InvalidResult, InvalidSettings
+from ...schemas.handles import item_annotation
 from ...schemas.wire.plain_values import SCALARS, close_awaitable, to_wire
 from ..context.task_context import current_task
 from .base64_arguments import Decoder, decoder_for
@@ -28,13 +28,44 @@ from .base64_arguments import Decoder, decoder_for
 class Resource:
     """Marks a parameter that callers do not pass: the worker passes what a `@pool.lifespan` function yielded.
 
-    ::
+    ```python
+    @pool.task
+    async def store(name: str, db: Annotated[Database, gangline.Resource]) -> None: ...
+    ```
 
-        @pool.task
-        async def store(name: str, db: Annotated[Database, gangline.Resource]) -> None: ...
-
-    Callers of the task call `store(name)`. Code that calls the function itself, as tests do, passes both.
+    Callers of the task call `store(name)`. Code that calls the function itself, as tests do, passes both. Type
+    checkers let callers leave it out only if it has a default: see `resource`.
     """
+
+
+class _Unfilled:
+    """Default of a parameter that the worker fills in."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"this resource was not passed ({name!r} was asked of it): a worker passes it, and so must code that calls "
+            "the function itself"
+        )
+
+    def __repr__(self) -> str:
+        return "gangline.resource()"
+
+
+_UNFILLED: Final[Any] = _Unfilled()
+
+
+def resource() -> Any:
+    """Default of a parameter that callers do not pass: the worker passes what a `@pool.lifespan` function yielded. The
+    parameter's annotation says which: it is a class.
+
+    ```python
+    @pool.task
+    async def store(name: str, db: Database = gangline.resource()) -> None: ...
+
+    await client.call(store, name="a")
+    ```
+    """
+    return _UNFILLED
 
 
 class ResolvedResources(NamedTuple):
@@ -46,16 +77,18 @@ class ResolvedResources(NamedTuple):
     """Its position among the positional parameters; None: keyword-only."""
 
 
-def resource_kind(annotation: Any, where: str) -> type[Any] | None:
-    """The type of resource that an annotation asks for; None: it is an ordinary parameter.
+def resource_kind(annotation: Any, default: Any, where: str) -> type[Any] | None:
+    """The type of resource that a parameter asks for by its annotation or its default; None: it is an ordinary
+    parameter.
 
     Raises:
-        InvalidSettings: the annotation is marked but does not name a class.
+        InvalidSettings: it asks for a resource, but not by a class.
     """
-    if typing.get_origin(annotation) is not typing.Annotated:
-        return None
-    kind, *marks = typing.get_args(annotation)
-    if not any(mark is Resource or isinstance(mark, Resource) for mark in marks):
+    kind: Any = annotation
+    marks: list[Any] = []
+    if typing.get_origin(annotation) is typing.Annotated:
+        kind, *marks = typing.get_args(annotation)
+    if default is not _UNFILLED and not any(mark is Resource or isinstance(mark, Resource) for mark in marks):
         return None
     if not isinstance(kind, type):
         raise InvalidSettings(f"{where}: a resource is asked for by its class, not by {kind}")
@@ -189,7 +222,8 @@ class Signature:
         rest = rest_named = None
         for declared in inspect.signature(self._function).parameters.values():
             is_required = declared.default is inspect.Parameter.empty
-            resource = resource_kind(hints.get(declared.name), f"{self._where}: parameter {declared.name!r}")
+            where = f"{self._where}: parameter {declared.name!r}"
+            resource = resource_kind(hints.get(declared.name), declared.default, where)
             if resource is not None:
                 filled.append(_filled(declared, resource, len(places) + len(filled), self._where))
                 continue
@@ -218,6 +252,17 @@ class Signature:
             self._exact = exact
         self.returns = hints.get("return", inspect.Parameter.empty)
         self.resolved = True
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The task, as declared."""
+        return self._function
+
+    def parameters(self) -> list[Parameter]:
+        """Parameters that callers can give, in the order in which they are declared."""
+        rest = [each for each in (self._rest, self._rest_named) if each is not None]
+        known = {each.name: each for each in (*self._by_name.values(), *rest)}
+        return [known[name] for name in inspect.signature(self._function).parameters if name in known]
 
     def bind(
         self, args: list[Any] | None, kwargs: dict[str, Any] | None, json: bool
@@ -384,10 +429,6 @@ def shown_type(annotation: Any) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 
-_ITERATORS = (collections.abc.AsyncIterator, collections.abc.AsyncGenerator, collections.abc.AsyncIterable,
-              collections.abc.Iterator, collections.abc.Generator, collections.abc.Iterable)  # fmt: skip
-
-
 class ResultEncoder:
     """Turns what one task returns (or each item it yields) into wire values."""
 
@@ -409,6 +450,18 @@ class ResultEncoder:
         except NameError:
             pass  # as for parameters
 
+    @property
+    def annotation(self) -> Any:
+        """Of the result, or of an item; `inspect.Parameter.empty`: there is none. Valid once the signature is
+        resolved."""
+        returns = self._signature.returns
+        return item_annotation(returns) if self._streams else returns
+
+    @property
+    def adapter(self) -> TypeAdapter[Any] | None:
+        """Of the result, or of an item; None: there is no annotation. Valid once it is resolved."""
+        return self._adapter
+
     def resolve(self) -> None:
         """Raises InvalidSettings if the annotation names something that does not exist."""
         try:
@@ -423,9 +476,7 @@ class ResultEncoder:
         """Resolve the return annotation. Without one, any wire value is accepted."""
         if self._resolved or not self._signature.resolved:
             return
-        annotation = self._signature.returns
-        if self._streams:
-            annotation = _item_of(annotation)
+        annotation = self.annotation
         if annotation not in (inspect.Parameter.empty, Any, object):
             self._exact = annotation if isinstance(annotation, type) and annotation in _EXACT else None
             self._exact = type(None) if annotation in (None, type(None)) else self._exact
@@ -467,10 +518,3 @@ class ResultEncoder:
         except PydanticSerializationError as error:
             text = f"the result cannot be serialized: {error}"
         raise InvalidResult(f"{self._where}: {text}", details={"type": type(value).__name__})
-
-
-def _item_of(annotation: Any) -> Any:
-    """`T` of `AsyncIterator[T]`, `Generator[T, ...]` and so on."""
-    if typing.get_origin(annotation) in _ITERATORS and typing.get_args(annotation):
-        return typing.get_args(annotation)[0]
-    return inspect.Parameter.empty

@@ -11,7 +11,7 @@ from ...bus.port.bus import Bus
 from ...bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, package_version, statistics_of
 from ...runtime.clock import Environment
 from ...runtime.timers import NEVER
-from ...schemas.messages.operations import GangShare, LeaseInfo, LoadReply, StatsReply
+from ...schemas.messages.operations import GangShare, LeaseInfo, LimitShare, LoadReply, RankTimes, StatsReply
 from ...schemas.names import Names, Operation, WorkerId
 from ...schemas.records.workers import Heartbeat, Registration
 from ...telemetry.logs import Log
@@ -23,6 +23,7 @@ from ..pool.pool import Pool
 from ..slots.admission_core import AdmissionCore, CoreSettings, next_epoch
 from ..slots.gang_core import LeavingMember, LocalMember, LocalSeat, TentativeHold, WorkerGangCore
 from ..slots.lease_table import GrantedLease
+from ..slots.method_limits import method_limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class WorkerIdentity:
                 item_bytes=settings.answer_retention_bytes,
             ),
             declared=pool.slots,
+            limits=method_limits({name: task.policy for name, task in pool.tasks.items()}),
         )
 
     def new_executors(self, on_models: Callable[[tuple[str, ...]], None]) -> ExecutorRegistry:
@@ -69,15 +71,26 @@ class WorkerIdentity:
         )
 
 
-def shares(gangs: WorkerGangCore) -> tuple[GangShare, ...]:
+SeatTimes = Callable[[Iterable[LocalSeat]], tuple[RankTimes, ...]]
+"""What the tasks on these seats have spent their time on."""
+
+
+def _no_times(_: Iterable[LocalSeat]) -> tuple[RankTimes, ...]:
+    return ()
+
+
+def shares(gangs: WorkerGangCore, times: SeatTimes = _no_times) -> tuple[GangShare, ...]:
     """The gangs' shares of a worker, for operators."""
     kept = [GangShare(gang=gang, state="kept", slots=keep.has) for gang, keep in gangs.keeps.by_gang.items()]
-    held = [_share(hold, "held", hold.seats, 0) for hold in gangs.holds.values()]
+    held = [_share(hold, "held", hold.seats, 0, ()) for hold in gangs.holds.values()]
     formed = [
-        _share(member, "over" if member.over else "formed", member.seats.values(), 0)
+        _share(member, "over" if member.over else "formed", member.seats.values(), 0, times(member.seats.values()))
         for member in gangs.members.values()
     ]
-    stopping = [_share(leaving, "stopping", leaving.seats, gangs.reserved_by(leaving)) for leaving in gangs.leaving]
+    stopping = [
+        _share(leaving, "stopping", leaving.seats, gangs.reserved_by(leaving), times(leaving.seats))
+        for leaving in gangs.leaving
+    ]
     return (*kept, *held, *formed, *stopping)
 
 
@@ -86,17 +99,18 @@ def _share(
     state: Literal["held", "formed", "over", "stopping"],
     seats: Iterable[LocalSeat],
     more: int,
+    times: tuple[RankTimes, ...],
 ) -> GangShare:
     seats = list(seats)
     slots = sum(seat.lease.slots if seat.lease.ended is None else seat.lease.busy for seat in seats)
     ranks = tuple(sorted({seat.rank for seat in seats}))
-    return GangShare(gang=of.gang, generation=of.generation, state=state, ranks=ranks, slots=slots + more)
+    return GangShare(gang=of.gang, generation=of.generation, state=state, ranks=ranks, slots=slots + more, times=times)
 
 
 class WorkerDescription:
     """Describes one worker: its constant facts and the current state of its core."""
 
-    __slots__ = ("_core", "_place", "_started_at", "_version", "drain_grace_s", "models")
+    __slots__ = ("_core", "_place", "_started_at", "_version", "drain_by", "drain_grace_s", "models")
 
     def __init__(self, place: WorkerIdentity, core: AdmissionCore) -> None:
         self._place = place
@@ -108,6 +122,8 @@ class WorkerDescription:
         """Loaded now."""
         self.drain_grace_s: float | None = None
         """The grace time of the drain, as first requested."""
+        self.drain_by: float | None = None
+        """Unix time at which that ends."""
 
     def registration(self) -> Registration:
         core, pool, settings = self._core, self._place.pool, self._place.settings
@@ -119,6 +135,7 @@ class WorkerDescription:
             channel=self._place.channel,
             state="draining" if core.draining else "serving",
             drain_grace_s=self.drain_grace_s if core.draining else None,
+            drain_by=self.drain_by if core.draining else None,
             slots=core.load.total,
             methods={name: task.info() for name, task in pool.tasks.items()},
             models=self.models,
@@ -146,7 +163,14 @@ class WorkerDescription:
             models=self.models,
         )
 
-    def statistics(self, tasks: dict[str, int], ledger: LedgerStatistics, now: float) -> StatsReply:
+    def statistics(
+        self,
+        tasks: dict[str, int],
+        ledger: LedgerStatistics,
+        now: float,
+        times: SeatTimes = _no_times,
+        limits: Sequence[LimitShare] = (),
+    ) -> StatsReply:
         """The answer to `stats`."""
         core = self._core
         return StatsReply(
@@ -167,7 +191,8 @@ class WorkerDescription:
                 )
                 for lease in core.leases.values()
             ],
-            gangs=shares(core.gangs),
+            gangs=shares(core.gangs, times),
+            limits=tuple(limits),
             tasks=tasks,
             ledger={
                 "pending": ledger.pending,

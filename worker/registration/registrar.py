@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from ...bus.port.bus import Bus, Conflict, KeyValue, KvEntry, NotPermitted
 from ...runtime.clock import Environment
 from ...runtime.tasks import TaskSet
-from ...schemas.deadline import margin_s
+from ...runtime.timers import IdLease, margin_s
 from ...schemas.errors.base import ClosedError, GanglineError, MalformedMessage, Unavailable, WorkerIdTaken
 from ...schemas.names import Names, WorkerId
 from ...schemas.records.workers import Heartbeat, Registration
@@ -69,8 +69,12 @@ class OwnedKey:
         """The next write may replace this entry, whoever wrote it."""
         self._revision = entry.revision
 
-    async def write(self, value: bytes, ttl_s: float) -> None:
+    async def write(self, value: Callable[[], bytes], ttl_s: float) -> None:
         """Write the key if it is ours or free.
+
+        Args:
+            value: makes the value, anew for each attempt: one that a later write has overtaken must not bring back
+                what was true before.
 
         Raises:
             KeyLost: another process has it.
@@ -78,7 +82,7 @@ class OwnedKey:
         """
         for _ in range(3):
             try:
-                revision = await self._kv.put(self._key, value, ttl_s=ttl_s, revision=self._revision)
+                revision = await self._kv.put(self._key, value(), ttl_s=ttl_s, revision=self._revision)
             except Conflict:
                 await self._follow()
             else:
@@ -205,8 +209,10 @@ class Registrar:
         """Call `on_confirmed` after the next successful heartbeat."""
         self._confirm: Callable[[], None] | None = None
         """Called once after the next successful heartbeat that was started after this was set."""
-        self._ours_until = float("-inf")
+        self.id_lease = IdLease()
         """Until then the last stored heartbeat cannot have expired."""
+        self.on_sure: Callable[[], None] | None = None
+        """Called when `id_lease` was extended."""
         self._stopped = False
         self.lost = False
 
@@ -322,14 +328,14 @@ class Registrar:
     def sure(self, now: float) -> bool:
         """Whether nobody else can have our id, provided that storage loses nothing: our last heartbeat has not expired
         (counted from before the write, less a margin), and the connection has not been lost since."""
-        return now < self._ours_until
+        return now < self.id_lease.until
 
     def _is_sure(self) -> bool:
         return self.sure(asyncio.get_running_loop().time())
 
     def unsure(self) -> None:
         """The server was away and may have lost our heartbeat: only the next one makes it certain."""
-        self._ours_until = float("-inf")
+        self.id_lease.lapse()
 
     def confirm(self, then: Callable[[], None]) -> None:
         """Call `then` when storage has confirmed that the id is ours now; never if it is not."""
@@ -410,11 +416,17 @@ class Registrar:
     async def _write_alive(self) -> None:
         ttl_s = self._settings.heartbeat_ttl_s
         until = asyncio.get_running_loop().time() + ttl_s - margin_s(ttl_s)
-        await self._alive.write(_body(self._heartbeat()), ttl_s)
-        self._ours_until = max(self._ours_until, until)
+        await self._alive.write(lambda: _body(self._heartbeat()), ttl_s)
+        lease, now = self.id_lease, asyncio.get_running_loop().time()
+        if lease.until > now:
+            lease.until = max(lease.until, until)
+        else:
+            lease.extend(now, until)
+        if self.on_sure is not None:
+            self.on_sure()
 
     async def _write_registration(self) -> None:
-        await self._reg.write(_body(self._registration()), REGISTRATION_TTL_S)
+        await self._reg.write(lambda: _body(self._registration()), REGISTRATION_TTL_S)
 
     async def _take_over(self) -> None:
         """Overwrite the registration of a dead predecessor: the owner of `alive` may do that."""

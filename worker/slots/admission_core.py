@@ -22,12 +22,14 @@ It keeps these laws, which `check()` asserts and tests and checkers quote (the n
   never again.
 - **L11 drain.** A draining core grants nothing and starts nothing without a lease. It honours what it granted, but no
   longer than the drain's grace time.
+- **Declared limits.** No execution outside of gangs starts above the limits that its task declares (see
+  worker.slots.method_limits).
 - **L12 accounting.** The limiter counts exactly the active leases' idle slots and the admitted tasks' slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, KeysView
+from collections.abc import Collection, Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
@@ -48,6 +50,7 @@ from .lease_table import (
     TaskRecord,
 )
 from .limiter import SlotLimiter
+from .method_limits import MethodLimit
 
 FENCE_BITS: Final = 20
 """Grants of one epoch are counted below these bits."""
@@ -139,12 +142,20 @@ class AdmissionCore:
         "draining",
         "epoch",
         "epochs",
+        "freed",
         "gangs",
         "jobs",
+        "limits",
     )
 
     def __init__(
-        self, total: int, epoch: int, settings: CoreSettings | None = None, *, declared: int | None = None
+        self,
+        total: int,
+        epoch: int,
+        settings: CoreSettings | None = None,
+        *,
+        declared: int | None = None,
+        limits: Mapping[str, MethodLimit] | None = None,
     ) -> None:
         """
         Args:
@@ -152,6 +163,7 @@ class AdmissionCore:
             epoch: the first epoch.
             settings: limits on what is remembered.
             declared: the slots that the pool declares, if the worker starts with another number.
+            limits: those that tasks declare, by method.
         """
         settings = settings or CoreSettings()
         self.epoch = epoch
@@ -182,6 +194,11 @@ class AdmissionCore:
             unstored_s=settings.unstored_s,
         )
         """Durable jobs that run here or ended recently. Read-only: the methods below change it."""
+        self.limits = limits or {}
+        """Limits that tasks declare, by method."""
+        self.freed: list[str] = []
+        """Reply subjects of routers that were refused because of such a limit and may try again. The driver takes
+        them."""
         self._memory = RequestDedup(keep=settings.keep, keep_bytes=settings.keep_bytes, keep_s=settings.keep_s)
         self._deadlines: DeadlineHeap[TaskRecord] = DeadlineHeap()
 
@@ -374,10 +391,18 @@ class AdmissionCore:
         return None
 
     def admit(
-        self, sender: RouterHistory, task_id: int, cost: int, token: str | None, deadline_at: float, now: float
+        self,
+        sender: RouterHistory,
+        task_id: int,
+        cost: int,
+        token: str | None,
+        deadline_at: float,
+        now: float,
+        limit: MethodLimit | None = None,
+        key: str | None = None,
     ) -> TaskRecord | Refusal:
         """Take `cost` slots for a task that starts now: from the lease of `token`, or from the free ones without a
-        token.
+        token. `limit`: what its method declares, see `limits`.
 
         A Refusal means that nothing starts and no more slots are held; the answer must be noted with `settle`.
         `deadline_at` is NEVER if there is none. The id must be new; see `repeated`.
@@ -392,13 +417,29 @@ class AdmissionCore:
                 self._leases.spend(token, now)
             return Refusal.EXPIRED
         if token is not None:
-            return self._admit_on_lease(sender, task_id, cost, token, deadline_at, now)
+            if limit is not None and not limit.allows(key, now) and not self._on_seat(token, now):
+                self._leases.spend(token, now)
+                return Refusal.LIMITED
+            admitted = self._admit_on_lease(sender, task_id, cost, token, deadline_at, now)
+            if limit is not None and isinstance(admitted, TaskRecord) and not _has_seat(admitted):
+                admitted.limit = limit
+                limit.begin(admitted, key, now)
+            return admitted
         if self.draining:
             return Refusal.DRAINING
+        if limit is not None and not limit.allows(key, now):
+            return self._no_room(cost) or Refusal.LIMITED
         record = TaskRecord(sender, task_id, cost, None, deadline_at)
         if not self._limiter.run_nowait(record, cost):
             return self._no_room(cost) or Refusal.FULL
+        if limit is not None:
+            record.limit = limit
+            limit.begin(record, key, now)
         return self._admitted(record)
+
+    def _on_seat(self, token: str, now: float) -> bool:
+        lease = self._leases.find(token, now)
+        return isinstance(lease, GrantedLease) and (lease.gang is not None or lease.seat is not None)
 
     def refuse(self, token: str | None, now: float) -> None:
         """A task cannot start (unknown method, wrong arguments): its single-use token is consumed (L3)."""
@@ -420,6 +461,8 @@ class AdmissionCore:
         The answer may be noted before (for code that cannot be stopped) or after this; the task is `running` until
         then.
         """
+        if record.limit is not None:
+            self._unlimit(record.limit, record)
         if record.lease is None:
             self._limiter.finish(record)
         else:
@@ -433,10 +476,18 @@ class AdmissionCore:
         record.answered = True
         self._memory.note_done(sender, record.id, answer, now)
         record.due_at = NEVER
+        if record.limit is not None:
+            self._unlimit(record.limit, record)
         if record.lease is None:
             self._limiter.finish(record)
         else:
             self._leases.give_back(record.lease, record)
+
+    def _unlimit(self, limit: MethodLimit, record: TaskRecord) -> None:
+        record.limit = None
+        reply = limit.end(record)
+        if reply is not None:
+            self.freed.append(reply)
 
     def withdraw(self, sender: RouterHistory, task_id: int, now: float) -> TaskRecord | None:
         """The caller no longer wants this task. Returns it if it runs, to be cancelled. If it has not arrived yet, it
@@ -572,6 +623,12 @@ class AdmissionCore:
             assert self._limiter.held(record) == (0, record.cost), record  # L2
             assert record.answered or record.sender.running.get(record.id) is record, record
             assert record.lease is None or record.lease.busy >= record.cost, record
+        for limit in self.limits.values():
+            limit.check()
+        assert all(record.limit is None or record in record.limit.running for record in self.tasks), self  # L2
+        assert sum(len(limit.running) for limit in self.limits.values()) == sum(
+            record.limit is not None for record in self.tasks
+        ), self  # L2
         for sender, task_id, record in self._memory.waiting():
             own = sender is record.sender and task_id == record.id
             assert own or self.jobs.hears(record, sender, task_id), record
@@ -609,3 +666,7 @@ class AdmissionCore:
         if record.due_at != NEVER:
             self._deadlines.push(record)
         return record
+
+
+def _has_seat(record: TaskRecord) -> bool:
+    return record.lease is not None and record.lease.in_gang is not None

@@ -35,6 +35,9 @@ from .limiter import SlotLimiter
 ALONE_TTLS: Final = 2.0
 """A member that got no ping for this many times its gang's time to live, and could not read the ledger either, is cut
 off and stops by itself."""
+FIRST_CANCEL_S: Final = 0.05
+"""The shortest time between two cancellations of the same code, even without a grace time. Code that has not seen the
+first one when the second one comes sees only one: it would catch that, and run on for good."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -631,7 +634,7 @@ class WorkerGangCore:
             whole=whole,
             reason=reason,
             rank=rank,
-            grace_at=now + grace_s,
+            grace_at=now + max(grace_s, FIRST_CANCEL_S),
         )
         if whole:
             del self.members[member.gang]

@@ -16,16 +16,19 @@ from typing import Final
 from ...runtime.timers import NEVER, DeadlineHeap
 from ...schemas.names import public_id
 from .limiter import SlotLimiter
+from .method_limits import MethodLimit
 
 
 class Refusal(StrEnum):
-    """Why a request was refused. The first four are the wire's `Reason`; the others are sent as errors."""
+    """Why a request was refused. The first five are the wire's `Reason`; the others are sent as errors."""
 
     FULL = "full"
     DRAINING = "draining"
     STALE = "stale"
     EXPIRED = "expired"
     """The deadline had passed, or the request was cancelled or released before it arrived."""
+    LIMITED = "limited"
+    """The limits that the task declares allow no more executions here now."""
     TOO_LARGE = "too_large"
     """More slots than this worker can ever grant: waiting cannot help."""
     UNKNOWN_TOKEN = "unknown_token"
@@ -363,6 +366,8 @@ class TaskRecord:
     """The caller has its answer. Code that cannot be stopped may still use the slots."""
     handle: object = None
     """For the core's driver; not used in here."""
+    limit: MethodLimit | None = None
+    """The limits for which it counts."""
 
     def __init__(
         self, sender: RouterHistory, task_id: int, cost: int, lease: GrantedLease | None, due_at: float
@@ -445,7 +450,7 @@ class RequestDedup:
         self._keep_bytes = keep_bytes
         self._keep_s = keep_s
         self.senders: dict[str, RouterHistory] = {}
-        # Three deques rather than one of tuples, which the garbage collector would traverse again and again.
+        # Three deques rather than one of tuples, which the garbage collector would traverse repeatedly.
         self._done: deque[int] = deque()
         self._done_by: deque[RouterHistory] = deque()
         self._done_at: deque[float] = deque()

@@ -222,8 +222,8 @@ class CapacityWaiters:
     """Routers that were refused because the worker was full, by reply subject. The longest waiting is told first when
     slots are free.
 
-    Without it, a full pool belongs to whoever came first: a router learns of each slot that its own tasks free, and
-    takes it for its next request, while another can only try from time to time and finds everything taken.
+    Without it, the router that came first keeps a full pool: it learns of each slot that its own tasks free, and takes
+    it for its next request, while other routers can only try from time to time and find no free slot.
     """
 
     __slots__ = ("_waiting",)

@@ -25,6 +25,7 @@ from ..execution.runner import TaskRun
 from ..ledger.core_driver import CoreDriver
 from ..pool.pool import Outcome
 from ..slots.limiter import CapacityWaiters
+from ..slots.method_limits import MethodLimit
 
 MAX_MESSAGE_CHARS: Final = 2000
 """An error's text is cut to this length if its frame does not fit into a message."""
@@ -196,8 +197,8 @@ class AnswerBatcher:
             self.frames += len(frames)
 
     def _too_large(self, reply: str, frames: list[bytes], epoch: int, load: Load, refused: PayloadTooLarge) -> None:
-        """The size was checked when the frame was made, but the current server accepts less. Tell whoever waits for the
-        result; in a stream, the gap shows."""
+        """The size was checked when the frame was made, but the current server accepts less. Send an error instead of a
+        result; in a stream, the reader detects the gap."""
         kind, number = unpack(frames[0])[:2]
         if len(frames) > 1 or kind != AnswerOp.OK:
             self.dropped += len(frames)
@@ -251,6 +252,10 @@ class FrameResponder:
     def refused(self, slots: int) -> None:
         """The sender was told that `slots` are not free."""
         self._answers.refused(self._reply, slots)
+
+    def limited(self, limit: MethodLimit) -> None:
+        """The sender was told that a declared limit is reached: it is invited when one of those executions ends."""
+        limit.refused(self._reply)
 
     def held(self, run: TaskRun) -> None:
         """Say that the run waits for BEGIN."""

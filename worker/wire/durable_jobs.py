@@ -2,8 +2,8 @@
 
 Attached requests get the same frames as any task: ITEM, OK, END or ERROR with their own ids. The differences:
 
-- A job is answered only when its code has stopped, even if it was cancelled or its deadline has passed: whoever gets
-  the answer may start the next attempt, which must not overlap with the previous one.
+- A job is answered only when its code has stopped, even if it was cancelled or its deadline has passed: the answer
+  allows the next attempt to start, which must not overlap with the previous one.
 - CANCEL from any listener cancels the job. The deadline is that of the request that started it.
 - If a job yields items, a request that attaches with STREAM gets the items that were not credited yet, starting at
   `meta["items"]` if given, and then all that follow, with their own numbers. From then on it is the *reader*: only its
@@ -194,7 +194,7 @@ class DurableJobServer:
         if listener.streams and start is not None and isinstance(run, TaskRun):
             run.credit(self._core.jobs.take_items(job, start))
         if listener.streams and job.lost(start or 0) and isinstance(run, TaskRun) and isinstance(run.caller, JobRun):
-            # Otherwise the reader would wait for them, and the job for its reader, for ever.
+            # Otherwise the reader would wait forever for these items, and the job for its reader.
             run.caller.fail(run, _items_lost(job, start))
         for item in self._core.attach(job, listener, start):
             caller.send(_readdressed(item, task_id))

@@ -27,7 +27,7 @@ from ...telemetry.metrics.instruments import metrics_enabled
 from ...telemetry.tracing import NO_SPAN, Parent, Span, Unsampled, enter_unsampled, tracer
 from ..context.task_context import end, report_to, stop
 from ..execution.executor_registry import ExecutorRegistry
-from ..execution.executors.stepper import Stepper
+from ..execution.executors.eager_start import EagerStarter
 from ..execution.runner import RunContext, TaskRun, TaskRunner
 from ..ledger.core_driver import REASONS, CoreDriver, LeaseService, error_of
 from ..pool.pool import BoundCall, CancelReason, DeclaredTask, Outcome, Pool
@@ -43,8 +43,8 @@ _NONE: Final[frozenset[DeclaredTask]] = frozenset()
 class InlineRun(TaskRun):
     """A plain task that had to wait, or failed: a run and its execution in one."""
 
-    carrier: asyncio.Task[None] | None = None
-    """The asyncio task that it runs as."""
+    asyncio_task: asyncio.Task[None] | None = None
+    """That it runs as, while it waits."""
     reason: CancelReason | None = None
     """Why it was told to stop."""
     caller: FrameResponder | JobRun
@@ -69,17 +69,17 @@ class InlineRun(TaskRun):
         self.record.handle = None
 
     def cancel(self, reason: CancelReason) -> None:
-        if self.reason is None and self.carrier is not None:
+        if self.reason is None and self.asyncio_task is not None:
             self.reason = reason
             stop(self.context, reason)
-            self.carrier.cancel()
+            self.asyncio_task.cancel()
 
     def insist(self) -> None:
-        if self.reason is not None and self.carrier is not None:
-            self.carrier.cancel()
+        if self.reason is not None and self.asyncio_task is not None:
+            self.asyncio_task.cancel()
 
     def ended(self, result: Any, error: BaseException | None) -> None:
-        self.carrier = None
+        self.asyncio_task = None
         self._inline.end(self, result, error)
 
     def over(self, value: Any, error: BaseException | None) -> None:
@@ -91,8 +91,8 @@ class InlineRunner:
     """Runs the plain tasks of one worker.
 
     Most tasks are coroutines for a call, a lease or a durable job, without a timeout of their own, a stream, middleware
-    or a gang, and many of them never have to wait. They run here, where their frame is read: no run, no execution and
-    no asyncio task is created for them. A task that waits gets all of these at its first wait, and one that fails gets
+    or a gang, and many of them never have to wait. They run here, where their frame is read: no run and no
+    execution is created for them. A task that waits gets all of these at its first wait, and one that fails gets
     them at its end; from then on it is like any other.
 
     Used in one turn at a time, between `enter` and `leave`, around the frames of one message.
@@ -108,7 +108,7 @@ class InlineRunner:
         self._executors = executors
         self._answers = answer_batcher
         self._scope = executors.scope
-        self._stepper: Stepper
+        self._starter: EagerStarter
         self._room = 0
         self._launched = 0
         self._adopted: dict[str, int] = {}
@@ -128,7 +128,7 @@ class InlineRunner:
         executors = self._executors
         if executors.running:
             self.plain = executors.plain
-            self._stepper = executors.stepper
+            self._starter = executors.starter
         self.traced, self._measured = tracer.on(), metrics_enabled()
         if self._measured:
             self._begun_at = self._driver.now()
@@ -139,14 +139,14 @@ class InlineRunner:
         """End of a message. Tasks started the general way make their first step now, not in the loop's next turn."""
         self.plain = _NONE
         if self._launched:
-            self._stepper.leave()
+            self._starter.leave()
             self._executors.launched += self._launched
             self._launched = 0
             self._runs.count(self._adopted, self._succeeded)
             self._adopted.clear()
             self._succeeded.clear()
         if self._executors.running:
-            self._executors.stepper.step()
+            self._executors.starter.step()
 
     def run(
         self,
@@ -179,18 +179,17 @@ class InlineRunner:
             report_to(context, caller.progress)
         if self._journal.enabled:
             self._runs.began(record, task.name, token, caller)
-        carrier = self._stepper.inside
-        if carrier is None or carrier.spoiled:
-            carrier = self._stepper.enter()
-        if not carrier.start(variables, task.function, given, named, context):
+        starter = self._starter
+        waiting = starter.start(variables, task.full_name, task.function, given, named, context)
+        if waiting is not None:
             run = self._adopt(record, task, caller, context, span, now)
-            run.carrier = carrier.task
-            self._stepper.keep(run, task.full_name)
+            run.asyncio_task = waiting
+            starter.tell(waiting, run)
             if self._measured:
                 self._begun_at = self._driver.now()
             return
-        value, error = carrier.value, carrier.error
-        carrier.value = carrier.error = None
+        value, error = starter.value, starter.error
+        starter.value = starter.error = None
         answer = self._written(task_id, task, value) if error is None else None
         if answer is None:
             self._adopt(record, task, caller, context, span, now).over(value, error)
@@ -251,7 +250,7 @@ class InlineRunner:
                 return Outcome(task.result.write(value))
             except BaseException as unwritable:
                 error = unwritable
-        return self._executors.failed(error, run.reason, task.full_name)
+        return self._executors.failed(error, run.reason, task)
 
     def _written(self, task_id: int, task: DeclaredTask, value: Any) -> bytes | None:
         """The encoded answer; None: the general way must handle this result."""
@@ -393,8 +392,16 @@ class FrameServer:
             self._settle_error(sender, caller, task_id, self._unknown(method), now)
             return
         deadline_at = NEVER if deadline_ms is None else now + deadline_ms / 1000 - stall_s
-        record = core.admit(sender, task_id, task.slots, token, deadline_at, now)
+        limit = core.limits.get(method) if core.limits else None
+        if limit is None:
+            record = core.admit(sender, task_id, task.slots, token, deadline_at, now)
+        else:
+            key = None if meta is None else meta.get("key")
+            key = key if isinstance(key, str) else None
+            record = core.admit(sender, task_id, task.slots, token, deadline_at, now, limit, key)
         if not isinstance(record, TaskRecord):
+            if limit is not None and record is Refusal.LIMITED:
+                caller.limited(limit)
             self._refused(sender, caller, task_id, record, task.slots, token, now)
             return
         try:

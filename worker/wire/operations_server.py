@@ -20,6 +20,7 @@ from ...schemas.errors.base import (
     LeaseError,
     StaleEpoch,
 )
+from ...schemas.limits import MAX_SCHEMAS_BYTES
 from ...schemas.messages import operations as messages
 from ...schemas.names import Operation
 from ...schemas.text import count_of
@@ -98,6 +99,7 @@ class OperationsServer:
                 Operation.STATS: self._on_stats,
                 Operation.DRAIN: self._on_drain,
                 Operation.RESIZE: self._on_resize,
+                Operation.SCHEMAS: self._on_schemas,
             }
         )
         self._table.add({Operation.DISPATCH: self._on_dispatch}, large=True)
@@ -205,6 +207,7 @@ class OperationsServer:
             token=request.token,
             deadline_at=deadline_at,
             now=now,
+            limit=core.limits.get(request.method),
         )
         if isinstance(record, Refusal):
             raise self._signed(error_of(record, worker=str(self._driver.worker), slots=task.slots, token=request.token))
@@ -250,6 +253,20 @@ class OperationsServer:
         self._log.info("an operator changes it to %s", count_of(request.slots, "slot"), extra=told)
         self._resize(request.slots)
         responder.reply(messages.ResizeReply(slots=request.slots, load=self._load()))
+
+    def _on_schemas(self, responder: Responder, body: Any) -> None:
+        request = messages.parse_request(messages.SchemasRequest, body)
+        found: dict[str, dict[str, Any]] = {}
+        room = MAX_SCHEMAS_BYTES
+        for task in self._pool.tasks.values():
+            schema = task.schema
+            if schema is None or schema.hash in found or (request.hashes and schema.hash not in request.hashes):
+                continue
+            room -= schema.size
+            if room < 0:
+                break
+            found[schema.hash] = schema.body
+        responder.reply(messages.SchemasReply(schemas=found))
 
     def _load(self) -> messages.LoadReply:
         return messages.LoadReply.of(self._core.load)

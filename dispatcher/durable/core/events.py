@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.submission import Submission
 from ....schemas.records.routes import RouteRecord
+from ....schemas.records.workers import TaskPolicy
 from .effects import RecordKind
 
 
@@ -77,6 +78,14 @@ class OwnershipConfirmed(QueueEvent):
     core.)"""
 
 
+@dataclass(slots=True, kw_only=True)
+class Unheard(QueueEvent):
+    """This process was frozen or disconnected: what came and went meanwhile, it does not know. Comes before any other
+    event after that time."""
+
+    seconds: float
+
+
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -89,6 +98,9 @@ class TaskArrived(QueueEvent):
     submission: Submission
     size: int
     """Bytes that the dispatcher keeps for it, subject and headers included."""
+    ahead: bool = False
+    """Whether it was read beyond the window, so that its tenant's turn can come, and not delivered by the consumer,
+    which may still deliver it."""
     look: bool = False
     """Whether to look up its result first, since it may have ended before. True up to the stream's last sequence at the
     takeover, and if another message may have used the job id: an id from an idempotency key, or a run of a schedule."""
@@ -109,6 +121,8 @@ class Malformed(QueueEvent):
     error: GanglineError
     job: str = ""
     """Its id if that could be read; otherwise the sequence is used."""
+    ahead: bool = False
+    """As of TaskArrived."""
     published_at: float = 0.0
     """Unix time."""
 
@@ -158,6 +172,8 @@ class AttemptEnded(QueueEvent):
     """None: it succeeded. Otherwise retry_policy.classify decides. ResultLost: the attempt to attach to is unknown."""
     once: bool = False
     """Whether the worker does not declare it idempotent: the attempt may tell before the pool does."""
+    policy: TaskPolicy | None = None
+    """What the worker declares about the task, likewise."""
 
 
 # -- what the server has stored ---------------------------------------------------------------------------------------
@@ -213,6 +229,8 @@ class PoolSeen(QueueEvent):
     """Slots that a task takes, by method; 1 if not given."""
     once: frozenset[str] = frozenset()
     """Methods not declared idempotent: their tasks are started once, unless they say otherwise."""
+    policies: Mapping[str, TaskPolicy] = field(default_factory=dict[str, TaskPolicy])
+    """What tasks declare about their executions, by method."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -226,6 +244,7 @@ AnyEvent = (
     | Recovered
     | OwnershipDoubted
     | OwnershipConfirmed
+    | Unheard
     | TaskArrived
     | Malformed
     | Looked

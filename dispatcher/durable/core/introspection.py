@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from ....schemas.messages.jobs import JobInfo, JobObstacle, JobWhyReply
+from ....schemas.limits import MAX_LINE_TASKS
+from ....schemas.messages.jobs import (
+    JobInfo,
+    JobLine,
+    JobObstacle,
+    JobWhyReply,
+    LineRunning,
+    LineTask,
+    QueueObstacle,
+)
 from ....schemas.records.jobs import JobFailure, JobState
 from ....schemas.text import count_of, plain
+from ..policies.retry_policy import UNDECLARED, max_attempts, timeout_s
+from ..policies.start_order import KeyConcurrency
 from .pools import PoolCredit
 from .scheduler import StartScheduler
 from .task import ADMITTED, STARTED, TOLD, UNSETTLED, QueueState, Task, TaskStep, TimerKind
@@ -28,6 +41,8 @@ class QueueCounts:
     """Tasks held back by the limit or the order of their key."""
     startable: int
     """Tasks waiting only for slots, a limit of the endpoint, or their turn."""
+    pending: Mapping[str, int]
+    """Fetched tasks that do not run and have not ended, by what they wait for; see QueueObstacle."""
     credit: int
     """Idle leased slots."""
     oldest_at: float | None
@@ -54,6 +69,7 @@ def counts(queue: QueueState, scheduler: StartScheduler) -> QueueCounts:
         waiting=steps[TaskStep.NOTING] + steps[TaskStep.WAITING],
         blocked=steps[TaskStep.BEHIND] + steps[TaskStep.CAPPED],
         startable=steps[TaskStep.LINED],
+        pending=_pending(queue, scheduler),
         credit=sum(pool.free_slots for pool in scheduler.pools),
         oldest_at=oldest,
         started=totals["started"],
@@ -65,9 +81,38 @@ def counts(queue: QueueState, scheduler: StartScheduler) -> QueueCounts:
     )
 
 
+def _pending(queue: QueueState, scheduler: StartScheduler) -> dict[str, int]:
+    """From counts that are kept anyway: its cost does not depend on the number of tasks."""
+    steps, found = queue.count, Counter[str]()
+    found[QueueObstacle.BACKOFF] = steps[TaskStep.NOTING] + steps[TaskStep.WAITING]
+    admitted = sum(steps[step] for step in ADMITTED)
+    if scheduler.closed:
+        found[QueueObstacle.PAUSED if queue.rules.paused else QueueObstacle.TAKEOVER] = admitted
+        return +found
+    found[QueueObstacle.ORDER] = steps[TaskStep.BEHIND]
+    found[QueueObstacle.LIMIT] = steps[TaskStep.CAPPED]
+    found[QueueObstacle.SIZE] = steps[TaskStep.PARKED]
+    limited = scheduler.room() == 0
+    for pool in scheduler.pools:
+        if not pool.workers:
+            obstacle = QueueObstacle.WORKERS
+        elif limited or pool.full:
+            obstacle = QueueObstacle.LIMIT
+        else:
+            obstacle = QueueObstacle.SLOTS
+        found[obstacle] += len(pool.line)
+    return +found
+
+
 def info(queue: QueueState, job: str) -> JobInfo | None:
     task = queue.of_job(job)
     return None if task is None else _info(queue, task)
+
+
+def listed(queue: QueueState, after: int) -> Iterator[JobInfo]:
+    """All tasks that the consumer has delivered with a sequence above `after`, in the order of publication."""
+    for seq in sorted(seq for seq, task in queue.tasks.items() if seq > after and not task.ahead):
+        yield _info(queue, queue.tasks[seq])
 
 
 def promised(queue: QueueState, job: str) -> bool:
@@ -85,13 +130,14 @@ def _info(queue: QueueState, task: Task) -> JobInfo:
         attempts=task.attempts,
         worker=task.worker,
         sequence=task.seq,
-        priority=submission.priority,
+        priority=_priority(queue, task),
         key=submission.key,
         submitted_at=submission.published_at,
         started_at=task.started_at,
         next_try_at=_wall(queue, task.ready_at) if task.step in (TaskStep.NOTING, TaskStep.WAITING) else None,
         error=None if error is None else JobFailure(code=error.code, message=error.message, details=error.details),
         reason=task.reason,
+        schedule=submission.schedule,
     )
 
 
@@ -103,12 +149,131 @@ def why(queue: QueueState, scheduler: StartScheduler, job: str) -> JobWhyReply |
     task = queue.of_job(job)
     if task is None:
         return None
-    waits = task.step in ADMITTED or task.step in (TaskStep.NOTING, TaskStep.WAITING, TaskStep.LOOKING)
-    ahead = [other for other in queue.tasks.values() if other.step in ADMITTED and other.place < task.place]
+    waits = task.step in _NOT_STARTED
+    waiting = [other for other in queue.tasks.values() if other.step in ADMITTED and other is not task]
+    ahead = [other for other in waiting if _same_tenant(other, task) and other.place < task.place]
     obstacles = [*_of_queue(queue), *_of_task(queue, scheduler, task)] if waits else []
     if task.step is TaskStep.LINED:
         obstacles += _of_line(queue, scheduler, task, ahead)
-    return JobWhyReply(job=_info(queue, task), position=len(ahead) if waits else None, obstacles=tuple(obstacles))
+        others = {
+            other.submission.tenant for other in waiting if other.step is TaskStep.LINED and other.pool == task.pool
+        }
+        if others - {task.submission.tenant}:
+            text = f"Other tenants have tasks in line for pool {task.pool!r}, too: tenants take turns."
+            obstacles.append(JobObstacle(kind="position", text=text))
+    return JobWhyReply(
+        job=_info(queue, task),
+        position=len(ahead) if waits else None,
+        obstacles=tuple(obstacles),
+        line=_line(queue, scheduler, task) if task.step is TaskStep.LINED else None,
+    )
+
+
+_NOT_STARTED: Final = UNSETTLED - STARTED
+"""Tasks that do not run now, and may start."""
+
+
+def _line(queue: QueueState, scheduler: StartScheduler, task: Task) -> JobLine:
+    """What goes before a task that waits for slots of its pool."""
+    pool, rules = scheduler.pools[task.pool], queue.rules
+    ahead: list[Task] = []
+    running: list[LineRunning] = []
+    elsewhere = turns = False
+    for other in queue.tasks.values():
+        if other.step in _NOT_STARTED and not _same_tenant(other, task):
+            turns = True
+        elif other.step in STARTED:
+            if other.pool == task.pool:
+                running.append(_running(queue, pool, other))
+            else:
+                elsewhere = True
+        elif other.place < task.place and other.step in _NOT_STARTED:
+            if (other.pool or task.pool) == task.pool:
+                ahead.append(other)
+            else:
+                elsewhere = True
+    ahead.sort(key=_place)
+    limits = [limit for limit in (rules.max_running, pool.limit) if limit is not None]
+    limited = any(other.step not in (TaskStep.LINED, TaskStep.WAITING) for other in ahead)
+    return JobLine(
+        pool=task.pool,
+        method=task.submission.method,
+        slots=task.cost,
+        ahead=tuple(_groups(queue, pool, ahead)),
+        running=tuple(running),
+        turns=turns,
+        most_running=min(limits, default=None),
+        only_slots=not scheduler.closed
+        and not turns
+        and not limited
+        and scheduler.gate is None
+        and not (elsewhere and rules.max_running is not None),
+    )
+
+
+def _running(queue: QueueState, pool: PoolCredit, task: Task) -> LineRunning:
+    limit_s = _attempt_s(queue, pool, task)
+    left_s = None
+    if limit_s is not None:
+        left_s = limit_s * _attempts_left(queue, pool, task)
+        # How much of the attempt is left is only known if this dispatcher started it.
+        left_s += limit_s if task.timeout_at is None else max(0.0, task.timeout_at - queue.now)
+    return LineRunning(
+        seq=task.seq,
+        method=task.submission.method,
+        slots=task.cost,
+        worker=task.worker,
+        started_at=task.started_at,
+        at_most_s=_by_deadline(queue, task, left_s),
+    )
+
+
+def _groups(queue: QueueState, pool: PoolCredit, tasks: list[Task]) -> Iterator[LineTask]:
+    """Equal neighbours together; those far back in no order, and without their deadlines, so that there are not too
+    many groups."""
+    groups: list[tuple[_Group, int]] = []
+    rest: Counter[_Group] = Counter()
+    for task in tasks:
+        method, limit_s = task.submission.method, _attempt_s(queue, pool, task)
+        most_s = None if limit_s is None else limit_s * _attempts_left(queue, pool, task)
+        again = _wall(queue, task.ready_at) if task.step is TaskStep.WAITING else None
+        group: _Group = method, task.cost, _by_deadline(queue, task, most_s), again
+        if groups and groups[-1][0] == group:
+            groups[-1] = group, groups[-1][1] + 1
+        elif len(groups) < MAX_LINE_TASKS:
+            groups.append((group, 1))
+        else:
+            rest[method, task.cost, most_s if len(rest) < MAX_LINE_TASKS else None, None] += 1
+    for (method, slots, most_s, again), count in (*groups, *rest.items()):
+        yield LineTask(method=method, count=count, slots=slots, at_most_s=most_s, not_before=again)
+
+
+_Group = tuple[str, int, float | None, float | None]
+"""Fields of LineTask."""
+
+
+def _attempt_s(queue: QueueState, pool: PoolCredit, task: Task) -> float | None:
+    """The most that one attempt can take; None: any time."""
+    declared = pool.policies.get(task.submission.method, UNDECLARED).timeout_s
+    return timeout_s(task.submission, queue.rules) or declared
+
+
+def _attempts_left(queue: QueueState, pool: PoolCredit, task: Task) -> int:
+    """Attempts that it may still start."""
+    once = task.submission.method in pool.once
+    policy = pool.policies.get(task.submission.method, UNDECLARED)
+    most = max_attempts(task.submission, queue.rules, queue.settings, once=once, declared=policy)
+    return max(0 if task.step in STARTED else 1, most - task.attempts)
+
+
+def _by_deadline(queue: QueueState, task: Task, most_s: float | None) -> float | None:
+    """Seconds, or fewer if its deadline comes before."""
+    left_s = None if task.deadline is None else max(0.0, task.deadline - queue.now)
+    return min((each for each in (most_s, left_s) if each is not None), default=None)
+
+
+def _same_tenant(task: Task, other: Task) -> bool:
+    return task.submission.tenant == other.submission.tenant
 
 
 def _of_queue(queue: QueueState) -> list[JobObstacle]:
@@ -132,18 +297,12 @@ def _of_task(queue: QueueState, scheduler: StartScheduler, task: Task) -> list[J
             return [
                 JobObstacle(
                     kind="order",
-                    text=f"Tasks of key {key!r} run in order, and an older one has not ended.",
+                    text=f"Tasks of key {task.submission.key!r} run in order, and an older one has not ended.",
                     jobs=() if head is None else _jobs(queue, (head,)),
                 )
             ]
-        case TaskStep.CAPPED if scheduler.concurrency is not None:
-            return [
-                JobObstacle(
-                    kind="key",
-                    text=f"At most {scheduler.concurrency.limit} of key {key!r} run at once.",
-                    jobs=_jobs(queue, scheduler.concurrency.ahead(key)),
-                )
-            ]
+        case TaskStep.CAPPED:
+            return [_of_limit(queue, task, limit, name) for limit, name in task.limits if limit.waits(name, task.seq)]
         case TaskStep.NOTING | TaskStep.WAITING:
             return [
                 JobObstacle(
@@ -164,6 +323,25 @@ def _of_task(queue: QueueState, scheduler: StartScheduler, task: Task) -> list[J
             return []
 
 
+def _of_limit(queue: QueueState, task: Task, limit: KeyConcurrency, key: str) -> JobObstacle:
+    if key:
+        of_key = f"At most {limit.limit} of key {task.submission.key!r} run at once."
+        return JobObstacle(kind="key", text=of_key, jobs=_jobs(queue, limit.ahead(key)))
+    method = f"{task.pool}.{task.submission.method}"
+    if limit.rate is not None and not limit.full(key):
+        at = limit.rate.more_at(queue.now)
+        return JobObstacle(
+            kind="rate",
+            text=f"{method} declares that at most {plain(limit.rate.rate_per_s)} of it are started per second.",
+            until=None if at is None else _wall(queue, at),
+        )
+    return JobObstacle(
+        kind="method",
+        text=f"{method} declares that at most {limit.limit} of it run at once.",
+        jobs=_jobs(queue, limit.ahead(key)),
+    )
+
+
 def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: list[Task]) -> list[JobObstacle]:
     found: list[JobObstacle] = []
     pool = scheduler.pools[task.pool]
@@ -177,7 +355,7 @@ def _of_line(queue: QueueState, scheduler: StartScheduler, task: Task, ahead: li
     if pool.full:
         found.append(JobObstacle(kind="pool_limit", text=f"At most {pool.limit} of them run in pool {pool.name!r}."))
     if scheduler.gate is not None and not scheduler.gate.ready(queue.now):
-        text = f"At most {plain(scheduler.gate.rate_per_s)} tasks a second are started."
+        text = f"Tasks are started at {plain(scheduler.gate.rate_per_s)} a second at most."
         found.append(JobObstacle(kind="rate", text=text, until=_wall(queue, scheduler.gate.next_at)))
     before = sorted((other for other in ahead if other.pool == task.pool and other.step is TaskStep.LINED), key=_place)
     if before:
@@ -194,6 +372,11 @@ def _wants_slots(queue: QueueState, scheduler: StartScheduler, pool: PoolCredit)
     if queue.rules.paused or not queue.open or not pool.workers or pool.full:
         return False
     return pool.next(queue.now, queue.settings.age_step_s) is None
+
+
+def _priority(queue: QueueState, task: Task) -> int:
+    """The priority that its place follows."""
+    return round((task.submission.published_at - task.place[0]) / queue.settings.age_step_s)
 
 
 def _place(task: Task) -> tuple[float, int]:
@@ -213,8 +396,11 @@ def check(queue: QueueState, scheduler: StartScheduler) -> None:
     assert not (queue.sure and queue.held), "effects are held back for nothing"
     by_step = Counter(task.step for task in queue.tasks.values())
     assert by_step == +Counter(queue.count), f"steps are miscounted: {by_step} is not {queue.count}"
-    assert queue.window.held == len(queue.tasks), "the window is miscounted"
-    assert queue.window.bytes == sum(task.size for task in queue.tasks.values()), "bytes are miscounted"
+    held = [task for task in queue.tasks.values() if not task.ahead]
+    assert queue.window.held == len(held), "the window is miscounted"
+    assert queue.window.bytes == sum(task.size for task in held), "bytes are miscounted"
+    ahead = Counter(task.submission.tenant for task in queue.tasks.values() if task.ahead)
+    assert queue.ahead == ahead, f"tasks read ahead are miscounted: {queue.ahead} is not {ahead}"
     for task in queue.tasks.values():
         _check_task(queue, scheduler, task)
     _check_pools(queue, scheduler)
@@ -279,22 +465,29 @@ def _check_keys(queue: QueueState, scheduler: StartScheduler) -> None:
             )
         else:
             assert task.step is not TaskStep.BEHIND, f"{task} is behind nobody"
-    if scheduler.concurrency is None:
-        assert not queue.count[TaskStep.CAPPED], "tasks are kept back by no limit"
-        return
-    scheduler.concurrency.check()
+    declared = [limit for limits in scheduler.declared.values() for limit in limits if limit is not None]
+    for limit in (*declared, *([] if scheduler.concurrency is None else [scheduler.concurrency])):
+        limit.check()
     for task in queue.tasks.values():
-        if task.key is None:
-            continue
-        listed = scheduler.concurrency.may_start(task.key, task.seq)
-        assert listed == (task.step in (TaskStep.LINED, TaskStep.PARKED)), f"{task} is (not) a candidate of its key"
-        assert (task.seq in scheduler.concurrency.running(task.key)) == (task.step in STARTED), (
-            f"{task} is (not) counted by its key"
-        )
+        passed = [limit.may_start(key, task.seq) for limit, key in task.limits]
+        waits = [limit.waits(key, task.seq) for limit, key in task.limits]
+        match task.step:
+            case TaskStep.CAPPED:
+                assert True in waits, f"{task} waits for no limit"
+                number = waits.index(True)
+                assert all(passed[:number]) and not any(passed[number:]), f"{task} has passed a limit behind another"
+                assert not any(waits[number + 1 :]), f"{task} waits for several limits"
+            case TaskStep.LINED | TaskStep.PARKED:
+                assert all(passed), f"{task} is in line and has not passed its limits"
+            case step if step in STARTED:
+                assert all(task.seq in limit.running(key) for limit, key in task.limits), f"{task} is not counted"
+                assert len(task.limits) == len(scheduler.limits_of(task)), f"{task} does not count for a limit"
+            case _:
+                assert not task.limits, f"{task} counts for limits, and neither waits for them nor runs"
 
 
 def _check_that_nothing_could_start(queue: QueueState, scheduler: StartScheduler) -> None:
-    if scheduler.gate is not None and not scheduler.gate.ready(queue.now):
+    if queue.unclear or (scheduler.gate is not None and not scheduler.gate.ready(queue.now)):
         return
     if queue.rules.max_running is not None and queue.running >= queue.rules.max_running:
         return

@@ -12,11 +12,13 @@ Laws:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from ....schemas.messages.submission import Submission
 from ....schemas.records.routes import RouteRecord
+from ....schemas.records.workers import TaskPolicy
+from ...routing.wait_queue import TenantTurns
 from ...traffic.route_core import choose_pool
 from ..policies.start_order import Place, ReadyQueue
 from .events import PoolSeen
@@ -42,12 +44,13 @@ class PoolCredit:
         "name",
         "number",
         "once",
+        "policies",
         "running",
         "told",
         "workers",
     )
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(self, name: str, number: int, turns: TenantTurns | None = None) -> None:
         self.name = name
         self.number = number
         """Position in the order in which pools became known."""
@@ -58,9 +61,11 @@ class PoolCredit:
         self.costs: Mapping[str, int] = {}
         self.once: frozenset[str] = frozenset()
         """Methods of tasks that must not run twice."""
+        self.policies: Mapping[str, TaskPolicy] = {}
+        """What tasks declare about their executions, by method."""
         self.limit: int | None = None
         """Maximum number of the endpoint's tasks that may run there at once."""
-        self.line = ReadyQueue()
+        self.line = ReadyQueue(turns)
         self.free: list[int] = []
         """Free slots of each lease that has any, ascending."""
         self.free_slots = 0
@@ -144,13 +149,21 @@ class PoolCredit:
 class PoolCredits:
     """All pools by name. Call `touch` after changing anything that decides about a pool's starts."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, weight_of: Callable[[str], float] | None = None) -> None:
+        """
+        Args:
+            weight_of: the weight of a tenant; None: 1 for all.
+        """
         self._endpoint = endpoint
+        self._weight_of = weight_of
         self._views: dict[str, PoolCredit] = {}
         self.startable: dict[str, PoolCredit] = {}
         """Pools where a task may start: changed since the last check, or between turns (law 3)."""
         self.untold: dict[str, PoolCredit] = {}
         """Pools that may need another number of slots than the last RequestSlots said."""
+        self.common: TenantTurns | None = None
+        """Whose turn it is in all pools, while a limit of the queue makes tenants compete across pools; None: each pool
+        has its own turns."""
         self[endpoint].told = (0, 0)
         self._route = RouteRecord()
         self._weights = self._route.pools(endpoint)
@@ -164,7 +177,7 @@ class PoolCredits:
     def __getitem__(self, name: str) -> PoolCredit:
         view = self._views.get(name)
         if view is None:
-            view = self._views[name] = PoolCredit(name, len(self._views))
+            view = self._views[name] = PoolCredit(name, len(self._views), self.common or TenantTurns(self._weight_of))
             self.touch(view)
         return view
 
@@ -184,13 +197,20 @@ class PoolCredits:
             view.limit = route.limits.get(view.name)
             self.touch(view)
 
+    def share_turns(self, share: bool) -> None:
+        """Whether tenants compete across pools. Only while all lines are empty."""
+        self.common = TenantTurns(self._weight_of) if share else None
+        for view in self._views.values():
+            assert not view.line, view
+            view.line = ReadyQueue(self.common or TenantTurns(self._weight_of))
+
     def seen(self, event: PoolSeen) -> bool:
-        """Update a pool. True: tasks in line may need other slots now, or fit no worker."""
+        """Update a pool. True: tasks may need other slots now, fit no worker, or follow other limits."""
         view = self[event.pool]
-        before = (view.largest, dict(view.costs))
+        before = (view.largest, dict(view.costs), dict(view.policies))
         view.known, view.workers, view.largest = event.known, event.workers, event.largest
-        view.costs, view.once = event.costs, event.once
-        return before != (view.largest, dict(view.costs))
+        view.costs, view.once, view.policies = event.costs, event.once, event.policies
+        return before != (view.largest, dict(view.costs), dict(view.policies))
 
     def choose(self, task: Submission, draw: float) -> PoolCredit:
         """Law 1."""
@@ -206,6 +226,11 @@ class PoolCredits:
                 self._chosen.clear()
             chosen = self._chosen[task.key] = choose_pool(self._route, self._endpoint, task.key, draw)
         return self[chosen]
+
+    def policy(self, pool: str, method: str) -> TaskPolicy | None:
+        """What a task declares there; None: nothing, as far as is known."""
+        view = self._views.get(pool)
+        return None if view is None else view.policies.get(method)
 
     def allows(self, pool: str) -> bool:
         """Whether a task of this endpoint may name this pool."""

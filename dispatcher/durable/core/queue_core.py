@@ -9,19 +9,23 @@ Laws, asserted by `check`, by the model of the tests and by the simulations:
    `Recovered`, and not before the AttemptEnded of the last attempt.
 3. *Counted.* Attempts grow by one with each start. A failure is stored before the wait for the next attempt starts, so
    that no takeover forgets it. An attempt that started nothing is not counted.
-4. *Limits.* No start exceeds `max_running`, the pool's limit, or `per_key` of a key; starts keep the rate across all
-   dispatchers that ever had the queue; no more slots are used than were free.
+4. *Limits.* No start exceeds `max_running`, the pool's limit, or `per_key` of a key, nor those that the task declares;
+   starts keep the rates across all dispatchers that ever had the queue; no more slots are used than were free.
 5. *Order.* Only one task of an ordered key at a time is between its first start and its stored end, in sequence order,
-   through retries, cancellation and death. Otherwise, the startable task with the lowest place starts first (see
-   start_order).
-6. *Bounded starvation.* A startable task starts before every task of its pool and of higher priority that was published
-   more than (difference of priorities) x `age_step_s` after it. One that needs more slots than any lease has free
-   blocks those behind it, and is passed by them, in turns of `age_step_s`.
+   through retries, cancellation and death. Otherwise, of the startable tasks of one tenant, the one with the lowest
+   place starts first (see start_order). Keys belong to their tenant.
+6. *Bounded starvation.* A startable task starts before every task of its tenant and pool and of higher priority that
+   was published more than (difference of priorities) x `age_step_s` after it. One that needs more slots than any lease
+   has free blocks those behind it, and is passed by them, in turns of `age_step_s`.
 7. *Ours.* While ownership of the queue is in doubt, nothing is started, stored or acknowledged.
 8. *Cancelled.* A task whose cancellation was confirmed (see `promised`) is never started again, not even after a
    takeover.
 9. *In time.* Nothing is started after its deadline; running tasks are told to stop.
 10. *Quotas.* No task is accepted above its tenant's quotas (see tenants); one that is not accepted is dead, `refused`.
+11. *Turns.* While several tenants have startable tasks for one pool, they take turns there: none gets more slots than
+   another, divided by their weights, than one task of each needs. The same holds for the starts under a limit that a
+   method declares; and if the route limits how many tasks run or start, for all pools together. A tenant that had no
+   startable task has saved nothing up.
 
 How attempts end:
 
@@ -42,15 +46,17 @@ An event costs O(log n) in the tasks of the window, but changes of routes and re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, assert_never
 
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, InvalidSchedule, NoWorkers, Saturated
 from ....schemas.messages.jobs import JobInfo, JobWhyReply
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import DeadReason, JobState
+from ....schemas.records.workers import TaskPolicy
 from ....schemas.text import count_of, plain
 from ..policies.retry_policy import (
+    UNDECLARED,
     NotStarted,
     Permanent,
     Retry,
@@ -75,7 +81,7 @@ from .effects import (
     StopAttempt,
     StopReason,
 )
-from .introspection import QueueCounts, check, counts, info, promised, why
+from .introspection import QueueCounts, check, counts, info, listed, promised, why
 from .scheduler import StartScheduler
 from .task import ADMITTED, ENDING, STARTED, UNSETTLED, Entry, QueueState, Task, TaskStep, TimerKind
 from .tenants import TenantTasks
@@ -126,6 +132,28 @@ class QueueCore:
         """What a job waits for. Goes through all tasks: for interactive use, not for loops."""
         return why(self._state, self._scheduler, job)
 
+    def knows(self, seq: int) -> bool:
+        """Whether this message was fetched, or was removed without a delivery."""
+        return seq in self._state.tasks or seq in self._state.removed
+
+    @property
+    def paused(self) -> bool:
+        """Whether the route says that nothing is started."""
+        return self._state.rules.paused
+
+    def listed(self, after: int) -> Iterator[JobInfo]:
+        """The state of all fetched tasks with a sequence above `after`, in the order of publication."""
+        return listed(self._state, after)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the window is full, so that tasks behind it are hidden."""
+        return self._state.open and self._state.window.full
+
+    def read_ahead(self, tenant: str) -> int:
+        """How many of the tenant's tasks were read beyond the window, and not delivered since."""
+        return self._state.ahead[tenant]
+
     def statistics(self) -> QueueCounts:
         """Counts, as of the last event."""
         return counts(self._state, self._scheduler)
@@ -144,6 +172,9 @@ class QueueCore:
         for event in events:
             assert event.now >= queue.now, "time went backwards"
             queue.now, queue.wall, queue.draw = event.now, event.wall, event.draw
+            scheduler.tick()
+            if isinstance(event, on.Unheard):
+                self._wait_longer(event.seconds)
             if queue.agenda:
                 self._tick()
             HANDLERS[type(event)](self, event)
@@ -195,7 +226,7 @@ class QueueCore:
 
     def taken(self, event: on.QueueTaken) -> None:
         self._state.taken, self._waiting = True, event.waiting
-        self._scheduler.new_gate()
+        self._scheduler.taken()
 
     def recovered(self, _: on.Recovered) -> None:
         """All running tasks are known: tasks that ended before, or were cancelled or expired meanwhile, can end."""
@@ -206,7 +237,9 @@ class QueueCore:
                 if task.found and task.step is TaskStep.LOOKING:
                     self._repeated(task)
                 elif task.held and task.step is TaskStep.LOOKING:
-                    queue.out.append(LookUpResult(seq=task.seq, job=task.job))
+                    if task.job in self._adoptions:
+                        queue.unclear.add(task.seq)
+                    self._look_up(task)
                 elif task.doom is not None and (task.step in ADMITTED or task.step is TaskStep.WAITING):
                     self._overdue(task)
             self._judge_found()
@@ -244,8 +277,19 @@ class QueueCore:
         self._scheduler.route(event.route, event.explicit)
         self._know_anew()
 
+    def unheard(self, _: on.Unheard) -> None:
+        """`handle` has already prolonged the waits, before anything was due."""
+
     def ticked(self, _: on.Tick) -> None:
         """What is due has already been handled."""
+
+    def _wait_longer(self, seconds: float) -> None:
+        """The workers that tasks wait for may have come and gone while we heard nothing."""
+        agenda = self._state.agenda
+        for entry in list(agenda):
+            at = agenda.at(entry)
+            if at is not None and entry[0] in (TimerKind.UNKNOWN, TimerKind.MISFIT):
+                agenda.set(entry, at + seconds)
 
     def _know_anew(self) -> None:
         """Routes or registrations have changed: find the tasks whose endpoints are unknown now."""
@@ -268,10 +312,12 @@ class QueueCore:
 
     def arrived(self, event: on.TaskArrived) -> None:
         queue, submission = self._state, event.submission
-        if self._redelivered(event.seq):
+        if self._redelivered(event.seq, event.ahead):
             return
-        task = self._new(event.seq, submission, event.size)
-        if self._present(task.job):
+        task = self._new(event.seq, submission, event.size, event.ahead)
+        other = self._present(task.job)
+        if other is not None:
+            self._continue_attempts(other, submission.attempts)
             self._repeated(task)
             return
         task.attempts = event.attempts
@@ -292,7 +338,7 @@ class QueueCore:
         else:
             self._enter(task)
         if event.look and not task.held:
-            queue.out.append(LookUpResult(seq=task.seq, job=task.job))
+            self._look_up(task)
         if task.step is not TaskStep.NEW:
             return  # it runs
         if event.look:
@@ -302,31 +348,62 @@ class QueueCore:
                 queue.out.extend(queue.tell(task, JobState.QUEUED))
             self._go_on(task)
 
-    def _present(self, job: str) -> bool:
-        """Whether another message of this job takes part in the queue, and is not about to leave it."""
+    def _look_up(self, task: Task) -> None:
+        task.looks = True
+        self._state.out.append(LookUpResult(seq=task.seq, job=task.job))
+
+    def _present(self, job: str) -> Task | None:
+        """The message of this job that takes part in the queue, unless it is about to leave it."""
         other = self._state.of_job(job)
-        return other is not None and other.step is not TaskStep.ACKING
+        return None if other is None or other.step is TaskStep.ACKING else other
+
+    @staticmethod
+    def _continue_attempts(task: Task, attempts: int) -> None:
+        """The repetition is a replayed dead letter if it has had more attempts; then `task` is a message of its first
+        life that nobody has acknowledged, and stands for the replayed one: a delayed task is delivered again if its
+        schedule was stored, but its dispatcher died before it heard of that."""
+        if attempts > task.attempts and not task.begun:
+            task.submission, task.attempts = task.submission._replace(attempts=attempts), attempts
 
     def malformed(self, event: on.Malformed) -> None:
-        if self._redelivered(event.seq):
+        if self._redelivered(event.seq, event.ahead):
             return
         job, at = event.job or str(event.seq), event.published_at or self._state.wall
         submission = Submission(endpoint=self._state.endpoint, method="", job=job, published_at=at)
-        self._bury(self._new(event.seq, submission, event.size), DeadReason.MALFORMED, event.error)
+        self._bury(self._new(event.seq, submission, event.size, event.ahead), DeadReason.MALFORMED, event.error)
 
     def looked(self, event: on.Looked) -> None:
         task = self._state.tasks.get(event.seq)
-        if task is not None and event.finished and task.step is TaskStep.RUNNING and task.worker:
-            self.stop(task, StopReason.CANCELLED)  # its result will not be used
-        if task is None or task.step is not TaskStep.LOOKING:
+        self._state.unclear.discard(event.seq)
+        if task is None:
             return
-        if event.finished and not self._state.open:
+        task.looks = False
+        if task.step in STARTED:
+            self._looked_while_running(task, finished=event.finished)
+        elif task.step is TaskStep.LOOKING:
+            self._looked_before_start(task, finished=event.finished)
+
+    def _looked_while_running(self, task: Task, *, finished: bool) -> None:
+        ending, task.ending = task.ending, None
+        if ending is not None and finished:
+            self._scheduler.end(task)
+            self._tenants.leave(task)
+            self._repeated(task)
+        elif ending is not None:
+            self.ended(ending)
+        elif finished and task.step is TaskStep.RUNNING and task.worker:
+            self.stop(task, StopReason.CANCELLED)  # its result will not be used
+
+    def _looked_before_start(self, task: Task, *, finished: bool) -> None:
+        if finished and not self._state.open:
             task.found = True
-        elif event.finished:
+        elif finished:
             self._repeated(task)
         elif task.doubted:
             task.doubted = False
-            self._state.out.append(LookUpResult(seq=task.seq, job=task.job))
+            if task.job in self._adoptions:
+                self._state.unclear.add(task.seq)
+            self._look_up(task)
         elif self._delayed(task.submission):
             self._schedule(task)
         elif not self._state.open and not self._state.has_entered(task):
@@ -350,23 +427,30 @@ class QueueCore:
             return
         queue.move(task, TaskStep.GONE)
         queue.count[TaskStep.GONE] -= 1
-        queue.window.remove(task.size)
-        del queue.tasks[task.seq]
+        queue.drop(task)
         if queue.jobs.get(task.job) == task.seq:
             del queue.jobs[task.job]
 
-    def _redelivered(self, seq: int) -> bool:
+    def _redelivered(self, seq: int, ahead: bool) -> bool:
         queue = self._state
         task = queue.tasks.get(seq)
+        if ahead:
+            return task is not None or seq in queue.removed
         queue.window.delivered()
+        if seq in queue.removed:
+            queue.settle(Ack(seq=seq, job="", tried=False))
+            return True
+        if task is not None:
+            queue.delivered(task)
         if task is not None and task.step is TaskStep.ACKING:
             queue.settle(Ack(seq=seq, job=task.job, tried=False))
         return task is not None
 
-    def _new(self, seq: int, submission: Submission, size: int) -> Task:
+    def _new(self, seq: int, submission: Submission, size: int, ahead: bool) -> Task:
         queue = self._state
         place = place_of(submission, seq, queue.settings.age_step_s)
         task = Task(seq=seq, submission=submission, size=size, draw=queue.draw, place=place)
+        task.ahead = ahead
         queue.put(task)
         return task
 
@@ -459,6 +543,9 @@ class QueueCore:
         task = self._state.tasks.get(event.seq)
         if task is None or task.step not in STARTED or event.attempt != task.attempts:
             return
+        if event.error is not None and task.looks:
+            task.ending = event
+            return
         self._scheduler.end(task)
         task.error, task.worker = event.error, ""
         if event.error is None:
@@ -483,21 +570,23 @@ class QueueCore:
                 self._refused(task)
             case Retry(reason, at_once):
                 reason = DeadReason.TIMED_OUT if timed_out else reason
-                self._again(task, reason, event.error, at_once=at_once, once=event.once)
+                self._again(task, reason, event, at_once=at_once)
 
     def _refused(self, task: Task) -> None:
         task.refusals += 1
         self._wait(task, self._state.now + refused_s(task.refusals))
 
-    def _again(self, task: Task, reason: DeadReason, error: GanglineError, *, at_once: bool, once: bool) -> None:
-        queue, submission = self._state, task.submission
+    def _again(self, task: Task, reason: DeadReason, event: on.AttemptEnded, *, at_once: bool) -> None:
+        queue, submission, error = self._state, task.submission, event.error
+        assert error is not None
         rules, settings = queue.rules, queue.settings
         task.refusals = 0
-        once = once or submission.method in self._scheduler.pools[task.pool].once
-        if task.attempts >= max_attempts(submission, rules, settings, once=once):
+        once = event.once or submission.method in self._scheduler.pools[task.pool].once
+        declared = event.policy or self._declared(task)
+        if task.attempts >= max_attempts(submission, rules, settings, once=once, declared=declared):
             self._bury(task, reason, error)
             return
-        wait_s = backoff_s(submission, rules, settings, attempts=task.attempts, draw=queue.draw)
+        wait_s = backoff_s(submission, rules, settings, attempts=task.attempts, draw=queue.draw, declared=declared)
         if at_once and not task.lost:
             task.lost = True
             wait_s = 0.0
@@ -517,6 +606,10 @@ class QueueCore:
             ),
             *queue.tell(task, JobState.WAITING, error),
         )
+
+    def _declared(self, task: Task) -> TaskPolicy:
+        """What the task declares in the pool where it ran last or would run."""
+        return self._scheduler.pools.policy(task.pool, task.submission.method) or UNDECLARED
 
     def _wait(self, task: Task, until: float) -> None:
         queue = self._state
@@ -563,7 +656,8 @@ class QueueCore:
         """Tell its worker to end it."""
         task.doom = why
         self._state.move(task, TaskStep.STOPPING)
-        self._state.out.append(StopAttempt(seq=task.seq, job=task.job, attempt=task.attempts, why=why))
+        if task.ending is None:
+            self._state.out.append(StopAttempt(seq=task.seq, job=task.job, attempt=task.attempts, why=why))
 
     def _overdue(self, task: Task) -> bool:
         """End a task that does not run, if it is doomed or its deadline has passed. Only once all running tasks are
@@ -656,7 +750,7 @@ class QueueCore:
                 reason=reason,
                 error=error,
                 started_at=task.started_at,
-                result_ttl_s=result_ttl_s(task.submission, queue.rules, queue.settings),
+                result_ttl_s=result_ttl_s(task.submission, queue.rules, queue.settings, declared=self._declared(task)),
             )
         )
 
@@ -703,6 +797,7 @@ HANDLERS: Final[dict[type[on.AnyEvent], Callable[[QueueCore, Any], None]]] = {
     on.Recovered: QueueCore.recovered,
     on.OwnershipDoubted: QueueCore.doubted,
     on.OwnershipConfirmed: QueueCore.confirmed,
+    on.Unheard: QueueCore.unheard,
     on.TaskArrived: QueueCore.arrived,
     on.Malformed: QueueCore.malformed,
     on.Looked: QueueCore.looked,

@@ -1,18 +1,19 @@
 """Which task starts next, how many more slots the queue could use, and when to check again.
 
-A task that could start is BEHIND an older one of its ordered key, CAPPED by the limit of its key, LINED up for its
-pool, or PARKED. Of the first tasks of all pools with free slots, the one with the lowest place starts, as long as the
-limits allow. Only pools that have changed are checked.
+A task that could start is BEHIND an older one of its ordered key, CAPPED by a limit of its key or its method, LINED up
+for its pool, or PARKED. Of the first tasks of all pools with free slots, the one with the lowest place starts, as long
+as the limits allow. Only pools that have changed are checked.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from ....runtime.rate import RateLimiter, burst_of
 from ....schemas.records.jobs import JobState
 from ....schemas.records.routes import RouteRecord
 from ..policies.retry_policy import timeout_s
-from ..policies.start_order import KeyConcurrency, OrderedKeys, Place, RateLimiter, StartChanges
+from ..policies.start_order import KeyConcurrency, OrderedKeys, Place, StartChanges, place_of
 from .effects import RequestSlots, SetQueueTimer, StartAttempt
 from .pools import PoolCredit, PoolCredits
 from .task import ADMITTED, ENDING, STARTED, UNSETTLED, QueueState, Task, TaskStep, TimerKind
@@ -26,10 +27,15 @@ class StartScheduler:
 
     def __init__(self, state: QueueState) -> None:
         self._state = state
-        self.pools = PoolCredits(state.endpoint)
+        self._quotas = state.settings.quotas
+        self.pools = PoolCredits(state.endpoint, self._quotas.weight_of)
         self.ordered_keys = OrderedKeys()
         self.concurrency: KeyConcurrency | None = None
         """None: the rules have no limit per key."""
+        self.declared: dict[tuple[str, str], tuple[KeyConcurrency | None, KeyConcurrency | None]] = {}
+        """Limits that tasks declare, by pool and method: of each key, and of the method (under the key "")."""
+        self._rates: dict[tuple[str, str], RateLimiter] = {}
+        """Rates that tasks declare, likewise. They are kept while they stay the same."""
         self.gate: RateLimiter | None = None
         """None: the rules have no rate."""
         self._soon: int | None = None
@@ -52,14 +58,15 @@ class StartScheduler:
             room = room - 1 if self.gate is None else self.room()
 
     @property
-    def _closed(self) -> bool:
+    def closed(self) -> bool:
+        """Whether nothing may start, whatever is free: the route pauses it, or the queue is not certainly ours yet."""
         queue = self._state
-        return not queue.open or not queue.sure or queue.rules.paused
+        return not queue.open or not queue.sure or queue.rules.paused or bool(queue.unclear)
 
     def room(self) -> int:
         """How many tasks may start now, given enough slots."""
         queue = self._state
-        if self._closed or (self.gate is not None and not self.gate.ready(queue.now)):
+        if self.closed or (self.gate is not None and not self.gate.ready(queue.now)):
             return 0
         if queue.rules.max_running is not None:
             return max(0, queue.rules.max_running - queue.running)
@@ -73,15 +80,28 @@ class StartScheduler:
             if place is None:
                 if pool.blocked_at is None or pool.full:
                     del self.pools.startable[pool.name]
-            elif best is None or place < best[0]:
+            elif best is None or self._goes_before(place, best[0]):
                 best = (place, pool)
         return best
+
+    def _goes_before(self, place: Place, other: Place) -> bool:
+        """Which of the first tasks of two pools starts first: matters only if a limit of the queue holds one back."""
+        turns = self.pools.common
+        if turns is not None:
+            served = turns.served(self._tenant(place)), turns.served(self._tenant(other))
+            if served[0] != served[1]:
+                return served[0] < served[1]
+        return place < other
+
+    def _tenant(self, place: Place) -> str:
+        return self._state.tasks[place[1]].submission.tenant
 
     def _start(self, place: Place, pool: PoolCredit) -> None:
         queue = self._state
         task = queue.tasks[place[1]]
         cost = pool.line.cost(task.seq)
         pool.take(cost)
+        pool.line.turns.take(task.submission.tenant, cost)
         if self.gate is not None:
             self.gate.take(queue.now)
         task.attempts += 1
@@ -134,7 +154,7 @@ class StartScheduler:
     def allowed_soon(self) -> int | None:
         """How many tasks may start within LEAD_S, given enough slots; None: any number."""
         queue, most = self._state, None
-        if self._closed:
+        if self.closed:
             return 0
         if queue.rules.max_running is not None:
             most = max(0, queue.rules.max_running - queue.running)
@@ -149,7 +169,8 @@ class StartScheduler:
         if queue.open:
             at = queue.agenda.next_at if queue.agenda else None
             turns = [pool.turn_ends_at(queue.now, queue.settings.age_step_s) for pool in self.pools.startable.values()]
-            for each in (self._rate_at(), *turns) if turns or self.gate is not None else ():
+            rates = [limit.wakes_at() for limit in self._with_rate()]
+            for each in (self._rate_at(), *turns, *rates) if turns or rates or self.gate is not None else ():
                 if each is not None and (at is None or each < at):
                     at = each
         if at != self._woken:
@@ -175,6 +196,24 @@ class StartScheduler:
             self.new_gate()
         self.rebuild()
 
+    def taken(self) -> None:
+        """The queue is ours: all rates start empty, since another dispatcher may have started tasks."""
+        self.new_gate()
+        if self._rates:
+            self._rates.clear()
+            self.rebuild()
+
+    def _keep_rates(self) -> None:
+        before, self._rates = self._rates, {}
+        for pool in self.pools:
+            for method, policy in pool.policies.items():
+                rate, name = policy.rate_per_s, (pool.name, method)
+                known = before.get(name)
+                if rate is not None and known is not None and known.rate_per_s == rate:
+                    self._rates[name] = known
+                elif rate is not None:
+                    self._rates[name] = RateLimiter(rate_per_s=rate, burst=burst_of(rate), now=self._state.now)
+
     def new_gate(self) -> None:
         """It starts empty: starts under the earlier rate are unknown or followed another rule."""
         queue = self._state
@@ -185,11 +224,15 @@ class StartScheduler:
         """Rules, weights or workers have changed: all tasks that have not started are admitted again."""
         queue = self._state
         limit = queue.rules.per_key
-        self.concurrency = None if limit is None else KeyConcurrency(limit)
+        self.concurrency = None if limit is None else self._limit(limit)
+        self.declared.clear()
+        self._keep_rates()
         self.ordered_keys = OrderedKeys()
         waiting = [task for task in queue.tasks.values() if task.step in ADMITTED]
         for task in waiting:
             self._unline(task)
+            task.limits = ()
+        self.pools.share_turns(queue.rules.max_running is not None or self.gate is not None)
         for task in queue.tasks.values():
             if (task.step in UNSETTLED or task.step in ENDING) and queue.has_entered(task):
                 key = self._order(task)
@@ -197,8 +240,10 @@ class StartScheduler:
                     self.ordered_keys.join(key, task.seq)
                     if task.begun:
                         self.ordered_keys.start(key, task.seq)
-            if task.step in STARTED and self.concurrency is not None and task.key is not None:
-                self.concurrency.start(task.key, task.seq)
+            if task.step in STARTED:
+                task.limits = self.limits_of(task)
+                for passed, key in task.limits:
+                    passed.start(key, task.seq)
         for task in waiting:
             self.admit(task)
 
@@ -242,6 +287,12 @@ class StartScheduler:
 
     def admit(self, task: Task) -> None:
         """It can start."""
+        pool = self.pools.choose(task.submission, task.draw)
+        task.pool = pool.name
+        declared = pool.policies.get(task.submission.method)
+        if declared is not None or task.place[0] != task.submission.published_at:
+            priority = None if declared is None else declared.priority
+            task.place = place_of(task.submission, task.seq, self._state.settings.age_step_s, priority)
         if task.ordered and task.key is not None and self.ordered_keys.head(task.key) != task.seq:
             self._state.move(task, TaskStep.BEHIND)
         else:
@@ -249,9 +300,8 @@ class StartScheduler:
 
     def withdraw(self, task: Task) -> None:
         """It could start, and is removed (the caller changes its step)."""
-        self._unline(task)
-        if self.concurrency is not None and task.key is not None:
-            self._shift(self.concurrency.discard(task.key, task.seq))
+        self._pass_none(task, 0)
+        task.limits = ()
 
     def begin(self, task: Task) -> None:
         """It runs from now on, whatever it did before."""
@@ -264,8 +314,9 @@ class StartScheduler:
             queue.agenda.cancel((TimerKind.UNKNOWN, task.seq))
         if task.ordered and task.key is not None:
             self._demote(self.ordered_keys.start(task.key, task.seq))
-        if self.concurrency is not None and task.key is not None:
-            self._shift(self.concurrency.start(task.key, task.seq))
+        task.limits = task.limits or self.limits_of(task)
+        for limit, key in task.limits:
+            self._shift(limit, limit.start(key, task.seq))
         self._runs(task, 1)
 
     def end(self, task: Task) -> None:
@@ -274,8 +325,9 @@ class StartScheduler:
         if queue.agenda:
             queue.agenda.cancel((TimerKind.TIMEOUT, task.seq))
         self._runs(task, -1)
-        if self.concurrency is not None and task.key is not None:
-            self._shift(self.concurrency.stop(task.key, task.seq))
+        limits, task.limits = task.limits, ()
+        for limit, key in limits:
+            self._shift(limit, limit.stop(key, task.seq))
 
     def _runs(self, task: Task, change: int) -> None:
         pool = self.pools[task.pool]
@@ -283,27 +335,78 @@ class StartScheduler:
         if pool.limit is not None:
             self.pools.touch(pool)
 
+    # -- limits: a task that can start passes all of its limits, one after the other, before it is in line -------------
+
+    def limits_of(self, task: Task) -> tuple[tuple[KeyConcurrency, str], ...]:
+        """The limits that it has to pass in its pool, in order, and its key in each."""
+        method, key = task.submission.method, task.key
+        found = [] if self.concurrency is None or key is None else [(self.concurrency, key)]
+        policy = self.pools[task.pool].policies.get(method)
+        if policy is None or not policy.limited:
+            return tuple(found)
+        name = (task.pool, method)
+        limits = self.declared.get(name)
+        if limits is None:
+            rate = self._rates.get(name)
+            limits = self.declared[name] = (
+                None if policy.per_key is None else self._limit(policy.per_key),
+                None if policy.max_running is None and rate is None else self._limit(policy.max_running, rate),
+            )
+            if limits[1] is not None:
+                limits[1].now = self._state.now
+        if limits[0] is not None and key is not None:
+            found.append((limits[0], key))
+        if limits[1] is not None:
+            found.append((limits[1], ""))
+        return tuple(found)
+
+    def _limit(self, limit: int | None, rate: RateLimiter | None = None) -> KeyConcurrency:
+        return KeyConcurrency(limit, rate, weight_of=self._quotas.weight_of)
+
+    def _with_rate(self) -> list[KeyConcurrency]:
+        return [limit for _, limit in self.declared.values() if limit is not None and limit.rate is not None]
+
+    def tick(self) -> None:
+        """Time has passed: rates that tasks declare may allow more."""
+        if self._rates:
+            for limit in self._with_rate():
+                for changes in limit.refresh(self._state.now):
+                    self._shift(limit, changes)
+
     def _cap(self, task: Task) -> None:
-        if self.concurrency is None or task.key is None:
+        task.limits = self.limits_of(task)
+        self._pass(task, 0)
+
+    def _pass(self, task: Task, number: int) -> None:
+        """It has passed this many limits."""
+        if number == len(task.limits):
             self._line(task)
             return
-        shift = self.concurrency.add(task.key, task.place)
-        if task.seq not in shift.promoted:
+        limit, key = task.limits[number]
+        changes = limit.add(key, task.place, task.submission.tenant)
+        if task.seq not in changes.promoted:
             self._state.move(task, TaskStep.CAPPED)
-        self._shift(shift)
+        self._shift(limit, changes)
 
-    def _shift(self, shift: StartChanges) -> None:
-        for seq in shift.demoted:
+    def _pass_none(self, task: Task, number: int) -> None:
+        """It has passed only this many limits: take it out of those behind them, and out of its line."""
+        self._unline(task)
+        for limit, key in task.limits[number:]:
+            self._shift(limit, limit.discard(key, task.seq))
+
+    def _shift(self, limit: KeyConcurrency, changes: StartChanges) -> None:
+        # Whatever this changes in other limits, they come after this one.
+        for seq in changes.demoted:
             task = self._state.tasks[seq]
-            self._unline(task)
+            self._pass_none(task, _number_of(limit, task) + 1)
             self._state.move(task, TaskStep.CAPPED)
-        for seq in shift.promoted:
-            self._line(self._state.tasks[seq])
+        for seq in changes.promoted:
+            task = self._state.tasks[seq]
+            self._pass(task, _number_of(limit, task) + 1)
 
     def _line(self, task: Task) -> None:
         queue = self._state
-        pool = self.pools.choose(task.submission, task.draw)
-        task.pool = pool.name
+        pool = self.pools[task.pool]
         task.cost = pool.costs.get(task.submission.method, 1)
         misfit = (TimerKind.MISFIT, task.seq)
         if 0 < pool.largest < task.cost:
@@ -314,15 +417,19 @@ class StartScheduler:
         if queue.agenda:
             queue.agenda.cancel(misfit)
         queue.move(task, TaskStep.LINED)
-        pool.line.add(task.place, task.cost)
+        pool.line.add(task.place, task.cost, task.submission.tenant)
         self.pools.touch(pool)
 
     def _unline(self, task: Task) -> None:
         if task.step is TaskStep.LINED:
             pool = self.pools[task.pool]
-            pool.line.discard(task.seq)
+            pool.line.discard(task.seq, task.submission.tenant)
             self.pools.touch(pool)
 
 
 def _number(pool: PoolCredit) -> int:
     return pool.number
+
+
+def _number_of(limit: KeyConcurrency, task: Task) -> int:
+    return next(number for number, (each, _) in enumerate(task.limits) if each is limit)

@@ -22,8 +22,9 @@ from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import JobState
 from ....schemas.records.routes import QueueRules
 from ..policies.settings import DispatcherSettings
-from ..policies.start_order import Place, PrefetchWindow
+from ..policies.start_order import KeyConcurrency, Place, PrefetchWindow
 from .effects import Ack, Effect, EmitJobEvent, Persist, StopReason
+from .events import AttemptEnded
 
 
 class TaskStep(StrEnum):
@@ -38,7 +39,7 @@ class TaskStep(StrEnum):
     BEHIND = "behind"
     """An older task of its ordered key has not ended."""
     CAPPED = "capped"
-    """The limit of its key is reached by tasks that run or go first."""
+    """The limit of its key or its method is reached by tasks that run or go first."""
     LINED = "lined"
     """It is in the line of its pool, and starts when its turn comes."""
     PARKED = "parked"
@@ -75,8 +76,8 @@ NEXT: Final[dict[TaskStep, frozenset[TaskStep]]] = {
     **dict.fromkeys(
         (TaskStep.BEHIND, TaskStep.CAPPED, TaskStep.LINED, TaskStep.PARKED), ADMITTED | ENDING | {TaskStep.RUNNING}
     ),
-    TaskStep.RUNNING: ADMITTED | ENDING | {TaskStep.STOPPING, TaskStep.NOTING, TaskStep.WAITING},
-    TaskStep.STOPPING: ADMITTED | ENDING | {TaskStep.NOTING, TaskStep.WAITING},
+    TaskStep.RUNNING: ADMITTED | ENDING | {TaskStep.STOPPING, TaskStep.NOTING, TaskStep.WAITING, TaskStep.ACKING},
+    TaskStep.STOPPING: ADMITTED | ENDING | {TaskStep.NOTING, TaskStep.WAITING, TaskStep.ACKING},
     TaskStep.NOTING: ADMITTED | ENDING | {TaskStep.WAITING},
     TaskStep.WAITING: ADMITTED | ENDING | {TaskStep.RUNNING},
     TaskStep.STORING: frozenset({TaskStep.ACKING}),
@@ -155,6 +156,10 @@ class Task:
     """Whether its stored result was found before it was known whether it still runs."""
     held = False
     """Whether its result is to be looked up when all that its schedule may have published was read."""
+    looks = False
+    """Whether its stored result is being looked up."""
+    ending: AttemptEnded | None = None
+    """How its attempt failed while its result was looked up: it may have ended before, and then this does not count."""
     doubted = False
     """Whether somebody wanted to cancel its job while its result was looked up, and may have stored that."""
     cancelled = False
@@ -167,6 +172,10 @@ class Task:
     """Why it is dead."""
     accepted = False
     """Whether it counts for its tenant's quotas; see TenantTasks."""
+    ahead = False
+    """Whether it was read beyond the window, and the consumer has not delivered it yet."""
+    limits: tuple[tuple[KeyConcurrency, str], ...] = ()
+    """While it is admitted or runs: the limits that it has to pass, in order, and its key in each."""
 
     def __init__(self, *, seq: int, submission: Submission, size: int, draw: float, place: Place) -> None:
         self.seq = seq
@@ -178,6 +187,9 @@ class Task:
         self.place = place
         self.step = TaskStep.NEW
         self.key = submission.key
+        if submission.tenant and submission.key is not None:
+            # Keys belong to their tenant. No header has a line break, so this is no key of another.
+            self.key = f"{submission.tenant}\n{submission.key}"
 
     @property
     def begun(self) -> bool:
@@ -218,6 +230,10 @@ class TaskTimers(TimerQueue[Entry]):
                 self.cancel((due, seq))
 
 
+_REMEMBERED: Final = 10_000
+"""Deliveries in flight are fewer."""
+
+
 class QueueState:
     """The fetched tasks, the time of the event, and the effects so far."""
 
@@ -230,6 +246,9 @@ class QueueState:
         self.taken = False
         self.open = False
         """Whether all tasks that ran before the takeover are known: tasks may start, and end without a start."""
+        self.unclear: set[int] = set()
+        """Tasks that seem to run but enter the queue only when their results were looked up. Nothing starts before
+        that: they may count for limits and order."""
         self.sure = True
         """Whether the queue is certainly ours."""
         self.rules = QueueRules()
@@ -241,6 +260,10 @@ class QueueState:
         """Tasks by step."""
         self.agenda = TaskTimers()
         self.window = PrefetchWindow(count=settings.window_tasks, bytes_=settings.window_bytes)
+        self.ahead: Counter[str] = Counter()
+        """Tasks that were read beyond the window, by tenant."""
+        self.removed: dict[int, None] = {}
+        """Sequences of such tasks that are gone, oldest first: the consumer's delivery may have been on its way."""
         self.totals: Counter[str] = Counter()
         """Counts since the takeover: started, done, dead, cancelled, retried, repeated, scheduled."""
         self.out: list[Effect] = []
@@ -269,7 +292,34 @@ class QueueState:
         """Add a task that has arrived."""
         self.tasks[task.seq] = task
         self.count[task.step] += 1
-        self.window.add(task.size)
+        if task.ahead:
+            self.ahead[task.submission.tenant] += 1
+        else:
+            self.window.add(task.size)
+
+    def drop(self, task: Task) -> None:
+        """Remove a task that is gone from the server."""
+        del self.tasks[task.seq]
+        if not task.ahead:
+            self.window.remove(task.size)
+            return
+        self._read(task)
+        self.removed[task.seq] = None
+        if len(self.removed) > _REMEMBERED:
+            del self.removed[next(iter(self.removed))]
+
+    def delivered(self, task: Task) -> None:
+        """The consumer has delivered it, perhaps once more."""
+        if task.ahead:
+            task.ahead = False
+            self._read(task)
+            self.window.add(task.size)
+
+    def _read(self, task: Task) -> None:
+        tenant = task.submission.tenant
+        self.ahead[tenant] -= 1
+        if not self.ahead[tenant]:
+            del self.ahead[tenant]
 
     def settle(self, effect: Persist | Ack, *told: EmitJobEvent) -> None:
         """Request what only the owner of the queue may do."""

@@ -66,7 +66,7 @@ class TenantTasks:
 
     def not_entitled(self, task: Task) -> GanglineError | None:
         """Why its tenant may not submit it, however little else it uses; None: it may."""
-        tenant, wanted = task.submission.tenant, task.submission.priority
+        tenant, wanted = task.submission.tenant, task.submission.priority or 0
         quota = self._quotas.of(tenant)
         if quota is None:
             return None
@@ -92,9 +92,10 @@ class TenantTasks:
         if limits == (None, None) or found is None:
             return None
         used = found.before(task.seq)
-        queued = f"tasks queued for {self._endpoint!r}"
+        where = f"queued for {self._endpoint!r}"
+        whats = (f"{'task' if used[0] == 1 else 'tasks'} {where}", f"bytes of tasks {where}")
         for name, limit, has, more, what in zip(
-            ("queued_tasks", "queued_bytes"), limits, used, (1, task.size), (queued, f"bytes of {queued}"), strict=True
+            ("queued_tasks", "queued_bytes"), limits, used, (1, task.size), whats, strict=True
         ):
             if limit is not None and has + more > limit:
                 advice = "submit it again when some have ended, or have an operator raise the quota and replay it"

@@ -12,6 +12,7 @@ from ....schemas.errors.base import GanglineError, MalformedMessage, ResultLost,
 from ....schemas.messages.submission import Submission
 from ....schemas.names import Names, is_job_of
 from ....schemas.records.jobs import MOST_TRIES, FailedTry, JobFailure
+from ....schemas.records.workers import TaskPolicy
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
 from ....schemas.wire.frames import AnswerOp, Frame, Reason
@@ -19,7 +20,7 @@ from ....telemetry.tracing import NO_SPAN, Span
 from ...calls.call import error_of
 from ...leases.held_slots import HeldSlots
 from ...routing.outcome import TryOutcome, error_of_fate
-from ...routing.worker_table import WorkerEntry
+from ...routing.worker_table import Method, WorkerEntry
 from ...transport.channel import InFlightRequest
 from ...transport.exchange import RequestExchange
 
@@ -292,7 +293,9 @@ def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
         return True
     if given is None:
         return False
-    return headers.SCHEDULER in given or (recorded and given.get(headers.MESSAGE_ID, "").startswith(job))
+    if headers.SCHEDULER in given:
+        return True
+    return recorded and headers.FIRST not in given and given.get(headers.MESSAGE_ID, "").startswith(job)
 
 
 def job_of(message: StreamMessage, endpoint: str) -> str:
@@ -355,7 +358,11 @@ class QueuedMessage:
     streams = False
     once = False
     """Whether the attempt's worker does not declare the task idempotent."""
+    policy: TaskPolicy | None = None
+    """What the attempt's worker declares about the task."""
     started = False
+    attempt_at = 0.0
+    """Unix time at which the current attempt was sent, if a history is written."""
     noted = 0
     """The last attempt that is stored as failed."""
     tries: tuple[FailedTry, ...] = ()
@@ -375,6 +382,11 @@ class QueuedMessage:
         if self._item_count is None:
             self._item_count = ItemTracker(known=self._known)
         return self._item_count
+
+    def declared(self, method: Method | None) -> None:
+        """Note what the attempt's worker declares about the task; None: it does not have it, as far as is known."""
+        self.once = method is not None and not method.idempotent
+        self.policy = None if method is None else method.policy
 
     def count_items(self, *, known: bool) -> None:
         """An attempt starts; `known` as for ItemTracker."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ....bus.port.bus import Stream
+from ....bus.port.bus import KvEntry, Stream
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName, InvalidSettings
 from ....schemas.names import check_name
@@ -29,6 +29,7 @@ class EndpointDiscovery:
         found: Callable[[frozenset[str]], None],
         strays: Callable[[Stream, list[str], Mapping[str, GanglineError]], None],
         held: Callable[[], Collection[str]],
+        registered: Callable[[Sequence[KvEntry]], None],
     ) -> None:
         """
         Args:
@@ -36,18 +37,21 @@ class EndpointDiscovery:
             strays: called with subjects in the stream that belong to no endpoint, and with those that are refused and
                 why, which is kept up to date.
             held: endpoints whose queues some dispatcher has.
+            registered: called with all registrations of workers, each time.
         """
         self._context, self._names, self._log = context, context.names, context.log
         self._known = context.known.names
         self._found = found
         self._strays = strays
         self._held = held
+        self._registered = registered
         self._quotas = context.settings.quotas
         self._refused: dict[str, GanglineError] = {}
         """Subjects of tasks above a quota `endpoints`, and why."""
         self._above_since: dict[str, float] = {}
-        """Endpoints above a quota, and since when (monotonic). They are refused after `unknown_after_s`: workers may
-        still start, or a dispatcher that knew of them earlier may have their queues."""
+        """Endpoints above a quota, and since when (monotonic, without the time in which we heard nothing). They are
+        refused after `unknown_after_s`: workers may still start, or a dispatcher that knew of them earlier may have
+        their queues."""
         self._work = TaskSet("endpoints", context.log)
         self._told = ""
         self.depths: Mapping[str, int] = {}
@@ -97,7 +101,9 @@ class EndpointDiscovery:
                     others.add(endpoint)
         self.depths = depths
         ledger, router = await self._context.router.ledger(), self._context.router
-        for entry in await ledger.entries(self._names.registrations_of()):
+        registrations = await ledger.entries(self._names.registrations_of())
+        self._registered(registrations)
+        for entry in registrations:
             with contextlib.suppress(InvalidName):
                 self._known.add(self._names.parse_worker_key(entry.key).pool)
         for entry in await ledger.entries(self._names.gangset_key()):
@@ -132,6 +138,7 @@ class EndpointDiscovery:
         """Endpoints that get no queue, of these that only tenants' tasks name."""
         above = self._above_quotas(claims)
         now, wait_s = asyncio.get_running_loop().time(), self._context.settings.unknown_after_s
+        now -= self._context.guard.unheard_s  # workers may have come and gone meanwhile
         before, self._above_since = self._above_since, {name: self._above_since.get(name, now) for name in above}
         self._refused.clear()
         for name, since in self._above_since.items():

@@ -11,9 +11,9 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from ....bus.port.bus import ConnectionEvent, ConsumerState, Message, NoResponders
-from ....bus.port.types import Subscription
+from ....bus.port.subjects import Subscription
 from ....runtime.clock import Environment
-from ....runtime.tasks import TaskSet
+from ....runtime.tasks import TaskSet, set_within
 from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.names import DispatcherOperation
 from ....schemas.records.jobs import DispatcherEvent
@@ -154,9 +154,7 @@ class OwnershipManager:
             wait_s = min(0.25, self._settings.ping_s)
             if core.next_at is not None:
                 wait_s = min(wait_s, max(0.001, core.next_at - loop.time()))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
+            await set_within(self._wake, wait_s)
 
     async def _list(self) -> None:
         try:

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ....schemas.deadline import margin_s
+from ....runtime.timers import margin_s
 
 TRUST_S: Final = 1.0
 """The same in all dispatchers, since each relies on the others' trust."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Final, assert_never
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, assert_never
 
 from ....bus.port.bus import Bus, Conflict, KvEntry, Published, PublishRefused
 from ....runtime.clock import Environment
@@ -24,6 +24,7 @@ from ....schemas.names import Names, job_endpoint
 from ....schemas.records.jobs import JobState, ResultRecord
 from ....schemas.wire import headers
 from ....telemetry.logs import LineLimit, Log
+from ...jobs.schedules import put_schedule
 from ...jobs.storage import TaskStreams, until_answered, until_taken
 from ..core.effects import LookUpResult, Persist, RecordKind
 from ..messages.entry import QueuedMessage
@@ -142,18 +143,20 @@ class OutcomeStore:
                     self._store(entry, effect, answer)
                 case RecordKind.DEAD_LETTER:
                     records.note_try(entry, effect, wall=self._ambient.wall())
-                    self._start(self._bury(entry, effect, answer), entry, effect, answer)
+                    self._start(lambda: self._bury(entry, effect, answer), entry, effect, answer)
                 case RecordKind.SCHEDULE:
-                    self._start(self._schedule(entry, answer), entry, effect, answer)
+                    self._start(lambda: self._schedule(entry, answer), entry, effect, answer)
                 case _:
                     assert_never(effect.kind)
         except Exception as error:
             self._background.start(self._settle(entry, effect, answer, error))
 
-    def _start(self, work: Coroutine[Any, Any, None], entry: QueuedMessage, effect: Persist, answer: Answer) -> None:
+    def _start(
+        self, work: Callable[[], Awaitable[None]], entry: QueuedMessage, effect: Persist, answer: Answer
+    ) -> None:
         async def settling() -> None:
             try:
-                await work
+                await work()
             except Exception as error:
                 await self._settle(entry, effect, answer, error)
 
@@ -199,7 +202,8 @@ class OutcomeStore:
         if entry.body is None or len(record) <= self._inline:
             self._create(effect, record, lambda first: self._stored(entry, effect, first, answer))
         else:
-            self._start(self._store_large(entry, effect, entry.body, answer), entry, effect, answer)
+            body = entry.body
+            self._start(lambda: self._store_large(entry, effect, body, answer), entry, effect, answer)
 
     async def _store_large(self, entry: QueuedMessage, effect: Persist, body: bytes, answer: Answer) -> None:
         name = f"{effect.job}-{effect.attempts}-{self._ambient.token()[:8]}"
@@ -400,13 +404,17 @@ class OutcomeStore:
         async def publish() -> None:
             await self._sure()
             _, now_given = schedule()
-            await (await self._streams.schedules()).publish(subject, entry.message.data, headers=now_given)
+            schedules = await self._streams.schedules()
+            if submission.cron is not None:
+                await put_schedule(schedules, self._names, subject, entry.message.data, now_given)
+            else:
+                await schedules.publish(subject, entry.message.data, headers=now_given)
 
         try:
             await until_answered("scheduling a task", publish, self._log)
         except PublishRefused as error:
             bad = error.details.get("err_code") == _BAD_PATTERN
-            answer(InvalidSchedule(f"{given[headers.SCHEDULE]!r}: {error.message}") if bad else error)
+            answer(InvalidSchedule(_refused(given)) if bad else error)
         except GanglineError as error:
             answer(error)
         else:
@@ -425,3 +433,12 @@ class OutcomeStore:
 
     def __repr__(self) -> str:
         return f"OutcomeStore({self.writer!r}, under way={len(self._background)})"
+
+
+def _refused(given: Mapping[str, str]) -> str:
+    """Why the server refuses a schedule that has been checked."""
+    zone = given.get(headers.SCHEDULE_TIME_ZONE)
+    text = f"the server refused the schedule {given[headers.SCHEDULE]!r}"
+    if zone:
+        return f"{text} with the time zone {zone!r}: that needs nats-server 2.14 or later, and its time zone database"
+    return f"{text}: repeating needs nats-server 2.14 or later"

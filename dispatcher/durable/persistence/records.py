@@ -20,7 +20,7 @@ from ....schemas.text import parse_duration
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
 from ...jobs.dead_letters import BURIED
-from ...jobs.stored import header_of, split_subject
+from ...jobs.stored import DUE_KEPT, header_of, split_subject
 from ...jobs.submitter import number
 from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage
@@ -32,9 +32,6 @@ _LEAST_CHARS: Final = 200
 _TRY_CHARS: Final = 500
 _TRIES_FROM: Final = 8192
 """If the error may take fewer bytes, there is no room for earlier attempts."""
-DUE_KEPT: Final = "24h"
-"""How long a message published by a schedule is kept in its stream: the stream of tasks copies it at once, or when it
-has a leader again, or room. Then it is lost: docs/explanation/what-is-not-promised.md."""
 MAX_HEADER_BYTES: Final = 65_535
 """JetStream's limit."""
 
@@ -106,6 +103,8 @@ def result_of(entry: QueuedMessage, effect: Persist, *, wall: float, object: str
         finished_at=wall,
         trace=submission.trace if submission is not None else None,
         tries=entry.tries,
+        key=submission.key if submission is not None else None,
+        schedule=submission.schedule if submission is not None else None,
     )
     if not done or object is not None or entry.body is None:
         return record.model_dump_json().encode()
@@ -247,7 +246,7 @@ def schedule_of(
 ) -> tuple[str, dict[str, str]]:
     """Subject and headers of the schedule that holds a message until its time. If it is published twice because an
     answer was lost, a cancelled one does not become active again."""
-    dropped = {headers.DELAY.lower(), headers.CRON.lower(), headers.JOB.lower()}
+    dropped = {name.lower() for name in (headers.DELAY, headers.CRON, headers.JOB, headers.TIME_ZONE, headers.PAUSED)}
     given = {
         name: value
         for name, value in sendable(message.headers).items()
@@ -258,6 +257,9 @@ def schedule_of(
     given[headers.MESSAGE_ID] = f"sched-{message.sequence}-{round(message.at * 1000)}"
     if submission.cron is not None:
         given[headers.SCHEDULE] = submission.cron
+        given[headers.SCHEDULE_JOB] = submission.job
+        if submission.time_zone:
+            given[headers.SCHEDULE_TIME_ZONE] = submission.time_zone
     else:
         assert submission.not_before is not None
         given[headers.SCHEDULE] = f"@at {moment(submission.not_before)}"

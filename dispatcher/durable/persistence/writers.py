@@ -168,7 +168,7 @@ class KvWriteBatcher(StorageWriter[_Write]):
 
     def create(self, key: str, value: bytes, *, ttl_s: float | None, done: Callable[[bool], None]) -> None:
         """Write a key that does not exist. `done(False)`: it existed, and is unchanged."""
-        self._add(_Write(KvWrite(key=key, value=value, ttl_s=ttl_s, revision=0), done))
+        self._add(_Write(KvWrite(key=key, value=value, ttl_s=ttl_s, revision=0, resumes=False), done))
 
     def put(self, key: str, value: bytes, *, done: Callable[[bool], None] | None = None) -> None:
         self._add(_Write(KvWrite(key=key, value=value), done))

@@ -1,10 +1,11 @@
 """What an error means for a durable task: how many attempts, how long each may run, how long to wait in between.
 
-The first value set by the task, the endpoint's route or the dispatcher's settings counts.
+The first value counts that is set by the submission, the endpoint's route, the task's declaration or the dispatcher's
+settings, in this order.
 
 Errors of the request itself are permanent, since the same message would fail again; so are errors that a task declares
-permanent (NonRetryable). If it may have run, it counts as an attempt; how many there are depends on whether the task is
-declared idempotent.
+permanent (DoNotRetry, `retry_on`, `no_retry_on`). If it may have run, it counts as an attempt; how many there are
+depends on whether the task is declared idempotent.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ....schemas.errors import base as e
 from ....schemas.messages.submission import Submission
 from ....schemas.records.jobs import DeadReason
 from ....schemas.records.routes import QueueRules
+from ....schemas.records.workers import TaskPolicy
 from .settings import DispatcherSettings
 
 REFUSED_FIRST_S: Final = 0.025
@@ -24,40 +26,57 @@ REFUSED_MOST_S: Final = 0.5
 
 T = TypeVar("T")
 
-
-def _first(default: T, task: T | None, route: T | None) -> T:
-    if task is not None:
-        return task
-    return default if route is None else route
+UNDECLARED: Final = TaskPolicy()
 
 
-def max_attempts(task: Submission, rules: QueueRules, settings: DispatcherSettings, *, once: bool = False) -> int:
+def _first(default: T, *given: T | None) -> T:
+    return next((value for value in given if value is not None), default)
+
+
+def max_attempts(
+    task: Submission,
+    rules: QueueRules,
+    settings: DispatcherSettings,
+    *,
+    once: bool = False,
+    declared: TaskPolicy = UNDECLARED,
+) -> int:
     """The number of the last attempt, not counting those from before the task was a dead letter.
 
     Args:
-        once: the task is not declared idempotent. If neither it nor the route sets a number, it is started once.
+        once: the task is not declared idempotent. If nobody sets a number, it is started once.
+        declared: what the task declares.
     """
     if task.idempotent is not None:
         once = not task.idempotent
-    return task.attempts + _first(1 if once else settings.max_attempts, task.max_attempts, rules.max_attempts)
+    default = 1 if once else settings.max_attempts
+    return task.attempts + _first(default, task.max_attempts, rules.max_attempts, declared.max_attempts)
 
 
 def timeout_s(task: Submission, rules: QueueRules) -> float | None:
-    """None: an attempt may run for any length of time."""
+    """None: an attempt may run for as long as the task declares. Its worker stops it then."""
     return task.timeout_s if task.timeout_s is not None else rules.timeout_s
 
 
-def result_ttl_s(task: Submission, rules: QueueRules, settings: DispatcherSettings) -> float:
-    return _first(settings.result_ttl_s, task.result_ttl_s, rules.result_ttl_s)
+def result_ttl_s(
+    task: Submission, rules: QueueRules, settings: DispatcherSettings, *, declared: TaskPolicy = UNDECLARED
+) -> float:
+    return _first(settings.result_ttl_s, task.result_ttl_s, rules.result_ttl_s, declared.result_ttl_s)
 
 
 def backoff_s(
-    task: Submission, rules: QueueRules, settings: DispatcherSettings, *, attempts: int, draw: float
+    task: Submission,
+    rules: QueueRules,
+    settings: DispatcherSettings,
+    *,
+    attempts: int,
+    draw: float,
+    declared: TaskPolicy = UNDECLARED,
 ) -> float:
     """Seconds between the failure of this attempt and the next one: doubles each time, up to a maximum. Jitter shortens
     it by up to half, so that tasks that failed together are not retried together."""
-    first = _first(settings.backoff_s, task.backoff_s, rules.backoff_s)
-    most = _first(settings.backoff_max_s, None, rules.backoff_max_s)
+    first = _first(settings.backoff_s, task.backoff_s, rules.backoff_s, declared.backoff_s)
+    most = _first(settings.backoff_max_s, rules.backoff_max_s)
     # A task may ask for a longer first wait than the maximum.
     return exponential_s(first, max(first, most), attempts - task.attempts - 1) * (1.0 - draw / 2)
 

@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
+from ....bus.streams.history_recorder import HistorySettings
 from ....schemas.errors.base import InvalidSettings
 from ....schemas.limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S, MAX_SLOTS
 from ....schemas.permissions.quotas import Quotas
@@ -74,6 +75,10 @@ class DispatcherSettings:
     quotas: Quotas = field(default_factory=Quotas)
     """What tenants may use; of these, a dispatcher follows `priority`, `queued_tasks`, `queued_bytes` (at most
     `window_tasks` and `window_bytes`) and `endpoints`. The same for all dispatchers."""
+
+    history: HistorySettings | None = None
+    """What to record in the history, and how to create its stream; None: as the environment says, which is to record
+    unless GANGLINE_HISTORY is `off`. `HistorySettings(enabled=False)`: nothing is recorded."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)

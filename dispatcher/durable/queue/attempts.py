@@ -24,6 +24,7 @@ from ....schemas.errors.base import (
 )
 from ....schemas.messages.submission import Submission
 from ....schemas.names import WorkerId
+from ....schemas.records.workers import TaskPolicy
 from ....schemas.text import count_of
 from ....schemas.wire import codec
 from ....schemas.wire.codec import Format
@@ -105,8 +106,14 @@ class AttemptSender(AttemptListener):
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
-    def start(self, entry: QueuedMessage, start: StartAttempt, lessor: SlotLessor) -> None:
-        """Send a task on a lease."""
+    def start(
+        self,
+        entry: QueuedMessage,
+        start: StartAttempt,
+        lessor: SlotLessor,
+        known: Callable[[str, str], TaskPolicy | None],
+    ) -> None:
+        """Send a task on a lease. `known`: what the core knows that a task declares, by pool and method."""
         submission = entry.submission
         assert submission is not None, entry
         lease = lessor.take(start.cost, submission.method, submission.model)
@@ -124,9 +131,14 @@ class AttemptSender(AttemptListener):
             text = f"{submission.target} takes {count_of(method.slots, 'slot')} on {worker.id}, not {start.cost}"
             self._ended(entry, start.attempt, LeaseBusy(text))
             return
+        if method is not None and method.limited and known(start.pool, submission.method) is None:
+            # Likewise: the core did not know that the task has limits.
+            lessor.give(lease, start.cost)
+            self._ended(entry, start.attempt, LeaseBusy(f"{submission.target} has limits on {worker.id}"))
+            return
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
         entry.worker, entry.workers, entry.started, entry.items = lease.name, (), True, None
-        entry.once = method is not None and not method.idempotent
+        entry.declared(method)
         entry.count_items(known=True)
         if isinstance(lease.hold, GangHeldSlots) and lease.hold.on_all:
             self.started += 1
@@ -242,7 +254,7 @@ class AttemptSender(AttemptListener):
         )
         method = worker.methods.get(entry.submission.method) if entry.submission is not None else None
         entry.streams = method is not None and method.streams
-        entry.once = method is not None and not method.idempotent
+        entry.declared(method)
         return sent_attempt
 
     def _send(self, entry: QueuedMessage, sent_attempt: JobAttempt, frame: Frame) -> None:
@@ -277,6 +289,8 @@ class AttemptSender(AttemptListener):
         entry.fence = self.turn + entry.attempt
         meta = self._meta(entry, submission)
         meta["fence"] = entry.fence
+        if start.timeout_s is not None:
+            meta["timeout_s"] = start.timeout_s  # in place of what the task declares
         if entry.slots is not None and isinstance(entry.slots.hold, GangHeldSlots):
             meta.update(generation=entry.slots.hold.formation.later, pool=start.pool, **(more or {}))
         return (_TASK, sent_attempt.id, submission.method, args, kwargs, deadline_ms, token, trace, flags, meta)
@@ -482,7 +496,7 @@ class AttemptSender(AttemptListener):
         assert entry.submission is not None
         if frame[0] == AnswerOp.END:
             if entry.item_count.known and entry.item_count.lacks(frame[2]):
-                return StreamBroken(f"some of the {frame[2]} items were lost", may_have_started=True)
+                return StreamBroken(f"of {count_of(frame[2], 'item')}, some were lost", may_have_started=True)
             entry.body, entry.items = None, frame[2]
             return None
         if frame[2] is None:
@@ -502,7 +516,7 @@ class AttemptSender(AttemptListener):
         if sent_attempt.asks_again(fate):
             self._ask_again(entry, sent_attempt)
             return
-        error = error_of_fate(fate, entry.worker)
+        error = error_of_fate(fate, entry.worker, idempotent=not entry.once)
         entry.span.end(error)
         self._ended(entry, sent_attempt.attempt, error)
 

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from ....bus.port.bus import Consumer
+from ....bus.port.bus import Consumer, StreamMessage
+from ....bus.streams.history_recorder import HistorySummary
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.jobs import WorkerJob
 from ....schemas.names import JobFeed as Feed
+from ....schemas.records.history import HistoryKind
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
 from ....telemetry.logs import Log
 from ...jobs.storage import until_answered
@@ -29,6 +31,9 @@ from ..workers.pool_observer import PoolObserver
 from .attempts import AttemptSender
 from .result_waiters import ResultWaiters
 from .slot_lessor import SlotLessor
+
+_LONG_S: Final = 1.0
+"""Attempts that succeed sooner are counted in the history, not recorded one by one."""
 
 EventSink = Callable[..., None]
 """Reports an event to the core: its type, then its fields besides time and randomness, by name."""
@@ -79,6 +84,8 @@ class QueueEffectExecutor:
         self.sent_attempts = AttemptSender(
             context, endpoint, feed=self.outcomes.feed, ended=self._on_ended, log=self._log
         )
+        self._history = context.history
+        self._short = None if self._history is None else HistorySummary(self._history, HistoryKind.ATTEMPTS)
         self.lessors: dict[str, SlotLessor] = {}
         self.pulled = 0
         """Messages fetched so far."""
@@ -108,6 +115,9 @@ class QueueEffectExecutor:
         if self._timer is not None:
             self._timer.cancel()
         self.sent_attempts.let_go()
+        self._context.metrics.left(self._endpoint)
+        if self._short is not None:
+            self._short.flush()
         await self._background.stop()
         for lessor in self.lessors.values():
             await lessor.stop()
@@ -136,7 +146,9 @@ class QueueEffectExecutor:
         context, entry = self._context, self._entries[effect.seq]
         waited_s = max(0.0, context.ambient.wall() - entry.message.at) if effect.attempt == 1 else None
         context.metrics.started(self._endpoint, effect.pool, waited_s)
-        self.sent_attempts.start(entry, effect, self.lessor(effect.pool))
+        if self._history is not None:
+            entry.attempt_at = context.ambient.wall()
+        self.sent_attempts.start(entry, effect, self.lessor(effect.pool), self._pool_observer.told_policy)
 
     def _look(self, effect: do.LookUpResult) -> None:
         seq = effect.seq
@@ -151,6 +163,7 @@ class QueueEffectExecutor:
                 metrics.retried(endpoint, cause_of(effect).code)
             case do.RecordKind.DEAD_LETTER:
                 metrics.dead(endpoint, reason_of(effect).value)
+                self._record(HistoryKind.JOB_DEAD, self._entries[seq], reason_of(effect).value)
             case _:
                 pass
 
@@ -171,13 +184,27 @@ class QueueEffectExecutor:
                 self._waiters.left(entry.submission.job)
             if entry.started:
                 self._acking[effect.seq] = entry
-            acknowledge = functools.partial(self._consumer.ack, entry.message)
+            acknowledge = functools.partial(self._acknowledge, entry.message)
             if (copied := copied_from(self._context.names, entry.message)) is not None:
                 self.outcomes.copies.remove(copied, acknowledge)
             else:
                 acknowledge()
         if effect.tried:
             self._tried[effect.seq] = effect.job
+
+    def _acknowledge(self, message: StreamMessage) -> None:
+        assert self._consumer is not None
+        if message.ack:
+            self._consumer.ack(message)
+        elif not self._closed:
+            self._background.start(self._delete(message.sequence))
+
+    async def _delete(self, seq: int) -> None:
+        """Remove a message that the consumer has not delivered. Its end is stored, so that this is harmless even if the
+        queue has another owner by now."""
+        stream = await until_answered("opening the stream of tasks", self._context.streams.tasks, self._log)
+        await until_answered("removing a task", functools.partial(stream.delete, seq), self._log)
+        self.acknowledged([seq])
 
     def _publish_state(self, effect: do.EmitJobEvent) -> None:
         entry = self._entries.get(effect.seq)
@@ -223,9 +250,33 @@ class QueueEffectExecutor:
 
     def _on_ended(self, entry: QueuedMessage, attempt: int, error: GanglineError | None) -> None:
         pool = entry.feeder_pool
-        self._tell_soon(on.AttemptEnded, seq=entry.seq, attempt=attempt, error=error, once=entry.once)
+        if self._history is not None:
+            self._record_attempt(entry, attempt, error)
+        self._tell_soon(
+            on.AttemptEnded, seq=entry.seq, attempt=attempt, error=error, once=entry.once, policy=entry.policy
+        )
         if pool:
             self._credit_changed(pool)
+
+    def _record_attempt(self, entry: QueuedMessage, attempt: int, error: GanglineError | None) -> None:
+        began_at = entry.attempt_at or self._context.ambient.wall()
+        seconds = self._context.ambient.wall() - began_at
+        if error is None and seconds < _LONG_S and self._short is not None:
+            method = entry.submission.method if entry.submission is not None else ""
+            self._short.add(seconds, pool=entry.feeder_pool, endpoint=self._endpoint, method=method)
+        else:
+            reason = "" if error is None else error.code
+            self._record(HistoryKind.ATTEMPT_ENDED, entry, reason, attempt=attempt, since=round(began_at, 3))
+
+    def _record(self, kind: HistoryKind, entry: QueuedMessage, reason: str, **facts: Any) -> None:
+        if self._history is None:
+            return
+        pool, _, worker = entry.worker.partition(".")
+        job, method = "", ""
+        if entry.submission is not None:
+            job, method = entry.submission.job, entry.submission.method
+        where = {"endpoint": self._endpoint, "method": method, "pool": pool, "worker": worker}
+        self._history.record(kind, job=job, reason=reason, **where, **facts)
 
     def _credit_changed(self, pool: str) -> None:
         """Report the credit once per turn, however many tasks end in it."""
@@ -248,6 +299,7 @@ class QueueEffectExecutor:
         for pool, want in wants.items():
             if not self._closed:
                 self.lessor(pool).want(want.slots, want.largest)
+                self._context.metrics.wanted(self._endpoint, pool, want.slots)
 
     def _attach(self, effect: do.ReattachAttempt) -> None:
         self._background.start(self._attach_to(self._entries[effect.seq], effect))

@@ -121,7 +121,7 @@ class JointFlight(JobAttempt, AttemptListener):
                 self._kept.add(rank)
             self._ask_again(rank)
             return
-        self._end(rank, error_of_fate(fate, self._names[rank]))
+        self._end(rank, error_of_fate(fate, self._names[rank], idempotent=True))
 
     def held(self, sent_attempt: JobAttempt) -> None:
         """Law 1."""

@@ -27,11 +27,22 @@ from typing import Any, Final
 from ....bus.port.bus import Consumer, ConsumerLost, ConsumerSettings, ConsumerTaken, Stream, StreamMessage
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, NoDispatcher
-from ....schemas.messages.jobs import JobInfo, JobWhyReply, QueueStats, WorkerJob
+from ....schemas.messages.jobs import (
+    JobInfo,
+    JobLine,
+    JobWhyReply,
+    ListReply,
+    ListRequest,
+    QueueObstacle,
+    QueueStats,
+    WorkerJob,
+)
 from ....schemas.messages.submission import Submission
 from ....schemas.names import WorkerId
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
+from ....schemas.text import count_of
+from ...jobs.listing import info_matches, without_details
 from ...jobs.storage import until_answered
 from ..core import events as on
 from ..core.queue_core import QueueCore
@@ -44,6 +55,7 @@ from ..workers.pool_observer import PoolObserver
 from .effect_executor import KeptEnds, QueueEffectExecutor
 from .recovery import QueueRecovery, by_try
 from .result_waiters import JobPlace, ResultWaiters
+from .tenant_reader import TenantReader
 
 _ACK_WAIT_S: Final = 30.0
 """Tasks run and wait for longer, but redelivering a fetched message costs next to nothing. It matters if a delivery was
@@ -98,6 +110,8 @@ class QueueRunner:
         self._arrived = 0
         self._newest = 0
         """The highest sequence delivered."""
+        self._gone: set[int] = set()
+        """Higher sequences of messages that were removed before the takeover."""
         self._old_to = 0
         """Up to this sequence a message may have ended before."""
         self._asked_of = False
@@ -106,6 +120,7 @@ class QueueRunner:
         """Default for tasks that do not set one."""
         self._asking: asyncio.Future[None] | None = None
         self._doubts = 0
+        self._unheard_s = context.guard.unheard_s
         self.waiters = ResultWaiters(context.bus, locate=self._locate)
         self._executor = QueueEffectExecutor(
             context,
@@ -127,6 +142,15 @@ class QueueRunner:
             log=self._log,
         )
         sent_attempts.on_acknowledged = self._kept.told
+        self._reader = TenantReader(
+            context,
+            endpoint,
+            entries=self.entries,
+            newest=lambda: self._newest,
+            wanted=lambda: self.core.crowded and not self._closed,
+            read=self._read_ahead,
+            log=self._log,
+        )
         self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
         """By job: cancellations that wait until no takeover can forget them."""
         self._unfetched: dict[str, float] = {}
@@ -220,6 +244,7 @@ class QueueRunner:
             await self._let_others_come_back(recovery, turn)
         jobs = await recovery.jobs()
         await self._catch_up()
+        await self._read_what_runs(stream, jobs)
         sequences = {entry.submission.job: seq for seq, entry in self.entries.items() if entry.submission is not None}
         for found in by_try(
             # A replayed dead letter has its old id: attempts of the old message do not count for the new one.
@@ -238,9 +263,9 @@ class QueueRunner:
         self._forget_orphans(self._tries)
         self._acknowledge(jobs, noted)
         self._log.info(
-            "took over the queue in %.3f s: %d tasks found, %d running",
+            "took over the queue in %.3f s: found %s, %d running",
             self.recovery_s,
-            len(self.entries),
+            count_of(len(self.entries), "task"),
             self.core.statistics().running,
             extra={"action": "queue.taken"},
         )
@@ -259,6 +284,16 @@ class QueueRunner:
             wait_s = max(wait_s, context.guard.connected_at + _SETTLED_S - self._loop.time(), turn.others_trust_s)
         if wait_s > 0:
             await asyncio.sleep(wait_s)
+
+    async def _read_what_runs(self, stream: Stream, jobs: list[tuple[WorkerId, WorkerJob]]) -> None:
+        """Tasks beyond the window that a previous owner had read ahead and started."""
+        prefix = self._context.names.tasks_of(self.endpoint).removesuffix(">")
+        for seq in sorted({job.sequence for _, job in jobs if job.sequence > self._newest} - self.entries.keys()):
+            message = await until_answered("reading a task", functools.partial(stream.get, seq), self._log)
+            if message is None:
+                self._gone.add(seq)
+            elif message.subject.startswith(prefix):
+                self._read_ahead(message)
 
     async def _catch_up(self) -> None:
         """Wait until all messages that a previous owner had fetched have arrived."""
@@ -294,7 +329,8 @@ class QueueRunner:
         entry = self.entries.get(job.sequence)
         if entry is not None:
             return job.attempt <= entry.noted or job.attempt < entry.attempt
-        return 0 < job.sequence <= self._newest and not self._executor.has(job.sequence)
+        seen = 0 < job.sequence <= self._newest or job.sequence in self._gone
+        return seen and not self._executor.has(job.sequence)
 
     def _acknowledge_again(self, worker: str, job: WorkerJob) -> None:
         self._executor.sent_attempts.acknowledge_on(worker, job.job, job.sequence, job.rank, job.attempt)
@@ -340,6 +376,7 @@ class QueueRunner:
         if self._verifier is not None:
             await self._verifier.stop()
         await self._kept.stop()
+        await self._reader.stop()
         await self._pool_observer.stop()
         await self._executor.stop()
         consumer, self._consumer = self._consumer, None
@@ -390,14 +427,21 @@ class QueueRunner:
 
     def _note(self, event: type[Any], fields: dict[str, Any]) -> bool:
         """False: it has ended."""
-        context = self._context
         self._look()
         if self._closed:
             return False
+        unheard_s = self._context.guard.unheard_s - self._unheard_s
+        if unheard_s:
+            self._unheard_s += unheard_s
+            self._append(on.Unheard, {"seconds": unheard_s})
+        self._append(event, fields)
+        return True
+
+    def _append(self, event: type[Any], fields: dict[str, Any]) -> None:
+        context = self._context
         self._events.append(
             event(now=self._loop.time(), wall=context.ambient.wall(), draw=context.chance.random(), **fields)
         )
-        return True
 
     def _work(self) -> None:
         self._due = False
@@ -414,6 +458,8 @@ class QueueRunner:
                     self._executor.carry_out(effect)
                 if self._cancels:
                     self._answer_cancels()
+            if self.core.crowded and not self._closed:
+                self._reader.wake()
         except Exception:
             # The core may be wrong now: the next owner starts from the server's state.
             self._log.exception("the queue failed; giving it up", extra={"action": "queue.bug"})
@@ -426,8 +472,18 @@ class QueueRunner:
         self._look()
         if self._closed:
             return
+        self._newest = max(self._newest, message.sequence)
+        self._receive(message)
+
+    def _read_ahead(self, message: StreamMessage) -> None:
+        """A message beyond the window was read. Meanwhile the consumer may have delivered it, or it may have ended."""
+        self._look()
         seq = message.sequence
-        self._newest = max(self._newest, seq)
+        if not self._closed and seq > self._newest and seq not in self.entries and not self.core.knows(seq):
+            self._receive(message, ahead=True)
+
+    def _receive(self, message: StreamMessage, *, ahead: bool = False) -> None:
+        seq = message.sequence
         known = self.entries.get(seq)
         if known is not None and known.submission is not None:
             known.message = message
@@ -443,14 +499,15 @@ class QueueRunner:
                 error=read,
                 job=job_of(message, self.endpoint),
                 published_at=message.at,
+                ahead=ahead,
             )
             return
         entry = self.entries[seq] = QueuedMessage(message, read[0])
         if len(message.data) <= _SMALL:
             entry.arguments = read[1]
-        self._take(message, read[0])
+        self._take(message, read[0], ahead=ahead)
 
-    def _take(self, message: StreamMessage, submission: Submission) -> None:
+    def _take(self, message: StreamMessage, submission: Submission, *, ahead: bool = False) -> None:
         """A task arrived. Like `tell_soon`, after checking for doubts."""
         seq, job = message.sequence, submission.job
         old = seq <= self._old_to or not self._asked_of or not self.core.open or job in self._unfetched
@@ -468,6 +525,7 @@ class QueueRunner:
                 seq=seq,
                 submission=submission,
                 size=size_of(message),
+                ahead=ahead,
                 look=old or may_have_ended(message, job, recorded=self._recorded(submission)),
                 attempts=record.attempts if record is not None else submission.attempts,
                 not_before=record.not_before if record is not None else 0.0,
@@ -579,7 +637,37 @@ class QueueRunner:
         """What a job waits for; None if it is not fetched."""
         info = self.info(job)
         why = self.core.why(job)
-        return why if info is None or why is None else why.model_copy(update={"job": info})
+        if info is None or why is None:
+            return why
+        line = None if why.line is None else self._line(why.line)
+        return why.model_copy(update={"job": info, "line": line})
+
+    def _line(self, line: JobLine) -> JobLine:
+        """With the workers that run its tasks, and the leases of its pool."""
+        entries = {running.seq: self.entries.get(running.seq) for running in line.running}
+        running = tuple(
+            each if (entry := entries[each.seq]) is None else each.model_copy(update={"worker": entry.worker})
+            for each in line.running
+        )
+        lessor = self._executor.lessors.get(line.pool)
+        leases = () if lessor is None else lessor.told
+        return line.model_copy(update={"running": running, "leases": leases, "router": self._context.router.public_id})
+
+    def listed(self, request: ListRequest) -> ListReply:
+        """The fetched tasks that match, in the order of publication."""
+        self._work()
+        found: list[JobInfo] = []
+        following: int | None = None
+        for info in self.core.listed(request.after):
+            if not info_matches(info, request):
+                continue
+            if len(found) == request.limit:
+                following = found[-1].sequence
+                break
+            entry = self.entries.get(info.sequence or 0)
+            worker = info.worker if entry is None else entry.worker or info.worker
+            found.append(without_details(info.model_copy(update={"worker": worker})))
+        return ListReply(jobs=tuple(found), next=following, read_to=max(self._newest, self._old_to))
 
     async def cancel(self, job: str) -> JobInfo | None:
         """Cancel a job. Returns its state when its end or its cancellation is stored; None: it is not fetched.
@@ -631,6 +719,8 @@ class QueueRunner:
             depth: number of tasks in the stream; None: use the fetched ones.
         """
         counts = self.core.statistics()
+        unread = 0 if depth is None else max(0, depth - counts.seen)
+        pending = {QueueObstacle.UNREAD.value: unread, **counts.pending} if unread else dict(counts.pending)
         oldest_s = None if counts.oldest_at is None else max(0.0, self._context.ambient.wall() - counts.oldest_at)
         return QueueStats(
             endpoint=self.endpoint,
@@ -647,6 +737,8 @@ class QueueRunner:
             dead=counts.dead,
             retried=counts.retried,
             since=self.since,
+            paused=self.core.paused,
+            pending=pending,
         )
 
     def __repr__(self) -> str:

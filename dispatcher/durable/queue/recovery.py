@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
-from ....bus.key_value.revisions import made_at
+from ....bus.key_value.wire import made_at
 from ....bus.port.bus import KeyValue, NoResponders
 from ....bus.rpc.requester import error_in, parse_answer
 from ....schemas.errors.base import GanglineError, InvalidName
@@ -193,5 +193,4 @@ class QueueRecovery:
             pool = await until_answered("opening a pool", functools.partial(self._router.pool, name), self._log)
             ours = {worker.worker for worker in workers if worker.pool == name}
             if ours - set(pool.core.view.workers) and pool.discovery is not None:
-                discovery = pool.discovery
-                await until_answered("reading a pool", discovery.pull, self._log)
+                await until_answered("reading a pool", pool.discovery.informer.refresh, self._log)

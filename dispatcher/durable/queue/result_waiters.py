@@ -26,6 +26,7 @@ from ....bus.rpc.responder import Responder
 from ....schemas.errors.base import GanglineError, QueueFull
 from ....schemas.messages.jobs import WaitReply, WaitRequest
 from ....schemas.records.jobs import JobState
+from ....schemas.text import count_of
 from ..core.effects import Persist, RecordKind
 
 MAX_CLIENT_JOBS: Final = 10_000
@@ -81,7 +82,8 @@ class ResultWaiters:
         self._locate = locate
         self._loop = asyncio.get_running_loop()
         self._by_job: dict[str, list[_Wait]] = {}
-        self._waits: set[_Wait] = set()
+        self._waits: dict[_Wait, None] = {}
+        """In the order in which they came."""
         self._clients: Counter[str] = Counter()
         self._jobs = 0
         self._due: dict[_Wait, None] = {}
@@ -106,11 +108,12 @@ class ResultWaiters:
             (self._jobs, MAX_JOBS, "clients wait"),
         ):
             if waiting + len(wait.jobs) > most:
+                told = f"{who} for {count_of(waiting, 'job')} of this queue already"
                 raise QueueFull(
-                    f"{who} for {waiting} jobs of this queue already, and {most} is the limit: look results up instead",
+                    f"{told}, and {most} is the limit: look results up instead",
                     details={"waiting": waiting, "limit": most},
                 )
-        self._waits.add(wait)
+        self._waits[wait] = None
         self._jobs += len(wait.jobs)
         self._clients[wait.client] += len(wait.jobs)
         for job, sequence in wait.jobs.items():
@@ -204,7 +207,7 @@ class ResultWaiters:
         wait.responder.reply_json(_encoded(wait.records, wait.look_up, unseen), WaitReply)
 
     def _remove(self, wait: _Wait) -> None:
-        self._waits.discard(wait)
+        self._waits.pop(wait, None)
         if wait.timer is not None:
             wait.timer.cancel()
         for job in wait.jobs:

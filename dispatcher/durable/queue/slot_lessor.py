@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ....schemas.errors.base import Disconnected, GanglineError
+from ....schemas.messages.jobs import LineLease
+from ....schemas.names import public_id
 from ....telemetry.logs import Log
 from ...router.router import Router
 from ..messages.entry import LeasedSlots
@@ -24,6 +26,9 @@ _AGAIN_S: Final = 0.1
 _ASIDE_S: Final = 0.01
 """After a turn others have this long to answer the worker's invitation."""
 _IN_ONE_PIECE_S: Final = 0.25
+_SHARING_S: Final = 0.75
+"""How long a lease on a worker that was asked for a share of a limit is kept: longer than until the next try. That goes
+to the same worker, which may have the share by then."""
 _PRESSED_S: Final = 0.005
 """A worker's last free slots are released after this time: others may be waiting for them."""
 
@@ -46,6 +51,8 @@ class SlotLessor:
         """Number of leases on workers that were unreachable at the last check."""
         self._last: LeasedSlots | None = None
         """The lease of the last task, if nothing has changed since."""
+        self._sharing: dict[str, str] = {}
+        """The worker that was last asked to run a method, of those with a limit over all workers."""
         self._asks: dict[asyncio.Task[None], int] = {}
         """Pending lease requests, with their slots."""
         self._patient: set[asyncio.Task[None]] = set()
@@ -87,21 +94,35 @@ class SlotLessor:
         """Leased slots, in use or not."""
         return sum(lease.hold.slots for lease in self._leases if not lease.hold.ended)
 
+    @property
+    def told(self) -> tuple[LineLease, ...]:
+        """The leases, for those who ask what a job waits for."""
+        return tuple(
+            LineLease(lease=public_id(lease.hold.token), worker=lease.name, slots=lease.hold.slots)
+            for lease in self._leases
+            if not lease.hold.ended
+        )
+
     def take(self, cost: int, method: str, model: str | None) -> LeasedSlots | None:
-        """Put a task on a lease: the smallest with enough free slots, preferably on a worker that has the model."""
-        if self._fits_again(cost, method) and model is None:
+        """Put a task on a lease: the smallest with enough free slots, preferably on a worker that has the model.
+
+        A task with a limit over all workers prefers the worker that was asked last: that one has a share of it, or
+        has asked for it when it refused."""
+        sharing = self._sharing.get(method)
+        if sharing is None and self._fits_again(cost, method) and model is None:
             assert self._last is not None
             self._last.used += cost
             return self._last
         best: LeasedSlots | None = None
-        best_rank: tuple[bool, int] | None = None
+        best_rank: tuple[bool, bool, int] | None = None
         room = False
         for lease in self._leases:
             free = lease.hold.slots - lease.used
             if free < cost:
                 continue
             worker = lease.worker
-            rank = (model is not None and model not in worker.models, free)
+            elsewhere = sharing is not None and worker.id.worker != sharing
+            rank = (elsewhere, model is not None and model not in worker.models, free)
             if (best_rank is not None and rank >= best_rank) or not lease.usable:
                 continue
             room = True
@@ -113,6 +134,9 @@ class SlotLessor:
             return None
         best.used += cost
         self._last = best
+        declared = best.worker.methods.get(method)
+        if declared is not None and declared.policy is not None and declared.policy.max_running is not None:
+            self._sharing[method] = best.worker.id.worker
         return best
 
     def _fits_again(self, cost: int, method: str) -> bool:
@@ -251,7 +275,10 @@ class SlotLessor:
         return pool is not None and pool.core.waiting > 0
 
     def _idle_s(self, lease: LeasedSlots) -> float:
-        return min(self._settings.idle_s, _PRESSED_S) if self._pressed(lease) else self._settings.idle_s
+        if self._pressed(lease):
+            return min(self._settings.idle_s, _PRESSED_S)
+        sharing = lease.worker.id.worker in self._sharing.values()
+        return max(self._settings.idle_s, _SHARING_S) if sharing else self._settings.idle_s
 
     def _look(self) -> None:
         """Drop lost leases, release idle ones, retire those whose turn is over."""

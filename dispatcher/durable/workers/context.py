@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from ....bus.port.bus import Bus
+from ....bus.streams.history_recorder import HistoryRecorder
 from ....runtime.clock import Environment
 from ....schemas.names import Names
 from ....telemetry.logs import Log
@@ -35,6 +36,7 @@ class DispatcherContext:
     failure_detector: WorkerFailureDetector
     known: KnownPools
     metrics: DurableMetrics
+    history: HistoryRecorder | None
     chance: random.Random
     """A separate generator: each draw from the system's is a system call."""
     log: Log

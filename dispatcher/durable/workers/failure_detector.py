@@ -46,6 +46,9 @@ class DoubtMonitor:
         self.term = 0
         """Grows with every doubt: anything verified in an older term is uncertain."""
         self.freezes = 0
+        self.unheard_s = 0.0
+        """How long in all this process was frozen or disconnected, and heard nothing."""
+        self._disconnected_at: float | None = None
         self._cut_off_at = float("-inf")
         self.connected_at = 0.0
         """Loop time of the last connection, as far as known."""
@@ -84,6 +87,7 @@ class DoubtMonitor:
         assert self._loop is not None, "started first"
         if self._freeze.tick(self._loop.time()):
             self.freezes += 1
+            self.unheard_s += self._freeze.gap_s
             self._doubt(self._freeze.gap_s)
         return self.term
 
@@ -93,9 +97,14 @@ class DoubtMonitor:
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def _on_connection(self, event: ConnectionEvent) -> None:
+        assert self._loop is not None
+        if event is ConnectionEvent.DISCONNECTED:
+            self._disconnected_at = self._loop.time()
         if event is ConnectionEvent.RECONNECTED:
             self.look()
-            assert self._loop is not None
+            if self._disconnected_at is not None:
+                self.unheard_s += self._loop.time() - self._disconnected_at
+                self._disconnected_at = None
             self.connected_at = self.reconnected_at = self._loop.time()
             self._doubt(0.0)
 

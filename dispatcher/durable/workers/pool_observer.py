@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ....runtime.tasks import TaskSet
+from ....schemas.records.workers import TaskPolicy
 from ....telemetry.logs import Log
 from ...jobs.storage import until_answered
 from ...pools.pool import RoutedPool
@@ -64,6 +65,11 @@ class PoolObserver:
             self._seen[pool] = None
             self._reopen(pool)
 
+    def told_policy(self, pool: str, method: str) -> TaskPolicy | None:
+        """What the core was last told that a task declares."""
+        seen = self._seen.get(pool)
+        return None if seen is None else seen["policies"].get(method)
+
     async def stop(self) -> None:
         """Idempotent."""
         self._closed = True
@@ -105,14 +111,23 @@ class PoolObserver:
         methods = {name: found for name in view.methods if (found := view.method(name)) is not None}
         costs = {method: found.slots for method, found in methods.items() if found.slots != 1}
         once = frozenset(method for method, found in methods.items() if not found.idempotent)
+        policies = {method: found.policy for method, found in methods.items() if found.policy is not None}
         before = self._seen.get(name)
         if not view.workers and before is not None:
             # The next worker's tasks probably need as many slots as the last one's. A task with too low a cost would be
-            # refused, and others would overtake it. And methods that were not idempotent still are not.
-            costs, once = before["costs"], before["once"]
+            # refused, and others would overtake it. And methods that were not idempotent still are not, nor have other
+            # limits.
+            costs, once, policies = before["costs"], before["once"], before["policies"]
         largest = max((worker.total for worker in view.workers.values()), default=0)
         known = name in self._known.names
-        return {"known": known, "workers": len(view.workers), "largest": largest, "costs": costs, "once": once}
+        return {
+            "known": known,
+            "workers": len(view.workers),
+            "largest": largest,
+            "costs": costs,
+            "once": once,
+            "policies": policies,
+        }
 
     def __repr__(self) -> str:
         return f"PoolObserver({sorted(self._seen)})"

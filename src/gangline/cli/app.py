@@ -6,6 +6,7 @@ pydantic or rich are imported inside functions. A test enforces this.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,45 +14,82 @@ from typing import IO, Any, Final
 
 import click
 
-COMMANDS: Final = {
-    "dev": "Run a NATS server, everything else and your worker in one terminal; reload on change.",
-    "worker": "Serve a pool's tasks with this process's slots.",
-    "gateway": "Answer plain NATS requests on gangline.call.> from any language.",
-    "coordinator": "Grant gangs: slots over many workers, all or nothing. Run two, one stands by.",
-    "dispatcher": "Run durable tasks: retries, priorities, limits, dead letters. Run two.",
-    "call": "Run one task and print its result.",
-    "submit": "Submit a durable task: it runs now or later, even if this process exits.",
-    "result": "Wait for the result of a submitted task and print it.",
-    "status": "Show the state of a submitted task.",
-    "cancel": "Cancel a submitted task, queued or running.",
-    "workers": "List workers: what they serve and how busy they are.",
-    "leases": "List leases: who holds which slots.",
-    "stats": "Show one worker's slots, leases and counters.",
-    "drain": "Drain a worker: it finishes its work and exits.",
-    "resize": "Change a worker's number of slots while it runs.",
-    "queue": "Show queues of submitted tasks: depth, oldest, running, idle slots.",
-    "route": "Split, mirror, limit or pause an endpoint's traffic.",
-    "dead": "Read, replay or drop dead letters: tasks that will not be retried.",
-    "gang": "List, acquire, release and follow gangs.",
-    "gangset": "Declare, scale, roll back and remove sets of standing gangs.",
-    "why": "Explain what a gang or a submitted task is waiting for.",
-    "audit": "List what operators did: who, when, what and why.",
-    "roles": "Write users and permissions for a nats-server, as configuration to include.",
-    "health": "Check that a process on this machine, or one worker, answers; for probes.",
-    "demo": "Run a real workload with faults, and check it. Takes under a minute.",
-    "bench": "Measure speed on this machine, against raw NATS. Takes under a minute.",
+from .console.help import check_command, in_sections
+
+SECTIONS: Final = {
+    "Start": {
+        "init": "Write a new project: a pool, its test, a Dockerfile and a compose file.",
+        "dev": "Run a NATS server, everything else and your worker in one terminal; reload on change.",
+        "demo": "Run a real workload with faults, and check it. Takes under a minute.",
+        "bench": "Measure speed on this machine, against raw NATS. Takes under a minute.",
+    },
+    "Serve": {
+        "worker": "Serve a pool's tasks with this process's slots.",
+        "gateway": "Answer plain NATS requests on gangline.call.> from any language.",
+        "coordinator": "Grant gangs: slots over many workers, all or nothing. Run two, one stands by.",
+        "dispatcher": "Run durable tasks: retries, priorities, limits, dead letters. Run two.",
+    },
+    "Tasks": {
+        "call": "Run one task and print its result.",
+        "submit": "Submit a durable task: it runs now or later, even if this process exits.",
+        "result": "Wait for the result of a submitted task and print it.",
+        "status": "Show the state of a submitted task.",
+        "cancel": "Cancel a submitted task, queued or running.",
+        "jobs": "List jobs: waiting, running and ended ones.",
+        "schedules": "List, pause, resume and remove recurring tasks.",
+        "queue": "Show queues of submitted tasks: depth, oldest, running, idle slots.",
+        "dead": "Read, replay or remove dead letters: tasks that will not be retried.",
+    },
+    "Gangs": {
+        "gang": "List, acquire, remove and follow gangs.",
+        "gangset": "Declare, scale, roll back and remove sets of standing gangs.",
+    },
+    "Operate": {
+        "console": "Show slots, waits, gangs, queues and dead letters in a browser.",
+        "top": "Watch slots, and what waits and why, in the terminal.",
+        "workers": "List workers: what they serve and how busy they are.",
+        "leases": "List leases: who holds which slots.",
+        "stats": "Show one worker's slots, leases and counters.",
+        "drain": "Drain workers: they finish their work and exit.",
+        "resize": "Change a worker's number of slots while it runs.",
+        "route": "Split, mirror, limit or pause an endpoint's traffic.",
+        "why": "Explain what a gang or a submitted task is waiting for.",
+        "when": "Estimate when a gang or a submitted task can start, and show what it depends on.",
+        "audit": "List what operators did: who, when, what and why.",
+        "history": "Show what happened: leases, gangs, jobs, drains, leaders, routes, operators.",
+        "health": "Check that a process on this machine, or one worker, answers; for probes.",
+    },
+    "Generate": {
+        "stubs": "Write a Python module of typed handles to a pool's tasks.",
+        "asyncapi": "Describe the tasks of pools as AsyncAPI 3.0, with the schemas of their bodies.",
+        "roles": "Write users and permissions for a nats-server, as configuration to include.",
+        "completion": "Print the completion script of a shell: bash, zsh or fish.",
+    },
 }
-"""Name and help line of each command, in the order of `gangline --help`. Each is a module below `commands` with a
-`command`."""
+"""Sections of `gangline --help`, with the name and the help line of each command."""
+COMMANDS: Final = {name: text for commands in SECTIONS.values() for name, text in commands.items()}
+"""Each is a module below `commands` with a `command`."""
 
 _ROOMS: Final = {
-    "tasks": ("call", "submit", "status", "result", "cancel"),
-    "pools": ("workers", "leases", "stats", "drain", "resize", "why", "health"),
+    "tasks": ("call", "submit", "status", "result", "cancel", "jobs"),
+    "pools": ("workers", "leases", "stats", "drain", "resize", "why", "when", "health", "top"),
     "gangs": ("gang", "gangset"),
     "routes": ("route",),
-    "queues": ("queue", "dead"),
+    "queues": ("queue", "schedules", "dead"),
     "serve": ("worker", "gateway", "coordinator", "dispatcher"),
-    "tools": ("dev", "demo", "bench", "roles", "audit"),
+    "tools": (
+        "init",
+        "dev",
+        "demo",
+        "bench",
+        "roles",
+        "audit",
+        "history",
+        "stubs",
+        "asyncapi",
+        "completion",
+        "console",
+    ),
 }
 _MODULES: Final = {name: f".commands.{room}.{name}" for room, names in _ROOMS.items() for name in names}
 
@@ -97,6 +135,8 @@ class LazyGroup(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
+        if os.environ.get("NO_COLOR"):  # https://no-color.org; click does not know it
+            extra.setdefault("color", False)
         with one_line_errors():
             return super().make_context(info_name, args, parent, **extra)
 
@@ -113,23 +153,19 @@ class LazyGroup(click.Group):
         command = import_module(_MODULES[cmd_name], __package__).command
         if not isinstance(command, click.Command):
             raise TypeError(f"commands.{cmd_name}.command is not a click command")
-        return command
+        return in_sections(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, COMMANDS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "'gangline --help' lists them"
-            raise click.UsageError(f"there is no command {name!r}: {hint}", ctx)
+        check_command(ctx, args[0], COMMANDS)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
 
 
 _EPILOG: Final = """\b
@@ -152,7 +188,14 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool)
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EPILOG,
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="And exit.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
 def gangline() -> None:
     """Dispatch tasks over NATS to workers with a limited number of slots.
 

@@ -1,12 +1,12 @@
 """A virtual clock for asyncio: time passes only when there is nothing left to do, and then at once.
 
-`VirtualLoop` is an event loop without sockets and without a selector. When no callback is ready it jumps to the next
-timer, so an hour of heartbeats takes milliseconds and every run of the same code takes the same path: timers due at
-one instant fire in the order in which they were set, and tasks and futures hash by their serial number, so that not
-even a set of them depends on memory addresses.
+`VirtualLoop` is an event loop without sockets or a selector. When no callback is ready, it jumps to the next timer, so
+an hour of heartbeats takes milliseconds. Every run of the same code takes the same path: timers due at one instant fire
+in the order in which they were set, and tasks and futures hash by their serial number, so that not even a set of them
+depends on memory addresses.
 
-Callbacks belong to a *node* (a simulated process), named by a context variable that tasks and callbacks inherit as
-they inherit every other. A node can be frozen, thawed and crashed; see `VirtualLoop.freeze`.
+Callbacks belong to a *node* (a simulated process), named by a context variable, which tasks and callbacks inherit. A
+node can be frozen, thawed and crashed; see `VirtualLoop.freeze`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ T = TypeVar("T")
 _NODE: contextvars.ContextVar[str | None] = contextvars.ContextVar("gangline_node", default=None)
 
 MAX_CALLBACKS_AT_ONCE = 5_000_000
-"""Callbacks at one instant of virtual time after which the loop takes it for an endless circle."""
+"""This many callbacks at one instant of virtual time count as an endless loop."""
 
 START_S = 1000.0
-"""Where virtual time begins. Not zero, so that code which takes 0 for "never" fails here and not at a user's."""
+"""Where virtual time begins. Not zero, so that code that takes 0 for "never" fails in tests."""
 
 
 class Deadlock(RuntimeError):
-    """Nothing is ready and no timer is set: what still waits would wait for ever. The text names the tasks."""
+    """Nothing is ready and no timer is set: the remaining tasks, which the text names, would wait forever."""
 
 
 class VirtualTimeout(RuntimeError):
-    """Virtual time reached the loop's limit, or stands still though callbacks run on and on. Something goes round in
-    circles."""
+    """Virtual time reached the loop's limit, or does not advance although callbacks keep running: an endless loop."""
 
 
 def current_node() -> str | None:
@@ -51,7 +50,7 @@ def current_node() -> str | None:
 
 
 def node_context(node: str | None) -> Context:
-    """A copy of the current context in which everything started belongs to `node`."""
+    """A copy of the current context, for callbacks and tasks of `node`."""
     context = contextvars.copy_context()
     context.run(_NODE.set, node)
     return context
@@ -61,7 +60,7 @@ class _Task(asyncio.Task[T]):
     """A task whose hash is its serial number."""
 
     def __init__(self, serial: int, node: str | None, coro: Any, **kwargs: Any) -> None:
-        # Before the base: asyncio puts the task into a set while it initialises it.
+        # Set before the base class is initialised, because that already puts the task into a set.
         self.serial = serial
         self.node = node
         super().__init__(coro, **kwargs)
@@ -89,43 +88,43 @@ class _Future(asyncio.Future[Any]):
 
 @dataclass(frozen=True, slots=True)
 class NodeClock:
-    """The monotonic clock of one node: it began somewhere of its own, and goes at a rate of its own."""
+    """The monotonic clock of one node, with an offset and a rate."""
 
     rate: float = 1.0
-    """Seconds that it counts in each second of the loop; above 0."""
+    """Seconds that it counts per second of the loop; above 0."""
     ahead_s: float = 0.0
-    """What it shows when virtual time begins, beyond that."""
+    """Its offset when virtual time begins."""
 
     def local(self, true: float) -> float:
-        """What it shows at that virtual time."""
+        """Convert virtual time to this clock."""
         return START_S + self.ahead_s + (true - START_S) * self.rate
 
     def true(self, local: float) -> float:
-        """The virtual time at which it shows that, or more."""
+        """The earliest virtual time at which it shows at least this."""
         found = START_S + (local - START_S - self.ahead_s) / self.rate
         return found if self.local(found) >= local else found + _ROUNDING_S
 
 
 _TRUE = NodeClock()
 _ROUNDING_S = 1e-8
-"""Above what converting there and back may lose: a timer never fires before its own node's time for it."""
+"""More than the rounding error of converting back and forth, so that no timer fires early by its node's clock."""
 
 
 @dataclass(slots=True)
 class _Frozen:
-    """What piled up for a frozen node."""
+    """What has accumulated for a frozen node."""
 
     ready: list[asyncio.Handle] = field(default_factory=list[asyncio.Handle])
-    """Callbacks that were ready or became ready; messages from the bus are among them."""
+    """Callbacks that were or became ready, including messages from the bus."""
     timers: list[asyncio.Handle] = field(default_factory=list[asyncio.Handle])
-    """Timers that came due meanwhile, in the order in which they did."""
+    """Timers that came due meanwhile, in that order."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop on virtual time.
 
-    Work in executors is real: while a job of `run_in_executor` is out, time stands still until it comes back. A job
-    whose future was cancelled is no longer waited for. There are no sockets, pipes, subprocesses or signals.
+    Work in executors is real: virtual time does not advance while a job of `run_in_executor` runs, unless its future
+    was cancelled. There are no sockets, pipes, subprocesses or signals.
 
     Args:
         limit_s: virtual seconds after which the loop raises `VirtualTimeout`. None: no limit.
@@ -134,6 +133,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         Deadlock: nothing ready, no timer, no job out.
     """
 
+    is_virtual = True
+    """Workers look for this: on virtual time they run tasks of child processes in this process."""
     _ready: deque[asyncio.Handle]
 
     def __init__(self, *, limit_s: float | None = None) -> None:
@@ -150,7 +151,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clocks: dict[str, NodeClock] = {}
         self._crashed: dict[str, list[asyncio.Task[Any]]] = {}
         self.ran = 0
-        """Callbacks run so far; a measure of work that does not depend on the machine."""
+        """Number of callbacks run so far, a measure of work that does not depend on the machine."""
         self._ran_before = 0
         """`ran` when time last moved."""
 
@@ -160,10 +161,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             f"frozen={sorted(self._frozen)} crashed={sorted(self._crashed)}>"
         )
 
-    # -- what asyncio asks of a loop ------------------------------------------------------------------------------
+    # -- the event loop's interface -------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Of the clock of the node that runs now."""
+        """The time by the clock of the current node."""
         clock = self._clock_of(None) if self._clocks else None
         return self._now if clock is None else clock.local(self._now)
 
@@ -192,14 +193,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *,
         name: object = None,
         context: Context | None = None,
+        loop: VirtualLoop | None = None,
+        **options: Any,
     ) -> asyncio.Task[T]:
+        """Also takes what `asyncio.Task` does; `loop` is this one."""
         node = _NODE.get() if context is None else context.get(_NODE)
         serial = next(self._serial)
         task: _Task[T] = _Task(
-            serial, node, coro, loop=self, name=f"task-{serial}" if name is None else name, context=context
+            serial, node, coro, loop=self, name=f"task-{serial}" if name is None else name, context=context, **options
         )
         if node in self._crashed:  # in the step in which it crashed
             self._crashed[node].append(task)
+            asyncio._unregister_task(task)
         return task
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -214,7 +219,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             executor = self._executor
         future = asyncio.wrap_future(executor.submit(func, *args), loop=self)
         self._outside += 1
-        # In an empty context: the count must go down even when the node that asked has crashed since.
+        # In an empty context: the count must go down even if the node has crashed since.
         future.add_done_callback(self._came_back, context=Context())
         return future
 
@@ -237,8 +242,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._executor.shutdown(wait=False)
 
     def _bury(self) -> None:
-        """Close the coroutines of crashed nodes, so that nobody complains when they are collected. What they have to
-        say about it, and what they cannot begin because of it, is not heard: they have been dead for long."""
+        """Close the coroutines of crashed nodes, so that there are no warnings when they are collected. Errors and
+        warnings that this causes are ignored, since the nodes died long ago."""
         silent, running = logging.root.manager.disable, asyncio._get_running_loop()
         logging.disable(logging.CRITICAL)
         asyncio._set_running_loop(self)  # so that what they begin becomes a task, which can be found
@@ -291,6 +296,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while timers and timers[0][0] <= self._now:
             self._fire(heapq.heappop(timers)[2])
         frozen, crashed = self._frozen, self._crashed
+        handle: asyncio.Handle | None = None
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:
@@ -305,6 +311,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     continue
             self.ran += 1
             handle._run()
+        handle = None  # the traceback of an error may refer to this frame, and this to its task
         if self.ran - self._ran_before > MAX_CALLBACKS_AT_ONCE:
             raise VirtualTimeout(
                 f"{MAX_CALLBACKS_AT_ONCE} callbacks and time has not moved; waiting: {self._waiting()}"
@@ -325,7 +332,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.append(timer)
 
     def _wait(self) -> None:
-        """Nothing is ready: wait for threads, else jump to the next timer."""
+        """Nothing is ready: wait for threads, or jump to the next timer if there are none."""
         while self._outside and not self._ready:
             self._arrived.wait()
             self._arrived.clear()
@@ -353,20 +360,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # -- nodes ----------------------------------------------------------------------------------------------------
 
     def spawn(self, node: str, coro: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Start a task that belongs to `node`, with all that comes of it."""
+        """Start a task of `node`; everything that it starts belongs to `node` too."""
         return self.create_task(coro, name=name, context=node_context(node))
 
     def freeze(self, node: str) -> None:
-        """Hold every callback of `node` until `thaw`, as SIGSTOP does. Time goes on. Idempotent."""
+        """Hold every callback of `node` until `thaw`, like SIGSTOP. Time continues. Idempotent."""
         self._frozen.setdefault(node, _Frozen())
 
     def thaw(self, node: str) -> None:
-        """Let `node` go on, as SIGCONT does: first what was ready and what came in by the socket, then the timers
-        that came due meanwhile (asyncio's order). Idempotent."""
+        """Let `node` continue, like SIGCONT: first ready callbacks and received messages, then timers that came due
+        meanwhile (asyncio's order). Idempotent."""
         held = self._frozen.pop(node, None)
         if held is None:
             return
-        # What became ready in this very turn was not moved to the rest yet, and comes after it.
+        # Callbacks that became ready in this very turn were not moved yet; they come after the others.
         late = [handle for handle in self._ready if _node_of(handle) == node]
         if late:
             others = [handle for handle in self._ready if _node_of(handle) != node]
@@ -381,11 +388,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @property
     def true_time(self) -> float:
-        """Virtual time itself, whoever asks. `time()` is the same outside of all nodes."""
+        """Virtual time itself, as `time()` returns it outside of all nodes."""
         return self._now
 
     def set_clock(self, node: str, clock: NodeClock) -> None:
-        """From its start on this node has a clock of its own: its `time()`, and all that it waits for, go by that."""
+        """Give the node its own clock for `time()` and for everything that it waits for. Call it before it starts."""
         self._clocks[node] = clock
 
     def clock(self, node: str) -> NodeClock:
@@ -397,16 +404,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return None if node is None else self._clocks.get(node)
 
     def crash(self, node: str) -> None:
-        """Drop every callback of `node`, now and for ever, as SIGKILL does; no `finally` of it runs any more.
+        """Drop every callback of `node`, now and forever, like SIGKILL: none of its `finally` blocks runs.
 
-        A restarted process is a new node with another name. (When the loop is closed, the coroutines left over are
-        closed too: their `finally` blocks run then, on a dead loop, where they can do nothing.)
+        A restarted process is a new node with another name. (When the loop is closed, remaining coroutines are closed
+        too. Their `finally` blocks run then, but can do nothing on a closed loop.)
         """
         if node in self._crashed:
             return
-        # Kept until the loop is closed: what nobody refers to any more would be collected, with a complaint.
+        # Kept until the loop is closed: tasks without references would be collected, with a warning.
         tasks = [t for t in asyncio.all_tasks(self) if isinstance(t, _Task) and t.node == node]
         self._crashed[node] = sorted(tasks, key=hash)
+        for task in tasks:
+            asyncio._unregister_task(task)  # whoever waits for all tasks to end would wait for ever
         self._frozen.pop(node, None)
 
     def crashed(self, node: str) -> bool:
@@ -425,7 +434,7 @@ def _describe(task: _Task[Any]) -> str:
 
 
 def _drop(handle: asyncio.Handle) -> None:
-    """Nobody is told of an exception that the dropped callback would have looked at."""
+    """Suppress the report of an exception that the dropped callback would have retrieved."""
     for argument in handle._args or ():
         if isinstance(argument, _Task):
             _look_at(argument)

@@ -7,7 +7,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gangline.bus.port.bus import ConsumerSettings, PublishRefused, Retention, Storage, StreamSettings
+from gangline.bus.port.bus import (
+    ConsumerSettings,
+    Publication,
+    Published,
+    PublishRefused,
+    Retention,
+    Storage,
+    StreamSettings,
+)
 from gangline.schemas.errors.base import ClosedError, InvalidName, InvalidRequest, InvalidSettings, PayloadTooLarge
 
 from ...waiting import PATIENCE_S, until
@@ -36,6 +44,29 @@ async def test_many_at_once_are_all_stored(open_stream, task):
     state = await stream.state()
     assert (state.messages, state.first_sequence, state.last_sequence, dict(state.subjects)) == (300, 1, 300, {})
     assert state.bytes > 300
+
+
+async def test_each_of_many_that_are_sent_together_has_an_outcome_of_its_own(open_stream, namespace, task):
+    stream = await open_stream()
+    many = [
+        Publication(task("a.x"), b"1", {"Nats-Msg-Id": "order-7"}),
+        Publication(f"{namespace}.other", b"2"),
+        Publication(task("a.x"), bytes(2 << 20)),
+        Publication(task("a.y"), b"4", {"Nats-Msg-Id": "order-7"}),
+        Publication(task("a.y"), b"5"),
+    ]
+    first, foreign, large, again, last = await stream.publish_many(many)
+    assert (first, again, last) == (Published(1), Published(1, duplicate=True), Published(2))
+    assert isinstance(foreign, InvalidName) and isinstance(large, PayloadTooLarge)
+    assert bodies([await stream.get(1), await stream.get(2)]) == [b"1", b"5"]
+    assert await stream.publish_many([]) == []
+
+
+async def test_as_many_are_sent_together_as_there_are(open_stream, task):
+    stream = await open_stream()
+    outcomes = await stream.publish_many([Publication(task("a.x"), b"%d" % number) for number in range(1000)])
+    assert outcomes == [Published(sequence) for sequence in range(1, 1001)]
+    assert (await stream.get(1000)).data == b"999"
 
 
 async def test_the_state_counts_the_subjects_that_match(open_stream, task):

@@ -11,6 +11,7 @@ import pytest
 
 from gangline.bus.jetstream.publisher import Publisher
 from gangline.bus.port.bus import Message, NoResponders, PublishRefused, StorageUnavailable
+from gangline.schemas.wire import headers
 
 from ...scale import repetitions
 
@@ -121,3 +122,59 @@ async def test_who_is_told_that_nothing_was_stored_is_told_the_truth(seed: int) 
                 assert not server.stored, "its publisher was told that nothing was stored"
     await asyncio.sleep(30)
     assert doubt or not server.stored
+
+
+class _Answers:
+    """A stream that gives these answers, one to each publication; None: no answer, and the stream is found to be gone
+    and made again."""
+
+    timeout_s = 30.0
+    connected = True
+    exists = True
+
+    def __init__(self, *answers: dict[str, object] | Exception | None) -> None:
+        self.api = self
+        self._answers = [*answers]
+        self.published: list[Mapping[str, str]] = []
+
+    def start_request(
+        self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None
+    ) -> tuple[str, asyncio.Future[Message]]:
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self.published.append(headers or {})
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        elif answer is not None:
+            future.set_result(Message("reply", json.dumps(answer).encode()))
+        return "1", future
+
+    def forget_request(self, reply: str) -> None:
+        pass
+
+    async def ensure(self) -> None:
+        pass
+
+    async def restore(self, timeout_s: float) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        (None, False),
+        (IN_PROCESS, False),
+        (NoResponders("nobody"), True),  # it cannot have been stored
+    ],
+    ids=["no answer, and the stream is gone", "in process", "no responders"],
+)
+async def test_a_message_that_may_have_been_stored_is_not_called_the_first_when_it_is_sent_again(
+    before: dict[str, object] | Exception | None, told: bool
+) -> None:
+    """It may have been stored, have run and been removed; with the mark, nobody would look for its result."""
+    server = _Answers(before, {"stream": "S", "seq": 1})
+    publisher = Publisher(server, "S", server, ("t.>",))  # type: ignore[arg-type]
+    fields = {"Nats-Msg-Id": "1", headers.FIRST: "true"}
+    assert (await publisher.publish("t.x", b"", fields, None)).sequence == 1
+    assert [headers.FIRST in each for each in server.published] == [True, told]
+    assert [each["Nats-Msg-Id"] for each in server.published] == ["1", "1"]

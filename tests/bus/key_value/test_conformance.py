@@ -262,6 +262,23 @@ async def test_pipelined_writes_give_a_revision_or_an_error_for_each_in_order(op
     assert (await bucket.get("standing")).revision == results[2]
 
 
+async def test_a_write_that_does_not_revive_leaves_what_was_deleted(open_bucket):
+    bucket = await open_bucket()
+    for key in ("pipelined", "batched"):
+        await bucket.put(key, b"1")
+        await bucket.delete(key)
+    results = await bucket.write(
+        [
+            KvWrite(key="pipelined", value=b"2", revision=0, revives=False),
+            KvWrite(key="never", value=b"2", revision=0, revives=False),
+        ]
+    )
+    assert [type(result) for result in results] == [Conflict, int]
+    with pytest.raises(Conflict):
+        await bucket.commit([KvWrite(key="batched", value=b"2", revision=0, revives=False)])
+    assert [entry.key for entry in await bucket.entries(">")] == ["never"]
+
+
 async def test_writing_nothing_is_fine(open_bucket):
     assert await (await open_bucket()).write([]) == []
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gangline.bus.key_value.revisions import first_revision
+from gangline.bus.key_value.wire import first_revision
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings
 from gangline.runtime.clock import Environment

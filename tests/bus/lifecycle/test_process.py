@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from gangline.bus.lifecycle.process import run_service, run_until_left
+from gangline.bus.lifecycle import run_service, run_until_left
 from gangline.bus.port.bus import Bus, ConnectionEvent
 from gangline.runtime.lifecycle import Service
 from gangline.schemas.errors.base import ClosedError, Disconnected

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.bus.lifecycle.startup import RETRY_S, StartPatience
+from gangline.bus.lifecycle import RETRY_S, StartPatience
 from gangline.bus.port.bus import NotPermitted, StorageUnavailable
 from gangline.telemetry.logs import logger_for
 

@@ -36,18 +36,6 @@ def settings_of(storage=Storage.FILE, retention=Retention.WORK_QUEUE):
     return StreamSettings(subjects=("task.>",), storage=storage, retention=retention, schedules=True)
 
 
-@pytest.fixture
-def hub(opened):
-    hub = MemoryServer()
-
-    async def close():
-        for bus in hub.connections:
-            await bus.close()
-
-    opened.push_async_callback(close)
-    return hub
-
-
 async def open_consumer(bus, handler, **others):
     stream = await bus.stream("S", settings_of())
     return stream, await stream.consume("c", ConsumerSettings(filter="task.>", ack_wait_s=LONG), handler, **others)
@@ -280,13 +268,15 @@ async def test_a_publication_whose_answer_is_lost_is_in_doubt():
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_under_lost_late_and_cut_everything_every_message_is_done_and_none_twice(seed):
+async def test_under_lost_late_and_cut_everything_each_message_is_done_and_only_those_that_meet_a_restart_twice(seed):
     source = random.Random(seed)
     rates = FaultRates(latency_s=0.002, drop=0.05, delay=0.1, delay_s=0.3, storage_drop=0.05)
     hub = MemoryServer(faults=RandomFaults(source, rates), storage_timeout_s=1.0)
     bus, writer = hub.connect("ours"), hub.connect("writer")
     done, again = set(), []
-    number = 150
+    number, publishing = 150, b""
+    met_restart = set()
+    """Sent while the server restarted: it forgets the ids of removed messages, so it may store these twice."""
 
     async def careful(make):
         while True:
@@ -320,6 +310,7 @@ async def test_under_lost_late_and_cut_everything_every_message_is_done_and_none
                 await asyncio.sleep(source.random())
                 hub.reconnect(bus)
             else:
+                met_restart.add(publishing)
                 hub.stop()
                 await asyncio.sleep(source.random())
                 hub.start()
@@ -327,14 +318,15 @@ async def test_under_lost_late_and_cut_everything_every_message_is_done_and_none
     happening = asyncio.ensure_future(accidents())
     for index in range(number):
         headers = {"Nats-Msg-Id": f"m{index}"}
-        await careful(lambda: target.publish("task.a", b"%d" % index, headers=headers))  # noqa: B023
+        publishing = b"%d" % index
+        await careful(lambda: target.publish("task.a", publishing, headers=headers))  # noqa: B023
         await asyncio.sleep(0.05)
     await happening
     async with asyncio.timeout(120):
         await finished.wait()
         await consumer.settled()
     assert done == {b"%d" % index for index in range(number)}
-    assert again == []
+    assert set(again) <= met_restart
     hub.faults = None
     assert (await stream.state()).messages == 0
     assert consumer.wanted == 16

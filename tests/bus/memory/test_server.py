@@ -8,7 +8,6 @@ import random
 import pytest
 
 from gangline.bus.memory.faults import FaultRates, RandomFaults, WriteOutcome
-from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import (
     BucketSettings,
     ConnectionEvent,
@@ -20,18 +19,6 @@ from gangline.bus.port.bus import (
 )
 from gangline.bus.port.subjects import SubjectPattern, check_subject
 from gangline.schemas.errors.base import Disconnected, InvalidName, ServerUnreachable
-
-
-@pytest.fixture
-def hub(opened):
-    hub = MemoryServer()
-
-    async def close():
-        for bus in hub.connections:
-            await bus.close()
-
-    opened.push_async_callback(close)
-    return hub
 
 
 async def echo(bus, subject="echo"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import socket
 from pathlib import Path
@@ -152,12 +153,57 @@ async def test_a_server_without_tls_gets_no_password_when_tls_was_asked_for(sett
     fake.close()
 
 
+@needs_keys
+async def test_a_password_that_crosses_the_network_in_plain_text_is_told_of(connect_to, secured, monkeypatch, caplog):
+    def told() -> list[str]:
+        found = [each.getMessage() for each in caplog.records if each.__dict__.get("action") == "bus.plain_text"]
+        caplog.clear()
+        return found
+
+    plain = secured("authorization { user: bob, password: secret }")
+    await connect_to(plain.url, user="bob", password="secret")
+    assert told() == []  # it stays on this machine
+    monkeypatch.setattr(ipaddress.IPv4Address, "is_loopback", False)
+    for url, identity in ((plain.url, {"user": "bob", "password": "secret"}), (_with_password(plain.url), {})):
+        await connect_to(url, **identity)
+        [line] = told()
+        assert "127.0.0.1 without TLS" in line and "secret" not in line
+    encrypted = secured(f"tls {{ {TLS_FILES} }}\nauthorization {{ user: bob, password: secret }}")
+    await connect_to(encrypted.url, user="bob", password="secret", tls_ca=TLS / "ca.pem")
+    await connect_to(secured("").url)
+    assert told() == []
+
+
+def _with_password(url: str) -> str:
+    return url.replace("//", "//bob:secret@")
+
+
 async def test_of_several_addresses_the_one_that_lives_is_found(connect_to, nats_url):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         dead = f"nats://127.0.0.1:{unused.getsockname()[1]}"
     for _ in range(4):  # they are tried in random order
         assert await works(await connect_to(f"{dead},{nats_url}"))
+
+
+async def test_a_command_does_not_wait_for_a_server_that_refuses_connections(settings_of):
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        both = ",".join(f"nats://127.0.0.1:{each.getsockname()[1]}" for each in (first, second))
+        # The timeout would fail the test, if it waited.
+        settings = settings_of(both, wait_for_server=False, connect_timeout_s=5 * PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(ServerUnreachable, match=r"^cannot connect to [^ ]+, [^ ]+ \(\[Errno 111\]"):
+                await connect_jetstream(settings)
+
+
+async def test_a_command_finds_the_one_of_several_addresses_that_lives(connect_to, nats_url):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = f"nats://127.0.0.1:{unused.getsockname()[1]}"
+        for _ in range(4):  # they are tried in random order
+            assert await works(await connect_to(f"{dead},{nats_url}", wait_for_server=False))
 
 
 async def test_a_cancelled_connect_leaves_nothing_open(settings_of):

@@ -13,8 +13,10 @@ from gangline.bus.embedded.server import EmbeddedServer
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import (
     BucketSettings,
+    Conflict,
     ConnectionEvent,
     KvOperation,
+    KvWrite,
     NotPermitted,
     Storage,
     StorageUnavailable,
@@ -446,17 +448,34 @@ async def test_13_a_conditional_write_that_timed_out_is_recognised_when_tried_ag
         await bus.close()
 
 
+async def having_lost_a_write(connect_to, proxy, namespace):
+    """A connection, and a bucket in which it has created the key `a` without hearing so."""
+    bus = await connect_to(proxy.url)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    proxy.hold_answers()
+    with impatient(bus), pytest.raises(StorageUnavailable):
+        await bucket.put("a", b"1", revision=0)
+    proxy.let_answers_pass()
+    return bus, bucket
+
+
 async def test_13_another_value_at_the_same_revision_goes_on_from_the_own_lost_write(connect_to, nats_url, namespace):
     async with Proxy(nats_url) as proxy:
-        bus = await connect_to(proxy.url)
-        bucket = await bus.bucket(namespace, BucketSettings())
-        proxy.hold_answers()
-        with impatient(bus), pytest.raises(StorageUnavailable):
-            await bucket.put("a", b"1", revision=0)
-        proxy.let_answers_pass()
+        bus, bucket = await having_lost_a_write(connect_to, proxy, namespace)
         revision = await bucket.put("a", b"2", revision=0)
         assert (await bucket.get("a")).value == b"2"
         assert (await bucket.get("a")).revision == revision
+        await bus.close()
+
+
+async def test_13_a_write_that_does_not_resume_leaves_what_the_own_lost_write_has_stored(
+    connect_to, nats_url, namespace
+):
+    async with Proxy(nats_url) as proxy:
+        bus, bucket = await having_lost_a_write(connect_to, proxy, namespace)
+        (answer,) = await bucket.write([KvWrite(key="a", value=b"2", revision=0, resumes=False)])
+        assert isinstance(answer, Conflict)
+        assert (await bucket.get("a")).value == b"1"
         await bus.close()
 
 

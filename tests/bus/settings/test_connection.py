@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pwd
 import ssl
+from pathlib import Path
 
 import pytest
 
-from gangline.bus.settings.connection import DEFAULT_URL, ConnectionSettings
+from gangline.bus.settings.connection import DEFAULT_URL, ConnectionSettings, config_folder
 from gangline.schemas.errors.base import InvalidSettings
 
 
@@ -109,3 +112,10 @@ def test_a_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "my.creds").write_text("x")
     assert ConnectionSettings(credentials_file="~/my.creds").credentials_file == tmp_path / "my.creds"  # type: ignore[arg-type]
+
+
+def test_contexts_are_looked_for_where_the_nats_cli_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    of_the_user = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert config_folder({}) == of_the_user / ".config" / "nats"
+    assert config_folder({"XDG_CONFIG_HOME": "/etc/x"}) == Path("/etc/x/nats")

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from gangline.bus.settings.connection import DEFAULT_URL, ConnectionSettings
-from gangline.bus.settings.nats_contexts import context_names, selected_context
+from gangline.bus.settings.connection import DEFAULT_URL, ConnectionSettings, context_names, selected_context
 from gangline.schemas.errors.base import InvalidSettings
 
 

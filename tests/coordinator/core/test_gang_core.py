@@ -7,7 +7,7 @@ import pytest
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
 from gangline.coordinator.scheduling.inventory import WorkerFacts
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.errors.base import (
     GangEnded,
     GangFailed,
@@ -561,6 +561,25 @@ def test_an_owner_that_waited_longer_than_its_time_to_live_for_the_commit_has_al
     world.advance(0.9)
     assert world.states() == {"a": "formed"}
     world.advance(0.2)
+    assert world.core.get("a").reason.startswith("owner_lost")
+
+
+@pytest.mark.parametrize("by", ["renewal", "the same request"])
+def test_an_owner_that_is_heard_while_a_repair_is_committed_keeps_its_gang(by):
+    world = world_of(1, 1, 1)
+    world.acquire("a", 2, ttl_s=1.0, restart="restart_member")
+    world.flush()
+    worker = next(worker for worker in world.workers.values() if "a" in worker.members)
+    world.crash(worker)
+    world.gone(worker)
+    while not world.network[0][0].startswith("commit"):
+        world.deliver()
+    world.advance(1.5, flush=False)  # its owner is given up, once the commit is answered
+    asked = world.renew("a") if by == "renewal" else world.acquire("a", 2, ttl_s=1.0, restart="restart_member")
+    world.flush()
+    assert world.answers[asked].reply.state is not None
+    assert world.states() == {"a": "formed"} and world.core.get("a").generation == 2
+    world.advance(1.1)
     assert world.core.get("a").reason.startswith("owner_lost")
 
 

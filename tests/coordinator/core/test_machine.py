@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.messages.gangs import MemberCause
 from gangline.schemas.permissions.quotas import Quota, Quotas
 from gangline.schemas.records.gangs import GangState

@@ -151,6 +151,24 @@ def test_a_gang_that_is_being_repaired_when_the_ledger_vanishes_is_written_again
     assert world.ledger.gangs()["a"].generation == 2
 
 
+def test_a_member_lost_before_the_ledger_vanishes_counts_once_for_the_next_leader_too():
+    world = world_of(1, 1)
+    world.acquire("a", 2, restart="restart_member", strategy="spread", max_restarts=1)
+    world.flush()
+    worker = next(worker for worker in world.workers.values() if worker.members)
+    world.restart(worker)
+    deliver_until(world, "commit rejoin a")
+    world.lose_the_ledger()
+    world.lose()  # the swap
+    world.flush()
+    assert world.ledger.gangs()["a"].failures == 0, "the ledger has the generation before the loss"
+    world.elect()
+    assert world.core.get("a").failures == 1
+    world.advance(5.0)
+    record = world.ledger.gangs()["a"]
+    assert (record.state, record.generation, record.failures) == (GangState.FORMED, 2, 1)
+
+
 def test_a_queued_gang_that_is_being_granted_when_the_ledger_vanishes_keeps_its_place_in_the_new_one():
     world = world_of(1, 1)
     world.acquire("a", 2, wait=False, ttl_s=1000.0)

@@ -309,6 +309,24 @@ def test_while_a_roll_is_stopped_the_set_is_kept_up_in_the_shape_before_also_by_
     assert status(world).stopped
 
 
+def test_a_failure_that_is_being_repaired_counts_once_against_a_roll_for_the_next_leader_too():
+    world = world_of(1, 1, 1, 1)
+    shape = {"size": 2, "restart": "restart_member", "roll_failures": 2, "min_ready_s": 5.0, "max_restarts": None}
+    world.declare("s", 1, **shape, owner="old")
+    world.advance(20.0)
+    world.declare("s", 1, **shape, owner="new")
+    world.advance(1.0)
+    new = next(gang for gang in world.core.gangs() if gang.owner == "new")
+    holder = next(worker for worker in world.workers.values() if new.id in worker.members)
+    world.crash(holder)
+    world.gone(holder)
+    world.advance(0.0)
+    assert (status(world).failures, status(world).stopped) == (1, False)
+    world.elect()
+    world.flush()
+    assert (status(world).failures, status(world).stopped) == (1, False)
+
+
 def test_without_room_beside_a_failing_roll_costs_one_gang_which_then_comes_back():
     world = world_of(1, 1, 1, 1)
     world.declare("s", 2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gangline.coordinator.core.tenants import in_turn
 from gangline.coordinator.model.gang import ManagedGang
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.errors.base import NotEntitled, QuotaExceeded
 from gangline.schemas.messages.gangs import MemberCause
 from gangline.schemas.permissions.quotas import Quota, Quotas

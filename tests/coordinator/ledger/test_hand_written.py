@@ -16,6 +16,7 @@ from gangline.coordinator.model import events as on
 from gangline.schemas.names import Names
 from gangline.telemetry.logs import logger_for
 
+from ...scale import repetitions
 from ...schemas.records.test_written_by_hand import GANG, SEAT, _spoilt
 
 STATUS = {"state": "steady", "gangs": 1, "current": {"pool": "train", "size": 2}, "failures": 1, "at": 1.0}
@@ -55,9 +56,9 @@ def begin(documents: dict[str, object]) -> None:
         gang.model_dump_json()
 
 
-def test_a_leader_begins_with_any_record(request):
+def test_a_leader_begins_with_any_record():
     spoilt = [(key, document) for key in LEDGER for document in _spoilt(LEDGER[key])]
-    if not request.config.getoption("--all"):
+    if repetitions(1, whole=0):
         seats = [(key, document) for key, document in spoilt if document.get("seats") not in ([SEAT], None)]
         spoilt = [*seats[:: max(1, len(seats) // SAMPLE)], *random.Random(7).sample(spoilt, SAMPLE)]
     begin(LEDGER)

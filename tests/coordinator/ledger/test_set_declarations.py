@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from gangline.bus.port.bus import KvEntry, KvOperation
+from gangline.bus.port.bus import KvEntry, KvOperation, KvWrite, StorageUnavailable
 from gangline.coordinator.ledger.set_declarations import SetDeclarations
 from gangline.runtime.tasks import TaskSet
+from gangline.schemas.errors.base import Unavailable
 from gangline.schemas.names import Names
 from gangline.telemetry.logs import logger_for
 
@@ -27,11 +29,18 @@ class Bucket:
         self.values = {KEY: RECORD}
         self.report: Callable[[KvEntry], None]
         self.reads = 0
+        self.written: list[KvWrite] = []
+        self.answers: list[int | Unavailable] = []
+        """To the next writes; then they succeed."""
 
     async def watch(self, pattern: str, handler: Callable[[KvEntry], None]) -> Any:
         self.report = handler
         handler(self.entry(KvOperation.PUT))
         return SimpleNamespace(unsubscribe=_done)
+
+    async def write(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
+        self.written += writes
+        return [self.answers.pop(0) if self.answers else 1 for _ in writes]
 
     async def get(self, key: str) -> KvEntry | None:
         self.reads += 1
@@ -88,3 +97,18 @@ async def test_one_that_is_reported_again_stays_and_is_not_read_any_more(rig: Ri
     rig.bucket.report(rig.bucket.entry(KvOperation.PUT))
     await until(lambda: not rig.tasks)
     assert rig.told == [1]
+
+
+async def test_one_that_was_deleted_in_the_new_bucket_is_not_restored(rig: Rig) -> None:
+    await rig.sets.restore()
+    assert [(write.key, write.revision, write.revives) for write in rig.bucket.written] == [(KEY, 0, False)]
+
+
+async def test_a_term_that_is_over_restores_nothing(rig: Rig) -> None:
+    rig.bucket.answers = [StorageUnavailable("no answer in time")]
+    restoring = asyncio.create_task(rig.sets.restore())
+    await until(lambda: bool(rig.bucket.written))
+    rig.sets.end()
+    await restoring
+    await rig.sets.restore()
+    assert len(rig.bucket.written) == 1

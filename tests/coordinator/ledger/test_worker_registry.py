@@ -9,7 +9,7 @@ import pytest
 from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings
 from gangline.coordinator.ledger.worker_registry import WorkerRegistry
-from gangline.coordinator.settings.service import ServiceSettings
+from gangline.coordinator.settings.settings import ServiceSettings
 from gangline.schemas.names import Names, WorkerId
 from gangline.schemas.records.workers import Heartbeat, Registration
 from gangline.telemetry.logs import logger_for

@@ -16,7 +16,7 @@ from gangline.coordinator.model.gang import (
     move,
     states_diagram,
 )
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.runtime.state_machine import IllegalMove
 from gangline.schemas.records.gangs import GangSpec
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.coordinator.scheduling.infeasibility import lacks
 from gangline.coordinator.scheduling.inventory import SlotIndex, WorkerSpot
-from gangline.coordinator.scheduling.placement import TrialPlacement, place, wanted_of
+from gangline.coordinator.scheduling.placement import TrialPlacement, lacks, place, wanted_of
 from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangSpec, Strategy
 

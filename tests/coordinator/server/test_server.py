@@ -21,8 +21,7 @@ from gangline.bus.settings.connection import ConnectionSettings
 from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.model import events as on
 from gangline.coordinator.service import Coordinator, CoordinatorState
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
-from gangline.coordinator.settings.service import ServiceSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings, ServiceSettings
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names, public_id

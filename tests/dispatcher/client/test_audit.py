@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gangline.bus.port.bus import StorageUnavailable
+from gangline.bus.port.bus import NotPermitted, StorageUnavailable
 from gangline.dispatcher.client.audit import NOBODY, AuditTrail
 from gangline.schemas.errors.base import NoWorkers
 
@@ -63,4 +63,22 @@ async def test_an_action_goes_on_if_it_cannot_be_recorded(
         async with trail.noted("drain", "images.w1"):
             done.append(True)
     assert done
-    assert [record.action for record in caplog.records if hasattr(record, "action")] == ["audit.not_recorded"] * 2
+    assert [record.action for record in caplog.records if hasattr(record, "action")] == ["audit.not_recorded"]
+
+
+@on_both_buses
+async def test_an_unrecorded_action_that_fails_is_warned_of_unless_it_was_forbidden_itself(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trail = trail_of(rig)
+
+    async def fail() -> None:
+        raise NotPermitted("not the audit trail")
+
+    monkeypatch.setattr(trail._streams, "audit", fail)
+    for error, warned in ((NotPermitted("forbidden"), False), (NoWorkers("none"), True)):
+        with caplog.at_level(logging.WARNING), pytest.raises(type(error)):
+            async with trail.noted("drain", "images.w1"):
+                raise error
+        told = [record.action for record in caplog.records if hasattr(record, "action")]
+        assert told == ["audit.not_recorded"] * warned

@@ -94,10 +94,10 @@ async def test_what_only_submit_heeds_is_refused_with_a_call(rig: Rig) -> None:
             lambda: anext(client.stream("images.echo")),
             lambda: client.dispatch(selection, "echo"),
         ):
-            with pytest.raises(InvalidRequest, match="^priority, delay_s: these options apply to submit only"):
+            with pytest.raises(InvalidRequest, match="^priority, delay_s: such options apply to submit only"):
                 await send()
         for hold in (client.choose_worker, client.lease):
-            with pytest.raises(InvalidRequest, match="^priority, delay_s: these options apply to submit only"):
+            with pytest.raises(InvalidRequest, match="^priority, delay_s: such options apply to submit only"):
                 hold("images")
     assert len(worker.heard_of(RequestOp.TASK)) == 1
     rig.balanced()

@@ -75,7 +75,7 @@ async def test_a_member_that_this_process_had_given_up_is_waited_for(rig: GangRi
     async with rig.client.gang(pool="train", size=4) as gang:
         pool = await rig.client.router.pool("train", None)
         assert pool.discovery is not None
-        pull, pulls = pool.discovery.pull, 0
+        pull, pulls = pool.discovery.informer.refresh, 0
 
         async def too_early() -> None:
             nonlocal pulls
@@ -83,7 +83,7 @@ async def test_a_member_that_this_process_had_given_up_is_waited_for(rig: GangRi
             if pulls > 4:
                 await pull()
 
-        pool.discovery.pull = too_early  # type: ignore[method-assign]
+        pool.discovery.informer.refresh = too_early  # type: ignore[method-assign]
         pool.core.gone(pool.core.view.workers["w2"], asyncio.get_running_loop().time())
         assert "w2" not in pool.core.view.workers
         assert [result[0] for result in await gang.run("who")] == [0, 1, 2, 3]
@@ -101,7 +101,7 @@ async def test_looking_for_a_member_ends_with_the_callers_deadline(rig: GangRig)
         async def never() -> None:
             await asyncio.sleep(100)
 
-        pool.discovery.pull = never  # type: ignore[method-assign]
+        pool.discovery.informer.refresh = never  # type: ignore[method-assign]
         pool.core.gone(pool.core.view.workers["w1"], loop.time())
         began = loop.time()
         with pytest.raises(DeadlineExceeded):

@@ -39,6 +39,9 @@ class Line:
     def check(self) -> None:
         pass
 
+    def idempotent(self, method: str) -> bool:
+        return False
+
     async def pause(self, delay_s: float, deadline: float | None, target: str, why: GanglineError) -> None:
         self.pauses += 1
         if deadline is not None and self.loop.time() + delay_s >= deadline:

@@ -15,7 +15,7 @@ from gangline.dispatcher.gangs.owner_core import (
     RanksLost,
     RenewOwnership,
 )
-from gangline.schemas.deadline import margin_s
+from gangline.runtime.timers import margin_s
 from gangline.schemas.errors.base import (
     ClosedError,
     GangEnded,

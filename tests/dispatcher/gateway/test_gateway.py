@@ -339,6 +339,13 @@ async def test_a_tenant_that_calls_without_end_leaves_room_for_others(rig: Rig) 
     await asyncio.gather(own, *waiting, return_exceptions=True)
 
 
+def test_the_account_of_a_request_is_read_from_short_and_long_request_infos() -> None:
+    for more in ("", "x" * 10_000):
+        for account in ("shop", "lab", "shop"):
+            info = json.dumps({"acc": account, "rtt": 1, "more": more})
+            assert headers.account_of({headers.REQUEST_INFO: info}) == account
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"acc": 1}', "[" * 100_000])
 def test_what_a_client_of_our_own_account_writes_as_request_info_names_no_tenant(text: str) -> None:
     assert headers.account_of({headers.REQUEST_INFO: text}) == ""

@@ -44,6 +44,25 @@ async def test_the_newest_are_listed_oldest_first(rig: JobsRig) -> None:
 
 
 @on_both_buses
+async def test_the_beginning_of_an_id_finds_its_newest_letter_with_its_body(rig: JobsRig) -> None:
+    await rig.bury("images.jabcde1", body=b'"old"')
+    await rig.bury("images.jabcde1", body=b'"new"')
+    await rig.bury("images.jabxyz2", body=b'"other"')
+    for text in ("jabcd", "images.jabc", "images.jabcde1"):
+        letter = await rig.client.dead_letter(text)
+        assert (letter.job, letter.arguments) == ("images.jabcde1", "new")
+    for text in ("images.jab", "images.other", "images.jabcde12"):
+        with pytest.raises(UnknownJob):  # too short, or the beginning of none
+            await rig.client.dead_letter(text)
+    await rig.bury("images.jabcfgh", body=b'"third"')
+    with pytest.raises(InvalidRequest, match=r"several jobs.*images\.jabcde1, images\.jabcfgh"):
+        await rig.client.drop("jabc")
+    await rig.client.drop("jabx")
+    assert [letter.job for letter in await rig.client.dead_letters()] == ["images.jabcde1"] * 2 + ["images.jabcfgh"]
+    assert (await rig.client.replay("jabcf")).id == "images.jabcfgh"
+
+
+@on_both_buses
 async def test_a_replayed_letter_is_the_same_job_again(rig: JobsRig) -> None:
     await rig.bury(
         "j1",

@@ -126,7 +126,7 @@ async def test_an_attempt_that_starts_over_is_told_to_who_has_read_of_the_first(
     await tell_items(rig, job.id, "ab")
     assert [await anext(items), await anext(items)] == ["a", "b"]
     await tell_items(rig, job.id, "ABC", attempt=2)
-    with pytest.raises(StreamBroken, match="starts over \\(attempt 2\\): the 2 items so far do not count") as caught:
+    with pytest.raises(StreamBroken, match="starts over \\(attempt 2\\): 2 items so far must be discarded") as caught:
         await anext(items)
     assert caught.value.details["attempt"] == 2
     await rig.end(job.id, items=3, attempts=2)

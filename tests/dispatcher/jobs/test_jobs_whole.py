@@ -12,10 +12,10 @@ from gangline import current_task
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import (
+    DoNotRetry,
     InvalidArguments,
     JobCancelled,
     JobDead,
-    NonRetryable,
     ResultNotKept,
     StreamBroken,
     TaskFailed,
@@ -29,7 +29,7 @@ from gangline.testing.in_memory import Cluster
 from gangline.worker.pool.pool import Pool
 
 
-class CardDeclined(NonRetryable):
+class CardDeclined(DoNotRetry):
     """A user's own."""
 
 

@@ -48,7 +48,7 @@ def read(made: TaskMessage) -> Submission:
 def test_a_plain_submission_says_its_id_and_nothing_that_is_usual() -> None:
     made = message()
     assert (made.subject, made.data) == ("gangline.task.images.thumbnail", b"")
-    assert made.headers == {headers.JOB: "images.jtok", headers.MESSAGE_ID: "images.jtok"}
+    assert made.headers == {headers.JOB: "images.jtok", headers.MESSAGE_ID: "images.jtok", headers.FIRST: "true"}
     assert (made.job, made.scheduled, made.repeats, made.result_kept) == ("images.jtok", False, False, True)
 
 
@@ -85,6 +85,7 @@ def test_an_idempotency_key_is_one_job_for_one_target() -> None:
     assert first.job == second.job == job_of_key("images.thumbnail", "order-7") == first.headers[headers.MESSAGE_ID]
     assert len(first.job) == len("images.") + 27 and first.job.startswith("images.i")
     assert message("images.other", idempotency_key="order-7").job != first.job
+    assert len({job_of_key("images.thumbnail", "order-7", tenant) for tenant in ("", "lab", "shop")}) == 3
     assert message(idempotency_key="order-7", part=0).job != message(idempotency_key="order-7", part=1).job
 
 
@@ -155,7 +156,6 @@ def test_options_that_a_task_cannot_have_are_refused(options: dict[str, Any], te
         {"priority": 1_000_001},
         {"priority": True},
         {"priority": 1.5},
-        {"deadline_s": 0},
         {"delay_s": -1},
         {"delay_s": float("nan")},
         {"backoff_s": float("inf")},

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.port.bus import Published, StorageUnavailable
+from gangline.bus.port.bus import Publication, Published, StorageUnavailable
 from gangline.dispatcher.jobs.submitter import job_of_key
 from gangline.schemas.errors.base import (
     ClosedError,
     Disconnected,
+    GanglineError,
     InvalidArguments,
     InvalidName,
     InvalidRequest,
@@ -40,6 +41,28 @@ async def test_a_submitted_task_stands_in_the_stream(rig: JobsRig) -> None:
     read = Submission.parse(rig.names, task.subject, task.headers, sequence=task.sequence, published_at=task.at)
     assert (read.job, read.target, read.priority, read.key) == (job.id, "images.echo", 2, "u")
     assert job.id in repr(job)
+
+
+@on_both_buses
+async def test_only_a_message_that_was_never_sent_before_says_that_it_is_the_first(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def firsts() -> list[bool]:
+        return [headers.FIRST in (task.headers or {}) for task in await rig.stored()]
+
+    await rig.client.submit("images.echo", value=1)
+    await rig.client.options(idempotency_key="order-7").submit("images.echo", value=2)
+    assert await firsts() == [True, False], "others may have sent a message with that key"
+    tasks = await rig.client._submitter._streams.tasks()
+    publish, unheard = tasks.publish, StorageUnavailable("no answer", may_have_started=True)
+
+    async def once(*args: Any, **kwargs: Any) -> Published:
+        monkeypatch.setattr(tasks, "publish", publish)
+        raise unheard
+
+    monkeypatch.setattr(tasks, "publish", once)
+    await rig.client.submit("images.echo", value=3)
+    assert await firsts() == [True, False, False], "the first may have been stored, have run, and been forgotten"
 
 
 @on_both_buses
@@ -111,6 +134,28 @@ async def test_of_many_the_first_that_fails_is_told_with_the_ids_of_the_others(r
         await rig.client.submit_many("images.echo", [{"value": 1}, {"value": huge}, {"value": 3}])
     ids = caught.value.details["jobs"]
     assert ids[1] is None and ids[0] and ids[2] and len(await rig.stored()) == 2
+    assert caught.value.message.startswith("arguments[1]: ") and caught.value.details["item"] == 1
+    with pytest.raises(PayloadTooLarge, match=r"^arguments\[0\]: .*\(1 more item failed\)$"):
+        await rig.client.submit_many("images.echo", [{"value": huge}, {"value": 2}, {"value": huge}])
+
+
+@on_both_buses
+async def test_those_of_many_that_were_not_acknowledged_are_sent_again_and_say_so(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = await rig.client._submitter._streams.tasks()
+    publish_many = tasks.publish_many
+
+    async def half(messages: list[Publication], **kwargs: Any) -> list[Published | GanglineError]:
+        found = await publish_many(messages[::2], **kwargs)
+        unheard = [StorageUnavailable("no answer", may_have_started=True) for _ in messages[1::2]]
+        return [one for pair in zip(found, unheard, strict=True) for one in pair]
+
+    monkeypatch.setattr(tasks, "publish_many", half)
+    jobs = await rig.client.submit_many("images.echo", [{"value": n} for n in range(6)])
+    stored = {codec.from_json(task.data)["value"]: task.headers or {} for task in await rig.stored()}
+    assert [stored[n][headers.JOB] for n in range(6)] == [job.id for job in jobs]
+    assert [headers.FIRST in stored[n] for n in range(6)] == [True, False] * 3
 
 
 @on_both_buses
@@ -123,7 +168,7 @@ async def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(rig: 
         await rig.client.submit("images.echo", value=object())
     with pytest.raises(PayloadTooLarge):
         await rig.client.submit("images.echo", value="x" * (rig.bus.max_payload + 1))
-    for nonsense in ("nonsense", "0 3 * * *", "99 * * * * *", "@every 5ms", ", * * * * *"):
+    for nonsense in ("nonsense", "0 3 * *", "99 * * * * *", "@every 5ms", ", * * * * *"):
         with pytest.raises(InvalidSchedule):
             await rig.client.options(cron=nonsense).submit("images.echo")
     state = await (await rig.tasks()).state()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.dispatcher.routing.outcome import TryOutcome
-from gangline.schemas.deadline import margin_s
+from gangline.runtime.timers import margin_s
 from gangline.schemas.errors.base import (
     DeadlineExceeded,
     InvalidRequest,

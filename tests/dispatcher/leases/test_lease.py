@@ -10,7 +10,7 @@ import pytest
 from gangline.dispatcher.leases.lease_slots import LeaseSlots
 from gangline.dispatcher.routing.policy import Sticky
 from gangline.dispatcher.routing.pool_core import RoutedRequest
-from gangline.schemas.deadline import margin_s
+from gangline.runtime.timers import margin_s
 from gangline.schemas.errors.base import (
     ClosedError,
     GanglineError,

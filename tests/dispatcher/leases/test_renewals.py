@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.deadline import CLOCKS_DIFFER, margin_s
+from gangline.runtime.timers import CLOCKS_DIFFER, margin_s
 from gangline.schemas.errors.base import (
     InvalidRequest,
     LeaseExpired,

@@ -49,7 +49,7 @@ def test_large_bounds_are_written_in_full() -> None:
         GatewaySettings(max_pending=0)
     with pytest.raises(InvalidSettings, match="default_timeout_s is 0, it must be between 0.001 and 2592000$"):
         RouterSettings(default_timeout_s=0)
-    with pytest.raises(InvalidSettings, match="timeout_s is -3.0, it must be above 0 and at most 2592000$"):
+    with pytest.raises(InvalidSettings, match="timeout_s is -3.0, it must be a number above 0 and at most 2592000$"):
         CallOptions(timeout_s=-3.0)
 
 
@@ -206,7 +206,7 @@ def test_who_moves_to_another_line_does_not_come_up_in_the_one_before() -> None:
 
 def test_only_what_may_have_started_is_kept_from_another_try() -> None:
     uncertain = {fate for fate in TryOutcome if fate.may_have_started}
-    assert uncertain == {TryOutcome.LOST, TryOutcome.FORGOTTEN}
+    assert uncertain == {TryOutcome.LOST, TryOutcome.TIMED_OUT, TryOutcome.FORGOTTEN}
     for fate in TryOutcome:
         assert fate.allows_retry(idempotent=True)
         assert fate.allows_retry(idempotent=False) == (fate not in uncertain)
@@ -218,6 +218,7 @@ def test_each_reason_on_the_wire_has_a_fate() -> None:
         TryOutcome.DRAINING,
         TryOutcome.STALE,
         TryOutcome.LATE,
+        TryOutcome.LIMITED,
         TryOutcome.NOT_HERE,
     ]
     assert TryOutcome.of_reason("something newer") is TryOutcome.FULL

@@ -193,6 +193,18 @@ async def test_with_a_connection_and_without_storage_the_first_request_goes_on_a
         assert rig.table.pools("resize") == {"v1": 1.0}
 
 
+async def test_a_dispatchers_table_waits_for_the_routes_for_as_long_as_it_takes() -> None:
+    async with rig_of(first_pull_s=None) as rig:
+        await rig.put("resize", {"to": {"v1": 1}})
+        rig.hub.storage_down()
+        reading = asyncio.create_task(rig.table.ready())
+        await asyncio.sleep(60)
+        assert not reading.done()
+        rig.hub.storage_back()
+        await reading
+        assert rig.table.pools("resize") == {"v1": 1.0}
+
+
 async def test_waiting_for_the_first_pull_ends_at_the_deadline() -> None:
     async with rig_of() as rig:
         rig.hub.storage_down()

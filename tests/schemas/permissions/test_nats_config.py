@@ -5,7 +5,7 @@ import pytest
 from gangline.schemas.errors.base import InvalidName, InvalidRequest
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration, parse_user, variable
-from gangline.schemas.permissions.roles import Role, User, permissions
+from gangline.schemas.permissions.roles import USER_INFO, Role, User, permissions
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_roles_add_up():
 @pytest.mark.parametrize("role", Role)
 def test_nobody_is_allowed_anything_outside_its_namespace(role):
     allowed = permissions(role, Names("mine"))
-    everybodys = ["$JS.API.INFO", "$SYS.ACCOUNT.*.DISCONNECT"]
+    everybodys = ["$JS.API.INFO", "$SYS.ACCOUNT.*.DISCONNECT", USER_INFO]
     if role is Role.OPERATOR:  # names of streams, and what the server tells of any
         everybodys += ["$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.EVENT.>"]
     for subject in (*allowed.publish, *allowed.subscribe):
-        ours = subject.startswith(("mine.", "mine-audit.", "_GANGLINE.mine.")) or "MINE_" in subject
+        ours = subject.startswith(("mine.", "mine-audit.", "mine-history.", "_GANGLINE.mine.")) or "MINE_" in subject
         shared = subject.startswith(("$SRV.", "_INBOX.", "_R_.")) or subject in everybodys
         assert ours or shared, subject
 
@@ -79,5 +79,5 @@ def test_who_hears_private_subjects_answers_there_and_who_asks_there_may_not_hea
     private = [subject for subject in allowed.subscribe if subject.startswith("_GANGLINE.")]
     public = [subject.removeprefix("_GANGLINE.") for subject in private if ".worker." not in subject]
     assert set(public) <= set(allowed.subscribe), "nobody listens privately alone"
-    assert (role in (Role.PRODUCER, Role.ROUTER, Role.OWNER, Role.OPERATOR)) == (not private)
+    assert (role in (Role.PRODUCER, Role.ROUTER, Role.OWNER, Role.OBSERVER, Role.OPERATOR)) == (not private)
     assert not [subject for subject in private if subject.endswith(".>") and ".call." not in subject]

@@ -11,8 +11,7 @@ from typing import Any
 from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvOperation, Message
 from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.service import Coordinator
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
-from gangline.coordinator.settings.service import ServiceSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings, ServiceSettings
 from gangline.schemas.errors.base import GanglineError, error_from_wire
 from gangline.schemas.messages import gangs as gang_messages
 from gangline.schemas.messages.operations import LoadReply

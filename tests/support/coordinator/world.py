@@ -14,7 +14,7 @@ from gangline.coordinator.core.gang_core import SchedulerCore
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
 from gangline.coordinator.scheduling.inventory import WorkerFacts
-from gangline.coordinator.settings.scheduling import CoordinatorSettings
+from gangline.coordinator.settings.settings import CoordinatorSettings
 from gangline.schemas.messages.gangs import (
     AcquireRequest,
     FormRequest,

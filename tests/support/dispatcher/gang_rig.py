@@ -68,6 +68,10 @@ def pool_of(probe: Probe, name: str = "train", slots: int = 2) -> Pool:
         return rank
 
     @pool.task
+    async def run_of() -> int:
+        return current_task().gang.run
+
+    @pool.task
     async def gather(value: Any) -> list[Any]:
         gang = current_task().gang
         await gang.barrier()

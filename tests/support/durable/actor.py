@@ -8,6 +8,7 @@ from typing import Any
 from gangline.dispatcher.durable.core import events as on
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.errors.base import GanglineError, InvalidArguments, LeaseExpired, ResultLost, TaskFailed
+from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from .world import Run, World
@@ -22,8 +23,10 @@ ERRORS: dict[str, GanglineError] = {
 class Actor:
     """Acts on one world. `pick` chooses among the possible actions."""
 
-    def __init__(self, window: int = 4096) -> None:
-        settings = DispatcherSettings(node="n", window_tasks=window, max_attempts=3)
+    def __init__(self, window: int = 4096, tenants: tuple[str, ...] = ("",)) -> None:
+        self.tenants = tenants
+        quotas = parse_quotas(["lab:weight=3", "priority=2"])
+        settings = DispatcherSettings(node="n", window_tasks=window, max_attempts=3, quotas=quotas)
         self.world = World(settings=settings, explicit=True)
         self.world.open()
         self.submitted: set[str] = set()
@@ -59,6 +62,11 @@ class Actor:
     def deliver_message(self) -> None:
         if self.world.pulled and self.world.next_undelivered() is not None:
             self.world.deliver_message()
+
+    def read_ahead(self, tenant: str) -> None:
+        seq = self.world.hidden(tenant)
+        if seq is not None and self.world.core.open:
+            self.world.read_ahead(seq)
 
     def deliver_again(self, pick: int) -> None:
         world = self.world

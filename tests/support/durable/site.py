@@ -250,13 +250,14 @@ class Site:
         return [entry.key for entry in await (await self.streams.results()).entries(self.names.tries_of())]
 
     async def eventually(self, check: Callable[[], bool | Awaitable[bool]], within_s: float = 60.0) -> None:
-        """Wait until a condition holds."""
+        """Wait until a condition holds, and look less often as time goes by: looking costs more than anything else."""
+        began = self.loop.time()
         async with asyncio.timeout(within_s):
             while True:
                 so = check()
                 if so if isinstance(so, bool) else await so:
                     return
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(min(0.5, max(0.02, 0.1 * (self.loop.time() - began))))
 
     # -- checks ---------------------------------------------------------------------------------------------------
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from gangline.schemas.records.workers import TaskPolicy
+
 from .actor import Actor
 
 
-def walk(seed: int, steps: int = 120) -> Actor:
+def walk(seed: int, steps: int = 120, tenants: tuple[str, ...] = ("",)) -> Actor:
     """Run one history; raises AssertionError if a law is broken."""
     draw = random.Random(seed)
-    actor = Actor(window=draw.choice([4096, 4096, 6]))
+    actor = Actor(window=draw.choice([4096, 4096, 6]), tenants=tenants)
     rich = draw.random() < 0.5
     if rich:
         lease(actor, draw)
     chances = [(act, weight) for act, weight in ACTIONS.items() if draw.random() < 0.8 or weight > 5]
+    if len(tenants) > 1:
+        chances.append((lambda actor, draw: actor.read_ahead(draw.choice(actor.tenants)), 15))
     for act in draw.choices([act for act, _ in chances], [weight for _, weight in chances], k=steps):
         act(actor, draw)
     actor.heal()
@@ -28,14 +32,15 @@ def submit(actor: Actor, draw: random.Random) -> None:
         actor.submit(
             key=key,
             ordered=draw.random() < 0.4,
-            priority=draw.choice([0, 0, 0, 1, 2, -1]),
+            priority=draw.choice([None, None, 0, 1, 2, -1]),
             deadline_s=draw.choice([None, None, None, 2.0, 10.0]),
             timeout_s=draw.choice([None, None, 1.0]),
             backoff_s=draw.choice([None, 0.0]),
-            attempts=draw.choice([0, 0, 0, 5]),
+            attempts=draw.choice([0, 0, 0, 5]) if len(actor.tenants) == 1 else 0,
             method=draw.choice(["run", "run", "big"]),
             pool=draw.choice([None, None, None, "f"]),
             again=draw.choice([None, None, None, 0, 1]),
+            tenant=draw.choice(actor.tenants) if len(actor.tenants) > 1 else actor.tenants[0],
             draw=draw.randrange(16) / 16,
         )
 
@@ -56,7 +61,19 @@ def end(actor: Actor, draw: random.Random) -> None:
 
 def register(actor: Actor, draw: random.Random) -> None:
     largest = draw.choice([0, 1, 4, 4])
-    actor.world.pool(draw.choice("ef"), workers=int(largest > 0), largest=largest, big=draw.choice([1, 2, 3]))
+    limits = TaskPolicy(
+        max_running=draw.choice([None, None, 1, 2]),
+        per_key=draw.choice([None, None, 1, 2]),
+        rate_per_s=draw.choice([None, None, 2.0, 20.0]),
+        priority=draw.choice([None, None, 1, -1]),
+    )
+    actor.world.pool(
+        draw.choice("ef"),
+        workers=int(largest > 0),
+        largest=largest,
+        big=draw.choice([1, 2, 3]),
+        policies=draw.choice([{}, {"run": limits}, {"big": limits, "run": limits}]),
+    )
 
 
 def route(actor: Actor, draw: random.Random) -> None:

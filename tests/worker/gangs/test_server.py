@@ -165,6 +165,29 @@ async def test_who_swallows_the_first_cancellation_is_told_again_when_the_grace_
         assert asyncio.get_running_loop().time() - began == pytest.approx(1.5, abs=0.1)
 
 
+@on_rig()
+async def test_code_that_takes_some_turns_of_the_loop_to_see_a_cancellation_is_told_twice_without_a_grace_time(
+    rig: Rig,
+):
+    pool, seen = Pool("images", slots=4), []
+
+    @pool.task
+    async def stubborn() -> None:
+        for number in range(2):
+            try:
+                await asyncio.gather(asyncio.sleep(1000), asyncio.sleep(1000))
+            except asyncio.CancelledError:
+                seen.append(f"cancelled {number}")
+
+    async with Own(rig, pool) as own:
+        seats = await own.leader.gang()
+        own.hand.send(task(1, "stubborn", token=seats[0].token))
+        await own.hand.quiet()
+        async with asyncio.timeout(1.0):
+            assert (await own.leader.teardown(grace_s=0.0))["stopped"]
+        assert seen == ["cancelled 0", "cancelled 1"]
+
+
 @on_rig(slots=3)
 async def test_survivors_run_on_while_another_rank_is_replaced(rig: Rig):
     leader = await Leader(rig).listen()

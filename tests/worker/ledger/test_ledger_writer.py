@@ -11,6 +11,7 @@ from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, StorageUnavailable
 from gangline.runtime.clock import Environment
 from gangline.schemas.names import Names, WorkerId
+from gangline.schemas.records.workers import LEASE_SLACK_S
 from gangline.telemetry.logs import logger_for
 from gangline.worker.ledger.ledger_writer import DesiredState, LedgerWriter
 
@@ -84,6 +85,20 @@ async def test_a_grant_is_visible_within_fifty_milliseconds_and_so_is_its_end():
         await asyncio.sleep(0.05)
         assert bench.tokens() == []
         assert bench.writer.statistics().recorded == 0
+
+
+@pytest.mark.parametrize("ttl_s", [0.5, 3.0, 7.3, 10.0])
+async def test_a_lease_never_ends_later_than_its_record_says_and_the_slack(ttl_s):
+    async with Bench() as bench:
+        bench.grant("a", ttl_s, text=str(bench.now + ttl_s))
+        for _ in range(60):
+            await asyncio.sleep(0.13)
+            due_at = bench.now + ttl_s
+            bench.leases["a"] = (str(due_at), due_at)
+            bench.writer.renewed("a", due_at)
+            await asyncio.sleep(0.05)
+            (entry,) = bench.hub.peek(bench.names.ledger_bucket)
+            assert due_at <= float(entry.value) + LEASE_SLACK_S
 
 
 async def test_what_comes_and_goes_within_one_flush_costs_nothing():

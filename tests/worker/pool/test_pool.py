@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -30,12 +32,35 @@ def test_a_task_is_declared_with_and_without_parentheses_and_stays_the_same_func
     assert list(pool.tasks) == ["thumbnail", "resize"]
     first, second = pool.tasks.values()
     assert first.function is thumbnail
-    assert first.info().model_dump() == {
-        "slots": 1, "idempotent": False, "streams": False, "description": "Make a small picture.",
+    assert first.info().model_dump(exclude={"schema_hash"}) == {
+        "slots": 1, "idempotent": False, "streams": False, "description": "Make a small picture.", "policy": None,
     }  # fmt: skip
-    assert second.info().model_dump() == {"slots": 3, "idempotent": True, "streams": False, "description": "as told"}
+    assert second.info().model_dump(exclude={"schema_hash"}, exclude_defaults=True) == {
+        "slots": 3, "idempotent": True, "description": "as told", "policy": {"timeout_s": 2.5},
+    }  # fmt: skip
     assert second.timeout_s == 2.5
     assert repr(pool) == "Pool('images', slots=4, tasks=['thumbnail', 'resize'])"
+
+
+def test_a_caller_is_told_whether_a_task_was_stopped_when_its_time_was_over():
+    pool = Pool("p")
+
+    @pool.task
+    async def stops() -> None: ...
+
+    @pool.task
+    def runs_on() -> None: ...
+
+    @pool.task(executor="thread")
+    async def stops_in_a_thread() -> None: ...
+
+    @pool.task(executor="async")
+    def on_the_loop() -> None: ...
+
+    told = [task.overdue("at", "its deadline") for task in pool.tasks.values()]
+    assert told[0] == "p.stops was stopped at its deadline"
+    assert told[1].startswith("p.runs_on runs on after its deadline: a thread cannot be stopped, and keeps its slots")
+    assert told[2:] == [f"p.{name} was stopped at its deadline" for name in ("stops_in_a_thread", "on_the_loop")]
 
 
 def test_the_kind_of_function_chooses_executor_and_shape():
@@ -189,6 +214,9 @@ def test_an_unknown_method_is_answered_with_the_known_ones():
     with pytest.raises(UnknownMethod, match="pool 'p' has no task 'x'; it has: a, b"):
         pool.find("x")
     assert pool.find("b").name == "b"
+    pool.task(name="count")(lambda: None)
+    with pytest.raises(UnknownMethod, match="has no task 'coutn'; did you mean 'count'\\? It has: a, b, count"):
+        pool.find("coutn")
 
 
 def test_tasks_cannot_be_changed_behind_the_pools_back():
@@ -206,3 +234,19 @@ def test_a_model_loader_needs_room_for_models_and_is_the_only_one():
     pool.model_unloader(lambda model_id, model: None)
     with pytest.raises(InvalidSettings, match="has a model unloader already"):
         pool.model_unloader(lambda model_id, model: None)
+
+
+def test_an_option_that_tasks_do_not_have_is_refused_where_it_is_written():
+    pool = Pool("p")
+    with pytest.raises(TypeError, match=r"Pool\.task\(\) got an unexpected keyword argument 'timeut_s'"):
+        pool.task(timeut_s=3)
+    with pytest.raises(TypeError, match="'namespace'"):
+        pool.task(namespace={})
+
+
+def test_the_options_that_an_editor_shows_are_those_that_are_accepted():
+    _, spelled = typing.get_overloads(Pool.task)
+    options = set(inspect.signature(spelled).parameters) - {"self"}
+    assert len(options) == 17
+    for option in options:
+        Pool("p").task(**{option: None})  # nothing is declared until there is a function

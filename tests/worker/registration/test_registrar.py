@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory.server import MemoryServer
-from gangline.bus.port.bus import BucketSettings, KvEntry, StorageUnavailable
+from gangline.bus.port.bus import BucketSettings, Conflict, KvEntry, StorageUnavailable
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import WorkerIdTaken
 from gangline.schemas.names import Names, WorkerId
@@ -286,18 +286,44 @@ async def test_several_writes_of_an_owner_at_once_do_not_hurt_each_other():
     async with Bench(MemoryServer()) as bench:
         key = OwnedKey(bench.kv, "alive.images.w1", "one", lambda: True)
         body = codec.to_json({"instance": "one"})
-        await asyncio.gather(*(key.write(body, 60.0) for _ in range(3)))
-        await key.write(body, 60.0)
+        await asyncio.gather(*(key.write(lambda: body, 60.0) for _ in range(3)))
+        await key.write(lambda: body, 60.0)
         await key.delete()
         assert bench.values() == {}
         assert key.recreated == 0
+
+
+async def test_a_write_that_is_overtaken_does_not_bring_back_what_was_true_before(monkeypatch: pytest.MonkeyPatch):
+    """Its first answer is lost, and it is made again after a later write: the worker has a new epoch by then."""
+    async with Bench(MemoryServer()) as bench:
+        key, epoch = OwnedKey(bench.kv, "k", "one", lambda: True), 1
+
+        def body() -> bytes:
+            return codec.to_json({"instance": "one", "epoch": epoch})
+
+        put, held = bench.kv.put, asyncio.Event()
+
+        async def put_late(*arguments: Any, **options: Any) -> int:
+            monkeypatch.setattr(bench.kv, "put", put)
+            await put(*arguments, **options)
+            await held.wait()
+            raise Conflict("the key has another revision")
+
+        monkeypatch.setattr(bench.kv, "put", put_late)
+        first = asyncio.create_task(key.write(body, 60.0))
+        await asyncio.sleep(0.1)
+        epoch = 2
+        await key.write(body, 60.0)
+        held.set()
+        await first
+        assert bench.values()["k"]["epoch"] == 2
 
 
 async def test_an_owner_deletes_what_its_own_cancelled_write_has_just_changed(monkeypatch: pytest.MonkeyPatch):
     """A worker without tasks leaves in the moment in which it writes that it drains."""
     async with Bench(MemoryServer()) as bench:
         key, body = OwnedKey(bench.kv, "k", "one", lambda: True), codec.to_json({"instance": "one"})
-        await key.write(body, 60.0)
+        await key.write(lambda: body, 60.0)
         read, late = key.read, [body]
 
         async def read_too_early() -> KvEntry | None:
@@ -316,7 +342,7 @@ async def test_an_owner_neither_overwrites_nor_deletes_anothers_key():
         await bench.kv.put("k", codec.to_json({"instance": "other"}))
         key = OwnedKey(bench.kv, "k", "one", lambda: True)
         with pytest.raises(KeyLost, match="belongs to instance other"):
-            await key.write(codec.to_json({"instance": "one"}), 60.0)
+            await key.write(lambda: codec.to_json({"instance": "one"}), 60.0)
         await key.delete()
         assert bench.values()["k"] == {"instance": "other"}
 
@@ -332,7 +358,7 @@ async def test_not_even_a_delete_that_storage_would_refuse_is_sent_for_the_key_o
     async with Bench(MemoryServer()) as bench:
         key, passed = OwnedKey(bench.kv, "k", "one", lambda: True), []
         if had:
-            await key.write(codec.to_json({"instance": "one"}), 60.0)
+            await key.write(lambda: codec.to_json({"instance": "one"}), 60.0)
         await bench.kv.put("k", codec.to_json({"instance": "other"}))
         await bench.hub.connect("router").subscribe("$KV.>", lambda message: passed.append(message.headers))
         await key.delete()

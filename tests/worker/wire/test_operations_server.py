@@ -204,7 +204,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("resize", {"slots": 1_000_001}, "invalid_request", "less than or equal to 1000000"),
     ("stats", {"all": True}, "invalid_request", "no field 'all'; fields: none"),
     ("jobs", {"after": "r" + "9" * 5000}, "invalid_request", "after: String should have at most 64 characters"),
-    ("explode", None, "unknown_method", "it has: reserve, renew, release, stats, drain, resize, dispatch"),
+    ("explode", None, "unknown_method", "it has: reserve, renew, release, stats, drain, resize, schemas, dispatch"),
     ("frames", b"zz", "malformed_message", "not msgpack"),
 ]  # fmt: skip
 

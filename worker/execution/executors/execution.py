@@ -15,7 +15,6 @@ from ....schemas.errors.base import (
     GanglineError,
     InvalidResult,
     InvalidSettings,
-    NonRetryable,
     TaskCancelled,
     TaskFailed,
 )
@@ -24,8 +23,9 @@ from ....schemas.wire import codec
 from ....telemetry.logs import logger_for
 from ...context.lifespans import Lifespans
 from ...context.task_context import TaskContext, end, stop
-from ...pool.pool import BoundCall, CancelReason, Outcome, Shape
-from .stepper import Carrier, Stepper
+from ...pool.policy import may_retry
+from ...pool.pool import BoundCall, CancelReason, DeclaredTask, Outcome, Shape
+from .eager_start import EagerStarter
 
 
 class CollectedStream:
@@ -58,19 +58,20 @@ MAX_TRACEBACK_CHARS = 16_384
 
 
 def failure_of(
-    error: BaseException, reason: GanglineError | None, where: str, *, with_traceback: bool = True
+    error: BaseException, reason: GanglineError | None, task: DeclaredTask, *, with_traceback: bool = True
 ) -> GanglineError:
     """The error that the caller gets.
 
     Args:
         error: what the task raised.
         reason: why the execution was told to stop, if it was; whatever it raised then is its way of stopping.
-        where: the task's full name.
+        task: which says after what it may be tried again.
         with_traceback: whether the caller may see the traceback.
 
     Returns:
         The error. If the task raised, the exception is its `__cause__`, for the log.
     """
+    where = task.full_name
     if reason is not None:
         return reason
     if isinstance(error, InvalidResult):
@@ -80,7 +81,7 @@ def failure_of(
     kind = type(error).__qualname__
     text = _text_of(error)
     details: dict[str, object] = {"type": kind, "message": text}
-    if isinstance(error, NonRetryable):
+    if not may_retry(error, task.policy):
         details["non_retryable"] = True
     if with_traceback:
         details["traceback"] = _traceback_of(error)
@@ -190,7 +191,7 @@ class ExecutionSite:
     loop: asyncio.AbstractEventLoop
     scope: Lifespans
     settings: ExecutorSettings
-    stepper: Stepper
+    starter: EagerStarter
 
 
 class TaskExecution:
@@ -236,8 +237,8 @@ class TaskExecution:
         return self._site.settings
 
     def arm(self) -> None:
-        """Stop it after the task's own `timeout_s`, unless the caller's deadline comes first."""
-        context, timeout_s = self.context, self.call.task.timeout_s
+        """Stop it after its own `timeout_s`, unless the caller's deadline comes first."""
+        context, timeout_s = self.context, self.call.timeout_s
         if timeout_s is not None:
             own = self.loop.time() + timeout_s
             if context.deadline is None or own < context.deadline:
@@ -286,15 +287,17 @@ class TaskExecution:
 
     def failed(self, error: BaseException) -> Outcome:
         """May be called from any thread."""
-        return Outcome(error=failure_of(error, self.reason, self.where, with_traceback=self.settings.send_tracebacks))
+        return Outcome(
+            error=failure_of(error, self.reason, self.call.task, with_traceback=self.settings.send_tracebacks)
+        )
 
     def _overdue(self) -> None:
-        task = self.call.task
+        timeout_s = self.call.timeout_s or 0.0
         self.cancel(
             DeadlineExceeded(
-                f"{self.where} was stopped after its timeout_s of {plain(task.timeout_s or 0)} s",
+                self.call.task.overdue("after", f"its timeout_s of {plain(timeout_s)} s"),
                 may_have_started=True,
-                details={"timeout_s": task.timeout_s},
+                details={"timeout_s": timeout_s},
             )
         )
 
@@ -308,54 +311,52 @@ _TURN_ITEMS = 16
 
 
 class CoroutineExecution(TaskExecution):
-    """One execution on the event loop; see stepper for how it is stepped.
+    """One execution on the event loop; see eager_start for how it is started.
 
     Cancelling raises CancelledError at the task's current await. A task that swallows it runs on, and its slot stays in
     use until it ends; what it returns then is its result.
     """
 
-    _carrier: asyncio.Task[None] | None = None
-    """The asyncio task that it runs as, once it has begun."""
+    _task: asyncio.Task[None] | None = None
+    """The asyncio task that it runs as, while it waits."""
     _room_freed: asyncio.Future[None] | None = None
 
     def start(self, window: int) -> None:  # type: ignore[override]
         self._room = window
         self._variables = contextvars.copy_context()
-        self._site.stepper.add(self)
+        self._site.starter.add(self)
 
     def stop(self, reason: GanglineError) -> None:
-        if self._carrier is not None:  # otherwise `begin` finds the reason
-            self._carrier.cancel()
+        if self._task is not None:  # otherwise `begin` finds the reason
+            self._task.cancel()
 
     def credit(self, items: int) -> None:
         self._room += items
         if self._room > 0 and self._room_freed is not None and not self._room_freed.done():
             self._room_freed.set_result(None)
 
-    # -- for the stepper ------------------------------------------------------------------------------------------
+    # -- for the starter ------------------------------------------------------------------------------------------
 
-    @property
-    def name(self) -> str:
-        return self.where
-
-    def begin(self, carrier: Carrier) -> bool:
+    def begin(self, starter: EagerStarter) -> None:
         if self.reason is not None:
             self.finish(Outcome(error=self.reason))
-            return True
-        self._carrier = carrier.task
+            return
         call = self.call
         if call.task.shape is Shape.COROUTINE:
-            over = carrier.start(self._variables, call.task.function, call.args, call.kwargs, self.context)
+            function, args, kwargs = call.task.function, call.args, call.kwargs
         else:
-            over = carrier.start(self._variables, self._collected, [], {}, self.context)
-        if over:
-            value, error = carrier.value, carrier.error
-            carrier.value = carrier.error = None
-            self.ended(value, error)
-        return over
+            function, args, kwargs = self._collected, [], {}
+        task = starter.start(self._variables, self.where, function, args, kwargs, self.context)
+        if task is None:
+            self.ended(*starter.take())
+            return
+        self._task = task
+        starter.tell(task, self)
+        if self.reason is not None:  # its first step has led to that
+            task.cancel()
 
     def ended(self, result: Any, error: BaseException | None) -> None:
-        self._carrier = None
+        self._task = None
         self.finish(self._outcome(result) if error is None else self.failed(error))
 
     def _outcome(self, result: Any) -> Outcome:

@@ -1,7 +1,7 @@
 """Tasks in threads.
 
 A thread cannot be stopped from outside. On cancellation the caller is answered at once (`on_abandoned`), but the slot
-stays in use until the function returns: long functions should check `current_task().cancelled` now and then.
+stays in use until the function returns: long functions should check `current_task().cancelled` regularly.
 """
 
 from __future__ import annotations

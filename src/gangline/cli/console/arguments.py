@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from . import completion
 from .options import Command
 
 if TYPE_CHECKING:
@@ -30,7 +32,12 @@ def _worker(ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
         raise click.UsageError(str(error), ctx) from None
 
 
-worker_argument = click.argument("worker", metavar="POOL.WORKER", callback=_worker)
+def worker_name(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Callback of an argument `[POOL.WORKER]` that may be left out."""
+    return None if value is None else _worker(ctx, parameter, value)
+
+
+worker_argument = click.argument("worker", metavar="POOL.WORKER", callback=_worker, shell_complete=completion.workers)
 """`POOL.WORKER`, as `gangline workers` prints it."""
 
 
@@ -44,6 +51,37 @@ def _slots(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
 
 slots_argument = click.argument("slots", callback=_slots)
 """`SLOTS`, 0 included. The command must have SLOTS_CONTEXT."""
+
+
+slots_option = click.option(
+    "--slots",
+    multiple=True,
+    metavar="[POOL=]N",
+    help="Initial number of slots; repeatable with POOL=. [the pool's own]",
+)
+
+
+def slots_by_pool(texts: Sequence[str], pools: Sequence[str]) -> dict[str, int | None]:
+    """The slots of each pool from values of `--slots`; None: as the pool declares.
+
+    Raises:
+        UsageError: a value is not `N` or `POOL=N`, or names a pool that is not served; or a pool is served twice.
+    """
+    if len(set(pools)) < len(pools):
+        raise click.UsageError(f"a pool is named twice: {', '.join(pools)}")
+    found: dict[str, int | None] = dict.fromkeys(pools)
+    for text in texts:
+        pool, equals, number = text.rpartition("=")
+        if not number.isdecimal() or len(number) >= 20:
+            raise click.UsageError(f"--slots {text!r}: give a whole number from 0, or POOL=N")
+        if equals and pool not in found:
+            raise click.UsageError(f"--slots {text!r}: pool {pool!r} is not served here; pools: {', '.join(pools)}")
+        if not equals and len(pools) > 1:
+            raise click.UsageError(
+                f"--slots {text!r}: say which of the pools it is for, as in --slots {pools[0]}={text}"
+            )
+        found[pool or pools[0]] = int(number)
+    return found
 
 
 def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int | list[int]:
@@ -107,17 +145,52 @@ quotas_option = click.option(
 )
 
 
-def parse_arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
-    """A task's arguments as typed: positional and keyword ones. `-` reads them from stdin."""
+task_arguments = click.argument("arguments", metavar="[JSON|KEY=VALUE...]", nargs=-1)
+"""The arguments of a task, for `parse_arguments`."""
+_PAIR: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(:?=)(.*)", re.DOTALL)
+
+
+def parse_arguments(given: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """A task's arguments as typed: positional and keyword ones.
+
+    Either one JSON object or array (`-`: from stdin), or any number of `KEY=VALUE`, whose value is JSON if it can be
+    parsed as such and else text, and `KEY:=JSON`.
+    """
+    pairs = [_PAIR.fullmatch(each) for each in given]
+    if len(given) != 1 or pairs[0] is not None:
+        return [], _named(given, pairs)
+    return _parse_json(given[0])
+
+
+def _named(given: Sequence[str], pairs: Sequence[re.Match[str] | None]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text, pair in zip(given, pairs, strict=True):
+        if pair is None:
+            raise click.UsageError(
+                f"{text!r} is not KEY=VALUE: give one JSON object or array, or KEY=VALUE for each argument"
+            )
+        key, sign, value = pair.groups()
+        if key in found:
+            raise click.UsageError(f"{key} is given twice")
+        try:
+            found[key] = json.loads(value)
+        except ValueError as error:
+            if sign == ":=":
+                raise click.UsageError(f"{key}:= takes JSON, and {value!r} is not ({error})") from None
+            found[key] = value
+    return found
+
+
+def _parse_json(text: str) -> tuple[list[Any], dict[str, Any]]:
     if text == "-":
         text = sys.stdin.read()
-    if text is None or not text.strip():
+    if not text.strip():
         return [], {}
     try:
         value = json.loads(text)
     except ValueError as error:
         raise click.UsageError(
-            f'the arguments are not JSON ({error}); quote them for the shell: \'{{"path": "a.png"}}\''
+            f'the arguments are not JSON ({error}); write path=a.png, or quote JSON: \'{{"path": "a.png"}}\''
         ) from None
     if isinstance(value, dict):
         return [], value
@@ -154,20 +227,58 @@ def moment(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     return found
 
 
-def _job(ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+def _past(ctx: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    import time
+    from datetime import UTC
+
+    from ...schemas.text import parse_duration
+
+    if value is None:
+        return None
+    try:
+        return time.time() - parse_duration(value)
+    except ValueError:
+        pass
+    try:
+        if "-" not in value:
+            value = f"{datetime.now(UTC):%Y-%m-%d}T{value}"
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        text = f"{value!r} is not a time: write 14:03, 2030-01-31T14:03Z, or how long ago: 10m, 2h"
+        raise click.BadParameter(text, ctx, parameter) from None
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+
+def moment_option(name: str, *, text: str) -> Callable[[Command], Command]:
+    """An option whose value is a time of day (UTC), a timestamp, or how long ago; as Unix time."""
+    return click.option(name, metavar="TIME", callback=_past, help=text)
+
+
+def _job(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     from ...schemas.errors.base import InvalidName
     from ...schemas.names import check_job
 
     try:
-        return check_job(value)
+        return None if value is None else check_job(value)
     except InvalidName as error:
         raise click.UsageError(str(error), ctx) from None
 
 
-job_argument = click.argument("job", metavar="JOB", callback=_job)
-"""A job's id, as `gangline submit` prints it; for a task published without the SDK, its sequence in the stream."""
+job_argument = click.argument("job", metavar="JOB", callback=_job, shell_complete=completion.jobs)
+"""A job's id, as `gangline submit` prints it, or its beginning; for a task published without the SDK, its sequence in
+the stream."""
+optional_job_argument = click.argument(
+    "job", metavar="JOB", required=False, callback=_job, shell_complete=completion.jobs
+)
+"""The same, for a command that says itself what to do without one."""
+target_argument = click.argument("target", metavar="ENDPOINT.METHOD", shell_complete=completion.targets)
 
-endpoint_option = click.option("--endpoint", metavar="NAME", help="Endpoint of the task; makes the lookup faster.")
+endpoint_option = click.option(
+    "--endpoint",
+    metavar="NAME",
+    help="Endpoint of the task; makes the lookup faster.",
+    shell_complete=completion.endpoints,
+)
 
 
 # -- of routes: `POOL=NUMBER`, `100/s`, `5m`, and `none` to reset a field ----------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,16 @@ async def spawn(
         stderr=output,
         start_new_session=True,
     )
+
+
+def how_it_ended(code: int) -> str:
+    """How a process ended, from its return code: `has exited with code 1`, or `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"has exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 async def ended(process: asyncio.subprocess.Process, timeout_s: float) -> int | None:

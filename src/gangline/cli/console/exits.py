@@ -21,6 +21,7 @@ from ...schemas.errors.base import (
     Unavailable,
     WorkerUnhealthy,
 )
+from .load import users_traceback
 
 
 class Exit(IntEnum):
@@ -36,6 +37,11 @@ class Exit(IntEnum):
     UNKNOWN = 4
     """No answer; the task may have run."""
     INTERRUPTED = 130
+
+
+refusals: list[str] = []
+"""What the server forbade while the command ran, in the words of the log. They are shown only if the command fails
+without naming one itself."""
 
 
 def exit_code_of(error: BaseException) -> Exit:
@@ -54,23 +60,23 @@ def exit_code_of(error: BaseException) -> Exit:
             return Exit.FAILED
 
 
-def next_step(error: BaseException) -> str:
-    """What to do next, if the error's own text does not say it."""
+def next_step(error: BaseException, *, debug: bool = False) -> str:
+    """What to do next, if the error's own text does not say it. `debug`: tracebacks were shown."""
     match error:
-        case ServerUnreachable():
+        case ServerUnreachable() if str(error).startswith("cannot connect"):
             return "'gangline dev MODULE:POOL' starts one, --server and --context name yours"
         case NoWorkers() if "gangline workers" not in str(error):
             return "'gangline worker MODULE:POOL' starts one, 'gangline workers' shows who serves"
         case JobDead():
             return f"'gangline dead show {error.details.get('job', 'JOB')}' shows details, 'dead replay' retries it"
-        case TaskFailed() if error.remote_traceback:
+        case TaskFailed() if error.remote_traceback and not debug:
             return "--debug shows the task's traceback"
         case _:
             return ""
 
 
-def one_line(error: BaseException) -> str:
-    """The error as one line: what is wrong, and what to do next."""
+def one_line(error: BaseException, *, debug: bool = False) -> str:
+    """The error as one line: what is wrong, and what to do next. `debug`: tracebacks were shown."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
@@ -78,15 +84,21 @@ def one_line(error: BaseException) -> str:
         text = f"{error.remote_type}: {text}"
     elif not isinstance(error, GanglineError | click.ClickException | OSError):
         text = f"{type(error).__name__}: {text}"
-    step = next_step(error)
+    step = next_step(error, debug=debug)
     return f"{text.rstrip('.')} ({step})" if step else text
 
 
 def report(error: BaseException, *, debug: bool) -> Exit:
-    """Print the error to stderr and return the exit code."""
+    """Print the error to stderr, after the traceback of the user's code if it comes from there; return the exit
+    code."""
     if debug:
         if isinstance(error, TaskFailed) and error.remote_traceback:
             click.echo(error.remote_traceback.rstrip(), err=True)
         click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
-    click.echo(f"gangline: {one_line(error)}", err=True)
+    elif told := users_traceback(error):
+        click.echo(told, err=True)
+    if getattr(error, "code", "") != "not_permitted":
+        for line in dict.fromkeys(refusals):
+            click.echo(line, err=True)
+    click.echo(f"gangline: {one_line(error, debug=debug)}", err=True)
     return exit_code_of(error)

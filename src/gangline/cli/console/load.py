@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
+
+from ...schemas.errors.base import GanglineError
 
 if TYPE_CHECKING:
     from ...worker.pool.pool import Pool
@@ -95,9 +99,39 @@ def _no_module(module_name: str, here: str) -> str:
 def _place(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return ""  # its text names the file and line
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    own = users_frames(error)
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+_OURS: Final = str(Path(__file__).parents[2]) + os.sep
+_STANDARD: Final = sysconfig.get_path("stdlib")
+
+
+def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the traceback from the user's first one on, without ours. Empty: there is none of the user's."""
+    found: list[traceback.FrameSummary] = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = frame.filename
+        if path.startswith((_OURS, "<frozen")):
+            continue
+        library = not Path(path).is_absolute() or path.startswith(_STANDARD) or "site-packages" in path
+        if found or not library:
+            found.append(frame)
+    return found
+
+
+def users_traceback(error: BaseException) -> str:
+    """What the user's code raised while it was imported or started, as Python would print it; empty: nothing."""
+    cause = error.__cause__ if isinstance(error, PoolNotFound) else error
+    if cause is None or (
+        cause is error and isinstance(cause, click.ClickException | GanglineError | KeyboardInterrupt)
+    ):
+        return ""
+    frames = users_frames(cause)
+    if not frames and not (cause is not error and isinstance(cause, SyntaxError)):
+        return ""
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
+    return "".join([*lines, *traceback.format_exception_only(cause)]).rstrip()
 
 
 def _attribute_complaint(module_name: str, attribute: str, found: object) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from ...schemas.text import count_of
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
 T = TypeVar("T")
@@ -44,7 +46,7 @@ def print_rows(
     rows: Sequence[T],
     as_json: bool,
     *,
-    table: Callable[[Sequence[T]], Table],
+    table: Callable[[Sequence[T]], Listing],
     empty: str,
     to_json: Callable[[Any], object] = lambda row: row.model_dump(mode="json"),
 ) -> None:
@@ -58,27 +60,141 @@ def print_rows(
 
 
 def console() -> Console:
-    """Writes to stdout; plain and wide if that is not a terminal, so that a pipe gets whole lines."""
+    """Writes to stdout; plain and as wide as it takes if that is not a terminal, so that a pipe gets whole lines."""
     from rich.console import Console
 
-    return Console(soft_wrap=False, highlight=False, width=None if sys.stdout.isatty() else 200)
+    return Console(soft_wrap=False, highlight=False, width=None if sys.stdout.isatty() else _PIPED)
+
+
+_PIPED: Final = 10_000
+_GAP: Final = 2
+"""Blanks between columns."""
+_LEAST: Final = 16
+"""A column of free text is not made narrower than that."""
+_SHORT: Final = 8
+"""The least number of characters of an abbreviated id, after its endpoint."""
+
+
+class Listing:
+    """A table that fits the terminal: first it abbreviates ids, then it cuts free text, with an ellipsis, and leaves
+    out the less important columns if that is not enough. It wraps only columns that are declared so."""
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        right: Sequence[str] = (),
+        whole: Sequence[str] = (),
+        ids: Sequence[str] = (),
+        wrap: Sequence[str] = (),
+        drop: Sequence[str] = (),
+    ) -> None:
+        self.columns = tuple(columns)
+        self.rows = [tuple(row) for row in rows]
+        self._right = frozenset(right)
+        self._whole = frozenset((*right, *whole, *ids))
+        self._ids = frozenset(ids)
+        self._wrap = frozenset(wrap)
+        self._drop = tuple(drop)
+
+    def fitted(self, width: int, *, short: bool) -> Table:
+        """The table in a terminal of that width; `short`: with abbreviated ids."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
+        cells = dict(zip(self.columns, zip(*self.rows, strict=True), strict=True)) if self.rows else {}
+        for name in self._ids if short else ():
+            cells[name] = tuple(map(short_ids(cells[name]).__getitem__, cells[name]))
+        widths = {name: max([len(name), *(_length(cell) for cell in cells.get(name, ()))]) for name in self.columns}
+        for name in self._drop:
+            least = {each: size if each in self._whole else min(size, _LEAST) for each, size in widths.items()}
+            if self._total(least) <= width:
+                break
+            if name in widths:
+                del widths[name]
+        cut = self._cut(widths, width)
+        table = Table(
+            box=SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, padding=(0, _GAP - 1, 0, 0)
+        )
+        for name, natural in widths.items():
+            table.add_column(
+                name,
+                justify="right" if name in self._right else "left",
+                overflow="fold" if name in self._wrap else "ellipsis",
+                no_wrap=name not in self._wrap,
+                min_width=min(natural, cut.get(name, natural)),
+                max_width=cut.get(name),
+            )
+        for row in zip(*(cells[name] for name in widths), strict=True) if cells else ():
+            table.add_row(*row)
+        return table
+
+    @staticmethod
+    def _total(widths: Mapping[str, int]) -> int:
+        return sum(widths.values()) + _GAP * len(widths) - 1
+
+    def _cut(self, widths: Mapping[str, int], width: int) -> dict[str, int]:
+        """Narrower widths of columns of free text, widest first."""
+        cut: dict[str, int] = {}
+        while (over := self._total({**widths, **cut}) - width) > 0:
+            free = [name for name in widths if name not in self._whole and cut.get(name, widths[name]) > _LEAST]
+            if not free:
+                break
+            widest = max(free, key=lambda name: cut.get(name, widths[name]))
+            cut[widest] = max(_LEAST, cut.get(widest, widths[widest]) - over)
+        return cut
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.fitted(options.max_width, short=console.is_terminal)
+
+
+def _length(cell: str) -> int:
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    return cell_len(Text.from_markup(cell).plain)
+
+
+def short_ids(ids: Iterable[str]) -> dict[str, str]:
+    """The shortest unique beginning of each id, but at least 8 characters after its endpoint; for people to read, and
+    to type: commands accept it. Sequences and short names stay as they are."""
+    known = sorted(set(ids))
+    found: dict[str, str] = {}
+    for place, id in enumerate(known):
+        endpoint, dot, _ = id.rpartition(".")
+        common = max(
+            (_common(id, other) for other in (*known[max(0, place - 1) : place], *known[place + 1 : place + 2])),
+            default=0,
+        )
+        least = max(len(endpoint) + len(dot) + _SHORT, common + 1)
+        found[id] = id if least >= len(id) - 2 or id.isdecimal() else id[:least]
+    return found
+
+
+def _common(one: str, other: str) -> int:
+    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), whole: Sequence[str] = ()
-) -> Table:
-    """A table without lines. Columns in `right` are right-aligned; they and those in `whole` are not wrapped while
-    others can be."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    wrap: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> Listing:
+    """A table without lines.
 
-    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))  # most fit in 80 columns
-    for name in columns:
-        number = name in right
-        made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number or name in whole)
-    for row in rows:
-        made.add_row(*row)
-    return made
+    Args:
+        right: columns that are right-aligned; they, those in `whole` and ids are never cut.
+        ids: columns of ids, which are abbreviated on a terminal.
+        wrap: columns whose text goes on in the next line where there is no room, instead of being cut.
+        drop: columns to leave out where there is no room, first the first.
+    """
+    return Listing(columns, rows, right=right, whole=whole, ids=ids, wrap=wrap, drop=drop)
 
 
 def slots_bar(running: int, reserved: int, total: int, *, width: int = 12) -> str:
@@ -90,6 +206,25 @@ def slots_bar(running: int, reserved: int, total: int, *, width: int = 12) -> st
     held = min(width - filled, round(reserved * scale) or int(reserved > 0))
     free = max(0, round(total * scale) - filled - held)
     return f"{'■' * filled}{'□' * held}{'·' * free} {running}+{reserved}/{total}"
+
+
+def about(seconds: float) -> str:
+    """A time to come, in two units at most: `4 s`, `3 min 20 s`, `1 h`, `13 h 34 min`, `2 days 1 h`."""
+    left = max(0, round(seconds))
+    if left < _MINUTE:
+        return f"{left} s"
+    if left < _HOUR:
+        whole, rest, unit = f"{left // _MINUTE} min", left % _MINUTE, "s"
+    elif left < _DAY:
+        whole, rest, unit = f"{left // _HOUR} h", left % _HOUR // _MINUTE, "min"
+    else:
+        whole, rest, unit = count_of(left // _DAY, "day"), left % _DAY // _HOUR, "h"
+    return f"{whole} {rest} {unit}" if rest else whole
+
+
+_MINUTE: Final = 60
+_HOUR: Final = 60 * _MINUTE
+_DAY: Final = 24 * _HOUR
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from .exits import refusals
 from .options import ConnectionOptions
 
 if TYPE_CHECKING:
@@ -21,8 +22,11 @@ T = TypeVar("T")
 
 def run(coroutine: Coroutine[object, object, T]) -> T:
     """Run the coroutine on a new loop (uvloop if available). Ctrl-C cancels it and raises KeyboardInterrupt."""
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(coroutine)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(coroutine)
+    finally:
+        coroutine.close()  # an early Ctrl-C comes before it has begun, and Python would warn of that
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -53,8 +57,8 @@ async def open_bus(connection: ConnectionOptions, name: str) -> AsyncIterator[Bu
 
 
 @asynccontextmanager
-async def open_client(connection: ConnectionOptions, name: str) -> AsyncIterator[Client]:
-    """A client, closed at the end.
+async def open_client(connection: ConnectionOptions, name: str, *, gateway: bool = False) -> AsyncIterator[Client]:
+    """A client, closed at the end. `gateway`: see `connect`.
 
     Raises:
         ServerUnreachable: no server at that address.
@@ -63,8 +67,8 @@ async def open_client(connection: ConnectionOptions, name: str) -> AsyncIterator
     from ...dispatcher.client.client import connect
 
     _log_for_people(connection.debug)
-    how, bucket = connection.settings(), BucketSettings.from_environment()
-    async with connect(how, namespace=connection.namespace, name=name, bucket=bucket) as client:
+    how, bucket = connection.settings(wait_for_server=False), BucketSettings.from_environment()
+    async with connect(how, namespace=connection.namespace, name=name, bucket=bucket, gateway=gateway) as client:
         yield client
 
 
@@ -104,10 +108,14 @@ def as_operator(
 
 
 class _Echo(logging.Handler):
-    """Writes to the current stderr, so that log lines appear above a live table."""
+    """Writes to the current stderr, so that log lines appear above a live table. What the server forbids is kept: the
+    error of the command says it, or the command can do without."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        if getattr(record, "action", "") == "bus.not_permitted":
+            refusals.append(self.format(record))
+        else:
+            print(self.format(record), file=sys.stderr)
 
 
 def _log_for_people(debug: bool) -> None:
@@ -136,11 +144,15 @@ async def open_ledger(bus: Bus, connection: ConnectionOptions) -> KeyValue:
 
 
 @asynccontextmanager
-async def telemetry(service: str) -> AsyncIterator[None]:
-    """Set exporters as configured in the environment, and flush them at the end."""
+async def telemetry(service: str, *, scraped: bool = False) -> AsyncIterator[None]:
+    """Set exporters as configured in the environment, and flush them at the end.
+
+    Args:
+        scraped: metrics are read at the health port, too.
+    """
     from ...telemetry.setup import configure
 
-    end = configure(service)
+    end = configure(service, scraped=scraped)
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...bus.lifecycle.process import on_signals
+from ...bus.lifecycle import on_signals
 
 
 @contextmanager

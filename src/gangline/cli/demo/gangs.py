@@ -12,7 +12,7 @@ from ...schemas.errors.base import GangRestarted
 from ...schemas.messages.gangs import GangEvent, GangQuery, GangReply, GangWhyReply
 from ...schemas.names import GangOperation
 from ...testing.kit.processes import PATIENCE_S
-from ..console.output import table
+from ..console.output import Listing, table
 from ..views.gang_follow import list_gangs
 from ..views.gangs import why_lines
 from .checks import CountedPart
@@ -20,7 +20,7 @@ from .pools import WORD_SLOTS, Counted, Tally, tally_files
 from .stage import Stage
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    pass
 
 POOL: Final = "words"
 METHOD: Final = "count"
@@ -168,12 +168,12 @@ class GangShow:
             self.problems.append(f"gang {gang} does not say what it waits for")
 
 
-def _members(gang: Gang) -> Table:
+def _members(gang: Gang) -> Listing:
     rows = [(str(member.rank), member.worker, member.node, member.token) for member in gang.members]
     return table(("RANK", "WORKER", "NODE", "TOKEN"), rows, right=("RANK",))
 
 
-def _gangs(gangs: Sequence[GangReply]) -> Table:
+def _gangs(gangs: Sequence[GangReply]) -> Listing:
     rows = [
         (gang.id, gang.state.value, str(gang.size), " ".join(sorted({seat.worker for seat in gang.seats})))
         for gang in gangs

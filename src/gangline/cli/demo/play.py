@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ...bus.embedded.server import EmbeddedServer
 from ...testing.kit.testbed import open_testbed
+from ..console.options import ConnectionOptions
+from ..console.signals import until_signal
 from .calls import GATEWAY_SHARE, Show
 from .gangs import GangShow
 from .pools import expectations, library_files
@@ -26,11 +28,12 @@ from .stage import STOP_S, Gauges, Stage
 from .tasks import TaskShow
 
 
-async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -> bool:
+async def perform(screen: Screen, namespace: str, *, limit: int | None = None, console: bool = False) -> bool:
     """Run the whole demo; returns True if every check passed.
 
     Args:
         limit: use only this many files, spread over the library. None: all.
+        console: serve the web console meanwhile, and go on with that until a signal.
     """
     began = time.monotonic()
     gauges = Gauges()
@@ -41,7 +44,16 @@ async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -
     ):
         stage.screen, stage.gauges = screen, gauges
         screen.title(f"Gangline demo: nats-server {server.version} at {server.url}")
-        return await _perform(stage, files, began)
+        if not console:
+            return await _perform(stage, files, began)
+        from ..serving.console import beside
+
+        async with beside(ConnectionOptions(server=server.url, namespace=namespace)):
+            good = await _perform(stage, files, began)
+            screen.note("The console goes on until Ctrl-C.")
+            with until_signal() as stop:
+                await stop.wait()
+            return good
 
 
 async def _perform(stage: Stage, files: list[Path], began: float) -> bool:

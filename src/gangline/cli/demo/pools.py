@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...testing.kit.recording import recorded
+from ...testing.kit.records import recorded
 from ...worker.context.task_context import current_task
 from ...worker.pool.pool import Pool
 

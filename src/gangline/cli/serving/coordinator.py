@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from ...bus.lifecycle.process import run_service
+from ...bus.lifecycle import run_service
 from ...bus.port.bus import BucketSettings, Bus
+from ...bus.streams.history_recorder import HistorySettings
 from ...coordinator.service import Coordinator
-from ...coordinator.settings.scheduling import CoordinatorSettings
-from ...coordinator.settings.service import ServiceSettings
+from ...coordinator.settings.settings import CoordinatorSettings, ServiceSettings
 from ...coordinator.sharding.shards import WHOLE, Shard
 from ..console.children import tied_to_parent
-from ..console.options import ConnectionOptions
+from ..console.options import ConnectionOptions, HealthAddress
 from ..console.session import open_bus, telemetry
+from .health import observed
 
 
 async def serve_coordinator(
-    connection: ConnectionOptions, settings: CoordinatorSettings, shell: ServiceSettings, shard: Shard = WHOLE
+    connection: ConnectionOptions,
+    settings: CoordinatorSettings,
+    shell: ServiceSettings,
+    shard: Shard = WHOLE,
+    *,
+    health: HealthAddress,
 ) -> None:
     """Lead or stand by until a signal; a leader then hands over at once.
 
@@ -23,7 +29,8 @@ async def serve_coordinator(
         Unavailable: no server, no storage.
         ShardConflict: another shard owns some of the pools.
     """
-    async with telemetry("gangline-coordinator"), open_bus(connection, "gangline coordinator") as bus:
+    scraped = health.port is not None
+    async with telemetry("gangline-coordinator", scraped=scraped), open_bus(connection, "gangline coordinator") as bus:
         coordinator = Coordinator(
             bus=bus,
             names=connection.names,
@@ -32,9 +39,11 @@ async def serve_coordinator(
             shard=shard.name or None,
             pools=shard.pools,
         )
-        await run_service(bus, coordinator, also=tied_to_parent)
+        async with observed(health, bus, coordinator):
+            await run_service(bus, coordinator, also=tied_to_parent)
 
 
 def open_coordinator(bus: Bus, connection: ConnectionOptions) -> Coordinator:
     """A coordinator on an open bus; for `async with`."""
-    return Coordinator(bus=bus, names=connection.names, shell=ServiceSettings(bucket=BucketSettings.from_environment()))
+    shell = ServiceSettings(bucket=BucketSettings.from_environment(), history=HistorySettings.from_environment())
+    return Coordinator(bus=bus, names=connection.names, shell=shell)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
-from ...bus.lifecycle.process import run_service
+from ...bus.lifecycle import run_service
 from ...bus.port.bus import BucketSettings, Bus, StorageUnavailable
 from ...dispatcher.gateway.gateway import Gateway, GatewaySettings
 from ...dispatcher.routing.settings import RouterSettings
@@ -13,15 +14,20 @@ from ...worker.ledger.settings import WorkerSettings
 from ...worker.pool.pool import Pool
 from ...worker.service import Worker, run_worker
 from ..console.children import tied_to_parent
-from ..console.options import ConnectionOptions
+from ..console.options import ConnectionOptions, HealthAddress
 from ..console.session import open_bus, open_ledger, telemetry
+from .health import observed
 from .journal import journal_file
 
 
-async def serve_worker(
-    pool: Pool, connection: ConnectionOptions, settings: WorkerSettings, *, journal: Path | None = None
+async def serve_workers(
+    pools: Sequence[tuple[Pool, WorkerSettings]],
+    connection: ConnectionOptions,
+    *,
+    health: HealthAddress,
+    journal: Path | None = None,
 ) -> None:
-    """Serve until drained: by a signal, by `gangline drain`, or because another process took the id.
+    """Serve each pool until drained: by a signal, by `gangline drain`, or because another process took the id.
 
     The first SIGTERM or SIGINT drains, a second one stops at once.
 
@@ -31,14 +37,25 @@ async def serve_worker(
         Unavailable: no server, no storage.
     """
     with journal_file(journal) as sink:
-        async with telemetry("gangline-worker"), open_bus(connection, f"gangline worker {pool.name}") as bus:
-            worker = Worker(pool, bus=bus, names=connection.names, settings=settings, journal=sink)
-            with tied_to_parent(lambda: worker.begin_drain(0.0)):
-                await run_worker(worker)
+        name = " ".join(["gangline worker", *(pool.name for pool, _ in pools)])
+        scraped = health.port is not None
+        async with telemetry("gangline-worker", scraped=scraped), open_bus(connection, name) as bus:
+            workers = [
+                Worker(pool, bus=bus, names=connection.names, settings=settings, journal=sink)
+                for pool, settings in pools
+            ]
+
+            def stop() -> None:
+                for worker in workers:
+                    worker.begin_drain(0.0)
+
+            async with observed(health, bus, *workers):
+                with tied_to_parent(stop):
+                    await run_worker(*workers)
 
 
 async def serve_gateway(
-    connection: ConnectionOptions, settings: GatewaySettings, router_settings: RouterSettings
+    connection: ConnectionOptions, settings: GatewaySettings, router_settings: RouterSettings, *, health: HealthAddress
 ) -> None:
     """Answer calls until a signal. The first one lets running calls finish, a second one stops them.
 
@@ -46,7 +63,8 @@ async def serve_gateway(
         Disconnected: the server closed the connection for good.
         Unavailable: no server, or one without JetStream.
     """
-    async with telemetry("gangline-gateway"), open_bus(connection, "gangline gateway") as bus:
+    scraped = health.port is not None
+    async with telemetry("gangline-gateway", scraped=scraped), open_bus(connection, "gangline gateway") as bus:
         gateway = _gateway(bus, connection, settings, router_settings)
 
         async def open_storage() -> None:
@@ -54,7 +72,8 @@ async def serve_gateway(
             with contextlib.suppress(StorageUnavailable):
                 await open_ledger(bus, connection)
 
-        await run_service(bus, gateway, before=open_storage, leave=gateway.drain, also=tied_to_parent)
+        async with observed(health, bus, gateway):
+            await run_service(bus, gateway, before=open_storage, leave=gateway.drain, also=tied_to_parent)
 
 
 def open_gateway(bus: Bus, connection: ConnectionOptions) -> Gateway:

@@ -24,16 +24,20 @@ from ...schemas.messages.gangs import (
     GangListRequest,
     GangQuery,
     GangReply,
+    GangWhyReply,
     OwnedRequest,
 )
 from ...schemas.names import GangOperation, Names
 from ...telemetry.tracing import tracer
 from ..console.options import ConnectionOptions
 from ..console.session import open_bus
+from .gangs import why_lines
 
 M = TypeVar("M", bound=BaseModel)
 ANSWER_S: Final = 10.0
 """Timeout of requests that are answered at once."""
+LONG_S: Final = 2.0
+"""After waiting for this long, the reason is shown once."""
 SHORTEST: Final = 3
 """Minimum length of an abbreviated id."""
 
@@ -77,7 +81,7 @@ async def ask_of(
 
 
 async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> GangReply:
-    """Request a gang and wait for it.
+    """Request a gang and wait for it. If that takes long, the reason is printed on stderr.
 
     Raises:
         KeyboardInterrupt: `stop` was set first; the request was withdrawn.
@@ -91,6 +95,7 @@ async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> 
     deadline = None if request.deadline_s is None else asyncio.get_running_loop().time() + request.deadline_s
     asking = asyncio.ensure_future(coordinator_client.acquire(request, deadline, ANSWER_S))
     stopping = asyncio.ensure_future(stop.wait())
+    telling = asyncio.ensure_future(_tell_why(client, owned.id))
     try:
         await asyncio.wait((asking, stopping), return_when=asyncio.FIRST_COMPLETED)
         if asking.done():
@@ -106,6 +111,18 @@ async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> 
         raise
     finally:
         stopping.cancel()
+        telling.cancel()
+        await asyncio.wait((telling,))
+
+
+async def _tell_why(client: Client, gang: str) -> None:
+    """Say what a gang waits for, once."""
+    await asyncio.sleep(LONG_S)
+    click.echo(f"gang {gang} is not formed yet; Ctrl-C withdraws the request", err=True)
+    with contextlib.suppress(GanglineError):
+        why = await ask_of(client, GangWhyReply, GangOperation.WHY, GangQuery(id=gang))
+        for line in why_lines(why):
+            click.echo(line, err=True)
 
 
 async def follow_events(connection: ConnectionOptions, gang: str | None, as_json: bool) -> None:

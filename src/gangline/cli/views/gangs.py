@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from ...board.reasons import Sentence, gang_sentences
 from ...schemas.messages.gangs import GangReply, GangWhyReply
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangState
 from ...schemas.text import count_of
-from ..console.output import duration, table
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ..console.output import Listing, duration, table
 
 _STYLES = {
     "formed": "green",
@@ -28,7 +27,7 @@ def _size(gang: GangReply) -> str:
     return str(gang.size) if gang.sizes is None else f"{gang.size} of {gang.sizes[0]}..{gang.sizes[1]}"
 
 
-def gangs_table(gangs: Sequence[GangReply]) -> Table:
+def gangs_table(gangs: Sequence[GangReply]) -> Listing:
     now = time.time()
     lines = [
         (
@@ -52,11 +51,13 @@ def gangs_table(gangs: Sequence[GangReply]) -> Table:
         columns,
         [line[: len(columns)] for line in lines],
         right=("SIZE", "GEN", "RESTARTS", "PRIO", "AGE"),
-        whole=("GANG",),
+        whole=("STATE",),
+        ids=("GANG",),
+        drop=("RESTARTS", "PRIO", "GEN", "AGE", "OWNER", "REASON", "WORKERS"),
     )
 
 
-def seats_table(gang: GangReply) -> Table:
+def seats_table(gang: GangReply) -> Listing:
     lines = [
         (
             str(seat.rank) if seat.part == 0 else f"{seat.rank}+{seat.part}",
@@ -70,11 +71,43 @@ def seats_table(gang: GangReply) -> Table:
         for seat in gang.seats
     ]
     return table(
-        ("RANK", "WORKER", "SLOTS", "PLACE", "ADDRESS", "TOKEN", "EPOCH"),
+        ("RANK", "WORKER", "SLOTS", "NODE", "ADDRESS", "TOKEN", "EPOCH"),
         lines,
         right=("RANK", "SLOTS"),
         whole=("WORKER", "TOKEN"),
+        drop=("EPOCH", "ADDRESS", "NODE"),
     )
+
+
+def times_table(report: Mapping[str, Any]) -> Listing:
+    """What the tasks of each rank have spent their time on; see board.rank_times."""
+    lines = [
+        (
+            f"{each['rank']}{' slowest' if each['rank'] == report['slowest'] else ''}",
+            each["worker"],
+            duration(each["busy_s"]),
+            duration(each["waiting_s"]),
+            duration(each["worked_s"]),
+            str(each["ended"]),
+            str(each["run"] or ""),
+            duration(each["run_worked_s"]) if each["run"] else "",
+        )
+        for each in report["ranks"]
+    ]
+    return table(
+        ("RANK", "WORKER", "BUSY", "WAITING", "WORKED", "ENDED", "RUN", "WORKED IN IT"),
+        lines,
+        right=("BUSY", "WAITING", "WORKED", "ENDED", "RUN", "WORKED IN IT"),
+        whole=("RANK", "WORKER"),
+        drop=("ENDED", "RUN", "WORKED IN IT", "BUSY", "WAITING"),
+    )
+
+
+def times_lines(report: Mapping[str, Any], gang: GangReply) -> Iterator[str]:
+    """Which rank is the slowest, in sentences."""
+    if report["generation"] != gang.generation:
+        yield f"these times are of generation {report['generation']}"
+    yield from report["told"]
 
 
 def summary(gang: GangReply) -> str:
@@ -103,7 +136,20 @@ def set_json(row: SetRow) -> dict[str, object]:
     return {"name": name, **record.model_dump(mode="json", exclude={"v"}), "living": living}
 
 
-def sets_table(sets: Sequence[SetRow]) -> Table:
+def declaration_lines(row: SetRow) -> Iterator[str]:
+    """A set as it was declared, as a YAML document."""
+    name, record, _ = row
+    told = record.model_dump(mode="json", exclude_unset=True, exclude={"v", "previous"})
+    yield f"name: {name}"
+    for key, value in told.items():
+        if key == "gang" and isinstance(value, dict):
+            yield "gang:"
+            yield from (f"  {inner}: {json.dumps(each)}" for inner, each in value.items())
+        else:
+            yield f"{key}: {json.dumps(value)}"
+
+
+def sets_table(sets: Sequence[SetRow]) -> Listing:
     lines = []
     for name, record, gangs in sets:
         formed = "?" if gangs is None else str(sum(gang.state == "formed" for gang in gangs))
@@ -113,7 +159,13 @@ def sets_table(sets: Sequence[SetRow]) -> Table:
             for bundle in spec.bundles
         )
         lines.append((name, f"{formed}/{record.gangs}", str(spec.size), shape, spec.strategy.value, record.route.value))
-    return table(("SET", "FORMED", "SIZE", "SLOTS", "STRATEGY", "ROUTE"), lines, right=("FORMED", "SIZE"))
+    return table(
+        ("SET", "FORMED", "SIZE", "SLOTS", "STRATEGY", "ROUTE"),
+        lines,
+        right=("FORMED", "SIZE"),
+        whole=("SET",),
+        drop=("ROUTE", "STRATEGY"),
+    )
 
 
 def status_lines(name: str, record: GangSetRecord, status: GangSetStatus | None) -> list[str]:
@@ -130,21 +182,16 @@ def status_lines(name: str, record: GangSetRecord, status: GangSetStatus | None)
 
 def why_lines(why: GangWhyReply) -> list[str]:
     """What a gang waits for, in sentences."""
-    place = "" if why.place is None else f", number {why.place + 1} in the queue"
-    lines = [f"gang {why.id} is {why.step}{place}", *(f"  {lack}" for lack in why.lacks)]
-    for worker, slots in why.target.items():
-        kept = why.kept.get(worker, 0)
-        lines.append(
-            f"{worker}: {slots} slot{'s'[: slots != 1]} wanted" + (f", {kept} kept for it already" if kept else "")
-        )
-        for item in why.obstacles:
-            if f"{item.pool}.{item.worker}" != worker:
-                continue
-            who = f"{item.holder} ({item.owner})" if item.owner else item.holder
-            verb = "have" if item.holder == "tasks" else "has"
-            ends = "" if item.ends_in_s is None else f", ends in {duration(item.ends_in_s)} if not renewed"
-            lines.append(f"  {who} {verb} {item.slots} slot{'s'[: item.slots != 1]}{ends}")
-    return lines
+    now = time.time()
+    return [sentence_line(sentence, now) for sentence in gang_sentences(why, now)]
+
+
+def sentence_line(sentence: Sentence, now: float) -> str:
+    """One sentence in a line, with its duration at `now`, a Unix time."""
+    passed_s = None if sentence.since is None else now - sentence.since
+    left_s = passed_s if sentence.until is None else sentence.until - now
+    took = "" if left_s is None else f"{duration(left_s)}{sentence.after}"
+    return f"{'  ' * sentence.depth}{sentence.text}{took}"
 
 
 def _state(gang: GangReply) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ...schemas.errors.base import DeadlineExceeded, GanglineError
+from ...schemas.errors.base import DeadlineExceeded, GanglineError, InvalidRequest, StreamBroken
 from ...schemas.records.jobs import JobEvent, JobProgress, JobState
 from ..console.exits import Exit
 from .jobs import why_lines
 
 if TYPE_CHECKING:
+    from ...dispatcher.client.client import Client
     from ...dispatcher.jobs.job import Job
 
 Told = JobEvent | JobProgress
@@ -93,6 +95,15 @@ async def _tell_state(job: Job) -> None:
         )
 
 
+async def find(client: Client, id: str, endpoint: str | None) -> Job:
+    """The job with this id, or whose id begins with it. A complete id costs nothing."""
+    return client.job(id, endpoint) if COMPLETE.fullmatch(id) else await client.find_job(id, endpoint)
+
+
+COMPLETE: Final = re.compile(r"[A-Za-z0-9_-]+\.(j[A-Za-z0-9_-]{22}|i[0-9a-f]{26})|[0-9]+")
+"""Ids that `submit` makes, and sequences."""
+
+
 # -- its result --------------------------------------------------------------------------------------------------------
 
 LONG_S: Final = 2.0
@@ -100,14 +111,15 @@ LONG_S: Final = 2.0
 
 
 async def result_of(job: Job, timeout_s: float | None = None) -> Any:
-    """Wait as Job.result. If the task is not running, the reason is printed on stderr.
+    """Wait as Job.result; a list of the items if the task yields, as `gangline call` returns it. If the task is not
+    running, the reason is printed on stderr.
 
     Raises:
         DeadlineExceeded: no result in time; says what the task waits for.
     """
     telling = asyncio.ensure_future(_tell(job))
     try:
-        return await job.result(timeout_s)
+        result = await job.result(timeout_s)
     except DeadlineExceeded as error:
         waits = await _waits_for(job) if timeout_s else ""
         if not waits:
@@ -117,6 +129,18 @@ async def result_of(job: Job, timeout_s: float | None = None) -> Any:
     finally:
         telling.cancel()
         await asyncio.wait([telling])
+    return await _items_of(job) if result is None else result
+
+
+async def _items_of(job: Job) -> list[Any] | None:
+    """The items of a job that has ended without a result; None if its task does not yield."""
+    try:
+        return [item async for item in job.items()]
+    except InvalidRequest:
+        return None
+    except StreamBroken as error:
+        click.echo(error.message, err=True)
+        return None
 
 
 async def _tell(job: Job) -> None:

@@ -6,20 +6,17 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.markup import escape
 
+from ...board.reasons import job_sentences
 from ...dispatcher.jobs.dead_letters import DeadLetter
 from ...schemas.messages.jobs import JobInfo, JobWhyReply, QueueStats
 from ...schemas.records.jobs import FailedTry, JobEvent, JobFailure, JobProgress, JobState
-from ..console.output import duration, table
+from ...schemas.text import count_of
+from ..console.output import Listing, about, duration, table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-_LINE: Final = 100
-"""Maximum length of an error in a table."""
 _SHORT: Final = 8
 """This part of a dispatcher's id distinguishes it in a table; `queue show` and --json show all of it."""
 _NOBODY: Final = "nobody: start 'gangline dispatcher'"
@@ -44,9 +41,11 @@ def job_lines(info: JobInfo) -> Iterator[str]:
             ("state", f"{info.state.value}{attempts}{tried}{ended}"),
             ("reason", info.reason),
             ("worker", info.worker),
+            ("schedule", info.schedule),
             ("error", None if info.error is None else _one_line(info.error)),
             ("submitted", _ago(info.submitted_at)),
             ("started", _ago(info.started_at)),
+            ("ended", _ago(info.ended_at)),
             ("next", None if info.next_try_at is None else _until(info.next_try_at)),
             ("priority", str(info.priority) if info.priority else None),
             ("key", info.key),
@@ -77,18 +76,61 @@ def event_line(event: JobEvent | JobProgress) -> str:
 
 def why_lines(why: JobWhyReply) -> Iterator[str]:
     """What a job waits for."""
-    info = why.job
-    where = f" on {info.worker}" if info.worker and info.state is JobState.RUNNING else ""
-    yield f"{info.job} ({info.endpoint}.{info.method}) is {info.state.value}{where}"
-    if why.position is not None:
-        yield "it is next" if why.position == 0 else f"{why.position} jobs in its queue are ahead of it"
-    for obstacle in why.obstacles:
-        until = f", until {_until(obstacle.until)}" if obstacle.until is not None else ""
-        who = f" ({', '.join(obstacle.jobs)})" if obstacle.jobs else ""
-        yield f"- {obstacle.text.rstrip('.')}{who}{until}"
+    for sentence in job_sentences(why):
+        until = "" if sentence.until is None else _until(sentence.until)
+        yield f"{'- ' if sentence.depth else ''}{sentence.text}{until}"
 
 
-def queues_table(queues: Sequence[QueueStats]) -> Table:
+_STATES: Final = {
+    JobState.RUNNING: "green",
+    JobState.DONE: "dim",
+    JobState.DEAD: "red",
+    JobState.CANCELLED: "dim",
+    JobState.WAITING: "yellow",
+}
+
+
+def jobs_table(jobs: Sequence[JobInfo]) -> Listing:
+    """A list of jobs."""
+    now = time.time()
+    lines = [
+        (
+            info.job,
+            f"[{_STATES.get(info.state, 'default')}]{info.state.value}[/]",
+            f"{info.endpoint}.{info.method}" if info.method else info.endpoint,
+            str(info.attempts) if info.attempts else "",
+            _when(info, now),
+            info.worker,
+            escape(info.key or ""),
+            escape(_one_line(info.error) if info.error is not None else info.reason or ""),
+        )
+        for info in jobs
+    ]
+    columns = ["JOB", "STATE", "TASK", "ATTEMPTS", "WHEN", "WORKER", "KEY", "WHY"]
+    for name in ("WHY", "KEY", "WORKER"):  # mostly empty: leave room for the others
+        place = columns.index(name)
+        if not any(line[place] for line in lines):
+            columns.pop(place)
+            lines = [(*line[:place], *line[place + 1 :]) for line in lines]  # type: ignore[misc]
+    return table(
+        columns,
+        lines,
+        right=("ATTEMPTS",),
+        whole=("STATE", "WHEN"),
+        ids=("JOB",),
+        drop=("ATTEMPTS", "KEY", "WORKER", "WHY", "TASK"),
+    )
+
+
+def _when(info: JobInfo, now: float) -> str:
+    """When it changed last, or will next."""
+    if info.next_try_at is not None:
+        return f"in {duration(info.next_try_at - now)}"
+    at = info.ended_at or (info.started_at if info.state is JobState.RUNNING else None) or info.submitted_at
+    return "" if at is None else f"{duration(now - at)} ago"
+
+
+def queues_table(queues: Sequence[QueueStats]) -> Listing:
     lines = [
         (
             queue.endpoint,
@@ -100,12 +142,12 @@ def queues_table(queues: Sequence[QueueStats]) -> Table:
             "" if queue.oldest_s is None else duration(queue.oldest_s),
             str(queue.done),
             str(queue.dead),
-            queue.dispatcher[:_SHORT] or "[red]nobody[/]",
+            "[yellow]paused[/]" if queue.paused else queue.dispatcher[:_SHORT] or "[red]nobody[/]",
         )
         for queue in queues
     ]
     columns = ("QUEUE", "DEPTH", "RUN", "WAIT", "BLOCKED", "CREDIT", "OLDEST", "DONE", "DEAD", "BY")
-    return table(columns, lines, right=columns[1:-1])
+    return table(columns, lines, right=columns[1:-1], whole=("QUEUE", "BY"), drop=("CREDIT", "BLOCKED", "BY"))
 
 
 def queue_lines(queue: QueueStats) -> Iterator[str]:
@@ -115,13 +157,15 @@ def queue_lines(queue: QueueStats) -> Iterator[str]:
         (
             ("queue", queue.endpoint),
             ("dispatcher", queue.dispatcher or _NOBODY),
+            ("paused", "by its route: 'gangline route set QUEUE --resume' ends that" if queue.paused else None),
             ("since", _ago(queue.since) if had and queue.since else None),
             ("depth", str(queue.depth)),
             ("seen", str(queue.seen) if had else None),
             ("running", str(queue.running) if had else None),
             ("waiting", str(queue.waiting) if had else None),
             ("blocked", str(queue.blocked) if had else None),
-            ("credit", f"{queue.leased} leased slots, {queue.credit} idle" if had else None),
+            ("pending", ", ".join(f"{count} {what}" for what, count in queue.pending.items()) or None),
+            ("credit", f"{count_of(queue.leased, 'leased slot')}, {queue.credit} idle" if had else None),
             ("oldest", None if queue.oldest_s is None else duration(queue.oldest_s)),
             ("done", str(queue.done) if had else None),
             ("dead", str(queue.dead) if had else None),
@@ -133,7 +177,7 @@ def queue_lines(queue: QueueStats) -> Iterator[str]:
 # -- dead letters -------------------------------------------------------------------------------------------------
 
 
-def letters_table(letters: Sequence[DeadLetter]) -> Table:
+def letters_table(letters: Sequence[DeadLetter]) -> Listing:
     now = time.time()
     lines = [
         (
@@ -142,12 +186,14 @@ def letters_table(letters: Sequence[DeadLetter]) -> Table:
             letter.reason,
             str(letter.attempts),
             duration(now - letter.dead_at),
-            "" if letter.error is None else escape(_one_line(letter.error)[:_LINE]),
+            "" if letter.error is None else escape(_one_line(letter.error)),
         )
         for letter in letters
     ]
     columns = ("JOB", "TASK", "REASON", "ATTEMPTS", "AGE", "LAST ERROR")
-    return table(columns, lines, right=("ATTEMPTS", "AGE"), whole=("JOB",))
+    return table(
+        columns, lines, right=("ATTEMPTS", "AGE"), whole=("REASON",), ids=("JOB",), drop=("ATTEMPTS", "TASK", "REASON")
+    )
 
 
 def letter_lines(letter: DeadLetter) -> Iterator[str]:
@@ -160,6 +206,7 @@ def letter_lines(letter: DeadLetter) -> Iterator[str]:
             ("reason", letter.reason),
             ("attempts", str(letter.attempts)),
             ("died", _ago(letter.dead_at)),
+            ("schedule", letter.schedule),
             ("arguments", _shown(letter.arguments)),
             ("error", None if error is None else _one_line(error)),
             ("trace", letter.trace),
@@ -188,6 +235,7 @@ def letter_json(letter: DeadLetter) -> dict[str, object]:
         "tries": [each.model_dump(mode="json") for each in letter.tries],
         "headers": dict(letter.headers),
         "trace": letter.trace,
+        "schedule": letter.schedule,
     }
 
 
@@ -211,7 +259,7 @@ def _ago(at: float | None) -> str | None:
 def _until(at: float) -> str:
     left = at - time.time()
     moment = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"
-    return f"{moment}, in {duration(left)}" if left > 0 else f"{moment}, now"
+    return f"{moment}, in {about(left)}" if left > 0 else f"{moment}, now"
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Conflict, KeyValue
 from ...dispatcher.client.client import Client
@@ -15,10 +15,7 @@ from ...schemas.records.routes import QueueRules, RouteRecord, parse_route
 from ...schemas.text import plain
 from ...schemas.wire import codec
 from ..console.arguments import NONE
-from ..console.output import table
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ..console.output import Listing, table
 
 _ROUTE_FIELDS: Final = ("to", "shadow", "limits", "by_key")
 _RULE_FIELDS: Final = {
@@ -165,7 +162,7 @@ def _unknown(endpoint: str) -> InvalidRoute:
 # -- tables ----------------------------------------------------------------------------------------------------
 
 
-def routes_table(rows: Sequence[RouteRow]) -> Table:
+def routes_table(rows: Sequence[RouteRow]) -> Listing:
     from rich.markup import escape
 
     lines: list[Sequence[str]] = []
@@ -175,7 +172,12 @@ def routes_table(rows: Sequence[RouteRow]) -> Table:
             lines.append((row.endpoint, f"[red]{escape(row.error)}[/]", "", "", "not followed"))
         else:
             lines.append((row.endpoint, *(" ".join(part) for part in _parts(row.endpoint, record))))
-    return table(("ENDPOINT", "TO", "SHADOW", "LIMITS", "QUEUE"), lines)
+    return table(
+        ("ENDPOINT", "TO", "SHADOW", "LIMITS", "QUEUE"),
+        lines,
+        whole=("ENDPOINT",),
+        wrap=("TO", "SHADOW", "LIMITS", "QUEUE"),
+    )
 
 
 def route_lines(endpoint: str, record: RouteRecord, change: str) -> Iterator[str]:

@@ -6,25 +6,26 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import click
 
-from ...bus.port.bus import ConnectionEvent, KvEntry, KvOperation
+from ...board.board_core import Board, Delta, Table
+from ...board.feed import BoardFeed, following, read_board
+from ...board.slots import state_of
+from ...bus.port.bus import ConnectionEvent
 from ...dispatcher.client.client import Client
-from ...dispatcher.client.operations import read_record, registered
+from ...dispatcher.client.operations import shared_limits
 from ...schemas.errors.base import Disconnected
 from ...schemas.names import public_id
-from ...schemas.records.workers import Heartbeat, LeaseRecord, Registration
-from ...schemas.text import count_of
+from ...schemas.records.workers import Heartbeat, LeaseRecord, LimitRecord, MethodInfo, Registration
+from ...schemas.schedules import short_cron
+from ...schemas.text import count_of, plain
 from ..console.options import ConnectionOptions
-from ..console.output import console, duration, slots_bar, table
-from ..console.session import open_bus, open_ledger
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ..console.output import Listing, console, duration, slots_bar, table
+from ..console.session import open_client
 
 _STATE_STYLES = {"serving": "green", "draining": "yellow", "lost": "red"}
 REDRAW_S: Final = 0.25
@@ -32,7 +33,7 @@ REDRAW_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """One registered worker."""
+    """One registered worker, as the board has it."""
 
     registration: Registration
     heartbeat: Heartbeat | None
@@ -46,23 +47,39 @@ class WorkerRow:
     @property
     def state(self) -> str:
         """`serving`, `draining`, or `lost`."""
-        if self.heartbeat is None:
-            return "lost"
-        return "draining" if self.heartbeat.draining else self.registration.state
+        return state_of(self.registration, self.heartbeat)
+
+    def identity(self) -> str:
+        return self.name
 
     def to_json(self) -> dict[str, object]:
-        beat = self.heartbeat
+        beat = self.heartbeat if self.state != "lost" else None
         load = {"running": beat.running, "reserved": beat.reserved, "total": beat.total} if beat else None
         return {**self.registration.model_dump(mode="json", exclude={"v"}), "state": self.state, "load": load}
 
 
 async def read_workers(client: Client, pool: str | None = None) -> list[WorkerRow]:
     """All registered workers, by name."""
-    found = await registered(await client.router.ledger(), client.router.names, pool or "*")
-    return [WorkerRow(registration=registration, heartbeat=heartbeat) for registration, heartbeat in found]
+    names = client.router.names
+    board = await read_board(client, names.registrations_of(pool or "*"), names.alive_of(pool or "*"))
+    return worker_rows(board, pool)
 
 
-def workers_table(rows: Sequence[WorkerRow]) -> Table:
+def worker_rows(board: Board, pool: str | None = None) -> list[WorkerRow]:
+    """The registered workers of a board."""
+    return [
+        WorkerRow(registration=entries.registration, heartbeat=entries.heartbeat)
+        for entries in board.registered(pool)
+        if entries.registration is not None
+    ]
+
+
+async def read_leases(client: Client, pool: str | None = None) -> list[LeaseRecord]:
+    """The leases in the ledger, oldest first."""
+    return (await read_board(client, client.router.names.leases_of(pool or "*"))).leases(pool)
+
+
+def workers_table(rows: Sequence[WorkerRow]) -> Listing:
     now = time.time()
     lines = []
     for row in rows:
@@ -73,18 +90,93 @@ def workers_table(rows: Sequence[WorkerRow]) -> Table:
             (
                 row.name,
                 f"[{_STATE_STYLES[row.state]}]{row.state}[/]",
-                slots_bar(beat.running, beat.reserved, beat.total) if beat else f"?/{reg.slots}",
+                slots_bar(beat.running, beat.reserved, beat.total)
+                if beat and row.state != "lost"
+                else f"?/{reg.slots}",
                 ", ".join(sorted(reg.methods)),
                 " ".join(part for part in (place, labels) if part),
                 str(reg.epoch),
                 duration(now - reg.started_at) if reg.started_at else "",
             )
         )
-    columns = ("WORKER", "STATE", "SLOTS", "TASKS", "PLACE", "EPOCH", "UP")
-    return table(columns, lines, right=("UP",), whole=("WORKER", "STATE", "SLOTS"))
+    columns = ("WORKER", "STATE", "SLOTS", "TASKS", "NODE", "EPOCH", "UP")
+    return table(
+        columns, lines, right=("UP",), whole=("WORKER", "STATE", "SLOTS"), drop=("EPOCH", "UP", "NODE", "TASKS")
+    )
 
 
-def leases_table(leases: Sequence[LeaseRecord]) -> Table:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """One task as workers of a pool declare it; during a roll-out there may be several of one name."""
+
+    pool: str
+    method: str
+    info: MethodInfo
+    workers: int
+    """How many workers declare it so."""
+    shares: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many executions each worker may run of the task's `max_running`."""
+
+    def identity(self) -> tuple[str, str, MethodInfo]:
+        return self.pool, self.method, self.info
+
+    def to_json(self) -> dict[str, object]:
+        told = self.info.model_dump(mode="json")
+        return {"pool": self.pool, "task": self.method, "workers": self.workers, **told, "shares": dict(self.shares)}
+
+    @property
+    def options(self) -> str:
+        """What it declares, as it is written in the code."""
+        flags = [name for name in ("idempotent", "streams") if getattr(self.info, name)]
+        policy = {} if self.info.policy is None else self.info.policy.model_dump(exclude_defaults=True)
+        if policy.get("cron"):
+            policy["cron"] = short_cron(policy["cron"])
+        told = [*flags, *(f"{name}={_shown(value)}" for name, value in policy.items())]
+        if self.shares:
+            told.append(f"shares={','.join(f'{worker}:{units}' for worker, units in sorted(self.shares.items()))}")
+        return " ".join(told)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "nothing"
+    return plain(value) if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
+
+
+async def read_shares(client: Client, pool: str | None = None) -> dict[tuple[str, str], LimitRecord]:
+    """How workers divide the limits of their tasks, by pool and method."""
+    return await shared_limits(await client.router.ledger(), client.router.names, pool or "*")
+
+
+def tasks_of(rows: Sequence[WorkerRow], limits: Mapping[tuple[str, str], LimitRecord] | None = None) -> list[TaskRow]:
+    """The tasks of these workers, by pool and name. `limits`: how the workers divide their limits."""
+    found: dict[tuple[str, str, MethodInfo], int] = {}
+    for row in rows:
+        for method, info in row.registration.methods.items():
+            key = (row.registration.pool, method, info)
+            found[key] = found.get(key, 0) + 1
+    tasks = [
+        TaskRow(
+            pool=pool, method=name, info=info, workers=count, shares=_shares(info, (limits or {}).get((pool, name)))
+        )
+        for (pool, name, info), count in found.items()
+    ]
+    return sorted(tasks, key=lambda task: (task.pool, task.method, task.options))
+
+
+def _shares(info: MethodInfo, record: LimitRecord | None) -> dict[str, int]:
+    if record is None or info.policy is None or info.policy.max_running is None:
+        return {}
+    return {worker: share.units for worker, share in record.shares.items()}
+
+
+def tasks_table(rows: Sequence[TaskRow]) -> Listing:
+    lines = [(f"{row.pool}.{row.method}", str(row.info.slots), str(row.workers), row.options) for row in rows]
+    columns = ("TASK", "SLOTS", "WORKERS", "DECLARES")
+    return table(columns, lines, right=("SLOTS", "WORKERS"), whole=("TASK",), wrap=("DECLARES",))
+
+
+def leases_table(leases: Sequence[LeaseRecord]) -> Listing:
     now = time.time()
     lines = [
         (
@@ -99,7 +191,9 @@ def leases_table(leases: Sequence[LeaseRecord]) -> Table:
         for lease in leases
     ]
     columns = ("LEASE", "WORKER", "SLOTS", "FOR", "OWNER", "AGE", "EXPIRES IN")
-    return table(columns, lines, right=("SLOTS", "AGE", "EXPIRES IN"), whole=("LEASE", "WORKER"))
+    return table(
+        columns, lines, right=("SLOTS", "AGE", "EXPIRES IN"), whole=("LEASE", "WORKER"), drop=("AGE", "FOR", "OWNER")
+    )
 
 
 def lease_json(lease: LeaseRecord) -> dict[str, object]:
@@ -111,31 +205,31 @@ def lease_json(lease: LeaseRecord) -> dict[str, object]:
 # -- following --------------------------------------------------------------------------------------------------------
 
 
-async def watch_leases(connection: ConnectionOptions, pool: str, as_json: bool) -> None:
+async def watch_leases(connection: ConnectionOptions, pool: str | None, as_json: bool) -> None:
     """Follow until interrupted.
 
     Raises:
         Disconnected: the connection was closed for good.
         BrokenPipeError: the reader of stdout is gone.
     """
-    async with open_bus(connection, "gangline leases") as bus:
-        ledger = await open_ledger(bus, connection)
+    async with open_client(connection, "gangline leases") as client:
         closed = asyncio.Event()
-        bus.on_connection(lambda event: closed.set() if event is ConnectionEvent.CLOSED else None)
-        board = Board(print_lines=as_json or not sys.stdout.isatty(), as_json=as_json, on_end=closed.set)
-        subscription = await ledger.watch(connection.names.leases_of(pool), board.see)
-        try:
-            if board.prints_lines:
+        client.router.bus.on_connection(lambda event: closed.set() if event is ConnectionEvent.CLOSED else None)
+        keys = client.router.names.leases_of(pool or "*")
+        feed = BoardFeed(client, ("ledger",), keys=keys, take_s=0)
+        log = LeaseLog(print_lines=as_json or not sys.stdout.isatty(), as_json=as_json, on_end=closed.set)
+        feed.listen(log.see)
+        async with following(feed):
+            log.see(feed.board.snapshot())
+            if log.prints_lines:
                 await closed.wait()
             else:
-                await _draw(board, closed)
-        finally:
-            await subscription.unsubscribe()
-        raise board.broken or Disconnected("the connection was closed")
+                await _draw(feed.board, closed)
+        raise log.broken or Disconnected("the connection was closed")
 
 
-class Board:
-    """The current leases."""
+class LeaseLog:
+    """Prints what changes in the leases of a board."""
 
     def __init__(self, *, print_lines: bool, as_json: bool, on_end: Callable[[], None] = lambda: None) -> None:
         """`on_end` is called when the reader of the lines is gone."""
@@ -144,31 +238,31 @@ class Board:
         """The error that ended printing."""
         self._as_json = as_json
         self._on_end = on_end
-        self.leases: dict[str, LeaseRecord] = {}
+        self._shown: dict[str, Mapping[str, Any]] = {}
+        """Rows by public id."""
 
-    def see(self, entry: KvEntry) -> None:
-        """One change in the ledger."""
-        if entry.operation is KvOperation.DELETE:
-            gone = self.leases.pop(entry.key, None)
-            if gone is not None and self.prints_lines:
+    def see(self, delta: Delta) -> None:
+        """What changed on the board."""
+        for id, row in delta.rows.get(Table.LEASES, {}).items():
+            event = "renewed" if id in self._shown else "granted"
+            self._shown[id] = row
+            self._print(event, row)
+        for id in delta.gone.get(Table.LEASES, ()):
+            gone = self._shown.pop(id, None)
+            if gone is not None:
                 self._print("gone", gone)
-            return
-        lease = read_record(LeaseRecord, entry)
-        if lease is None:
-            return
-        event = "renewed" if entry.key in self.leases else "granted"
-        self.leases[entry.key] = lease
-        if self.prints_lines:
-            self._print(event, lease)
 
-    def _print(self, event: str, lease: LeaseRecord) -> None:
+    def _print(self, event: str, row: Mapping[str, Any]) -> None:
+        if not self.prints_lines:
+            return
         if self._as_json:
-            line = json.dumps({"event": event, "lease": lease_json(lease)})
+            told = {field: row[field] for field in _LEASE_FIELDS if field != "token"}
+            left_s = round(row["expires_at"] - time.time(), 3)
+            line = json.dumps({"event": event, "lease": {**told, "token": row["id"], "expires_in_s": left_s}})
         else:
             clock = time.strftime("%H:%M:%S")
-            slots = count_of(lease.slots, "slot")
-            line = f"{clock}  {event:<7}  {lease.pool}.{lease.worker}  {slots}  {public_id(lease.token)}"
-            line = f"{line}  {lease.owner}".rstrip()
+            line = f"{clock}  {event:<7}  {row['pool']}.{row['worker']}  {count_of(row['slots'], 'slot')}  {row['id']}"
+            line = f"{line}  {row['owner']}".rstrip()
         try:
             click.echo(line)
             sys.stdout.flush()
@@ -177,11 +271,14 @@ class Board:
             self._on_end()
 
 
+_LEASE_FIELDS: Final = tuple(field for field in LeaseRecord.model_fields if field != "v")
+
+
 async def _draw(board: Board, closed: asyncio.Event) -> None:
     from rich.live import Live
 
     with Live(console=console(), refresh_per_second=1 / REDRAW_S, transient=True) as live:
         while not closed.is_set():
-            leases = list(board.leases.values())
+            leases = board.leases()
             live.update(leases_table(leases) if leases else "no leases (Ctrl-C stops)")
             await asyncio.sleep(REDRAW_S)

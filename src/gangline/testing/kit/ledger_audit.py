@@ -18,7 +18,7 @@ from ...bus.jetstream.api import NO_MESSAGE, ApiError
 from ...bus.key_value.wire import stored_from_api, stream_configuration
 from ...bus.nats_bus import NatsBus
 from ...bus.port.bus import BucketSettings, KeyValue, KvEntry, KvOperation, StorageUnavailable
-from ...bus.port.types import Subscription
+from ...bus.port.subjects import Subscription
 from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import GangEvent
 from ...schemas.names import MARK

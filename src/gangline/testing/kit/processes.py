@@ -60,15 +60,21 @@ async def remaining(seconds: float, look: Callable[[], Awaitable[list[str]]], *,
 class ChildProcess:
     """One child. Its output is read from files."""
 
-    def __init__(self, name: str, child: StartedChild, tie: int, folder: Path, life: Life) -> None:
-        """`tie`: our end of its standard input; the child exits when it is closed."""
+    def __init__(
+        self, name: str, child: StartedChild, tie: int, folder: Path, life: Life, *, log_begins: int = 0
+    ) -> None:
+        """
+        Args:
+            tie: our end of its standard input; the child exits when it is closed.
+            log_begins: size of the log before it was started.
+        """
         self.name = name
         self.child = child
         self.life = life
         self.out = folder / f"{name}.out"
         self.log = folder / f"{name}.log"
         self.journal_file = folder / f"{name}.journal"
-        self._log_begins = self.log.stat().st_size
+        self._log_begins = log_begins
         self._tie: int | None = tie
 
     @property
@@ -181,7 +187,7 @@ class Crew:
         theirs, tie = os.pipe()
         try:
             with (self.folder / f"{name}.out").open("ab") as out, (self.folder / f"{name}.log").open("ab") as err:
-                began = time.monotonic()
+                began, log_begins = time.monotonic(), os.fstat(err.fileno()).st_size
                 what = ["-m", module, *arguments]
                 child = self._launch(what, environment=every, stdin=theirs, stdout=out, stderr=err)
         except BaseException:
@@ -191,7 +197,8 @@ class Crew:
             os.close(theirs)
         life = Life(name=name, role=role, pid=child.pid, began=began, worker=worker)
         self.lives.append(life)
-        self.running[name] = self.started[name] = made = ChildProcess(name, child, tie, self.folder, life)
+        made = ChildProcess(name, child, tie, self.folder, life, log_begins=log_begins)
+        self.running[name] = self.started[name] = made
         return made
 
     async def kill(self, process: ChildProcess) -> float:

@@ -32,8 +32,7 @@ from ...schemas.records.gangs import GangRecord, GangState
 from ...schemas.wire import codec
 from .ledger_audit import LedgerAudit, kept
 from .processes import PATIENCE_S, ChildProcess, Crew, holds_within
-from .recording import FOLDER
-from .records import NEVER, Run, SystemHistory, read
+from .records import FOLDER, NEVER, Run, SystemHistory, read
 
 
 class Testbed(Crew):

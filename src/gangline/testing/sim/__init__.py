@@ -1,7 +1,7 @@
 """The simulator: the whole system in one process, on a virtual clock and a bus that fails by seed.
 
-`run(seed)` draws a plan (`plan`), plays it (`play`) with the same worker and client code that serves users, and checks
-the laws of the design after every event (in `calls`, `gangs` and `durable`). A seed replays exactly.
+`run(seed)` draws a plan (`plan`), plays it (`play`) with the production code of workers and clients, and checks the
+laws of the design after every event (in `calls`, `gangs` and `durable`). A seed replays exactly.
 
 ::
 

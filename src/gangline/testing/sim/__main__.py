@@ -1,4 +1,4 @@
-"""`python -m gangline.testing.sim`: run seeds and say which laws they broke."""
+"""`python -m gangline.testing.sim`: run seeds and report broken laws."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from .run import Report, drawing, run, run_many, total_outcomes
 
 
 class PlanKind(TypedDict):
-    """What kind of plans."""
+    """Options of `drawing`."""
 
     gangs: bool
     durable: bool
     clocks: bool
     aims: bool
+    limits: bool
 
 
 def main() -> int:
@@ -31,13 +32,20 @@ def main() -> int:
     kinds.add_argument("--durable", action="store_true", help="with durable tasks, their dispatchers and routes")
     parser.add_argument("--clocks", action="store_true", help="in processes whose clocks differ")
     parser.add_argument("--aims", action="store_true", help="accidents at steps of gangs, standing sets and streams")
+    parser.add_argument("--limits", action="store_true", help="called tasks declare max_running")
     parser.add_argument("--processes", type=int, default=None, help="default: one for each processor")
     parser.add_argument("--trace", action="store_true", help="show every event; in this process, one seed at a time")
     parser.add_argument("--stop", action="store_true", help="stop at the first violation")
     arguments = parser.parse_args()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began = time.perf_counter()
-    kind = PlanKind(gangs=arguments.gangs, durable=arguments.durable, clocks=arguments.clocks, aims=arguments.aims)
+    kind = PlanKind(
+        gangs=arguments.gangs,
+        durable=arguments.durable,
+        clocks=arguments.clocks,
+        aims=arguments.aims,
+        limits=arguments.limits,
+    )
     reports: Iterable[Report]
     if arguments.trace:
         reports = (_traced(seed, **kind) for seed in seeds)

@@ -12,34 +12,33 @@ from dataclasses import dataclass, field
 
 from ..loop import Deadlock, VirtualLoop, VirtualTimeout
 from .history.checker import Violation
-from .plan.aims import with_aims
-from .plan.clocks import with_clocks
 from .plan.durable_draw import draw_durable_plan
 from .plan.gang_draw import draw_gang_plan
 from .plan.plan import Plan, draw_plan
+from .plan.variants import with_aims, with_clocks, with_limits
 from .play.story import Story
 
 LIMIT_S = 300.0
-"""No run lasts longer on its own clock; one that would hangs."""
+"""Limit in virtual seconds; a run that takes longer hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How one run ended."""
+    """The result of one run."""
 
     seed: int
     violations: tuple[Violation, ...]
     digest: str
-    """Of everything that happened; the same seed gives the same digest."""
+    """Hash of the trace; the same for each run of a seed."""
     virtual_s: float
     callbacks: int
     events: int
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
-    """How many requests had each outcome."""
+    """Number of requests by outcome."""
     gangs: dict[str, int] = field(default_factory=dict[str, int])
-    """How often each thing happened to gangs."""
+    """Number of events of gangs by kind."""
     durable: dict[str, int] = field(default_factory=dict[str, int])
-    """How many durable tasks ended in each way, and what went wrong with them."""
+    """Number of durable tasks by outcome, and of their faults."""
     plan: str = ""
 
     @property
@@ -63,22 +62,24 @@ def run(
     durable: bool = False,
     clocks: bool = False,
     aims: bool = False,
+    limits: bool = False,
     plan: Plan | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> Report:
-    """Play the plan of a seed (or another one) and say how it went.
+    """Play the plan of a seed (or another one) and report the result.
 
     Args:
         seed: any whole number.
-        gangs: with gang traffic beside the plain.
-        durable: with durable tasks beside the plain traffic; not with gangs.
-        clocks: in processes whose clocks differ.
-        aims: with accidents aimed at steps of gangs, sets and streams.
-        plan: instead of the seed's own.
+        gangs: add gangs to the plain traffic.
+        durable: add durable tasks to the plain traffic; not with gangs.
+        clocks: give the processes clocks that differ.
+        aims: add faults aimed at steps of gangs, sets and streams.
+        limits: let called tasks declare how many of them may run at once.
+        plan: play this plan instead of the seed's own.
         echo: called with each line of the trace as it happens.
     """
     loop = VirtualLoop(limit_s=LIMIT_S)
-    plan = plan or drawing(gangs=gangs, durable=durable, clocks=clocks, aims=aims)(seed)
+    plan = plan or drawing(gangs=gangs, durable=durable, clocks=clocks, aims=aims, limits=limits)(seed)
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
         stack.enter_context(_collecting_at_the_end())
@@ -104,11 +105,8 @@ def run(
 
 @contextlib.contextmanager
 def _collecting_at_the_end() -> Iterator[None]:
-    """Collect cyclic garbage once, when the run is over, and only that of the run.
-
-    An unhandled exception is told of when its task is collected: else that would depend on what this process did
-    before.
-    """
+    """Collect cyclic garbage once, at the end, and only that of the run. An unhandled exception is reported when its
+    task is collected; otherwise that moment would depend on what this process did before."""
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
     gc.freeze()
@@ -121,13 +119,16 @@ def _collecting_at_the_end() -> Iterator[None]:
             gc.enable()
 
 
-def drawing(*, gangs: bool, durable: bool, clocks: bool = False, aims: bool = False) -> Callable[[int], Plan]:
-    """What draws such plans."""
+def drawing(
+    *, gangs: bool, durable: bool, clocks: bool = False, aims: bool = False, limits: bool = False
+) -> Callable[[int], Plan]:
+    """The function that draws such plans."""
     draw = draw_gang_plan if gangs else draw_durable_plan if durable else draw_plan
 
     def drawn(seed: int) -> Plan:
         plan = draw(seed)
         plan = with_clocks(plan) if clocks else plan
+        plan = with_limits(plan) if limits else plan
         return with_aims(plan) if aims else plan
 
     return drawn
@@ -140,10 +141,11 @@ def run_many(
     durable: bool = False,
     clocks: bool = False,
     aims: bool = False,
+    limits: bool = False,
     processes: int | None = None,
 ) -> Iterator[Report]:
-    """Reports of many seeds, as they come in. One process: in this one, in order."""
-    play = functools.partial(run, gangs=gangs, durable=durable, clocks=clocks, aims=aims)
+    """Yield the reports of many seeds as they finish. With one process, run them here, in order."""
+    play = functools.partial(run, gangs=gangs, durable=durable, clocks=clocks, aims=aims, limits=limits)
     if processes == 1:
         yield from map(play, seeds)
         return
@@ -152,7 +154,7 @@ def run_many(
 
 
 def total_outcomes(reports: Iterable[Report]) -> Counter[str]:
-    """Outcomes over many runs."""
+    """Sum of outcomes over many runs."""
     total: Counter[str] = Counter()
     for report in reports:
         total.update(report.outcomes)

@@ -6,8 +6,10 @@ import pytest
 
 from gangline.dispatcher.durable.core import events as on
 from gangline.schemas.errors.base import LeaseExpired, TaskFailed
+from gangline.schemas.limits import MAX_LINE_TASKS
 from gangline.schemas.records.jobs import JobState
 from gangline.schemas.records.routes import QueueRules, RouteRecord
+from gangline.schemas.records.workers import TaskPolicy
 
 from ....support.durable.world import World
 
@@ -41,6 +43,46 @@ def test_the_first_in_line_waits_for_slots():
     world.credit(2)
     assert world.core.why("a").position == 0
     assert obstacles(world, "a") == {"slots": "No lease in pool 'e' has 3 slots free for it: its workers are busy."}
+
+
+def test_a_job_behind_slots_is_told_what_runs_what_goes_before_it_and_how_long_each_can_take_at_most():
+    world = world_of(2)
+    world.pool(policies={"declared": TaskPolicy(timeout_s=9.0, max_attempts=1)})
+    world.arrive("long", method="slow", timeout_s=40.0, max_attempts=2)
+    world.arrive("free", method="slow")
+    world.advance(10.0)
+    for job in ("a", "b"):
+        world.arrive(job, method="declared")
+    world.arrive("c", method="slow", timeout_s=20.0, max_attempts=3, deadline_at=world.now + 50.0)
+    world.arrive("me", method="slow")
+    world.arrive("after", method="slow")
+    line = world.core.why("me").line
+    assert [(each.seq, each.method, each.at_most_s) for each in line.running] == [(1, "slow", 70.0), (2, "slow", None)]
+    assert [(each.method, each.count, each.at_most_s) for each in line.ahead] == [
+        ("declared", 2, 9.0),
+        ("slow", 1, 50.0),
+    ]
+    assert (line.pool, line.method, line.slots, line.most_running, line.only_slots) == ("e", "slow", 1, None, True)
+    assert world.core.why("long").line is None, "it runs"
+
+
+def test_what_is_far_ahead_is_added_up():
+    world = world_of()
+    for number in range(MAX_LINE_TASKS + 50):
+        world.arrive(f"j{number}", method=f"m{number % 2}", timeout_s=10.0, max_attempts=1)
+    world.arrive("me")
+    ahead = world.core.why("me").line.ahead
+    assert sum(each.count for each in ahead) == MAX_LINE_TASKS + 50 and len(ahead) <= MAX_LINE_TASKS + 2
+    assert {each.at_most_s for each in ahead} == {10.0}
+
+
+@pytest.mark.parametrize("rules", [{"rate_per_s": 5.0}, {"per_key": 1}])
+def test_where_more_than_slots_holds_tasks_back_that_is_told(rules):
+    world = world_of(1, **rules)
+    world.arrive("runs", key="k")
+    world.arrive("same", key="k")
+    world.arrive("me", key="other")
+    assert world.core.why("me").line.only_slots is False
 
 
 def test_a_paused_queue_does_not_blame_the_workers():
@@ -134,3 +176,47 @@ def test_counts_tell_who_is_where():
         world.end(job)
     world.flush()
     assert world.core.statistics().done == 2
+
+
+def test_each_task_is_counted_once_by_what_it_waits_for():
+    world = world_of(per_key=1)
+    world.draw = 0.0
+    world.pool(wide=3, largest=2)
+    world.arrive("runs", key="k", priority=9)
+    world.credit(1)
+    world.arrive("capped", key="k")
+    world.arrive("first", key="o", ordered=True)
+    world.arrive("behind", key="o", ordered=True)
+    world.arrive("wide", method="wide")
+    assert world.core.statistics().pending == {"order": 1, "limit": 1, "size": 1, "slots": 1}
+    world.end("runs", TaskFailed("no"), keep_slot=False)
+    world.flush()
+    assert world.core.statistics().pending == {"backoff": 1, "order": 1, "size": 1, "slots": 2}
+    world.pool(workers=0)
+    assert world.core.statistics().pending["workers"] >= 2
+    world.reroute(RouteRecord(queue=QueueRules(paused=True)))
+    assert world.core.statistics().pending == {"backoff": 1, "paused": 4}
+
+
+@pytest.mark.parametrize("rules", [{"max_running": 1}, {"limits": {"e": 1}}, {"rate_per_s": 0.01}], ids=str)
+def test_tasks_in_line_behind_a_limit_are_not_said_to_wait_for_slots(rules):
+    world = world_of(4, **rules)
+    world.advance(100.0)
+    for job in ("a", "b", "c"):
+        world.arrive(job)
+    assert world.core.statistics().pending == {"limit": 2}
+
+
+def test_the_tasks_of_a_queue_that_was_just_taken_wait_for_that():
+    world = World(explicit=True)
+    world.take()
+    world.arrive("a")
+    assert world.core.statistics().pending == {"takeover": 1}
+
+
+def test_a_job_beside_tasks_of_other_tenants_is_told_that_they_take_turns():
+    world = world_of()
+    world.arrive("theirs", tenant="b")
+    world.arrive("mine", tenant="a")
+    line = world.core.why("mine").line
+    assert line.turns and not line.only_slots and not line.ahead

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from gangline.schemas.records.workers import TaskPolicy
+
 from ....scale import repetitions
 from ....support.durable.actor import Actor
 from ....support.durable.walk import walk
@@ -23,7 +25,7 @@ SUBMISSION = st.fixed_dictionaries(
     {
         "key": st.sampled_from([None, "a", "a", "b"]),
         "ordered": st.booleans(),
-        "priority": st.integers(min_value=-1, max_value=2),
+        "priority": st.sampled_from([None, None, -1, 0, 1, 2]),
         "deadline_s": st.sampled_from([None, None, None, 2.0, 10.0]),
         "timeout_s": st.sampled_from([None, None, 1.0]),
         "backoff_s": st.sampled_from([None, 0.0]),
@@ -43,6 +45,13 @@ RULES = st.fixed_dictionaries(
         "burst": st.sampled_from([1, 3]),
         "paused": st.sampled_from([False, False, False, True]),
     }
+)
+POLICY = st.builds(
+    TaskPolicy,
+    max_running=st.sampled_from([None, 1, 2]),
+    per_key=st.sampled_from([None, 1, 2]),
+    rate_per_s=st.sampled_from([None, 2.0, 20.0]),
+    priority=st.sampled_from([None, 1, -1]),
 )
 WEIGHTS = st.sampled_from([{}, {"e": 1}, {"e": 1, "f": 1}, {"e": 3, "f": 1}, {"f": 1}])
 LIMITS = st.sampled_from([{}, {}, {"e": 1}, {"f": 2}])
@@ -100,9 +109,14 @@ class Queue(RuleBasedStateMachine):
     def lease(self, free: list[int], pool: str) -> None:
         self.world.credit(*free, pool=pool)
 
-    @rule(pool=st.sampled_from(["e", "f"]), largest=st.sampled_from([0, 1, 4]), big=st.sampled_from([1, 2, 3]))
-    def register(self, pool: str, largest: int, big: int) -> None:
-        self.world.pool(pool, workers=int(largest > 0), largest=largest, big=big)
+    @rule(
+        pool=st.sampled_from(["e", "f"]),
+        largest=st.sampled_from([0, 1, 4]),
+        big=st.sampled_from([1, 2, 3]),
+        policies=st.dictionaries(st.sampled_from(["run", "big"]), POLICY),
+    )
+    def register(self, pool: str, largest: int, big: int, policies) -> None:
+        self.world.pool(pool, workers=int(largest > 0), largest=largest, big=big, policies=policies)
 
     @precondition(lambda self: self.actor.runs())
     @rule(pick=PICK, draw=DRAW, how=st.sampled_from(ENDS))
@@ -161,3 +175,9 @@ TestQueue = Queue.TestCase
 def test_the_laws_hold_in_random_histories(block):
     for seed in range(25 * block, 25 * (block + 1)):
         walk(seed)
+
+
+@pytest.mark.parametrize("block", range(repetitions(1, whole=8)))
+def test_the_laws_hold_in_random_histories_of_several_tenants(block):
+    for seed in range(15 * block, 15 * (block + 1)):
+        walk(seed, tenants=("", "lab", "shop"))

@@ -15,7 +15,8 @@ from gangline.dispatcher.durable.core.pools import PoolCredit
 from gangline.dispatcher.durable.core.queue_core import QueueCore
 from gangline.dispatcher.durable.core.scheduler import StartScheduler
 from gangline.dispatcher.durable.core.task import ADMITTED, QueueState, Task, TaskStep
-from gangline.dispatcher.durable.policies.start_order import KeyConcurrency, RateLimiter, StartChanges
+from gangline.dispatcher.durable.policies.start_order import KeyConcurrency, StartChanges
+from gangline.runtime.rate import RateLimiter
 
 from ....scale import repetitions
 from ....support.durable.walk import walk
@@ -171,6 +172,48 @@ def the_rate_begins_with_a_full_bucket(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant
+def what_ran_before_the_declaration_changed_does_not_count_for_it(patch: pytest.MonkeyPatch) -> None:
+    original = StartScheduler.limits_of
+
+    def limits_of(self: StartScheduler, task: Task) -> Any:
+        return original(self, task) if task.step in ADMITTED | {TaskStep.NEW, TaskStep.WAITING} else ()
+
+    patch.setattr(StartScheduler, "limits_of", limits_of)
+
+
+@mutant
+def a_declared_limit_counts_those_in_line_only(patch: pytest.MonkeyPatch) -> None:
+    def most(self: KeyConcurrency, cap: Any) -> int:
+        limit = 1 << 62 if self.limit is None else self.limit
+        return limit if self.rate is None else min(limit, self.rate.allowed(self.now, self.now))
+
+    patch.setattr(KeyConcurrency, "_most", most)
+
+
+@mutant
+def a_declared_rate_starts_anew_whenever_a_worker_comes_or_goes(patch: pytest.MonkeyPatch) -> None:
+    original = StartScheduler._keep_rates
+
+    def keep(self: StartScheduler) -> None:
+        self._rates = {}
+        original(self)
+        for rate in self._rates.values():
+            rate._tat = self._state.now
+
+    patch.setattr(StartScheduler, "_keep_rates", keep)
+
+
+@mutant
+def a_start_does_not_use_up_the_declared_rate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RateLimiter, "take", lambda self, now: None)
+
+
+@mutant
+def nobody_is_woken_when_the_declared_rate_allows_more(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StartScheduler, "tick", lambda self: None)
+
+
+@mutant
 def slots_of_all_leases_are_taken_together(patch: pytest.MonkeyPatch) -> None:
     original = PoolCredit.credit
     patch.setattr(PoolCredit, "credit", lambda self, free: original(self, (sum(free),)))
@@ -216,7 +259,7 @@ def an_ordered_key_goes_by_priority(patch: pytest.MonkeyPatch) -> None:
 
     def enrol(self: StartScheduler, task: Task) -> None:
         original(self, task)
-        if task.ordered and task.submission.priority > 0 and task.step in ADMITTED | {TaskStep.NEW}:
+        if task.ordered and (task.submission.priority or 0) > 0 and task.step in ADMITTED | {TaskStep.NEW}:
             self._demote(self.ordered_keys.start(task.key or "", task.seq))
 
     patch.setattr(StartScheduler, "enrol", enrol)
@@ -343,6 +386,11 @@ OUTSIDE = [
     "what_started_nothing_counts",
     "what_is_stopping_does_not_count_as_running",
     "the_rate_begins_with_a_full_bucket",
+    "what_ran_before_the_declaration_changed_does_not_count_for_it",
+    "a_declared_limit_counts_those_in_line_only",
+    "a_declared_rate_starts_anew_whenever_a_worker_comes_or_goes",
+    "a_start_does_not_use_up_the_declared_rate",
+    "nobody_is_woken_when_the_declared_rate_allows_more",
     "an_ordered_key_goes_on_while_its_head_waits_for_a_retry",
     "in_doubt_ends_are_stored_all_the_same",
     "the_first_pool_with_room_goes_first",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gangline.dispatcher.durable.core import events as on
 from gangline.schemas.errors.base import TaskFailed
 from gangline.schemas.records.routes import QueueRules, RouteRecord
 
@@ -281,6 +284,20 @@ def test_attempts_of_an_earlier_life_are_counted_on_and_do_not_count_as_tries():
     assert world.dead == [("replayed", "failed")]
 
 
+def test_a_replay_that_meets_a_message_of_its_first_life_goes_on_from_its_attempts():
+    world = world_of(max_running=1)
+    world.arrive("older")
+    world.arrive("again", max_attempts=1)
+    world.arrive("again", max_attempts=1, attempts=3)
+    world.credit(2)
+    world.end("older")
+    world.flush()
+    assert world.started == [("older", 1), ("again", 4)]
+    world.end("again", TaskFailed("no"))
+    world.advance(10.0)
+    assert world.dead == [("again", "failed")]
+
+
 # -- unknown endpoints ------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +314,20 @@ def test_an_endpoint_that_nobody_knows_has_so_long_to_become_known():
     assert world.dead == [("dead", "unknown_endpoint")]
     world.credit(1)
     assert started(world) == ["saved"]
+
+
+@pytest.mark.parametrize("unheard_s", [2.0, 45.0])
+def test_an_endpoint_that_nobody_knows_has_so_much_longer_as_the_dispatcher_heard_nothing(unheard_s):
+    world = World()
+    world.open()
+    world.arrive("a")
+    world.advance(29.0)
+    world.now += unheard_s  # its pool may have come and gone
+    world.tell(on.Unheard, seconds=unheard_s)
+    world.advance(0.5)
+    assert not world.dead
+    world.advance(1.0)
+    assert world.dead == [("a", "unknown_endpoint")]
 
 
 def test_an_endpoint_that_nobody_knows_is_not_forgotten_while_a_result_is_looked_up():

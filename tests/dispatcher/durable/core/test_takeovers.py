@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gangline.dispatcher.durable.core import effects as do
 from gangline.dispatcher.durable.core import events as on
 from gangline.dispatcher.durable.core.queue_core import QueueCore
@@ -52,6 +54,24 @@ def test_what_runs_is_attached_to_whether_it_is_told_before_or_after_it_arrives(
         world.end("b")
         world.flush()
         assert started(world) == ["a", "b", "c"]
+
+
+def test_what_runs_counts_for_limits_even_if_it_enters_the_queue_only_when_its_result_was_looked_up():
+    world = world_of(2, per_key=1)
+    world.arrive("a", key="k", not_before=world.now - 1.0)
+    world.arrive("b", key="k")
+    assert started(world) == ["a"]
+    world.die()
+    world.take()
+    world.flush()
+    world.recover()
+    world.credit(4)
+    assert started(world) == ["a"]
+    world.flush()
+    assert started(world) == ["a"]
+    world.end("a")
+    world.flush()
+    assert started(world) == ["a", "b"]
 
 
 def test_what_ended_while_nobody_listened_is_asked_for():
@@ -134,6 +154,27 @@ def test_a_job_that_cannot_be_found_any_more_counts_as_tried():
     world.credit(1)
     world.flush()
     assert world.started == [("a", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_an_attempt_that_is_lost_while_its_result_is_looked_up_counts_only_if_there_is_none(has_ended):
+    world = world_of(1)
+    world.arrive("a", backoff_s=0.0)
+    world.die()
+    world.take()
+    world.tell(on.TaskAdopted, job="a", worker="e.gone", attempt=1)
+    world.runs.clear()
+    if has_ended:
+        world.results["a"] = JobState.DONE
+    world.deliver_message()
+    lost = next(index for index, (name, _) in enumerate(world.network) if name == "lost a")
+    world.deliver(lost)
+    world.flush()
+    world.recover()
+    world.credit(1)
+    world.flush()
+    assert world.started == ([("a", 1)] if has_ended else [("a", 1), ("a", 2)])
+    assert bool(world.stream) is not has_ended
 
 
 # -- doubt ------------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_the_error_says_limit_use_and_what_to_do():
         "quota_exceeded",
         {"tenant": "lab", "quota": "queued_tasks", "limit": 1, "used": 1},
     )
-    assert "1 tasks queued for 'e'" in error.message and "when some have ended" in error.message
+    assert "1 task queued for 'e'" in error.message and "when some have ended" in error.message
 
 
 def test_tenants_have_a_quota_each_and_our_own_account_has_none():

@@ -6,7 +6,7 @@ import pytest
 
 from gangline.dispatcher.durable.ownership import ownership_core as oc
 from gangline.dispatcher.durable.ownership.ownership_core import GiveUp, Holding, OwnershipCore, PingPeer, Take
-from gangline.schemas.deadline import CLOCKS_DIFFER
+from gangline.runtime.timers import CLOCKS_DIFFER
 
 
 class Life:

@@ -152,7 +152,18 @@ def test_a_cron_task_goes_back_without_an_id_and_each_firing_has_its_own_deadlin
         headers.SCHEDULE_TTL: "24h",
         headers.MESSAGE_ID: "sched-7-1700000000250",
         headers.DEADLINE: "90",
+        headers.SCHEDULE_JOB: "nightly",
     }
+
+
+def test_a_cron_of_a_time_zone_goes_back_with_it() -> None:
+    made = message(Gangline_Cron="0 3 * * *", Gangline_Time_Zone="Europe/Berlin", Gangline_Job="nightly")
+    read = read_message(NAMES, made)
+    assert not isinstance(read, GanglineError)
+    _, given = records.schedule_of(NAMES, made, read[0], wall=made.at)
+    assert given[headers.SCHEDULE] == "0 0 3 * * *"
+    assert given[headers.SCHEDULE_TIME_ZONE] == "Europe/Berlin"
+    assert headers.TIME_ZONE not in given
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -179,6 +190,9 @@ def test_what_may_have_ended_before_is_looked_up() -> None:
     assert not looks(job="7")
     assert not looks(Nats_Msg_Id="other", Gangline_Job="j")
     assert looks(Nats_Msg_Id="j", Gangline_Job="j"), "an idempotency key"
+    first = {"Nats_Msg_Id": "j", "Gangline_Job": "j", "Gangline_First": "true"}
+    assert not looks(**first), "no message of this job was sent before"
+    assert looks(**first, Nats_Scheduler="ns.sched.j")
     assert not looks(recorded=False, Nats_Msg_Id="j", Gangline_Job="j"), "nothing could be found"
     assert looks(Nats_Scheduler="ns.sched.j"), "a schedule may fire twice"
 

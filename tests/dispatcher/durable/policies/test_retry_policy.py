@@ -12,6 +12,7 @@ from gangline.dispatcher.durable.policies.retry_policy import (
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.records.routes import QueueRules
+from gangline.schemas.records.workers import TaskPolicy
 
 SETTINGS = DispatcherSettings(node="n")
 
@@ -40,6 +41,22 @@ def test_what_is_not_idempotent_is_started_once_unless_somebody_says_otherwise()
     assert max_attempts(submission(idempotent=True), none, SETTINGS, once=True) == SETTINGS.max_attempts
     assert max_attempts(submission(idempotent=False), none, SETTINGS) == 1
     assert max_attempts(submission(attempts=3), none, SETTINGS, once=True) == 4, "replayed: once more"
+
+
+def test_what_the_task_declares_goes_after_submission_and_route_and_before_the_settings():
+    declared = TaskPolicy(max_attempts=7, backoff_s=7.0, result_ttl_s=7.0)
+    rules, own = QueueRules(max_attempts=4, backoff_s=4.0, result_ttl_s=4.0), submission(max_attempts=2, backoff_s=2.0)
+
+    def decided(task: Submission, route: QueueRules) -> tuple[int, float, float]:
+        return (
+            max_attempts(task, route, SETTINGS, once=True, declared=declared),
+            backoff_s(task, route, SETTINGS, attempts=1, draw=0.0, declared=declared),
+            result_ttl_s(task, route, SETTINGS, declared=declared),
+        )
+
+    assert decided(submission(), QueueRules()) == (7, 7.0, 7.0)
+    assert decided(submission(), rules) == (4, 4.0, 4.0)
+    assert decided(own, rules) == (2, 2.0, 4.0)
 
 
 def test_the_backoff_never_overflows_and_a_long_first_wait_is_kept():

@@ -23,7 +23,7 @@ PERMANENT = {
     "InvalidResult": DeadReason.INVALID_RESULT,
     "InvalidSchedule": DeadReason.MALFORMED,
     "InvalidRoute": DeadReason.MALFORMED,
-    "NonRetryable": DeadReason.FAILED,
+    "DoNotRetry": DeadReason.FAILED,
     "GangImpossible": DeadReason.MALFORMED,
     "ShardConflict": DeadReason.MALFORMED,
 }
@@ -73,6 +73,7 @@ NOT_STARTED = {
         "WrongClient",
         "ClosedError",
         "NoDispatcher",
+        "NoGateway",
         "DeadlineExceeded",
     ),
     *("NoCoordinator", "UnknownGang", "NotOwner", "StaleGeneration", "GangEnded", "GangNotFormed"),
@@ -109,10 +110,12 @@ def test_what_says_that_nothing_started_does_not_count_as_a_try(name):
     assert classify(CLASSES[name]("x", may_have_started=False)) == NotStarted()
 
 
-@pytest.mark.parametrize("details", [{"non_retryable": True, "type": "CardDeclined"}, {"type": "NonRetryable"}])
+@pytest.mark.parametrize(
+    "details", [{"non_retryable": True, "type": "CardDeclined"}, {"type": "NonRetryable"}, {"type": "DoNotRetry"}]
+)
 def test_a_task_that_says_so_is_not_tried_again(details):
     assert classify(errors.TaskFailed("x", details=details)) == Permanent(DeadReason.FAILED)
-    again = errors.TaskFailed("x", details={"non_retryable": False, "type": "NonRetryableish"})
+    again = errors.TaskFailed("x", details={"non_retryable": False, "type": "DoNotRetryish"})
     assert classify(again) == Retry(DeadReason.FAILED)
 
 

@@ -45,6 +45,8 @@ async def test_numbers_tell_what_became_of_tasks(read: Callable[[str], Reading])
         queue = ("numbers",)
         assert read("gangline.queue.depth")[queue] == 2 and read("gangline.queue.running")[queue] == 1
         assert 3 < read("gangline.queue.oldest")[queue] < 6
+        pending = read("gangline.queue.pending")  # of other tests' queues, too
+        assert {key: count for key, count in pending.items() if key[0] == "numbers"} == {("numbers", "slots"): 1}
         await site.eventually(lambda: site.cancel(running))
         await site.empty()
         assert read("gangline.queue.started")["numbers", "numbers"] == 5

@@ -95,7 +95,7 @@ async def test_all_results_of_a_turn_are_told_in_one_answer() -> None:
     rig.store("b", 3)
     await asyncio.sleep(10)
     assert asked.answers == 1, "it is answered once; its client asks for the rest again"
-    assert rig.waiters._waits == set()
+    assert not rig.waiters._waits
 
 
 async def test_without_a_result_the_answer_comes_when_its_time_is_over() -> None:
@@ -203,6 +203,15 @@ async def test_when_the_queue_is_lost_everybody_is_answered_at_once() -> None:
     assert asked.errors == [gone] == due.errors and not asked.replies + due.replies
     with pytest.raises(NoDispatcher):
         rig.ask("a")
+
+
+async def test_when_the_queue_is_lost_clients_are_answered_in_the_order_in_which_they_asked() -> None:
+    rig, order = Rig(), list[Asked]()
+    everybody = [rig.ask(f"job{number}") for number in range(50)]
+    for asked in everybody:
+        asked.fail = lambda _error, asked=asked: order.append(asked)  # type: ignore[assignment,misc]
+    rig.waiters.close(NoDispatcher("changing hands"))
+    assert order == everybody
 
 
 async def test_after_a_takeover_what_has_ended_before_is_not_waited_for() -> None:

@@ -86,6 +86,13 @@ class System:
         published = await stream.publish(self.names.task(endpoint, method), data, headers=given or None)
         return published.sequence
 
+    async def publish_of(self, tenant: str, target: str, bodies: list[Any]) -> list[int]:
+        """What the server stores when a tenant publishes these."""
+        stream, (endpoint, _, method) = await self.streams.tasks(), target.partition(".")
+        subject = self.names.of_tenant(self.names.task(endpoint, method), tenant)
+        stored = await asyncio.gather(*(stream.publish(subject, json.dumps(body).encode()) for body in bodies))
+        return [published.sequence for published in stored]
+
     async def result(self, job: str | int) -> ResultRecord:
         results = await self.streams.results()
         found: list[ResultRecord] = []
@@ -169,6 +176,31 @@ async def test_what_is_published_runs_and_its_result_can_be_read(system: System)
         record = await system.result(job)
         assert (record.state, record.result, record.attempts, record.worker) == ("done", 3, 1, "words.w1")
         await system.empty()
+
+
+@pytest.mark.parametrize("tenant", ["shop", ""])
+async def test_a_tenant_that_fills_the_window_does_not_delay_the_next_task_of_another(
+    system: System, tenant: str
+) -> None:
+    starts: list[str] = []
+    pool = Pool("words", slots=2)
+
+    @pool.task(idempotent=True)
+    async def note(name: str) -> str:
+        starts.append(name)
+        await asyncio.sleep(0.01)
+        return name
+
+    async with system:
+        await system.worker(pool)
+        await system.dispatcher(window_tasks=32)
+        await system.publish_of("lab", "words.note", [{"name": "lab"}] * 600)
+        await until(lambda: bool(starts))
+        (job,) = await system.publish_of(tenant, "words.note", [{"name": "late"}])
+        assert (await system.result(job)).result == "late"
+        assert starts.count("lab") < 600
+        await system.empty()
+        assert (starts.count("lab"), starts.count("late")) == (600, 1)
 
 
 def faults(journal: list[tuple[str, int]], slots: int = 4) -> Pool:

@@ -39,6 +39,7 @@ async def test_a_freeze_is_noticed_on_entry_of_the_first_event_before_any_timer(
 
     await loop.spawn("d", look())
     assert seen == [0, 1] and guard.freezes == 1 and 2.9 < doubts[0] < 3.3
+    assert guard.unheard_s == doubts[0]
     await asyncio.sleep(5)
     assert guard.term == 1
     guard.stop()
@@ -80,6 +81,7 @@ async def test_a_reconnection_begins_a_new_term_and_a_small_stall_does_not() -> 
     hub.reconnect(bus)
     await asyncio.sleep(0)
     assert guard.term == 1 and guard.reconnected_at == asyncio.get_running_loop().time()
+    assert guard.unheard_s == 1
     guard.stop()
     await bus.close()
 

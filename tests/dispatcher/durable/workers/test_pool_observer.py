@@ -24,7 +24,7 @@ class Pool:
         return sorted(self.costs)
 
     def method(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(slots=self.costs[name], idempotent=name in self.idempotent)
+        return SimpleNamespace(slots=self.costs[name], idempotent=name in self.idempotent, policy=None)
 
     def has(self, workers: int, **costs: int) -> None:
         self.workers = {str(number): SimpleNamespace(total=4) for number in range(workers)}
@@ -54,9 +54,9 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
     await asyncio.sleep(2 * LOOK_S)
     await pool_observer.stop()
     assert told == [
-        ("images", True, 1, 4, {"heavy": 2}, frozenset({"heavy"})),
-        ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"})),
-        ("images", True, 1, 4, {}, frozenset()),
+        ("images", True, 1, 4, {"heavy": 2}, frozenset({"heavy"}), {}),
+        ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"}), {}),
+        ("images", True, 1, 4, {}, frozenset(), {}),
     ]
 
 
@@ -79,5 +79,5 @@ async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_to
     pool.has(2, generate=1)
     await asyncio.sleep(2 * LOOK_S)
     await pool_observer.stop()
-    assert told == [("llm", True, 0, 0, {}, frozenset()), ("llm", True, 2, 4, {}, frozenset({"generate"}))]
+    assert told == [("llm", True, 0, 0, {}, frozenset(), {}), ("llm", True, 2, 4, {}, frozenset({"generate"}), {})]
     assert known.names == {"llm"}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from gangline.schemas.deadline import current_deadline
-from gangline.schemas.errors.base import GanglineError
 from gangline.worker.pool.pool import Pool
 
 from ....support.worker.harness import running
@@ -59,12 +59,22 @@ async def test_a_task_hands_its_deadline_down_and_leaves_no_trace_of_it(method):
         assert value is None or value == [None]
 
 
-async def test_children_need_a_real_loop_and_say_so():
+async def test_on_virtual_time_tasks_of_child_processes_run_in_this_process():
     pool = Pool("p", executor="process")
-    pool.task(name="work")(_importable)
-    with pytest.raises(GanglineError, match="child processes need an event loop with sockets"):
-        async with running(pool):
-            raise AssertionError("it must not start")
+    pool.task(name="plain")(_process)
+    pool.task(name="waits")(_process_later)
+    async with running(pool) as harness:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert await harness.value("plain") == os.getpid()
+        assert await harness.value("waits") == os.getpid()
+        assert loop.time() - began == pytest.approx(3600)
 
 
-def _importable() -> None: ...
+def _process() -> int:
+    return os.getpid()
+
+
+async def _process_later() -> int:
+    await asyncio.sleep(3600)
+    return os.getpid()

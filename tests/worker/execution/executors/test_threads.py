@@ -169,6 +169,7 @@ async def test_a_thread_is_told_of_its_own_timeout():
     assert isinstance(error, DeadlineExceeded)
 
 
+@pytest.mark.realtime  # on virtual time it runs on the worker's loop
 async def test_a_coroutine_in_a_thread_has_a_loop_of_its_own_and_can_be_cancelled():
     pool = Pool("p")
     begun = threading.Event()

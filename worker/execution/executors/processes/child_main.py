@@ -24,11 +24,12 @@ from types import FrameType
 from typing import Any
 
 from .....schemas.errors.base import GanglineError
+from .....schemas.handles import TASKS_ATTRIBUTE
 from .....telemetry.logs import RECORD_FIELDS
 from .....telemetry.tracing import tracer
 from ....context.lifespans import Lifespans
 from ....context.task_context import TaskContext, add_task_ids, attach, end, report_to
-from ....pool.pool import TASKS_ATTRIBUTE, Outcome, Pool
+from ....pool.pool import Outcome, Pool
 from ..blocking_stream import BlockingStream, Ending, StreamCredit, run_here
 from ..execution import failure_of
 from .gang_bridge import GangBridge
@@ -122,7 +123,7 @@ class _Child:
                 own = contextvars.copy_context()
                 return own.run(run_here, call, context, stream, opening.max_collected_bytes, self._run_coroutine)
         except BaseException as error:
-            return Outcome(error=failure_of(error, None, task.full_name))
+            return Outcome(error=failure_of(error, None, task))
         finally:
             end(context)
             scope.models.done_with(context)

@@ -1,4 +1,4 @@
-"""`gangline gang ls|show|acquire|release|events`"""
+"""`gangline gang ls|show|acquire|rm|events`"""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...console.arguments import duration_option, given, labels_option, size_argument
-from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.completion import gangs, pools
+from ...console.help import renamed
+from ...console.options import ConnectionOptions, connection_options, json_option, watch_option
 
 if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
@@ -17,7 +19,7 @@ RELEASE_S: Final = 3600.0
 """How long to wait for members that stop slowly."""
 
 
-@click.group(short_help="List, acquire, release and follow gangs.")
+@click.group(short_help="List, acquire, remove and follow gangs.")
 def command() -> None:
     """Gangs: slots over many workers, granted all or nothing.
 
@@ -27,23 +29,32 @@ def command() -> None:
 
 @command.command(short_help="List gangs that have not ended.")
 @click.option("--set", "gangset", metavar="NAME", help="Only gangs of this standing set.")
+@watch_option
 @json_option
 @connection_options
-def ls(connection: ConnectionOptions, gangset: str | None, as_json: bool) -> None:
+def ls(connection: ConnectionOptions, gangset: str | None, watch: bool, as_json: bool) -> None:
     """List gangs that have not ended, oldest first."""
-    from ...console.output import print_rows
-    from ...console.session import with_client
+    from ...console.watching import ListView, Page, list_rows
     from ...views.gang_follow import list_gangs
     from ...views.gangs import gangs_table
 
-    found = with_client(connection, "gangline gang", lambda client: list_gangs(client, gangset))
-    for shard in found.missing:
-        click.echo(f"shard {shard} has no leader right now: its gangs are not listed", err=True)
-    print_rows(found.gangs, as_json, table=gangs_table, empty="no gangs")
+    async def read(client: Client) -> Page[GangReply]:
+        found = await list_gangs(client, gangset)
+        notes = (f"shard {shard} has no leader right now: its gangs are not listed" for shard in found.missing)
+        return Page(found.gangs, tuple(notes))
+
+    view = ListView(
+        item="gang",
+        table=gangs_table,
+        empty="no gangs",
+        key=lambda gang: gang.id,
+        to_json=lambda gang: gang.model_dump(mode="json"),
+    )
+    list_rows(connection, "gangline gang", read, view, watch=watch, as_json=as_json)
 
 
 @command.command(short_help="Show one gang and its members.")
-@click.argument("gang")
+@click.argument("gang", shell_complete=gangs)
 @click.option(
     "--owner-token", metavar="TOKEN", help="The token that `gang acquire` printed; shows the dispatch tokens."
 )
@@ -52,8 +63,12 @@ def ls(connection: ConnectionOptions, gangset: str | None, as_json: bool) -> Non
 def show(connection: ConnectionOptions, gang: str, owner_token: str | None, as_json: bool) -> None:
     """Show one gang and its members, up to a minute after it ended. A unique prefix of its id is enough.
 
+    BUSY is how long tasks have run on the rank in this generation, and WAITING how much of that they waited for other
+    ranks. The rank that worked longest is the slowest. Of a generation that has ended, the history has the times.
+
     Members have public ids, which begin with ~; only the owner sees their tokens.
     """
+    from ....board.rank_readings import gang_times
     from ....schemas.messages.gangs import GangReply, GetRequest
     from ....schemas.messages.operations import parse_request
     from ....schemas.names import GangOperation
@@ -61,12 +76,18 @@ def show(connection: ConnectionOptions, gang: str, owner_token: str | None, as_j
     from ...views.gang_follow import ask_of
 
     asked = parse_request(GetRequest, {"id": gang, "owner_token": owner_token})
-    found = with_client(connection, "gangline gang", lambda client: ask_of(client, GangReply, GangOperation.GET, asked))
-    _print(found, as_json)
+
+    async def ask(client: Client) -> tuple[GangReply, dict[str, object]]:
+        found = await ask_of(client, GangReply, GangOperation.GET, asked)
+        workers = {f"{seat.pool}.{seat.worker}" for seat in found.seats if seat.part == 0}
+        return found, await gang_times(client, found.id, found.generation, workers, since=found.created_at)
+
+    found, times = with_client(connection, "gangline gang", ask)
+    _print(found, as_json, times)
 
 
 @command.command(short_help="Request a gang and wait until it is formed.")
-@click.argument("pool")
+@click.argument("pool", shell_complete=pools)
 @size_argument
 @click.option("--slots", type=int, metavar="N", help="Slots per member. [1]")
 @click.option(
@@ -116,16 +137,16 @@ def acquire(
     run(_acquire(connection, body, keep=keep, as_json=as_json))
 
 
-@command.command(short_help="Release a gang.")
-@click.argument("gang")
+@command.command(short_help="Release a gang: its members stop, its slots are free again.")
+@click.argument("gang", shell_complete=gangs)
 @click.option("--owner-token", metavar="TOKEN", help="The token that `gang acquire` printed.")
 @click.option("--force", is_flag=True, help="Release it as an operator, without the owner token.")
 @click.option(
-    "--reason", default="", metavar="TEXT", help="With --force: who ends it and why; sent to its owner, and recorded."
+    "--reason", default="", metavar="TEXT", help="Who ends it and why, with --force: sent to its owner, and recorded."
 )
 @json_option
 @connection_options
-def release(
+def rm(
     connection: ConnectionOptions, gang: str, owner_token: str | None, force: bool, reason: str, as_json: bool
 ) -> None:
     """Release a gang. Returns when its members have stopped and every slot is free again."""
@@ -147,14 +168,17 @@ def release(
         return await ask_of(client, GangReply, operation, asked, RELEASE_S)
 
     if force:
-        ended = as_operator(connection, "gang release", gang, reason, ask)
+        ended = as_operator(connection, "gang rm", gang, reason, ask)
     else:
         ended = with_client(connection, "gangline gang", ask)
     _print(ended, as_json)
 
 
+renamed(command, "release", rm)
+
+
 @command.command(short_help="Follow events of gangs.")
-@click.argument("gang", required=False)
+@click.argument("gang", required=False, shell_complete=gangs)
 @json_option
 @connection_options
 def events(connection: ConnectionOptions, gang: str | None, as_json: bool) -> None:
@@ -188,16 +212,21 @@ async def _acquire(connection: ConnectionOptions, body: dict[str, Any], *, keep:
                 click.echo(f"ends in {gang.ttl_s:g} s if nobody renews it (--keep, --ttl)", err=True)
 
 
-def _print(gang: GangReply, as_json: bool) -> None:
+def _print(gang: GangReply, as_json: bool, times: dict[str, object] | None = None) -> None:
     from ...console.output import console, print_json
 
     if as_json:
-        print_json(gang.model_dump(mode="json"))
+        told = {} if times is None else {"times": times}
+        print_json({**gang.model_dump(mode="json"), **told})
         return
-    from ...views.gangs import seats_table, summary
+    from ...views.gangs import seats_table, summary, times_lines, times_table
 
     click.echo(summary(gang))
     if gang.seats:
         console().print(seats_table(gang))
+    if times is not None and times["ranks"]:
+        console().print(times_table(times))
+        for line in times_lines(times, gang):
+            click.echo(line)
     if gang.owner_token:
         click.echo(f"owner token {gang.owner_token}")

@@ -1,4 +1,4 @@
-"""`gangline gangset apply|ls|status|scale|rollback|delete`"""
+"""`gangline gangset apply|ls|show|status|scale|rollback|rm`"""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import click
 
 from ....schemas.text import count_of
 from ...console.arguments import reason_option
+from ...console.completion import gangsets
+from ...console.help import renamed
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....bus.port.bus import KeyValue
     from ....dispatcher.client.client import Client
     from ....schemas.records.gangs import GangSetRecord
+    from ...views.gangs import SetRow
 
 T = TypeVar("T")
 
 
 @click.group(short_help="Declare, scale, roll back and remove sets of standing gangs.")
 def command() -> None:
-    """Sets of standing gangs: a number of equal gangs that are kept running, such as replicas of a sharded model.
+    """Standing sets: a number of identical gangs that are kept running, such as replicas of a sharded model.
 
     They are declared in the ledger, so they outlive every coordinator; a coordinator must run to form them.
     """
@@ -42,8 +45,9 @@ def apply(connection: ConnectionOptions, file: IO[str], reason: str, as_json: bo
 
     If the gang of a set has changed, the set is rolled, gang by gang.
     """
+    from ....dispatcher.gangs.declarations import declare
     from ...console.output import print_lines
-    from ...views.gangset_file import declare, parse_sets
+    from ...views.gangset_file import parse_sets
 
     sets = parse_sets(file.read(), file.name)
     changes, led = _changed(connection, "apply", " ".join(sets), reason, lambda ledger: declare(ledger, sets))
@@ -69,7 +73,7 @@ def ls(connection: ConnectionOptions, as_json: bool) -> None:
 
 
 @command.command(short_help="Show whether a set is steady, rolling or failing, and why.")
-@click.argument("name")
+@click.argument("name", shell_complete=gangsets)
 @json_option
 @connection_options
 def status(connection: ConnectionOptions, name: str, as_json: bool) -> None:
@@ -77,24 +81,55 @@ def status(connection: ConnectionOptions, name: str, as_json: bool) -> None:
 
     The ledger has the same under `gangset_status.NAME`.
     """
+    from ....dispatcher.gangs.declarations import read_set
     from ...console.output import print_lines
     from ...views.gangs import status_lines
-    from ...views.gangset_file import read_set
 
     _, record, told = _on_ledger(connection, lambda ledger: read_set(ledger, name))
     fields = {} if told is None else told.model_dump(mode="json", exclude={"v"})
     print_lines({"name": name, **fields}, status_lines(name, record, told), as_json)
 
 
+@command.command(short_help="Show the declaration of a set, and its gangs.")
+@click.argument("name", shell_complete=gangsets)
+@json_option
+@connection_options
+def show(connection: ConnectionOptions, name: str, as_json: bool) -> None:
+    """Show the declaration of a set, its status, and its gangs.
+
+    The declaration is printed in the form that 'gangline gangset apply' reads. 'gangline why GANG' explains what a gang
+    is waiting for.
+    """
+    from ....dispatcher.gangs.declarations import read_set
+    from ...console.output import console, print_json
+    from ...console.session import with_client
+    from ...views.gangs import declaration_lines, gangs_table, set_json, status_lines
+    from ...views.gangset_file import read_sets
+
+    async def read(client: Client) -> tuple[SetRow, list[str]]:
+        _, record, told = await read_set(await client.router.ledger(), name)
+        [row] = [each for each in await read_sets(client) if each[0] == name] or [(name, record, None)]
+        return row, status_lines(name, record, told)
+
+    row, status = with_client(connection, "gangline gangset", read)
+    if as_json:
+        print_json(set_json(row))
+        return
+    for line in (*declaration_lines(row), "", *status):
+        click.echo(line)
+    if row[2]:
+        console().print(gangs_table(row[2]))
+
+
 @command.command(short_help="Go back to the gang that served before.")
-@click.argument("name")
+@click.argument("name", shell_complete=gangsets)
 @reason_option
 @json_option
 @connection_options
 def rollback(connection: ConnectionOptions, name: str, reason: str, as_json: bool) -> None:
     """Go back to the gang that served before the current one; the rest of the declaration stays."""
+    from ....dispatcher.gangs.declarations import roll_back
     from ...console.output import print_lines
-    from ...views.gangset_file import roll_back
 
     record = _changed(connection, "rollback", name, reason, lambda ledger: roll_back(ledger, name))
     told = {"name": name, "gang": record.gang.model_dump(mode="json", exclude_unset=True)}
@@ -102,33 +137,36 @@ def rollback(connection: ConnectionOptions, name: str, reason: str, as_json: boo
 
 
 @command.command(short_help="Change the number of gangs of a set.")
-@click.argument("name")
+@click.argument("name", shell_complete=gangsets)
 @click.argument("gangs", type=click.IntRange(min=0, max=10_000))
 @reason_option
 @json_option
 @connection_options
 def scale(connection: ConnectionOptions, name: str, gangs: int, reason: str, as_json: bool) -> None:
     """Change the number of gangs in a set: whole gangs are added or retired."""
+    from ....dispatcher.gangs import declarations
     from ...console.output import print_lines
-    from ...views import gangset_file
 
-    before = _changed(connection, "scale", name, reason, lambda ledger: gangset_file.scale(ledger, name, gangs))
+    before = _changed(connection, "scale", name, reason, lambda ledger: declarations.scale(ledger, name, gangs))
     told = {"name": name, "gangs": gangs, "before": before}
     print_lines(told, [f"{name}: {before} -> {count_of(gangs, 'gang')}"], as_json)
 
 
 @command.command(short_help="Remove a set; its gangs end.")
-@click.argument("name")
+@click.argument("name", shell_complete=gangsets)
 @reason_option
 @json_option
 @connection_options
-def delete(connection: ConnectionOptions, name: str, reason: str, as_json: bool) -> None:
+def rm(connection: ConnectionOptions, name: str, reason: str, as_json: bool) -> None:
     """Remove a set. Its gangs retire and end."""
+    from ....dispatcher.gangs import declarations
     from ...console.output import print_lines
-    from ...views import gangset_file
 
-    _changed(connection, "delete", name, reason, lambda ledger: gangset_file.delete(ledger, name))
-    print_lines({"name": name, "change": "deleted"}, [f"{name} deleted"], as_json)
+    _changed(connection, "rm", name, reason, lambda ledger: declarations.delete(ledger, name))
+    print_lines({"name": name, "change": "deleted"}, [f"{name} is removed"], as_json)
+
+
+renamed(command, "delete", rm)
 
 
 def _shape(record: GangSetRecord) -> str:

@@ -11,22 +11,47 @@ from ...console.options import ConnectionOptions, connection_options
 @click.command(short_help="Check that a process on this machine, or one worker, answers; for probes.")
 @click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Machine to check. [host name]")
 @click.option("--worker", metavar="POOL.WORKER", help="Check this worker, wherever it runs.")
+@click.option(
+    "--id", "id", metavar="ID", help="Check the process with this id, as 'nats service ls' or a log shows it."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    envvar="GANGLINE_HEALTH_PORT",
+    metavar="PORT",
+    help="Ask the health port of a process here.",
+)
 @duration_option("--timeout", "timeout_s", text="How long to wait for an answer.", default="2s")
 @connection_options
-def command(connection: ConnectionOptions, node: str | None, worker: str | None, timeout_s: float) -> None:
+def command(
+    connection: ConnectionOptions,
+    node: str | None,
+    worker: str | None,
+    id: str | None,
+    port: int | None,
+    timeout_s: float,
+) -> None:
     """Check, over the server, that a worker, gateway, dispatcher or coordinator on this machine answers. Exit code: 0
     if one does, else 3.
 
+    With --port, ask a process that was started with --health-port whether it is ready: registered, connected, not
+    draining. That needs no connection to NATS. Where GANGLINE_HEALTH_PORT is set it is the default.
+
     For containers, which have their own host name: HEALTHCHECK CMD gangline health. If several processes share a node
-    name, an answer from any of them is enough; use gangline health --worker POOL.WORKER to check one worker.
+    name, an answer from any of them is enough; use --worker POOL.WORKER or --id to check one of them.
     """
     import socket
 
     from ....schemas.errors.base import NoWorkers
     from ...console.session import run
 
+    if port is not None and node is None and worker is None and id is None:
+        click.echo(_ask_port(port, timeout_s))
+        return
     wanted = node or socket.gethostname()
-    if worker is not None:
+    if id is not None:
+        found = run(_ask(connection, {}, timeout_s, id=id))
+    elif worker is not None:
         pool, dot, name = worker.partition(".")
         if not (pool and dot and name):
             raise click.UsageError(f"--worker {worker!r} is not POOL.WORKER, as 'gangline workers' shows it")
@@ -35,11 +60,38 @@ def command(connection: ConnectionOptions, node: str | None, worker: str | None,
         found = run(_ask(connection, {"node": wanted}, timeout_s))
     if found is None:
         who = f"worker {worker} did not answer" if worker else f"nothing on node {wanted!r} answered"
+        who = f"no process with id {id!r} answered" if id is not None else who
         raise NoWorkers(f"{who} within {timeout_s:g} s")
     click.echo(found)
 
 
-async def _ask(connection: ConnectionOptions, wanted: dict[str, str], timeout_s: float) -> str | None:
+def _ask_port(port: int, timeout_s: float) -> str:
+    """What the process says.
+
+    Raises:
+        Unavailable: it is not ready, or nothing answers.
+    """
+    import http.client
+
+    from ....schemas.errors.base import Unavailable
+
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        link.request("GET", "/readyz")
+        answer = link.getresponse()
+        text = answer.read(10_000).decode("utf-8", "replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"nothing answers on port {port}: was it started with --health-port? ({error})") from error
+    finally:
+        link.close()
+    if answer.status != 200:
+        raise Unavailable(f"not ready: {'; '.join(text.splitlines())}")
+    return "ready"
+
+
+async def _ask(
+    connection: ConnectionOptions, wanted: dict[str, str], timeout_s: float, *, id: str | None = None
+) -> str | None:
     """The name of the first such service that answers a ping of `nats service`."""
     import asyncio
 
@@ -58,7 +110,7 @@ async def _ask(connection: ConnectionOptions, wanted: dict[str, str], timeout_s:
             name, metadata = ping["name"], ping["metadata"]
             # Older workers do not send their namespace.
             told = {"namespace": connection.names.namespace, **metadata}
-            right = all(told.get(key) == value for key, value in wanted.items())
+            right = all(told.get(key) == value for key, value in wanted.items()) and id in (None, ping.get("id"))
             if name.startswith("gangline-") and right and not found.done():
                 found.set_result(" ".join([name, *filter(None, (metadata.get("pool"), metadata.get("worker")))]))
         except (MalformedMessage, TypeError, KeyError, AttributeError):

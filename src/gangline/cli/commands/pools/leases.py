@@ -34,7 +34,7 @@ def command(connection: ConnectionOptions, pool: str | None, watch: bool, gangs:
     from ...views.workers import lease_json, leases_table, watch_leases
 
     if watch:
-        run(watch_leases(connection, pool or "*", as_json))
+        run(watch_leases(connection, pool, as_json))
         return
     leases = with_client(connection, "gangline leases", lambda client: _read(client, pool, gangs))
     of_pool = "" if pool is None else f" of pool {pool!r}"
@@ -43,7 +43,9 @@ def command(connection: ConnectionOptions, pool: str | None, watch: bool, gangs:
 
 
 async def _read(client: Client, pool: str | None, gangs: bool) -> list[LeaseRecord]:
-    found = await client.leases(pool)
+    from ...views.workers import read_leases
+
+    found = await read_leases(client, pool)
     return [*found, *await _on_seats(client, pool)] if gangs else found
 
 
@@ -55,8 +57,9 @@ async def _on_seats(client: Client, pool: str | None) -> list[LeaseRecord]:
 
     from ....schemas.errors.base import GanglineError
     from ....schemas.records.workers import LeaseRecord
+    from ...views.workers import read_workers
 
-    workers = await client.workers(pool)
+    workers = [row for row in await read_workers(client, pool) if row.state != "lost"]
     answers = await asyncio.gather(*(client.stats(worker.name) for worker in workers), return_exceptions=True)
     now, found = time.time(), list[LeaseRecord]()
     for worker, stats in zip(workers, answers, strict=True):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...console.completion import waiting
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Explain what a gang or a submitted task is waiting for.")
-@click.argument("id", metavar="GANG|JOB")
+@click.argument("id", metavar="GANG|JOB", shell_complete=waiting)
 @json_option
 @connection_options
 def command(connection: ConnectionOptions, id: str, as_json: bool) -> None:
@@ -54,12 +55,12 @@ async def _ask(client: Client, id: str) -> gang_messages.GangWhyReply | jobs.Job
     from ...views.gang_follow import ask_of
 
     if job_endpoint(id) is not None:
-        return await client.job(id).why()
+        return await (await client.find_job(id)).why()
     try:
         return await ask_of(client, GangWhyReply, GangOperation.WHY, parse_request(GangQuery, {"id": id}))
     except (UnknownGang, Unavailable) as error:
         try:
-            return await client.job(id).why()
+            return await (await client.find_job(id)).why()
         except UnknownJob as unknown:
             text = f"and there is no submitted task {id!r} either"
             raise type(error)(f"{error.message}; {text}", details=unknown.details) from error

@@ -1,4 +1,4 @@
-"""`gangline dead ls|show|replay|drop`"""
+"""`gangline dead ls|show|replay|rm`"""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import click
 
 from ....schemas.errors.base import GanglineError, InvalidRequest, JobError
 from ...console.arguments import job_argument, reason_option
+from ...console.completion import letters
+from ...console.help import renamed
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 _ENDPOINT = click.option("--endpoint", metavar="NAME", help="Only dead letters of this endpoint.")
 
 
-@click.group(short_help="Read, replay or drop dead letters: tasks that will not be retried.")
+@click.group(short_help="Read, replay or remove dead letters: tasks that will not be retried.")
 def command() -> None:
     """Dead letters: tasks that will not be retried, each with its reason, kept for thirty days.
 
@@ -48,18 +50,14 @@ def ls(connection: ConnectionOptions, endpoint: str | None, limit: int, as_json:
 @json_option
 @connection_options
 def show(connection: ConnectionOptions, job: str, as_json: bool) -> None:
-    """Show one dead letter: reason, attempts, arguments, last error with its traceback, trace."""
+    """Show one dead letter: reason, attempts, arguments, last error with its traceback, trace. A unique prefix of the
+    job's id is enough, as in the other commands."""
     from ...console.output import print_lines
     from ...console.session import with_client
     from ...views.jobs import letter_json, letter_lines
 
     letter = with_client(connection, "gangline dead", lambda client: client.dead_letter(job))
     print_lines(letter_json(letter), letter_lines(letter), as_json)
-
-
-def _target(jobs: tuple[str, ...], endpoint: str | None) -> str:
-    """For the audit trail."""
-    return " ".join(jobs) or f"all of {endpoint or 'all endpoints'}"
 
 
 def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint: str | None) -> None:
@@ -70,7 +68,7 @@ def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint:
 
 
 @command.command(short_help="Requeue dead letters.")
-@click.argument("jobs", metavar="JOB...", nargs=-1)
+@click.argument("jobs", metavar="JOB...", nargs=-1, shell_complete=letters)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @_ENDPOINT
 @reason_option
@@ -84,23 +82,26 @@ def replay(
     endpoint: str | None,
     reason: str,
 ) -> None:
-    """Requeue dead letters under their job ids with a fresh set of attempts."""
-    from ...console.session import as_operator
+    """Requeue dead letters under their job ids with a fresh set of attempts.
 
+    JOB is a job's id, or its beginning.
+    """
     _jobs(ctx, jobs, everything, endpoint)
-    as_operator(
-        connection, "dead replay", _target(jobs, endpoint), reason, lambda client: _replay(client, jobs, endpoint)
-    )
+
+    async def replay_one(client: Client, which: str | DeadLetter) -> None:
+        click.echo(f"{(await client.replay(which)).id} is queued again")
+
+    _do(connection, "dead replay", jobs, endpoint, reason, replay_one)
 
 
-@command.command(short_help="Delete dead letters.")
-@click.argument("jobs", metavar="JOB...", nargs=-1)
+@command.command(short_help="Remove dead letters.")
+@click.argument("jobs", metavar="JOB...", nargs=-1, shell_complete=letters)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @_ENDPOINT
 @reason_option
 @connection_options
 @click.pass_context
-def drop(
+def rm(
     ctx: click.Context,
     connection: ConnectionOptions,
     jobs: tuple[str, ...],
@@ -108,30 +109,53 @@ def drop(
     endpoint: str | None,
     reason: str,
 ) -> None:
-    """Delete dead letters."""
-    from ...console.session import as_operator
+    """Remove dead letters; their jobs stay dead.
 
+    JOB is a job's id, or its beginning.
+    """
     _jobs(ctx, jobs, everything, endpoint)
-    as_operator(connection, "dead drop", _target(jobs, endpoint), reason, lambda client: _drop(client, jobs, endpoint))
 
-
-async def _replay(client: Client, jobs: tuple[str, ...], endpoint: str | None) -> None:
-    async def replay_one(which: str | DeadLetter) -> None:
-        click.echo(f"{(await client.replay(which)).id} is queued again")
-
-    await _each(await _chosen(client, jobs, endpoint), replay_one)
-
-
-async def _drop(client: Client, jobs: tuple[str, ...], endpoint: str | None) -> None:
-    async def drop_one(which: str | DeadLetter) -> None:
+    async def drop_one(client: Client, which: str | DeadLetter) -> None:
         await client.drop(which)
-        click.echo(f"{which if isinstance(which, str) else which.job} is dropped")
+        click.echo(f"{which if isinstance(which, str) else which.job} is removed")
 
-    await _each(await _chosen(client, jobs, endpoint), drop_one)
+    _do(connection, "dead rm", jobs, endpoint, reason, drop_one)
 
 
-async def _chosen(client: Client, jobs: tuple[str, ...], endpoint: str | None) -> Sequence[str | DeadLetter]:
-    return jobs or await client.dead_letters(endpoint, limit=None, bodies=False)
+renamed(command, "drop", rm)
+
+
+def _do(
+    connection: ConnectionOptions,
+    action: str,
+    jobs: tuple[str, ...],
+    endpoint: str | None,
+    reason: str,
+    do: Callable[[Client, str | DeadLetter], Awaitable[None]],
+) -> None:
+    """Do it with these jobs, or with all dead letters. The audit trail has whole ids."""
+    from ...console.session import audit_of, with_client
+
+    async def work(client: Client) -> None:
+        chosen: Sequence[str | DeadLetter]
+        if jobs:
+            chosen = [await _letter(client, job) for job in jobs]
+            target = " ".join(one if isinstance(one, str) else one.job for one in chosen)
+        else:
+            chosen = await client.dead_letters(endpoint, limit=None, bodies=False)
+            target = f"all of {endpoint or 'all endpoints'}"
+        async with audit_of(client).noted(action, target, reason):
+            await _each(chosen, lambda which: do(client, which))
+
+    with_client(connection, f"gangline {action}", work)
+
+
+async def _letter(client: Client, job: str) -> str | DeadLetter:
+    """The letter of a job; if there is none, the text, so that the action fails and is recorded."""
+    try:
+        return await client.dead_letter(job)
+    except (JobError, InvalidRequest):
+        return job
 
 
 async def _each(which: Sequence[str | DeadLetter], do: Callable[[str | DeadLetter], Awaitable[None]]) -> None:

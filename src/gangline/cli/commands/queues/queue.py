@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...console.options import ConnectionOptions, connection_options, json_option
+from ...console.completion import endpoints
+from ...console.options import ConnectionOptions, connection_options, json_option, watch_option
 
 if TYPE_CHECKING:
+    from ....dispatcher.client.client import Client
     from ....schemas.messages.jobs import QueueStats
 
 
@@ -22,27 +24,37 @@ def command() -> None:
 
 
 @command.command(short_help="List all queues.")
+@watch_option
 @json_option
 @connection_options
-def ls(connection: ConnectionOptions, as_json: bool) -> None:
-    """List queues that have tasks or a dispatcher.
+def ls(connection: ConnectionOptions, watch: bool, as_json: bool) -> None:
+    """List queues that have tasks or a dispatcher. DONE and DEAD count since the dispatcher took the queue over.
 
     DEPTH is the number of tasks, including running ones (RUN). WAIT counts tasks that failed and wait for their next
     attempt, BLOCKED those that wait because of a limit or the order of their key. CREDIT shows idle and all slots
     leased for the queue. OLDEST is the age of the oldest task that has not started, BY the dispatcher that runs it.
     """
-    from ...console.output import print_rows
+    from ...console.watching import ListView, Page, list_rows
     from ...views.jobs import queues_table
 
-    queues = _read(connection)
-    empty = "no queues: nothing is submitted, and no dispatcher runs"
-    print_rows(queues, as_json, table=queues_table, empty=empty)
-    if not as_json and not all(queue.dispatcher for queue in queues):
-        click.echo("'nobody': start 'gangline dispatcher'", err=True)
+    async def read(client: Client) -> Page[QueueStats]:
+        queues = await client.queues()
+        unserved = not all(queue.dispatcher for queue in queues)
+        return Page(queues, ("'nobody': start 'gangline dispatcher'",) if unserved else ())
+
+    view = ListView(
+        item="queue",
+        table=queues_table,
+        empty="no queues: nothing is submitted, and no dispatcher runs",
+        key=lambda queue: queue.endpoint,
+        to_json=lambda queue: queue.model_dump(mode="json"),
+        restless=frozenset({"oldest_s"}),
+    )
+    list_rows(connection, "gangline queue", read, view, watch=watch, as_json=as_json)
 
 
 @command.command(short_help="Show one queue.")
-@click.argument("endpoint")
+@click.argument("endpoint", shell_complete=endpoints)
 @json_option
 @connection_options
 def show(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
@@ -50,16 +62,12 @@ def show(connection: ConnectionOptions, endpoint: str, as_json: bool) -> None:
     from ....schemas.errors.base import NoDispatcher
     from ....schemas.names import check_name
     from ...console.output import print_lines
+    from ...console.session import with_client
     from ...views.jobs import queue_lines
 
     check_name(endpoint, "endpoint")
-    found = [queue for queue in _read(connection) if queue.endpoint == endpoint]
+    queues = with_client(connection, "gangline queue", lambda client: client.queues())
+    found = [queue for queue in queues if queue.endpoint == endpoint]
     if not found:
         raise NoDispatcher(f"endpoint {endpoint!r} has neither tasks nor a dispatcher: 'gangline queue ls' shows all")
     print_lines(found[0].model_dump(mode="json"), queue_lines(found[0]), as_json)
-
-
-def _read(connection: ConnectionOptions) -> list[QueueStats]:
-    from ...console.session import with_client
-
-    return with_client(connection, "gangline queue", lambda client: client.queues())

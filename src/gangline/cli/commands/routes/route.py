@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...console.arguments import pools, rate, reason_option, seconds, whole
+from ...console.completion import endpoints
 from ...console.options import Command, ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _rule_options(function: Command) -> Command:
 
 
 @command.command("set", short_help="Create or change a route.")
-@click.argument("endpoint")
+@click.argument("endpoint", shell_complete=endpoints)
 @click.option(
     "--to", multiple=True, callback=pools, metavar="POOL=WEIGHT", help="Where requests go; replaces the whole list."
 )
@@ -75,7 +76,9 @@ def set_(connection: ConnectionOptions, endpoint: str, replace: bool, reason: st
         gangline route set resize --to resize-v1=90 --to resize-v2=10 --shadow resize-v3=5
         gangline route set resize --per-key 3 --rate 100/s --burst 10
 
-    The same with nats: nats kv put GANGLINE_ROUTES resize '{"to": {"resize-v1": 90, "resize-v2": 10}}'
+    \b
+    The same with nats:
+        nats kv put GANGLINE_ROUTES resize '{"to": {"resize-v1": 9, "resize-v2": 1}}'
     """
     from ....schemas.names import check_name
     from ...console.output import print_lines
@@ -84,6 +87,8 @@ def set_(connection: ConnectionOptions, endpoint: str, replace: bool, reason: st
 
     check_name(endpoint, "endpoint")
     wanted = RouteChange.of(given, replace=replace)
+    if not (wanted.route or wanted.queue or replace):
+        raise click.UsageError("give at least one setting, such as --to POOL=WEIGHT", click.get_current_context())
     before, record, idle = as_operator(
         connection, "route set", endpoint, reason, lambda client: change_route(client, endpoint, wanted)
     )
@@ -94,7 +99,7 @@ def set_(connection: ConnectionOptions, endpoint: str, replace: bool, reason: st
 
 
 @command.command(short_help="List all routes, or show one.")
-@click.argument("endpoint", required=False)
+@click.argument("endpoint", required=False, shell_complete=endpoints)
 @json_option
 @connection_options
 def ls(connection: ConnectionOptions, endpoint: str | None, as_json: bool) -> None:
@@ -109,7 +114,7 @@ def ls(connection: ConnectionOptions, endpoint: str | None, as_json: bool) -> No
 
 
 @command.command(short_help="Remove a route; the endpoint is the pool of its name again.")
-@click.argument("endpoint")
+@click.argument("endpoint", shell_complete=endpoints)
 @reason_option
 @json_option
 @connection_options

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...console.arguments import duration_option, given, quotas_option
-from ...console.options import ConnectionOptions, connection_options, logging_options
+from ...console.options import ConnectionOptions, HealthAddress, connection_options, health_options, logging_options
 
 if TYPE_CHECKING:
     from ....schemas.permissions.quotas import Quotas
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Grant gangs: slots over many workers, all or nothing.")
 @click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Name of this machine, for discovery. [host name]")
-@click.option("--shard", metavar="NAME", envvar="GANGLINE_SHARD", help="With --pools: manage these pools only. [all]")
+@click.option(
+    "--shard", metavar="NAME", envvar="GANGLINE_SHARD", help="Name of the shard that manages --pools only. [all]"
+)
 @click.option(
     "--pools", metavar="POOL,...", envvar="GANGLINE_POOLS", help="Pools of the shard. No pool is in two shards."
 )
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--max-queued", type=int, metavar="N", help="Maximum number of waiting gangs. [10000]")
 @quotas_option
 @duration_option("--sweep", "sweep_s", text="How often to look for leaked records. [30s]")
+@health_options
 @logging_options
 @connection_options
 def command(
@@ -34,6 +37,7 @@ def command(
     max_queued: int | None,
     quotas: Quotas,
     sweep_s: float | None,
+    health: HealthAddress,
     log_level: str,
     log_format: Any,
 ) -> None:
@@ -48,8 +52,8 @@ def command(
         nats req gangline.gang.acquire '{"pool": "train", "size": 4}'
     """
     from ....bus.port.bus import BucketSettings
-    from ....coordinator.settings.scheduling import CoordinatorSettings
-    from ....coordinator.settings.service import ServiceSettings
+    from ....bus.streams.history_recorder import HistorySettings
+    from ....coordinator.settings.settings import CoordinatorSettings, ServiceSettings
     from ....coordinator.sharding.shards import Shard
     from ....telemetry.logs import configure_logging
     from ...console.session import run
@@ -64,8 +68,10 @@ def command(
             CoordinatorSettings(**given(core)),
             ServiceSettings(
                 bucket=BucketSettings.from_environment(),
+                history=HistorySettings.from_environment(),
                 **given(shell),
             ),
             Shard.of(shard, [pool.strip() for pool in pools.split(",")] if pools else None),
+            health=health,
         )
     )

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ...console.arguments import duration_option, given, quotas_option
-from ...console.options import ConnectionOptions, connection_options, logging_options
+from ...console.options import ConnectionOptions, HealthAddress, connection_options, health_options, logging_options
 
 
 @click.command(short_help="Run durable tasks: retries, priorities, limits, dead letters.")
@@ -23,9 +23,12 @@ from ...console.options import ConnectionOptions, connection_options, logging_op
     "--window", "window_tasks", type=int, metavar="N", help="Prefetch window: tasks read ahead, per queue. [4096]"
 )
 @quotas_option
+@health_options
 @logging_options
 @connection_options
-def command(connection: ConnectionOptions, log_level: str, log_format: Any, **options: Any) -> None:
+def command(
+    connection: ConnectionOptions, health: HealthAddress, log_level: str, log_format: Any, **options: Any
+) -> None:
     """Run durable tasks: those submitted, or published to gangline.task.ENDPOINT.METHOD from any language.
 
     No task is lost, and none is started twice while it runs. Failed tasks are retried, and finally become dead letters
@@ -36,11 +39,12 @@ def command(connection: ConnectionOptions, log_level: str, log_format: Any, **op
 
     Settings of a route or of a task override these options. TIME is 90, 500ms, 5m, 2h or 1d.
     """
+    from ....bus.streams.history_recorder import HistorySettings
     from ....dispatcher.durable.policies.settings import DispatcherSettings
     from ....telemetry.logs import configure_logging
     from ...console.session import run
     from ...serving.dispatcher import serve_dispatcher
 
     configure_logging(level=log_level, fmt=log_format)
-    settings = DispatcherSettings(**given(options))
-    run(serve_dispatcher(connection, settings))
+    settings = DispatcherSettings(**given(options), history=HistorySettings.from_environment())
+    run(serve_dispatcher(connection, settings, health=health))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...console.arguments import duration_option, given, quotas_option
-from ...console.options import ConnectionOptions, connection_options, logging_options
+from ...console.options import ConnectionOptions, HealthAddress, connection_options, health_options, logging_options
 
 if TYPE_CHECKING:
     from ....schemas.permissions.quotas import Quotas
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 )
 @quotas_option
 @click.option("--node", metavar="NAME", help="Prefer workers on this machine.")
-@click.option("--zone", metavar="NAME", help="Next, prefer workers in this failure domain.")
+@click.option("--zone", metavar="NAME", help="Prefer workers in this failure domain, after those on the machine.")
+@health_options
 @logging_options
 @connection_options
 def command(
@@ -46,6 +47,7 @@ def command(
     quotas: Quotas,
     node: str | None,
     zone: str | None,
+    health: HealthAddress,
     log_level: str,
     log_format: Any,
     **options: Any,
@@ -74,6 +76,7 @@ def command(
             connection,
             GatewaySettings(**given(options)),
             RouterSettings(**given(routing)),
+            health=health,
         )
     )
 

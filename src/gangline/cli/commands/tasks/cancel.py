@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
 import click
@@ -38,9 +37,10 @@ def command(connection: ConnectionOptions, job: str, endpoint: str | None, reaso
     already ended.
     """
     from ...console.session import as_operator, with_client
+    from ...views.job_watch import find
 
-    def cancel(client: Client) -> Coroutine[object, object, None]:
-        return _cancel(client.job(job, endpoint), as_json)
+    async def cancel(client: Client) -> None:
+        await _cancel(await find(client, job, endpoint), as_json)
 
     if reason:
         as_operator(connection, "cancel", job, reason, cancel)

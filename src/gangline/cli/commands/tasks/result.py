@@ -23,8 +23,12 @@ def command(
     """Wait for the result of a submitted task and print it.
 
     JOB is the id printed by 'gangline submit'; for a task published in another way, the sequence in the publish ack. A
-    text result is printed without quotes; with --json every result is printed as JSON, on one line. Exit code 1: it is
-    a dead letter, or was cancelled. The same with nats: nats kv get GANGLINE_RESULTS result.JOB
+    text result is printed without quotes; with --json every result is printed as JSON, on one line. The result of a
+    task that yields is the list of its items. Exit code 1: it is a dead letter, or was cancelled.
+
+    \b
+    The same with nats:
+        nats kv get GANGLINE_RESULTS result.JOB
     """
     from ...console.session import run
 
@@ -36,10 +40,10 @@ async def _result(
 ) -> None:
     from ...console.output import print_json, print_value
     from ...console.session import open_client
-    from ...views.job_watch import result_of
+    from ...views.job_watch import find, result_of
 
     async with open_client(connection, "gangline result") as client:
-        job = client.job(id, endpoint)
+        job = await find(client, id, endpoint)
         if not items:
             print_value(await result_of(job, timeout_s), as_json)
             return

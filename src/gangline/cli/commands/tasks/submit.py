@@ -7,17 +7,18 @@ from typing import Any
 
 import click
 
-from ...console.arguments import duration_option, given, moment, parse_arguments
+from ...console.arguments import duration_option, given, moment, parse_arguments, target_argument, task_arguments
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 
 @click.command(short_help="Submit a durable task: it runs now or later, even if this process exits.")
-@click.argument("target", metavar="ENDPOINT.METHOD")
-@click.argument("arguments", metavar="[JSON]", required=False)
+@target_argument
+@task_arguments
 @click.option("--priority", type=int, metavar="N", help="Higher runs first. [0]")
 @duration_option("--delay", "delay_s", text="Start after this long.")
 @click.option("--at", metavar="MOMENT", callback=moment, help="Start at this time, such as 2030-01-31T12:00:00Z.")
-@click.option("--cron", metavar="PATTERN", help="Repeat: '0 0 3 * * *' (seconds first) or '@every 5m'.")
+@click.option("--cron", metavar="PATTERN", help="Repeat: '0 3 * * *' or '@every 5m'; six fields have seconds first.")
+@click.option("--time-zone", metavar="NAME", help="Time zone of --cron, such as Europe/Berlin. [UTC]")
 @duration_option("--deadline", "deadline_s", text="Make it a dead letter if it has not ended by then.")
 @click.option("--key", metavar="TEXT", help="Key for limits and ordering; routes may shard by it.")
 @click.option("--ordered", is_flag=True, help="Run tasks of the same --key one at a time, in order.")
@@ -39,7 +40,7 @@ from ...console.options import ConnectionOptions, connection_options, json_optio
 def command(
     connection: ConnectionOptions,
     target: str,
-    arguments: str | None,
+    arguments: tuple[str, ...],
     at: datetime | None,
     ordered: bool,
     events: bool,
@@ -49,20 +50,28 @@ def command(
 ) -> None:
     """Submit a durable task: it runs now or later, even if this process exits. Prints the job's id once it is stored.
 
-    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; default: no
-    arguments. A failed task may be retried. It ends as done, as a dead letter, or cancelled. It needs a running
+    Arguments are KEY=VALUE, where VALUE is JSON if it can be read as such and else text (KEY:=VALUE: always JSON); or
+    one JSON object of named arguments or array of positional ones, which '-' reads from stdin.
+
+    A failed task may be retried. It ends as done, as a dead letter, or cancelled. It needs a running
     'gangline dispatcher', and workers. TIME is 90, 500ms, 5m, 2h or 1d.
 
     \b
-        job=$(gangline submit words.count '{"text": "a b c"}')
+        job=$(gangline submit words.count text="a b c")
         gangline result $job
 
-    The same with nats: nats pub -J gangline.task.words.count '{"text": "a b c"}'
+    \b
+    The same with nats:
+        nats pub -J gangline.task.words.count '{"text": "a b c"}'
     """
     from ....schemas.names import split_target
     from ...console.session import run
 
     split_target(target)
+    if wait and options["cron"] is not None:
+        raise click.UsageError("--wait waits for one result, and --cron has a job for each run: leave one of them out")
+    if options["time_zone"] is not None and options["cron"] is None:
+        raise click.UsageError("--time-zone is the time zone of --cron: give --cron, too, or leave it out")
     args, kwargs = parse_arguments(arguments)
     wanted = given({**options, "at": at, "ordered": ordered or None, "events": events or None})
     run(_submit(connection, target, args, kwargs, wanted, wait=wait, as_json=as_json))
@@ -84,7 +93,7 @@ async def _submit(
 
     async with telemetry("gangline-submit"), open_client(connection, "gangline submit") as client:
         job = await client.options(**options).submit(target, *args, **kwargs)
-        if wait and not job.repeats:
+        if wait:
             click.echo(f"job {job.id}", err=True)
             print_value(await result_of(job), as_json)
         elif as_json:

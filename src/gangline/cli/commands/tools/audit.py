@@ -10,9 +10,8 @@ import click
 from ...console.options import ConnectionOptions, connection_options, json_option
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ....dispatcher.client.audit import AuditEntry
+    from ...console.output import Listing
 
 
 @click.command(short_help="List what operators did: who, when, what and why.")
@@ -23,8 +22,10 @@ if TYPE_CHECKING:
 def command(connection: ConnectionOptions, by: str | None, limit: int, as_json: bool) -> None:
     """List what operators did with gangline's commands: who, when, what and why; oldest first.
 
-    Each action is recorded before it (begun) and after it (done or failed). The same with nats:
+    Each action is recorded before it (begun) and after it (done or failed).
 
+    \b
+    The same with nats:
         nats stream view GANGLINE_AUDIT
     """
     from ...console.output import print_rows
@@ -38,7 +39,7 @@ def _to_json(entry: AuditEntry) -> dict[str, Any]:
     return {"user": entry.user, "at": entry.at, **entry.record.model_dump(mode="json", exclude={"v"})}
 
 
-def _table(entries: Sequence[AuditEntry]) -> Table:
+def _table(entries: Sequence[AuditEntry]) -> Listing:
     from datetime import UTC, datetime
 
     from ...console.output import table
@@ -49,4 +50,5 @@ def _table(entries: Sequence[AuditEntry]) -> Table:
         stage = f"{record.stage} ({record.error})" if record.error else record.stage.value
         at = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%d %H:%M:%S")
         rows.append((at, entry.user, record.action, record.target, stage, record.reason))
-    return table(("when (UTC)", "user", "action", "target", "stage", "reason"), rows, whole=("when (UTC)",))
+    columns = ("WHEN (UTC)", "USER", "ACTION", "TARGET", "STAGE", "REASON")
+    return table(columns, rows, whole=("WHEN (UTC)", "USER"), wrap=("TARGET", "REASON"))

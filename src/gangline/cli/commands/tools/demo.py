@@ -9,8 +9,9 @@ from ...console.options import reporting
 
 @click.command(short_help="Run a real workload with faults, and check it.")
 @click.option("--files", type=click.IntRange(min=20), metavar="N", help="Use only this many files. [all]")
+@click.option("--console", is_flag=True, help="Serve the web console meanwhile, and until Ctrl-C.")
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
-def command(files: int | None, debug: bool) -> None:
+def command(files: int | None, console: bool, debug: bool) -> None:
     """Run a real workload on a real nats-server, with faults, and check every claim.
 
     Starts an embedded nats-server, a gateway and three workers with four slots each, and compresses and hashes every
@@ -36,7 +37,7 @@ def command(files: int | None, debug: bool) -> None:
     configure_logging(level="warning" if debug else "error")
 
     def play() -> bool:
-        return run(perform(Screen(), "demo", limit=files))
+        return run(perform(Screen(), "demo", limit=files, console=console))
 
     if not reporting(play, debug)():
         raise SystemExit(1)

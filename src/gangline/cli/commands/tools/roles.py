@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,7 +15,12 @@ from ...console.options import reporting
 
 if TYPE_CHECKING:
     from ....schemas.names import Names
+    from ....schemas.permissions.jwt_config import JwtKeys
     from ....schemas.permissions.roles import User
+
+UPDATER: Final = "updater.creds"
+"""Who changes the accounts of running servers; among the keys."""
+_ANSWER_S: Final = 10.0
 
 
 @click.command(short_help="Write users and permissions for a nats-server, as configuration to include.")
@@ -40,7 +46,19 @@ if TYPE_CHECKING:
     "--days",
     type=click.IntRange(1, 36_500),
     metavar="NUMBER",
-    help="With --jwt: new credentials end after so many days; without it they do not end.",
+    help="Days after which new credentials of --jwt end. [never]",
+)
+@click.option(
+    "--resolver",
+    "directory",
+    metavar="DIR",
+    help="Directory in which the servers keep the accounts of --jwt, so that --push can change them.",
+)
+@click.option(
+    "--push",
+    "server",
+    metavar="URL",
+    help="Send the accounts of --jwt to the running servers, too. They must have been started with --resolver.",
 )
 @click.option(
     "--limit",
@@ -58,15 +76,17 @@ def command(
     nkeys: bool,
     folder: Path | None,
     days: int | None,
+    directory: str | None,
+    server: str | None,
     limits: tuple[str, ...],
     debug: bool,
 ) -> None:
     """Print nats-server configuration for the given users, each limited to what its roles need. Write it to a file and
-    include the file in the server's configuration; no server is contacted.
+    include the file in the server's configuration; no server is contacted, except with --push.
 
     A USER is NAME[@TENANT]=ROLE[+ROLE...][:POOL[.WORKER]], or a role alone. Roles are producer (submits, and calls
     through gateways), router (a Python client), owner (gangs by plain requests), gateway, worker, dispatcher,
-    coordinator and operator. Without USER: one user per role, except owner.
+    coordinator, observer (reads everything) and operator. Without USER: one user per role, except owner.
 
     Each TENANT gets its own account, which imports only what its producers, owners and workers need from Gangline's
     account. Use one for callers, or authors of tasks, you do not trust. Each is limited to 256 connections, 1000
@@ -83,8 +103,9 @@ def command(
     gangline roles gateway dispatcher operator worker web@shop=producer:images batch@lab=producer:video
     gangline roles --limit connections=20 --limit lab:payload=65536 --limit GANGLINE:store=50000000000 ...
     gangline roles --jwt secrets --days 90 gateway dispatcher operator worker web@shop=producer:images
+    gangline roles --jwt secrets --resolver /data/jwt --push tls://nats-1:4222 gateway dispatcher operator worker
     """
-    reporting(_write, debug)(users, account, namespace, nkeys, folder, days, limits)
+    reporting(_write, debug)(users, account, namespace, nkeys, folder, days, directory, server, limits)
 
 
 def _write(
@@ -94,6 +115,8 @@ def _write(
     nkeys: bool,
     folder: Path | None,
     days: int | None,
+    directory: str | None,
+    server: str | None,
     limits: tuple[str, ...],
 ) -> None:
     import shlex
@@ -111,13 +134,22 @@ def _write(
         raise InvalidRequest("--nkeys and --jwt are two forms of the same: give one of them")
     if days and not folder:
         raise InvalidRequest("--days is for the credentials that --jwt FOLDER writes: give both")
+    if (directory or server) and not folder:
+        raise InvalidRequest("--resolver and --push are for the accounts that --jwt FOLDER writes: give --jwt, too")
+    if server and not directory:
+        raise InvalidRequest("--push needs servers that keep their accounts: give --resolver DIR, too")
+    if directory and not directory.isprintable() or '"' in (directory or ""):
+        raise InvalidRequest(f"--resolver {directory!r} is no directory that a server's configuration can name")
     options += (
         ["--nkeys"] * nkeys + [f"--jwt={folder}"] * (folder is not None) + [f"--days={days}"] * (days is not None)
     )
+    options += [f"--resolver={directory}"] * bool(directory)
     options += [f"--limit={limit}" for limit in limits]
     line = shlex.join(["gangline", "roles", *options, *users])
     if folder:
-        _write_jwts(folder, Names(namespace), chosen, line, account, days, limits)
+        keys, accounts = _write_jwts(folder, Names(namespace), chosen, line, account, days, directory or "", limits)
+        if server:
+            _push(server, folder, keys, accounts)
         return
     text = configuration(
         Names(namespace), chosen, command=line, account=account, nkeys=nkeys, limits=map(parse_limit, limits)
@@ -132,8 +164,9 @@ def _write_jwts(
     command: str,
     account: str,
     days: int | None,
+    directory: str,
     limits: Sequence[str],
-) -> None:
+) -> tuple[JwtKeys, dict[str, str]]:
     """Keys and credentials that are in the folder are kept. Nothing is written unless everything can be."""
     from ....bus.settings.keys import KeyKind, KeyPair
     from ....schemas.permissions import jwt_config
@@ -162,25 +195,76 @@ def _write_jwts(
 
     keys, (own, system, *tenants) = folder / "keys", jwt_config.accounts_of(users, account)
     accounts = {name: key(keys / "accounts" / f"{name}.nk", KeyKind.ACCOUNT) for name in (own, system, *tenants)}
-    text = jwt_config.resolver_configuration(
-        names,
-        users,
-        jwt_config.JwtKeys(
-            operator=key(keys / "operator.nk", KeyKind.OPERATOR),
-            accounts=accounts,
-            users={user.name: signer_of(user, accounts[user.tenant or account].public) for user in users},
-        ),
-        issued_at=now,
-        command=command,
-        account=account,
-        limits=map(parse_limit, limits),
+    signers = jwt_config.JwtKeys(
+        operator=key(keys / "operator.nk", KeyKind.OPERATOR),
+        accounts=accounts,
+        users={user.name: signer_of(user, accounts[user.tenant or account].public) for user in users},
     )
+    written = folder / "resolver.conf"
+    earlier = jwt_config.tokens_in(written.read_text(encoding="utf-8")) if written.exists() else {}
+    tokens = jwt_config.account_jwts(
+        names, users, signers, issued_at=now, account=account, limits=map(parse_limit, limits), earlier=earlier
+    )
+    text = jwt_config.resolver_configuration(signers, tokens, command=command, directory=directory)
+    if directory:  # each time: what it may do grows with new versions
+        updater = KeyPair.new(KeyKind.USER)
+        secrets[keys / UPDATER] = jwt_config.updater_credentials(accounts[system], updater, issued_at=now)
     for path, secret in secrets.items():
         _write_secret(path, secret)
-    (folder / "resolver.conf").write_text(text, encoding="utf-8")
+    written.write_text(text, encoding="utf-8")
     named = [f"{name}:{ACCOUNT_KEY}={accounts[name].public}\n" for name in tenants]
     (folder / "tenants").write_text("".join(named), encoding="utf-8")
-    click.echo(f"wrote {folder / 'resolver.conf'}, and credentials of {len(users)} users to {folder / 'creds'}")
+    click.echo(f"wrote {written}, and credentials of {len(users)} users to {folder / 'creds'}")
+    return signers, tokens
+
+
+def _push(server: str, folder: Path, keys: JwtKeys, accounts: dict[str, str]) -> None:
+    """Have running servers take these accounts, and forget those of this folder that are left out."""
+    from ....bus.nats_bus import NatsBus, connect
+    from ....bus.settings.connection import ConnectionSettings
+    from ....bus.settings.keys import KeyPair
+    from ....schemas.errors.base import InvalidRequest
+    from ....schemas.permissions import jwt_config
+    from ...console.session import run
+
+    async def ask(bus: NatsBus, subject: str, body: str = "") -> Any:
+        answer = json.loads((await bus.request(subject, body.encode(), timeout_s=_ANSWER_S)).data)
+        if error := answer.get("error"):
+            raise InvalidRequest(f"a server refused {subject}: {error.get('description', error)}")
+        return answer.get("data")
+
+    async def push() -> None:
+        environ = os.environ
+        settings = ConnectionSettings.from_url(
+            server,
+            credentials_file=folder / "keys" / UPDATER,
+            tls_ca=environ.get("NATS_CA") or None,
+            tls_certificate=environ.get("NATS_CERT") or None,
+            tls_key=environ.get("NATS_KEY") or None,
+        )
+        bus = await connect(settings, name="gangline roles")
+        try:
+            for name, token in accounts.items():
+                account = keys.accounts[name].public
+                had = (await bus.request(jwt_config.claims_lookup(account), b"", timeout_s=_ANSWER_S)).data.decode()
+                if had and had != token and jwt_config.services_of(had) & jwt_config.services_of(token):
+                    await ask(bus, jwt_config.CLAIMS_UPDATE, jwt_config.without_services(token, keys.operator))
+                await ask(bus, jwt_config.CLAIMS_UPDATE, token)
+            known = set(await ask(bus, jwt_config.CLAIMS_LIST))
+            ours = {
+                path.stem: KeyPair(path.read_text(encoding="utf-8")).public
+                for path in (folder / "keys" / "accounts").glob("*.nk")
+            }
+            gone = {name: key for name, key in sorted(ours.items()) if name not in accounts and key in known}
+            if gone:
+                token = jwt_config.deletion_jwt(keys.operator, list(gone.values()), issued_at=int(time.time()))
+                await ask(bus, jwt_config.CLAIMS_DELETE, token)
+        finally:
+            await bus.close()
+        forgotten = f"; they have forgotten {', '.join(gone)}" if gone else ""
+        click.echo(f"the servers have {len(accounts)} accounts{forgotten}")
+
+    run(push())
 
 
 def _write_secret(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Simulated coordinators, and the operator who declares standing sets."""
+"""Simulated coordinators, and the operator that declares standing sets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import contextlib
 
 from ....bus.memory.server import MemoryBus
 from ....bus.port.bus import BucketSettings, KeyValue
+from ....bus.streams.history_recorder import HistorySettings
 from ....coordinator.service import Coordinator, CoordinatorState
-from ....coordinator.settings.scheduling import CoordinatorSettings
-from ....coordinator.settings.service import ServiceSettings
+from ....coordinator.settings.settings import CoordinatorSettings, ServiceSettings
 from ....schemas.errors.base import GanglineError
 from ....schemas.names import Names, WorkerId
 from ..plan.gang_plan import SetStep
@@ -40,7 +40,7 @@ class CoordinatorProcess(Process):
             bus=bus,
             names=world.names,
             settings=CoordinatorSettings(starve_after_s=self._starve_after_s),
-            shell=ServiceSettings(node=f"host-{self.name}"),
+            shell=ServiceSettings(node=f"host-{self.name}", history=HistorySettings(enabled=False)),
             ambient=world.ambient(node),
         )
         world.instances[node] = coordinator.instance
@@ -55,17 +55,17 @@ class CoordinatorProcess(Process):
 
     @property
     def gangs(self) -> int:
-        """Gangs that it knows."""
+        """Number of gangs that it knows."""
         return 0 if self.coordinator is None else int(self.coordinator.statistics().gangs.get("gangs", 0))
 
     def look(self) -> None:
-        """Check how long requests wait in its queue; not while something is going wrong with it."""
+        """Check how long requests wait in its queue, unless it has a fault."""
         world, now = self.world, self.world.now()
         if not self.leads or self.frozen or (self.bus is not None and not self.bus.connected):
             self._leads_since = None
             return
-        befell = world.troubles.befell(self.name, now - LOOK_S) or world.troubles.delayed(now - LOOK_S)
-        if self._leads_since is None or befell:
+        affected = world.troubles.affected(self.name, now - LOOK_S) or world.troubles.delayed(now - LOOK_S)
+        if self._leads_since is None or affected:
             self._leads_since = now
         assert self.coordinator is not None and self.coordinator.term is not None
         world.gangs.look_at_queue(self.coordinator.term.core.gangs(), since=self._leads_since)
@@ -77,7 +77,7 @@ class CoordinatorProcess(Process):
 
 
 class Operator:
-    """Declares sets over a connection of its own, and repeats what storage did not accept."""
+    """Declares sets over its own connection, and retries failed writes."""
 
     def __init__(self, world: Stage) -> None:
         self._world = world
@@ -96,16 +96,16 @@ class Operator:
 
     @property
     def wanted(self) -> dict[str, int]:
-        """How many gangs each set should have."""
+        """The declared number of gangs, by set."""
         return {name: step.gangs for name, step in self._declared.items()}
 
     def declare(self, step: SetStep) -> None:
-        """Declare this from now on."""
+        """Replace the declaration of a set."""
         self._declared[step.name] = step
         self._world.loop.spawn("operator", self._write(step), name=f"declare {step.name}")
 
     def again(self) -> None:
-        """A server that lost its memory may have lost the declarations: write them again."""
+        """Write all declarations again: a restarted server may have lost them."""
         for step in list(self._declared.values()):
             self.declare(step)
 
@@ -115,7 +115,7 @@ class Operator:
             self.declare(SetStep(at_s=0.0, name=name, gangs=0, record=None))
 
     def delete_in_vain(self, plan: WorkerPlan) -> None:
-        """Delete a worker's keys on a condition that is not met."""
+        """Try to delete a worker's keys with a condition that is not met."""
         worker = WorkerId(plan.pool, plan.name)
         keys = (self._world.names.alive_key(worker), self._world.names.registration_key(worker))
         self._world.loop.spawn("operator", self._delete_in_vain(keys), name=f"refused deletion of {worker}")
@@ -131,8 +131,8 @@ class Operator:
         return await self._bus.bucket(self._world.names.ledger_bucket, BucketSettings())
 
     async def _write(self, step: SetStep) -> None:
-        """Repeat until it has held for a moment: a leader whose server lost its memory writes what it knows again, and
-        may overwrite this."""
+        """Write until it has lasted for a moment: a leader whose server has lost its memory writes the old declaration
+        again, and may overwrite this one."""
         world, key = self._world, Names.gangset_key(step.name)
         stood = 0
         while self._declared[step.name] is step and stood < _LOOKS:

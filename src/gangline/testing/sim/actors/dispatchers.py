@@ -1,4 +1,4 @@
-"""Simulated dispatchers, and the operator who sets routes."""
+"""Simulated dispatchers, and the operator that sets routes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from ....bus.memory.server import MemoryBus
+from ....bus.streams.history_recorder import HistorySettings
 from ....dispatcher.durable.policies.settings import DispatcherSettings
 from ....dispatcher.durable.queue.queue_runner import QueueRunner
 from ....dispatcher.durable.service import Dispatcher, DispatcherState
@@ -40,6 +41,8 @@ class DispatcherProcess(Process):
             unknown_after_s=UNKNOWN_AFTER_S,
             age_step_s=traffic.age_step_s,
             result_inline_bytes=INLINE_BYTES,
+            history=HistorySettings(enabled=False),
+            window_tasks=traffic.window_tasks,
         )
         dispatcher = Dispatcher(
             bus,
@@ -57,7 +60,7 @@ class DispatcherProcess(Process):
 
     @property
     def running(self) -> bool:
-        """It is running, and nothing is about to stop it."""
+        """Whether it runs, and is neither frozen nor being stopped."""
         return (
             self.dispatcher is not None
             and self.dispatcher.state is DispatcherState.RUNNING
@@ -67,14 +70,14 @@ class DispatcherProcess(Process):
 
     @property
     def queues(self) -> dict[str, QueueRunner]:
-        """Queues that it believes it has."""
+        """The queues that it believes it owns."""
         return {} if self.dispatcher is None else self.dispatcher.queues
 
     def routed(self) -> Iterable[RoutedPool]:
         return () if self.dispatcher is None else self.dispatcher.router.pools.values()
 
     def stop(self) -> None:
-        """Like an operator's SIGTERM: it hands its queues over and leaves."""
+        """Stop it like SIGTERM: it hands its queues over and leaves."""
         dispatcher = self.dispatcher
         if dispatcher is None or dispatcher.state is not DispatcherState.RUNNING:
             return
@@ -89,7 +92,7 @@ class DispatcherProcess(Process):
 
 
 class RouteOperator:
-    """Writes routes over a connection of its own, and repeats what storage did not accept."""
+    """Writes routes over its own connection, and retries failed writes."""
 
     def __init__(self, world: Stage) -> None:
         self._world = world
@@ -99,11 +102,11 @@ class RouteOperator:
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to be written."""
+        """Whether a write is pending."""
         return self._writing > 0
 
     def write(self, step: RouteStep) -> None:
-        """Use this route from now on, except where a later one is written."""
+        """Write a route, unless a later one for the endpoint is written first."""
         self._newest[step.endpoint] = step
         self._writing += 1
         self._world.loop.spawn("operator", self._write(step), name=f"route of {step.endpoint}")

@@ -1,4 +1,4 @@
-"""What simulated clients do with durable tasks, one step of the plan at a time, through the public client."""
+"""Plays steps of a plan that concern durable tasks, through the public client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..plan.durable_plan import JobKind, JobStep
 from ..stage.stage import Stage
 
 PATIENCE_S = 80.0
-"""Timeout for results: no job takes this long, whatever goes wrong."""
+"""Timeout for results, longer than any job takes despite faults."""
 TRY_S = 1.0
 TRIES = 20
 PAUSE_S = 0.3
@@ -39,7 +39,7 @@ class JobStepRunner:
         return f"{step.request}: {' '.join(what) if step.bad is None else step.bad}"
 
     async def run(self) -> None:
-        """Play the step to its end. Errors that the step expects are handled here."""
+        """Play the step to its end. Expected errors are handled here."""
         step = self._step
         if step.series is not None:
             await self._repeat()
@@ -53,7 +53,7 @@ class JobStepRunner:
             return
         match step.kind:
             case JobKind.WATCH:
-                # Where due tasks may be late in their queue, as somebody who knows nothing but the id.
+                # Where due tasks may be late in their queue, watch like a client that only knows the id.
                 unseen = step.delay_s is not None and self._world.plan.elects
                 await self._watch(self._client.job(job.id) if unseen else job)
             case JobKind.REPLAY:
@@ -77,14 +77,14 @@ class JobStepRunner:
         client = self._client.options(
             key=step.key,
             timeout_s=step.timeout_s,
-            max_attempts=step.max_attempts,
+            max_attempts=step.max_attempts if step.says_attempts else None,
             priority=step.priority,
             idempotency_key=step.idempotency_key,
             deadline_s=step.deadline_s,
             delay_s=step.delay_s,
             cron=step.cron,
             ordered=step.ordered or None,
-            backoff_s=step.backoff_s,
+            backoff_s=step.backoff_s if step.says_attempts else None,
             result_ttl_s=None if step.keeps_result else 0.0,
         )
         try:
@@ -117,6 +117,7 @@ class JobStepRunner:
         assert bus is not None
         bad = step.bad
         subject = f"sim.task.{step.endpoint}.{step.method}" if bad is None else bad.subject
+        subject = self._world.names.of_tenant(subject, step.tenant)
         body = json.dumps(self._arguments()).encode() if bad is None else bad.body.encode()
         given = self._headers() if bad is None else dict(bad.headers)
         given["Nats-Msg-Id"] = f"raw-{step.number}"
@@ -140,11 +141,10 @@ class JobStepRunner:
 
     def _headers(self) -> dict[str, str]:
         step = self._step
-        found = {
-            "Gangline-Max-Attempts": str(step.max_attempts),
-            "gangline-backoff": f"{step.backoff_s:.3f}",
-            "Gangline-Priority": str(step.priority),
-        }
+        found = {"Gangline-Priority": str(step.priority)}
+        if step.says_attempts:
+            found["Gangline-Max-Attempts"] = str(step.max_attempts)
+            found["gangline-backoff"] = f"{step.backoff_s:.3f}"
         for name, value in (
             ("Gangline-Job", step.named),
             ("Gangline-Cron", step.cron),
@@ -159,7 +159,7 @@ class JobStepRunner:
                 found[name] = str(value)
         return found
 
-    # -- what becomes of it ---------------------------------------------------------------------------------------
+    # -- its end --------------------------------------------------------------------------------------------------
 
     async def _watch(self, job: Job) -> None:
         try:
@@ -187,7 +187,7 @@ class JobStepRunner:
             self._jobs.told_items(self._step, job.id, found)
 
     async def _replay(self, job: Job) -> None:
-        """Repeat until it succeeds; a replay that failed halfway is tried again."""
+        """Replay it, and retry until that succeeds; a replay may fail halfway."""
         for _ in range(TRIES):
             self._jobs.replays(self._step)
             try:
@@ -205,7 +205,7 @@ class JobStepRunner:
                 return
 
     async def _repeat(self) -> None:
-        """Create a schedule, or remove whatever is left of it."""
+        """Create a schedule, or remove what is left of one."""
         step, crons = self._step, self._jobs.crons
         if step.kind is JobKind.UNREPEAT:
             for _ in range(TRIES * 5):

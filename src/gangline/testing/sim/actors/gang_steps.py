@@ -1,10 +1,8 @@
-"""What simulated clients do with gangs, one step of the plan at a time, through the public client or with plain
-requests, as other languages do."""
+"""Plays steps of a plan that concern gangs, through the public client or with plain requests, as other languages do."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
 from ....bus.memory.server import MemoryBus
@@ -22,24 +20,22 @@ from ..plan.gang_plan import Breaking, GangKind, GangStep
 from ..plan.plan import Moment
 from ..stage.stage import Stage
 from ..tasks.tasks import rank_result, result_of
+from .steps import RequestRecorder
 
 LAST_WORD_S = 1.5
-"""How long after an acquire's deadline the coordinator may still answer."""
+"""How long after the deadline of an acquire the coordinator may still answer."""
 RELEASE_S = 5.0
 """How long a release is repeated, and how long to wait for its answer beyond the grace time."""
 ASK_S = 1.0
 
 
-class GangStepRunner:
+class GangStepRunner(RequestRecorder):
     """Plays one step for one client process."""
 
     def __init__(self, world: Stage, bus: MemoryBus | None, node: str, client: Client, step: GangStep) -> None:
+        super().__init__(world, node, client, f"gang step {step.number}")
         self._bus = bus
-        self._world = world
-        self._node = node
-        self._client = client
         self._step = step
-        self._uses = 0
 
     def __repr__(self) -> str:
         step = self._step
@@ -58,7 +54,7 @@ class GangStepRunner:
             case GangKind.SET_CALL:
                 await self._call_set()
 
-    # -- a gang of one's own --------------------------------------------------------------------------------------
+    # -- an owned gang --------------------------------------------------------------------------------------------
 
     async def _own(self) -> None:
         step = self._step
@@ -116,14 +112,8 @@ class GangStepRunner:
                 "broken": broken,
                 "meets": step.meets,
             }
-            try:
+            with self._recorded(request):
                 results = await gang.run("rank", **arguments)
-            except asyncio.CancelledError:
-                self._cancelled(request)
-                raise
-            except GanglineError as error:
-                self._failed(request, error)
-            else:
                 self._note(request, f"{results}")
                 bundles = step.bundles
                 least, most = sum(bundle.count for bundle in bundles), sum(bundle.most for bundle in bundles)
@@ -160,14 +150,8 @@ class GangStepRunner:
         request = self._begin(self._step.timeout_s, idempotent=True)
         client = self._client.options(timeout_s=self._step.timeout_s)
         expected = result_of(request.id)
-        try:
+        with self._recorded(request):
             value = await client.call(f"{self._step.target}.work", **self._arguments(request))
-        except asyncio.CancelledError:
-            self._cancelled(request)
-            raise
-        except GanglineError as error:
-            self._failed(request, error)
-        else:
             self._note(request, "ok")
             wanted = [expected] * len(value) if isinstance(value, list) else expected
             self._world.outcomes.succeeded(request, value, wanted)
@@ -193,8 +177,8 @@ class GangStepRunner:
         }
 
     async def _queue(self) -> None:
-        """Acquire, poll until it is formed or the step's time is over, keep it renewed, let a stranger try to release
-        it, release it."""
+        """Acquire a gang, poll until it is formed or the step's time is over, renew it, try to release it without its
+        token, and release it."""
         step, loop = self._step, asyncio.get_running_loop()
         owned = {"id": f"q{step.number}", "owner_token": f"owner{step.number}"}
         give_up_at = loop.time() + step.deadline_s + step.hold_s
@@ -211,7 +195,7 @@ class GangStepRunner:
     async def _ask(
         self, operation: GangOperation, body: dict[str, Any], *, timeout_s: float = ASK_S, stranger: bool = False
     ) -> GangState | None:
-        """One request and its one outcome. None: it failed, or the run is over."""
+        """Make one request and record its outcome. None: it failed, or the run is over."""
         request, bus = self._begin(timeout_s), self._bus
         assert bus is not None
         try:
@@ -245,29 +229,3 @@ class GangStepRunner:
     def _arguments(self, request: SimulatedRequest) -> dict[str, Any]:
         ending = "raise" if self._step.breaking is Breaking.RAISE else "return"
         return {"request": request.id, "duration_s": self._step.duration_s, "ending": ending}
-
-    async def _answer(self, request: SimulatedRequest, asked: Awaitable[object]) -> None:
-        try:
-            value = await asked
-        except asyncio.CancelledError:
-            self._cancelled(request)
-            raise
-        except GanglineError as error:
-            self._failed(request, error)
-        else:
-            self._note(request, "ok")
-            self._world.outcomes.succeeded(request, value, result_of(request.id))
-
-    def _failed(self, request: SimulatedRequest, error: GanglineError) -> None:
-        if request.outcome is not None:
-            return
-        self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
-        self._world.outcomes.failed(request, error.code, may_have_started=error.may_have_started)
-
-    def _cancelled(self, request: SimulatedRequest | None) -> None:
-        if request is not None and request.outcome is None:
-            self._note(request, "cancelled")
-            self._world.outcomes.cancelled(request)
-
-    def _note(self, request: SimulatedRequest, text: str) -> None:
-        self._world.trace.note(self._node, f"{request.id} of gang step {self._step.number} got {text}")

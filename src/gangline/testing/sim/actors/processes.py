@@ -1,4 +1,4 @@
-"""Simulated processes: each start is a new node of the loop, with a connection and randomness of its own."""
+"""Simulated processes: each start is a new node of the loop, with its own connection and randomness."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ....bus.memory.server import MemoryBus
+from ....bus.streams.history_recorder import HistorySettings
 from ....dispatcher.client.client import Client
 from ....dispatcher.pools.pool import RoutedPool
 from ....schemas.errors.base import GanglineError
+from ....schemas.records.workers import TaskPolicy
 from ....schemas.wire.frames import Load
 from ....worker.ledger.settings import WorkerSettings
 from ....worker.service import Worker
@@ -20,7 +22,7 @@ from ..plan.durable_plan import JobStep
 from ..plan.gang_plan import GangStep
 from ..plan.plan import Accident, PlanEvent, Step, WorkerPlan
 from ..stage.stage import Stage
-from ..tasks.tasks import SIM_POOLS
+from ..tasks.tasks import make_pool
 from .durable_steps import JobStepRunner
 from .gang_steps import GangStepRunner
 from .steps import StepRunner
@@ -39,7 +41,7 @@ class Runner(Protocol):
 
 
 class Process(ABC):
-    """Something that is started, frozen, thawed, killed, and restarted as a new process."""
+    """A process that can be started, frozen, thawed, killed, and restarted as a new one."""
 
     def __init__(self, world: Stage, name: str) -> None:
         self.world = world
@@ -81,19 +83,19 @@ class Process(ABC):
 
     @abstractmethod
     async def _main(self, bus: MemoryBus) -> None:
-        """The process, from its start to its own end."""
+        """Run the process until it exits by itself."""
 
     @property
     def frozen(self) -> bool:
         return self.world.loop.frozen(self.node)
 
     def crash(self) -> None:
-        """Like SIGKILL. It stays down until `start`."""
+        """Kill it, like SIGKILL. It stays down until `start`."""
         self.kill()
         self.world.trace.note("sim", f"{self.node} is dead")
 
     def kill(self) -> None:
-        """Stop it from doing anything more, and drop its connection."""
+        """Drop all its callbacks and its connection."""
         self.world.loop.crash(self.node)
         if self._restart is not None:
             self._restart.cancel()
@@ -109,7 +111,7 @@ class Process(ABC):
 
 
 class _OlderWorker(Worker):
-    """Like a version that had no channels."""
+    """Behaves like a version without channels."""
 
     def _channel_of(self, instance: str) -> str:
         return ""
@@ -122,19 +124,19 @@ class WorkerProcess(Process):
         super().__init__(world, plan.name)
         self.plan = plan
         self._having = having
-        """Which process has each id."""
+        """The process that owns each worker id."""
         self.worker: Worker | None = None
         self.model: WorkerModel | None = None
         self._first: WorkerProcess | None = None
-        """The process that it replaced."""
+        """The process that it has replaced."""
         self._served = False
         self.served_at: float | None = None
-        """Since when its present process has been serving; None: it is not."""
+        """Since when its current process has been serving; None: it does not serve."""
         self._displaced = False
-        """Another process is started in its place."""
+        """Whether another process is started in its place."""
 
     def twin(self) -> WorkerProcess:
-        """A second process with its id; this one is not restarted."""
+        """Create a second process with its id; this one is not restarted."""
         second = WorkerProcess(self.world, self.plan, self._having)
         second._starts = self._starts
         second._first = self
@@ -176,8 +178,10 @@ class WorkerProcess(Process):
         def journal(record: dict[str, Any]) -> None:
             self._journal(model, record)
 
+        declared = () if world.plan.durable is None else world.plan.durable.declared
+        declared += tuple((method, TaskPolicy(max_running=most)) for method, most in world.plan.limits)
         worker = (Worker if plan.channel else _OlderWorker)(
-            SIM_POOLS[plan.pool],
+            make_pool(plan.pool, declared),
             bus=bus,
             names=world.names,
             settings=WorkerSettings(
@@ -190,6 +194,7 @@ class WorkerProcess(Process):
                 heartbeat_ttl_s=plan.heartbeat_ttl_s,
                 drain_grace_s=DRAIN_GRACE_S,
                 send_tracebacks=False,
+                history=HistorySettings(enabled=False),
             ),
             ambient=world.ambient(node, plan.clock_skew_s),
             journal=journal,
@@ -212,6 +217,8 @@ class WorkerProcess(Process):
         world, event = self.world, record["event"]
         facts = " ".join(f"{key}={record[key]}" for key in record if key not in _USUAL)
         slots = f"{record['running']}+{record['reserved']}/{record['total']}"
+        if event == "fence":  # its twin, which woke up, has the id again: what runs here may be taken for dead
+            world.troubles.begin(self.name)()
         world.trace.note(model.node, f"journal {event} {facts} {slots}")
         model.record(record, world.loop.ran)
         world.gangs.journal(model.node, record)
@@ -234,16 +241,16 @@ class WorkerProcess(Process):
 
     @property
     def restarted(self) -> bool:
-        """Its present process is not the first one with its name."""
+        """Whether its current process is not the first one with its name."""
         return self._starts > 1
 
     @property
     def settled(self) -> bool:
-        """It is serving, and nothing is about to stop it."""
+        """Whether it serves, and is neither frozen nor being stopped."""
         return self.worker is not None and self.worker.state == "serving" and self.bus is not None and not self.frozen
 
     def operate(self, event: PlanEvent) -> None:
-        """What an operator asks it to do."""
+        """Carry out an operator's request."""
         worker = self.worker
         if worker is None or worker.state != "serving":
             return
@@ -259,6 +266,7 @@ class WorkerProcess(Process):
             model.dead = True
             self.world.ledger.worker_died(model)
         self.world.gangs.died(self.node)
+        self.world.limits.died(self.node)
         self.world.jobs.died(self.node)
         self.worker = self.served_at = None
         super().kill()
@@ -282,7 +290,7 @@ class ClientProcess(Process):
         super().__init__(world, name)
         self.client: Client | None = None
         self._steps: dict[asyncio.Task[None], str] = {}
-        """Steps of the present process that have not ended, and their nodes."""
+        """Unfinished steps of the current process, and their nodes."""
         self._waiting: list[AnyStep] = []
         """Steps that came due while no process was running."""
 
@@ -297,7 +305,7 @@ class ClientProcess(Process):
         await asyncio.Event().wait()  # until it is killed
 
     def begin(self, step: AnyStep) -> None:
-        """Have the present process play a step; if there is none now, the next one."""
+        """Let the current process play a step, or the next process if there is none now."""
         if self.client is None:
             self._waiting.append(step)
             return
@@ -331,12 +339,12 @@ class ClientProcess(Process):
 
     @property
     def running(self) -> bool:
-        """It can play steps."""
+        """Whether it can play steps."""
         return self.client is not None and not self.frozen
 
     @property
     def busy(self) -> int:
-        """Steps that have not ended."""
+        """Number of unfinished steps."""
         return len(self._steps) + len(self._waiting)
 
     def kill(self) -> None:
@@ -358,11 +366,11 @@ class ClientProcess(Process):
         return () if self.client is None else self.client._router.pools.values()
 
     def epochs(self) -> dict[str, int]:
-        """Names of the workers that this client knows."""
+        """Epochs of the workers that this client knows, by name."""
         return {known.id.worker: known.epoch for pool in self.routed() for known in pool.core.view.workers.values()}
 
     def counts(self) -> dict[str, int]:
-        """What this client believes it holds or waits for; all zero at rest."""
+        """Numbers of things that this client believes it holds or waits for; all zero at rest."""
         if self.client is None:
             return {}
         statistics = self.client.statistics()

@@ -1,10 +1,10 @@
-"""What simulated clients do, one step of the plan at a time, through the public client."""
+"""Plays steps of a plan, through the public client."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, cast
 
 from ....dispatcher.client.client import Client
@@ -21,21 +21,67 @@ ACQUIRE_S = 3.0
 """Timeout of steps that choose a worker or lease slots."""
 
 
-class StepRunner:
-    """Plays one step for one client process."""
+class RequestRecorder:
+    """Records the outcomes of a step's requests, and traces them; `step` names the step."""
 
-    def __init__(self, world: Stage, node: str, client: Client, step: Step) -> None:
+    def __init__(self, world: Stage, node: str, client: Client, step: str) -> None:
         self._world = world
         self._node = node
         self._client = client
-        self._step = step
+        self._label = step
         self._uses = 0
+        """Number of requests so far."""
+
+    @contextmanager
+    def _recorded(self, request: SimulatedRequest) -> Iterator[None]:
+        """Record how the request ends in the block, unless the block does that."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._cancelled(request)
+            raise
+        except GanglineError as error:
+            self._failed(request, error)
+
+    async def _answer(self, request: SimulatedRequest, asked: Awaitable[object], *, expected: object = None) -> None:
+        """Wait for the answer and record it. Never raises, except when cancelled."""
+        with self._recorded(request):
+            value = await asked
+            self._note(request, "ok")
+            wanted = result_of(request.id) if expected is None else expected
+            self._world.outcomes.succeeded(request, value, wanted)
+
+    def _failed(self, request: SimulatedRequest, error: GanglineError) -> None:
+        if request.outcome is None:  # otherwise it was answered, and this ended its selection, lease or gang
+            self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
+            started = error.may_have_started
+            self._world.outcomes.failed(request, error.code, may_have_started=started, lost=self._lost(error))
+
+    def _lost(self, error: GanglineError) -> str | None:
+        """The worker that the error reports as lost, if the checks should judge that."""
+        return None
+
+    def _cancelled(self, request: SimulatedRequest | None) -> None:
+        if request is not None and request.outcome is None:
+            self._note(request, "cancelled")
+            self._world.outcomes.cancelled(request)
+
+    def _note(self, request: SimulatedRequest, text: str) -> None:
+        self._world.trace.note(self._node, f"{request.id} of {self._label} got {text}")
+
+
+class StepRunner(RequestRecorder):
+    """Plays one step for one client process."""
+
+    def __init__(self, world: Stage, node: str, client: Client, step: Step) -> None:
+        super().__init__(world, node, client, f"step {step.number} ({step.kind})")
+        self._step = step
 
     def __repr__(self) -> str:
         return f"{self._step.kind} {self._step.pool}.{self._step.method} {self._step.ending}"
 
     async def run(self) -> None:
-        """Play the step to its end. Errors of requests, which the step expects, are handled here; others are raised."""
+        """Play the step to its end. Expected errors are handled here; others are raised."""
         match self._step.kind:
             case StepKind.CALL:
                 await self._call()
@@ -46,7 +92,7 @@ class StepRunner:
             case StepKind.LEASE | StepKind.HOLD:
                 await self._lease()
 
-    # -- the kinds ------------------------------------------------------------------------------------------------
+    # -- kinds of steps -------------------------------------------------------------------------------------------
 
     async def _call(self) -> None:
         step = self._step
@@ -65,7 +111,7 @@ class StepRunner:
         step = self._step
         request = self._begin(ACQUIRE_S)
         client = self._client.options(timeout_s=ACQUIRE_S, key=step.key)
-        try:
+        with self._recorded(request):
             async with client.choose_worker(f"{step.pool}.{step.method}") as selection:
                 self._world.holders[public_id(selection.token)] = (self._node, selection)
                 self._world.outcomes.extend(request, step.hold_s)
@@ -76,11 +122,6 @@ class StepRunner:
                     return
                 self._world.outcomes.extend(request, step.timeout_s)
                 await self._dispatch(selection, request)
-        except asyncio.CancelledError:
-            self._cancelled(request)
-            raise
-        except GanglineError as error:
-            self._failed(request, error)
 
     async def _dispatch(self, selection: Selection, request: SimulatedRequest) -> None:
         step = self._step
@@ -105,7 +146,7 @@ class StepRunner:
         step = self._step
         client = self._client.options(timeout_s=step.timeout_s, key=step.key)
         acquiring = self._begin()
-        try:
+        with self._recorded(acquiring):
             async with client.lease(step.pool, slots=step.slots, ttl_s=step.ttl_s) as lease:
                 self._world.holders[public_id(lease.token)] = (self._node, lease)
                 self._world.outcomes.failed(acquiring, "leased", may_have_started=False)
@@ -113,11 +154,6 @@ class StepRunner:
                     await asyncio.sleep(step.hold_s)
                 if step.kind is StepKind.LEASE:
                     await self._use(lease)
-        except asyncio.CancelledError:
-            self._cancelled(acquiring)
-            raise
-        except GanglineError as error:
-            self._failed(acquiring, error)
 
     async def _use(self, lease: Lease) -> None:
         step = self._step
@@ -148,36 +184,13 @@ class StepRunner:
     def _arguments(self, request: SimulatedRequest) -> dict[str, Any]:
         return {"request": request.id, "duration_s": self._step.duration_s, "ending": str(self._step.ending)}
 
-    async def _answer(self, request: SimulatedRequest, asked: Awaitable[object], *, expected: object = None) -> None:
-        """Wait for the answer and record what it was. Never raises, except when cancelled."""
-        try:
-            value = await asked
-        except asyncio.CancelledError:
-            self._cancelled(request)
-            raise
-        except GanglineError as error:
-            self._failed(request, error)
-        else:
-            self._note(request, "ok")
-            wanted = result_of(request.id) if expected is None else expected
-            self._world.outcomes.succeeded(request, value, wanted)
-
     def _failed(self, request: SimulatedRequest, error: GanglineError) -> None:
-        if request.outcome is not None:
-            return  # the request itself was answered; this ended its selection or lease
-        self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
-        if isinstance(error, DeadlineExceeded):
+        if request.outcome is None and isinstance(error, DeadlineExceeded):
             self._world.told_too_late(request)
-        outcomes = self._world.outcomes
-        outcomes.failed(request, error.code, may_have_started=error.may_have_started, lost=lost_worker(error))
+        super()._failed(request, error)
 
-    def _cancelled(self, request: SimulatedRequest) -> None:
-        if request.outcome is None:
-            self._note(request, "cancelled")
-            self._world.outcomes.cancelled(request)
-
-    def _note(self, request: SimulatedRequest, text: str) -> None:
-        self._world.trace.note(self._node, f"{request.id} of step {self._step.number} ({self._step.kind}) got {text}")
+    def _lost(self, error: GanglineError) -> str | None:
+        return lost_worker(error)
 
 
 async def _collect(items: object) -> list[object]:

@@ -1,27 +1,31 @@
-"""Each request has exactly one outcome, in time, and its caller is told the truth about what ran."""
+"""Each request has exactly one outcome, in time, which correctly tells its caller what ran; and no live worker is taken
+for lost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
-from ....schemas.deadline import CLOCKS_DIFFER
+from ....dispatcher.pools.pool import RoutedPool
+from ....dispatcher.routing.worker_table import WorkerEntry
+from ....runtime.timers import CLOCKS_DIFFER
 from ....schemas.errors.base import GanglineError, WorkerLost
 from ..history.checker import Checker
 
 TOLD_S = 0.05
-"""By then a caller knows that nobody is subscribed: from the server's answer to the message, and to the question that
-follows it."""
+"""After this time a caller knows that nobody is subscribed, from the server's answers to the message and to the CHECK
+that follows it."""
 HANG_SLACK_S = 0.5
-"""A deadline is measured by the caller's own clock: no delay on the way excuses more than scheduling."""
+"""Tolerance for scheduling. A deadline is measured by the caller's own clock, so no other delay is an excuse."""
 
 EARLY_SLACK_S = 0.05
-"""What is rounded off on the wire, at each step."""
+"""Rounding on the wire, at each step."""
 
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """One request, as its caller, the server and its task see it."""
+    """One request as seen by its caller, the server and its task."""
 
     id: str
     node: str
@@ -29,28 +33,27 @@ class SimulatedRequest:
     begun_at: float
     deadline_at: float
     starts: int = 0
-    """How often its task code began to run."""
+    """How often its task's code started."""
     returns: int = 0
-    """How often its task code returned a value."""
+    """How often its task's code returned a value."""
     outcome: str | None = None
     surely_not_started: bool = False
-    """Its caller was told that nothing of it ran."""
+    """Whether its caller was told that nothing ran."""
     sent_at: float | None = None
-    """When a message with it last reached the server."""
+    """When a message that contains it last reached the server."""
     heard: bool = False
-    """Somebody was subscribed then who may have run it."""
+    """Whether a worker that could have run it was subscribed then."""
 
 
 class Outcomes:
     """All requests of a run.
 
     Args:
-        checker: where to report.
+        checker: reports violations.
         clock: seconds since the beginning of the run.
-        excuses_doubt: whether something befell the way between a caller and the server, so that neither may know what
-            the other said.
-        may_be_lost: whether a worker, by name, has died, left, or been out of anybody's reach since then.
-        rate: seconds that the clock of that process counts in each second.
+        excuses_doubt: whether messages between the caller of the request and the server may have been lost or late.
+        may_be_lost: whether the worker of that name has died, left, or been unreachable since then.
+        rate: seconds that the clock of that process counts per second.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Outcomes:
         self._thawed_at: dict[str, float] = {}
 
     def begin(self, request_id: str, node: str, *, idempotent: bool, timeout_s: float) -> SimulatedRequest:
-        """A client sends it."""
+        """A client makes a request."""
         now = self._clock()
         request = SimulatedRequest(
             request_id, node, idempotent, begun_at=now, deadline_at=now + timeout_s / self._rate(node)
@@ -85,19 +88,19 @@ class Outcomes:
         return request
 
     def extend(self, request: SimulatedRequest, timeout_s: float) -> None:
-        """Its own time begins now: until now it waited for a slot."""
+        """Its time starts now, because it waited for a slot until now."""
         request.begun_at = self._clock()
         request.deadline_at = request.begun_at + timeout_s / self._rate(request.node)
 
     def reached(self, request_id: str, *, heard: bool) -> None:
-        """A message with it has reached the server. `heard`: somebody is subscribed there who may run it."""
+        """A message that contains it has reached the server. `heard`: a worker that may run it is subscribed."""
         request = self.requests.get(request_id)
         if request is not None:
             request.sent_at = self._clock()
             request.heard |= heard
 
     def body_started(self, request_id: str, node: str) -> None:
-        """Its task code begins to run."""
+        """Its task's code starts on a node."""
         request = self.requests[request_id]
         request.starts += 1
         if request.surely_not_started:
@@ -137,18 +140,17 @@ class Outcomes:
                 )
 
     def too_late(self, request: SimulatedRequest) -> None:
-        """The caller is told that its deadline has passed: so it must have, give or take the difference between
-        clocks."""
+        """The caller was told that its deadline has passed. Check that, up to the difference between clocks."""
         given_s, left_s = request.deadline_at - request.begun_at, request.deadline_at - self._clock()
         if left_s > given_s * CLOCKS_DIFFER + EARLY_SLACK_S:
             self._fail(f"{request.id} was told that its deadline has passed, {left_s:.3f} of {given_s:.3f} s before it")
 
     def cancelled(self, request: SimulatedRequest) -> None:
-        """The caller cancelled it; anything may have run."""
+        """The caller cancelled it: anything may have run."""
         self._end(request, "cancelled")
 
     def client_died(self, node: str) -> None:
-        """Its open requests end with it."""
+        """A client died: its open requests end."""
         self._dead.add(node)
         for request in list(self._open.values()):
             if request.node == node:
@@ -179,7 +181,7 @@ class Outcomes:
         return len(self._open)
 
     def counts(self) -> dict[str, int]:
-        """How many requests had each outcome."""
+        """Number of requests by outcome."""
         found: dict[str, int] = {}
         for request in self.requests.values():
             name = request.outcome or "open"
@@ -200,3 +202,39 @@ def lost_worker(error: GanglineError) -> str | None:
     """The name of the worker that an error reports as lost, together with what ran there."""
     worker = error.details.get("worker") if isinstance(error, WorkerLost) and error.may_have_started else None
     return worker.rpartition(".")[2] if isinstance(worker, str) else None
+
+
+class Routing(Protocol):
+    """A process with a router."""
+
+    @property
+    def node(self) -> str: ...
+
+    def routed(self) -> Iterable[RoutedPool]:
+        """Its pools."""
+        ...
+
+
+class LossWatch:
+    """Law `loss`: no router takes a live worker for lost. Compares the workers that routers drop with those that serve.
+
+    Args:
+        lives: whether the worker process of that name and instance is live: it serves and had no fault lately; in
+            particular, the ledger always had its heartbeat.
+    """
+
+    def __init__(self, checker: Checker, lives: Callable[[str, str], bool]) -> None:
+        self._checker = checker
+        self._lives = lives
+        self._known: dict[str, dict[str, WorkerEntry]] = {}
+        """Known workers by the process that knows them, and by name."""
+
+    def look(self, processes: Iterable[Routing]) -> None:
+        """Compare the known workers with those at the last call."""
+        for process in processes:
+            pools = list(process.routed())
+            known = {each.id.worker: each for pool in pools for each in pool.core.view.workers.values()}
+            for name, before in self._known.get(process.node, {}).items():
+                if not before.known and self._lives(name, before.instance):
+                    self._checker.fail("loss", f"{process.node} takes {before.id} for lost, which lives")
+            self._known[process.node] = known

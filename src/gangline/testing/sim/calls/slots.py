@@ -1,7 +1,7 @@
-"""A second set of books for each worker process, kept by the checker: laws L1 to L5 and L11.
+"""The checker's own model of each worker process: laws L1 to L5 and L11.
 
-It learns from the worker's journal, from the frames that pass, and from the code of the tasks, never from the
-worker's own counters. Those are compared with it.
+It is built from the worker's journal, the frames on the wire, and the tasks' code, never from the worker's own
+counters, which are compared with it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class LeaseModel:
     epoch: int
     ttl_s: float
     due_at: float
-    """When it ends if nothing more is heard: the latest time that the worker may believe."""
+    """When it ends without further use: the latest time that the worker may assume."""
     starts: int = 0
     busy: int = 0
     consumed: bool = False
-    """Single use, and its task has started; the `use` in the journal may still be to come."""
+    """Whether it is single-use and its task has started; the journal's `use` may follow later."""
     ended: str | None = None
     ended_at: float = 0.0
     granted_at: float = 0.0
     claimed: bool = False
     gang: str | None = None
-    """The gang whose seat it is: it ends when the gang ends here, not by time. Or it is a sublease of a seat."""
+    """The gang of its seat. A seat ends when the gang ends here, not by time; a sublease also names the gang."""
     subleases: list[LeaseModel] = field(default_factory=list["LeaseModel"])
-    """Of a seat: the subleases that were granted from its slots."""
+    """Of a seat: the subleases on its slots."""
 
     @property
     def taken(self) -> int:
@@ -53,7 +53,7 @@ class LeaseModel:
 
     @property
     def used(self) -> int:
-        """Slots that tasks run on, or that subleases have."""
+        """Slots used by tasks and subleases."""
         return self.busy + sum(sublease.taken for sublease in self.subleases)
 
     @property
@@ -64,7 +64,7 @@ class LeaseModel:
 
 @dataclass(slots=True)
 class Asked:
-    """A TASK frame as it was delivered."""
+    """A delivered TASK frame."""
 
     epoch: int
     at: float
@@ -73,7 +73,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a RESERVE frame requested."""
+    """The request in a RESERVE frame."""
 
     slots: int
     ttl_s: float
@@ -93,26 +93,25 @@ class WorkerModel:
     """The worker's own counters; None while it has none."""
     drain_grace_s: float
     aside: Callable[[], int] = lambda: 0
-    """Slots that the worker reserves for waiting gangs, or for hooks of seats that have ended; the journal does not
-    record these."""
+    """Slots reserved for waiting gangs, or for hooks of ended seats; the journal does not record these."""
     holds: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     """Slots held for commits in progress, by gang and generation."""
     slots: int = 0
-    """Its present total; set by the first record."""
+    """Its current number of slots; set by the first record."""
     epoch: int = 0
     leases: dict[str, LeaseModel] = field(default_factory=dict[str, LeaseModel])
     tasks: dict[str, tuple[int, str | None]] = field(default_factory=dict[str, tuple[int, str | None]])
-    """Started and not ended, by id: cost and token."""
+    """Cost and token of each running task, by id."""
     asked: dict[str, Asked] = field(default_factory=dict[str, Asked])
-    """TASK frames delivered, by id."""
+    """Delivered TASK frames, by id."""
     reserves: tuple[int, list[Terms]] = (0, [])
-    """RESERVE frames delivered in the loop's turn of that number."""
+    """A turn of the loop, and the RESERVE frames delivered in it."""
     bodies: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
-    """Task code that is running: cost and request."""
+    """Cost and request of each running task body."""
     body_starts_by_token: dict[str, int] = field(default_factory=dict[str, int])
     draining_since: float | None = None
     successor: WorkerModel | None = None
-    """The process that was given its id."""
+    """The process that took over its id."""
     has_id: Callable[[], bool] = lambda: True
     """Whether the ledger says so."""
     left: bool = False
@@ -121,14 +120,14 @@ class WorkerModel:
     froze_serving: bool = False
     thawed_at: float = 0.0
     guard_due: bool = False
-    """It was frozen for longer than FREEZE_S and has not taken a new epoch since."""
+    """Whether it was frozen for longer than FREEZE_S and has not taken a new epoch since."""
     turn: int = 0
     """The loop's turn of the last record."""
     used_before: int = 0
     """Slots in use when that turn began."""
     last_event: str = ""
 
-    # -- books ----------------------------------------------------------------------------------------------------
+    # -- the journal ----------------------------------------------------------------------------------------------
 
     @property
     def reserved(self) -> int:
@@ -144,11 +143,11 @@ class WorkerModel:
 
     @property
     def busy(self) -> bool:
-        """It has something that must be gone at rest."""
+        """Whether it has anything that must be gone at rest."""
         return bool(self.living or self.holds or self.running or self.bodies)
 
     def record(self, record: dict[str, Any], turn: int) -> None:
-        """Take one line of the worker's journal, written in the given turn of the loop."""
+        """Process one line of the worker's journal, written in that turn of the loop."""
         if turn != self.turn:
             self.check_turn()
             self.turn = turn
@@ -207,7 +206,7 @@ class WorkerModel:
         if self.draining_since is not None and (gang is None or "seat" in record):
             self._fail("L11", f"granted {token} while draining")
         delivered_in, terms = self.reserves
-        # Which of this turn's requests it answers shows in the answer; until then the most generous one counts.
+        # The answer will show which request of this turn it is for; until then assume the most generous one.
         claim_s = max((each.claim_s for each in terms if delivered_in == self.turn), default=record["ttl_s"])
         seat = self.leases.get(record.get("seat", ""))
         lease = self.leases[token] = LeaseModel(
@@ -333,7 +332,7 @@ class WorkerModel:
         return True
 
     def renewed(self, token: str) -> None:
-        """The worker has answered RENEWED to a renewal that it must not accept."""
+        """The worker has answered RENEWED to a renewal that it should have refused."""
         self._fail("L5", f"renewed token {token}, which had expired or ended")
 
     def refused(self, task_id: str, reason: str) -> None:
@@ -348,7 +347,7 @@ class WorkerModel:
     # -- bodies ---------------------------------------------------------------------------------------------------
 
     def body_started(self, number: int, request: str, cost: int, token: str | None, late_s: float | None) -> None:
-        """Task code begins to run in this process, this long after its caller's deadline (below 0: before it)."""
+        """A task's code starts in this process, this long after its caller's deadline (below 0: before it)."""
         self.bodies[number] = (cost, request)
         running = sum(each for each, _ in self.bodies.values())
         if running > max(self.slots, self.running):
@@ -367,7 +366,7 @@ class WorkerModel:
     # -- time -----------------------------------------------------------------------------------------------------
 
     def froze(self, *, serving: bool) -> None:
-        """It is frozen from now on. One that does not serve yet was never announced to anybody: it keeps its epoch."""
+        """It is frozen from now on. A process that does not serve yet keeps its epoch, because nobody knows it."""
         self.frozen_at, self.froze_serving = self.clock(), serving
 
     def thawed(self) -> None:
@@ -381,7 +380,7 @@ class WorkerModel:
         return not self.dead and not self.left
 
     def look(self, *, reachable: bool) -> None:
-        """Compare with the worker's own counters, and look for what should have ended by now (L4, L11)."""
+        """Compare with the worker's own counters, and find what should have ended by now (L4, L11)."""
         if not self.alive or self.frozen_at is not None or not self.slots_known:
             return
         self.check_turn()

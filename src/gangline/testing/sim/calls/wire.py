@@ -1,37 +1,39 @@
-"""Reads the frames that pass between clients and workers, for the checks and for the trace."""
+"""Reads what is on the wire: frames between clients and workers, for the checks and for the trace; and tokens."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
-from ....bus.port.bus import Message
+from ....bus.port.bus import KvEntry, Message
 from ....schemas.errors.base import MalformedMessage
-from ....schemas.names import public_id
-from ....schemas.wire import frames
+from ....schemas.names import MARK, PRIVATE, GangOperation, Names, Operation, public_id
+from ....schemas.wire import codec, frames
 from ....schemas.wire.frames import AnswerOp, RequestOp, ReserveFlag
 from ..history.checker import Checker, Trace
 from .slots import Terms, WorkerModel
 
 BUSY = 100
-"""Law `busy`: nobody sends one worker the same request, or asks it about the same job, more often than this in a
+"""Law `busy`: nobody sends one worker the same request, or a CHECK for the same task, more often than this within a
 second."""
 
 Asked = tuple[str, str, int]
-"""Which process was asked, the reply subject, and the id: while two processes have one id, both are asked."""
+"""Receiving process, reply subject and id: while two processes have one worker id, both receive the request."""
 
 
 class WireWatch:
-    """Taps the hub.
+    """Taps the server.
 
     Args:
-        models: the worker process with that bus name, if it is one.
-        turn: number of the loop's present turn.
+        models: returns the worker process with that bus name, if it is one.
+        turn: returns the number of the loop's current turn.
         clock: seconds since the beginning of the run.
-        reached: told of each plain task in a message that has reached the server, and of the message's subject.
-        durable: told of each durable task that is delivered: by which sender, to which worker process, of which job.
-        durable_reached: told of each durable task that has reached the server: from which sender, of which job.
-        granted: told of the token of each lease that is answered.
+        reached: called with each plain task that reaches the server, and its subject.
+        durable: called with each durable task that is delivered: sender, worker process and job.
+        durable_reached: called with each durable task that reaches the server: sender and job.
+        granted: called with the token of each granted lease.
     """
 
     def __init__(
@@ -56,17 +58,17 @@ class WireWatch:
         self._durable = durable
         self._durable_reached = durable_reached
         self._tasks: dict[Asked, str] = {}
-        """Names of the tasks there."""
+        """Task ids of TASK frames."""
         self._reserves: dict[Asked, Terms] = {}
         self._timely_renewals: set[Asked] = set()
         self._late_renewals: dict[Asked, str] = {}
-        """Public ids of the leases there."""
+        """Public ids of the leases that should not have been renewed."""
         self._sent_at: dict[tuple[str, str, object], deque[float]] = {}
-        """When a request was last sent, by worker process, sender, and what it is about."""
+        """When a request was last sent, by worker process, sender, and request."""
 
     def on_message(self, sender: str, message: Message) -> None:
         """A message has reached the server."""
-        # A registration names the real process; everything else belongs to the run.
+        # A registration names the real process, which differs between runs.
         self._trace.count(message.subject, b"" if ".reg." in message.subject else message.data)
         model = self._models(sender)
         if model is not None and message.subject.startswith("_INBOX."):
@@ -78,7 +80,7 @@ class WireWatch:
         try:
             envelope = frames.decode_request(message.data)
         except MalformedMessage:
-            return  # recorded at its delivery
+            return  # reported at its delivery
         for frame in envelope.frames:
             request = (frame[4] or {}).get("request") if frame[0] == RequestOp.TASK else None
             if request is not None:
@@ -124,7 +126,7 @@ class WireWatch:
                 key = (model.node, reply, frame[1])
                 if model.renewal_delivered(public_id(frame[2]), frame[3] / 1000):
                     self._timely_renewals.add(key)
-                elif key not in self._timely_renewals:  # else a duplicate: the answer may be the first one's
+                elif key not in self._timely_renewals:  # otherwise a duplicate: the answer may be to the first
                     self._late_renewals[key] = public_id(frame[2])
             case _:
                 pass
@@ -160,3 +162,74 @@ class WireWatch:
 
 def _brief(frame: frames.Frame) -> str:
     return " ".join(str(place)[:60] for place in frame[1:] if place not in (None, {}, []))
+
+
+_WORDS: Final = re.compile(rb"[A-Za-z0-9_~-]+")
+_OPEN: Final = (GangOperation.LIST, GangOperation.WHY, Operation.STATS)
+_TO_ALL: Final = (Operation.FORM, Operation.TEARDOWN)
+
+
+class SecretWatch:
+    """Law `secret`: only its holder can read a token. Taps the server.
+
+    Others can read every revision of the ledger, every event, requests from coordinators to workers, and answers to
+    `list`, `why`, `stats` and to a `get` without the owner's token.
+    """
+
+    def __init__(self, checker: Checker, names: Names) -> None:
+        self._checker = checker
+        self._names = names
+        self._secrets: dict[bytes, str] = {}
+        """Every token, and what it is for."""
+        self._read: dict[bytes, str] = {}
+        """Every word that others could read, and where."""
+        self._asked: set[str] = set()
+        """Reply subjects of requests whose answers anybody may read."""
+
+    def made(self, token: str, what: str) -> None:
+        """A token was given to its holder."""
+        if token.startswith(MARK):
+            return  # a public id is not a secret
+        word = token.encode()
+        self._secrets[word] = what
+        if word in self._read:
+            self._checker.fail("secret", f"{what}, {token}, can be read in {self._read[word]}")
+
+    def on_change(self, bucket: str, entry: KvEntry) -> None:
+        """One revision."""
+        if bucket == self._names.ledger_bucket:
+            self._can_read(entry.key, entry.key.encode(), entry.value or b"")
+
+    def on_message(self, sender: str, message: Message) -> None:
+        """A message has reached the server."""
+        subject = message.subject.removeprefix(f"{PRIVATE}.").removeprefix(f"{self._names.namespace}.")
+        if subject in self._asked:
+            self._can_read(f"an answer of {sender}", message.data)
+        elif b'"tokens"' in message.data or b'"owner_token"' in message.data:
+            self._collect(sender, message)
+        room, operation = subject.partition(".")[0], subject.rpartition(".")[2]
+        if room == "event" or (room == "worker" and operation in _TO_ALL):
+            self._can_read(message.subject, message.data)
+        if room in ("gang", "worker") and message.reply and self._is_open(operation, message.data):
+            self._asked.add(message.reply)
+
+    @staticmethod
+    def _is_open(operation: str, data: bytes) -> bool:
+        return operation in _OPEN or (operation == GangOperation.GET and b'"owner_token"' not in data)
+
+    def _collect(self, sender: str, message: Message) -> None:
+        if not message.data.startswith(b"{"):
+            return
+        body = codec.from_json(message.data)
+        for token in body.get("tokens", ()):
+            self.made(token, f"the token of a seat of {sender}")
+        if body.get("owner_token"):
+            self.made(body["owner_token"], f"the owner's token of gang {body.get('id')}")
+
+    def _can_read(self, where: str, *texts: bytes) -> None:
+        for text in texts:
+            for word in _WORDS.findall(text):
+                if word in self._secrets:
+                    self._checker.fail("secret", f"{where} has {self._secrets[word]}, {word.decode()}")
+                else:
+                    self._read[word] = where

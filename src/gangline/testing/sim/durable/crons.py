@@ -1,4 +1,4 @@
-"""Schedules: each firing is a task of its own, none comes twice, and none comes after the schedule's end."""
+"""Schedules: each firing becomes one task, and there is none after the schedule's end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..plan.durable_plan import JobStep
 from .records import JobModel
 
 SCHEDULED_S = 1.5
-"""How long a dispatcher may take to give the server a schedule that came as a task, also while dispatchers change."""
+"""How long dispatchers may take to create a schedule that was submitted as a task, even if they change meanwhile."""
 
 
 @dataclass(slots=True)
@@ -22,15 +22,15 @@ class CronModel:
 
     step: JobStep
     publishers: set[str] = field(default_factory=set[str])
-    """Client processes that are about to store it."""
+    """Client processes that are storing it."""
     stored_at: float | None = None
     ending_at: float | None = None
-    """When somebody first asked for its end."""
+    """When its cancellation was first requested."""
     ended_at: float | None = None
-    """When somebody was told that it has ended."""
+    """When its cancellation was confirmed."""
     fired: list[float] = field(default_factory=list[float])
     taken: int = 0
-    """How many of these have become tasks."""
+    """How many firings have become tasks."""
 
     @property
     def period_s(self) -> int:
@@ -45,7 +45,7 @@ class CronWatch:
     """All schedules of a run.
 
     Args:
-        models: where firings are entered, as tasks of their own.
+        models: firings are added here as tasks.
     """
 
     def __init__(
@@ -63,37 +63,37 @@ class CronWatch:
         self._models = models
         self._crons: dict[str, CronModel] = {}
 
-    # -- what clients do ------------------------------------------------------------------------------------------
+    # -- clients --------------------------------------------------------------------------------------------------
 
     def begins(self, step: JobStep, node: str) -> None:
-        """A client process is about to store it."""
+        """A client process begins to store it."""
         self._crons.setdefault(step.request, CronModel(step)).publishers.add(node)
 
     def stored(self, step: JobStep) -> None:
-        """Its publisher has the acknowledgement."""
+        """Its publisher got the acknowledgement."""
         self._crons[step.request].stored_at = self._clock()
 
     def left(self, step: JobStep, node: str) -> None:
-        """That client process has stopped trying."""
+        """That client process no longer tries to store it."""
         self._crons[step.request].publishers.discard(node)
 
     def publishers(self, step: JobStep) -> set[str]:
-        """Who may still store it, unless dead."""
+        """Client processes that may still store it, unless they died."""
         cron = self._crons.get(step.request)
         return set() if cron is None else cron.publishers
 
     def dooms(self, step: JobStep) -> None:
-        """Somebody asks for its end."""
+        """A client requests its cancellation."""
         cron = self._crons.get(step.request)
         if cron is not None and cron.ending_at is None:
             cron.ending_at = self._clock()
             self._check_fired(cron, cron.ending_at)
 
     def ended(self, step: JobStep) -> None:
-        """Somebody was told that it has ended."""
+        """A client was told that it has ended."""
         self._crons[step.request].ended_at = self._clock()
 
-    # -- what the server does -------------------------------------------------------------------------------------
+    # -- the server -----------------------------------------------------------------------------------------------
 
     def on_due(self, message: StreamMessage) -> None:
         """The stream of schedules has a new message."""
@@ -110,7 +110,7 @@ class CronWatch:
         cron.fired.append(now)
 
     def on_stored(self, message: StreamMessage) -> None:
-        """The stream of tasks has a new message. What was due before a cancellation may come after it."""
+        """The stream of tasks has a new message. A firing that was due before a cancellation may be stored after it."""
         cron = self._firing(message)
         if cron is None:
             return
@@ -121,20 +121,20 @@ class CronWatch:
         )
 
     def check_rest(self) -> None:
-        """Each firing has become a task."""
+        """Check that each firing has become a task."""
         for cron in self._crons.values():
             if cron.taken != len(cron.fired):
                 self._checker.fail("L10", f"{cron} fired {len(cron.fired)} times, and made {cron.taken} tasks")
 
     def _firing(self, message: StreamMessage) -> CronModel | None:
-        """The schedule that published it."""
+        """The schedule that published the message."""
         return self._crons.get(_request(message)) if "Nats-Scheduler" in (message.headers or {}) else None
 
     def firings(self) -> int:
         return sum(len(cron.fired) for cron in self._crons.values())
 
     def _check_fired(self, cron: CronModel, until: float) -> None:
-        """It fired as often as it should have."""
+        """Check that it fired as often as it should."""
         if cron.stored_at is None or self._troubles.delayed(cron.stored_at):
             return
         if not self._troubles.calm:  # a dispatcher has to schedule it

@@ -1,5 +1,5 @@
-"""How durable tasks end: once, with a record that is true, and a dead letter if they are dead; and nothing is left
-over."""
+"""The ends of durable tasks: each ends once, with a correct record, and a dead letter if it is dead; nothing is left
+behind."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ....schemas.wire.headers import SCHEDULE
 from ..history.checker import Checker, Trace
 from ..history.troubles import Troubles, pool_name
 from ..plan.durable_plan import UNKNOWN_AFTER_S, JobKind
-from ..tasks.durable_tasks import job_result
+from ..tasks.tasks import job_result
 from .records import JobModel
 
 
 class Ends:
-    """Watches the bucket of results, and looks at what is left in the end.
+    """Watches the bucket of results, and checks what is left at the end.
 
     Args:
-        models: by request.
-        bereaved: how often a dispatcher, or the server, may have forgotten something since then.
+        models: all tasks, by request.
+        bereaved: how often a dispatcher or the server may have lost state since then.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Ends:
         self._bereaved = bereaved
         self._objects = Objects(hub, names)
         self.loses_items = False
-        """Whether workers may keep so few items that some get lost."""
+        """Whether workers keep so few items that some may be lost."""
         self.records: dict[str, ResultRecord] = {}
         """By job."""
 
-    # -- what is written ------------------------------------------------------------------------------------------
+    # -- writes ---------------------------------------------------------------------------------------------------
 
     def on_change(self, bucket: str, entry: KvEntry) -> None:
         """A new revision of a key."""
@@ -80,7 +80,7 @@ class Ends:
             self.check_record(model, record)
 
     def result_of(self, record: ResultRecord) -> Any:
-        """What a record, or the object that it names, says the task returned."""
+        """The result in a record, or in the object that it names."""
         if record.object is None:
             as_is = record.encoding != "msgpack" or not isinstance(record.result, str)
             return record.result if as_is else codec.unpack(base64.b64decode(record.result))
@@ -91,7 +91,7 @@ class Ends:
         return codec.unpack(body) if record.encoding == "msgpack" else json.loads(body)
 
     def _removed(self, job: str) -> None:
-        """A deletion is right only for a dead task that is being replayed."""
+        """A record was deleted: allowed only for a dead task that is being replayed."""
         model = next((each for each in self._models.values() if each.job == job), None)
         record = self.records.pop(job, None)
         if model is None or record is None or record.state is not JobState.DEAD or not model.replaying:
@@ -101,8 +101,8 @@ class Ends:
         model.record, model.revived_at, model.attempts_before = None, self._clock(), record.attempts
 
     def check_record(self, model: JobModel, record: ResultRecord) -> None:
-        """The record is true."""
-        model.record, step = record, model.step
+        """Check that the record is correct."""
+        model.record, model.recorded_at, step = record, self._clock(), model.step
         match record.state:
             case JobState.DONE:
                 returned = [body for body in model.bodies if body.how == "returned"]
@@ -123,15 +123,15 @@ class Ends:
             self._fail("L10", f"{model} has {record.attempts} attempts of {model.most_attempts}")
 
     def _may_die(self, model: JobModel, record: ResultRecord) -> bool:
-        """Whether that is a reason to be dead."""
+        """Whether the task may be dead for that reason."""
         step = model.step
         if step.bad is not None:
             return record.reason is step.bad.reason
         last = record.attempts >= model.most_attempts
         match record.reason:
             case DeadReason.FAILED:
-                # A worker that may keep few items has lost some by the time that the next owner of the queue asks; and
-                # nobody asks forever for items that get lost again and again.
+                # A worker that keeps few items may have lost some before the next owner of the queue asks for them, and
+                # dispatchers give up on items that are lost repeatedly.
                 loses_items = self.loses_items or self._troubles.lossy
                 items_lost = loses_items and record.error is not None and record.error.code == StreamBroken.code
                 return last and (items_lost or any(body.how in ("raised", "stopped") for body in model.bodies))
@@ -139,16 +139,16 @@ class Ends:
                 return last and step.timeout_s is not None
             case DeadReason.CRASHED:
                 worker = record.worker.partition(".")[2]
-                return last and (self._troubles.befell(worker, model.asked_at) or self._bereaved(model.asked_at) > 0)
+                return last and (self._troubles.affected(worker, model.asked_at) or self._bereaved(model.asked_at) > 0)
             case DeadReason.EXPIRED:
-                # Headers count both from the publication; the SDK has the deadline begin when the delay is over.
+                # Headers count both from the publication; the SDK starts the deadline at the end of the delay.
                 delay_s = 0.0 if step.kind is JobKind.PUBLISH else step.delay_s or 0.0
                 due = None if step.deadline_s is None else model.asked_at + delay_s + step.deadline_s
                 return due is not None and self._clock() > due - 0.1
             case DeadReason.IMPOSSIBLE:
                 return step.method == "job_heavy"
             case DeadReason.UNKNOWN_ENDPOINT:
-                # No dispatcher need have seen its pool while that was in the ledger, if it was there only briefly.
+                # Dispatchers may not have seen its pool if that was in the ledger only briefly.
                 return self._troubles.lasted(pool_name(step.endpoint), model.asked_at, UNKNOWN_AFTER_S - 0.5)
             case _:
                 return False
@@ -157,19 +157,19 @@ class Ends:
 
     @property
     def settled(self) -> bool:
-        """Nothing is left in the stream or waits for its time, no attempt is recorded, and nothing runs."""
+        """Whether nothing is left in the streams, no attempt is recorded, and nothing runs."""
         stream = self._hub.streams.find(self._names.tasks_stream)
         running = any(each.running for each in self._models.values())
         waiting = any("@at" in (message.headers or {}).get(SCHEDULE, "@at") for message in self._scheduled())
         return (stream is None or not stream.messages) and not waiting and not running and not self.tries()
 
     def _scheduled(self) -> Iterable[StreamMessage]:
-        """Schedules, and what they have published and the stream of tasks need not have taken yet."""
+        """Schedules, and their messages that the stream of tasks may not have taken yet."""
         stream = self._hub.streams.find(self._names.schedules_stream)
         return () if stream is None else stream.messages.values()
 
     def tries(self) -> list[str]:
-        """Attempts that are recorded."""
+        """Recorded attempts."""
         return [entry.key for entry in self._hub.peek(self._names.results_bucket) if entry.key.startswith("try.")]
 
     def letters(self) -> dict[str, list[str]]:
@@ -182,7 +182,7 @@ class Ends:
         return found
 
     def check_rest(self) -> None:
-        """No more requests: each task has ended, once, and nothing is left."""
+        """Check, when there are no more requests, that each task has ended once and that nothing is left."""
         stream = self._hub.streams.find(self._names.tasks_stream)
         for message in [] if stream is None else stream.messages.values():
             self._fail("L10", f"at rest {message.subject} is still in the stream, at {message.sequence}")
@@ -220,12 +220,14 @@ class Ends:
         step = model.step
         kept = step.keeps_result or step.bad is not None
         if model.stored_at is None and not model.bodies:
-            return  # it never reached the stream, as far as anybody knows
+            return  # it may never have reached the stream
         if model.doomed and step.delay_s and not model.bodies:
             return  # cancelled while the server still delayed it, perhaps unanswered: nothing is recorded
         if kept:
             self._fail("L10", f"{model} was acknowledged, and has no end")
-        elif len(letters) > 1 or not (letters or model.doomed or any(body.how == "returned" for body in model.bodies)):
+        elif (len(letters) > 1 and not self._troubles.forgetful) or not (
+            letters or model.doomed or any(body.how == "returned" for body in model.bodies)
+        ):
             self._fail("L10", f"{model} was acknowledged and never returned; its dead letters: {letters}")
 
     def _check_items(self, model: JobModel, record: ResultRecord) -> None:
@@ -245,14 +247,14 @@ class Ends:
 
 
 class Objects:
-    """Reads the object store without a connection. See bus/storage/object_store.py for its format."""
+    """Reads the object store without a connection. See bus/storage.py for its format."""
 
     def __init__(self, hub: MemoryServer, names: Names) -> None:
         self._hub = hub
         self._bucket = names.objects_store
 
     def body(self, name: str) -> bytes | None:
-        """None: there is no object with that name, or it is incomplete."""
+        """An object's content. None: there is no object with that name, or it is incomplete."""
         stream = self._stream
         described = None if stream is None else stream.last(self._described_at(name))
         told = {} if described is None else json.loads(described.data)

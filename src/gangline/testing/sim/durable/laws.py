@@ -1,7 +1,7 @@
-"""Law L10, and the other promises about durable tasks, checked whenever one of them starts, ends or is reported.
+"""Law L10 and the other laws of durable tasks, checked whenever one starts, ends or is reported.
 
-It learns from the code of the tasks, from writes to the bucket of results, from the streams at the server, and from
-what clients are told; never from dispatchers.
+The facts come from the tasks' code, writes to the bucket of results, the server's streams, and answers to clients,
+never from dispatchers.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from ..plan.durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
 from ..plan.plan import LATENCY_S, MAX_DELAY_S
 from .crons import CronWatch
 from .ends import Ends
-from .idle import Idle, Room
-from .limits import Limits
+from .limits import Idle, Limits, Room, Turns
 from .records import JobModel, TaskBody
-from .turns import Turns
 
 DEADLINE_SLACK_S = 2.6
-"""As for calls: the longest delay of a message, and a freeze that the detector tolerates."""
+"""As for calls: the longest delay of a message, plus the longest freeze that the detector tolerates."""
 
 
 CANCEL_SLACK_S = 5.0
-"""How long a dispatcher may have looked before it starts one."""
+"""Time that a dispatcher may take to look up a task before it starts it."""
 
 ON_ITS_WAY_S = MAX_DELAY_S + 0.1
-"""How long a message to a worker may take;"""
+"""How long a message to a worker may take ..."""
 ON_ITS_WAY_CALM_S = 4 * LATENCY_S
-"""... and while nothing is going wrong."""
+"""... and without faults."""
 
 
 TRUSTED_S = 1.25
-"""For this long after another dispatcher has recorded that it has a queue, what the previous one starts may still
-arrive; clocks differ."""
+"""For this long after another dispatcher has taken a queue, tasks sent by the previous one may still arrive; clocks
+differ."""
 TAKEN_OVER_S = 2.0
-"""Within this part of a drain's grace somebody has the queue again, when all dispatchers were restarted."""
+"""After a restart of all dispatchers, one of them owns the queue again within this part of a drain's grace time."""
+HELD_UP_S = 1.0
+"""A record that is stored later than this after its task has ended was held up."""
 
 
 class JobWatch:
     """All durable tasks of a run.
 
     Args:
-        quiet_for: seconds since anything has gone wrong.
-        drains_for: how long that worker process has been draining, and its grace; None: it does not.
-        rooms: see durable_idle.
+        quiet_for: seconds since the last fault.
+        drains_for: how long that worker process has been draining, and its grace time; None: it does not drain.
+        rooms: see limits.Idle.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class JobWatch:
         self.by_number: dict[int, tuple[JobModel, TaskBody]] = {}
         self.crons = CronWatch(checker, trace, clock, troubles, self.models)
         self._senders: dict[tuple[str, str], str] = {}
-        """Of the latest attempt, by worker process and job."""
+        """When the latest attempt was sent, by worker process and job."""
         self._reached: dict[tuple[str, str], float] = {}
         """When the latest attempt of a job reached the server, by sender and job."""
         self._turns_at: dict[str, tuple[str, float]] = {}
-        """By endpoint: who last recorded that it has the queue, and when first."""
+        """By endpoint: the dispatcher that last recorded its ownership of the queue, and when it first did."""
         self._limits: Limits | None = None
         self._turns: Turns | None = None
         self._idle: Idle | None = None
@@ -126,15 +126,15 @@ class JobWatch:
             )
             self._idle = Idle(checker, clock, traffic, self.models, quiet_for=quiet_for, rooms=rooms)
 
-    # -- what clients do ------------------------------------------------------------------------------------------
+    # -- clients --------------------------------------------------------------------------------------------------
 
     def asked(self, step: JobStep) -> None:
-        """A client is about to publish it."""
+        """A client begins to publish it."""
         if step.request not in self.models:
             self.models[step.request] = JobModel(request=step.request, step=step, asked_at=self._clock())
 
     def stored(self, step: JobStep, job: str) -> None:
-        """Its publisher has the acknowledgement."""
+        """Its publisher got the acknowledgement."""
         if step.series is not None:
             self.crons.stored(step)
             return
@@ -146,36 +146,36 @@ class JobWatch:
         model.job = job
 
     def dooms(self, step: JobStep) -> None:
-        """Somebody asks to cancel it."""
+        """A client requests its cancellation."""
         self.models[step.request].doomed = True
 
     def cancelled(self, step: JobStep) -> None:
-        """Somebody was told that it is cancelled."""
+        """A client was told that it is cancelled."""
         self.models[step.request].cancelled_at = self._clock()
 
     def is_dead(self, job: str) -> bool:
-        """Its record says so."""
+        """Whether its record says that it is dead."""
         record = self.ends.records.get(job)
         return record is not None and record.state is JobState.DEAD
 
     def replays(self, step: JobStep) -> None:
-        """Somebody begins to replay it."""
+        """A client begins to replay it."""
         self.models[step.request].replaying += 1
 
     def replayed(self, step: JobStep) -> None:
-        """Somebody was told that it is being replayed."""
+        """A client was told that it is being replayed."""
         self.models[step.request].replayed += 1
 
     def not_replayed(self, step: JobStep, error: GanglineError) -> None:
-        """Somebody was told that it was not replayed: right only if another request has, or may have, replayed it."""
+        """A client was told that it was not replayed: allowed only if another request has or may have replayed it."""
         if isinstance(error, JobError) and self._troubles.lossy:
-            return  # its queue is being taken over, and what the server sends for that comes again after 30 s
+            return  # its queue is being taken over, and lost messages for that are delivered again after 30 s
         model = self.models[step.request]
         if model.replaying < 2:
             self._fail("outcome", f"{model} is dead, and cannot be replayed: {error.message}")
 
     def told(self, step: JobStep, job: str, value: Any) -> None:
-        """Somebody who waited got a result."""
+        """A client that waited got a result."""
         record = self.ends.records.get(job)
         if record is None or record.state is not JobState.DONE or self.ends.result_of(record) != value:
             self._fail("outcome", f"{step.request} ({job}) gave {value!r}, and its record is {record}")
@@ -187,7 +187,7 @@ class JobWatch:
             self._fail("outcome", f"{step.request} ({job}) gave the items {items}, and its record is {record}")
 
     def told_error(self, step: JobStep, job: str, error: GanglineError) -> None:
-        """Somebody who waited, or cancelled, got an error."""
+        """A client that waited, or cancelled, got an error."""
         record, code = self.ends.records.get(job), error.code
         state = None if record is None else record.state
         match code:
@@ -204,14 +204,14 @@ class JobWatch:
             case "deadline_exceeded":
                 truth = False
             case _:
-                truth = step.kind is JobKind.CANCEL  # whoever cancels gives up at some time
+                truth = step.kind is JobKind.CANCEL  # clients give up a cancellation after some time
         if not truth:
             self._fail("outcome", f"{step.request} ({job}) ended with {code} ({error.message}); its record: {record}")
 
-    # -- what task code does --------------------------------------------------------------------------------------
+    # -- the tasks' code ------------------------------------------------------------------------------------------
 
     def body_started(self, number: int, node: str, request: str, cost: int, context: TaskContext) -> None:
-        """An attempt begins."""
+        """An attempt starts."""
         now = self._clock()
         model = self.models.get(f"{request}@{context.job}") or self.models.get(request)
         if model is None:
@@ -226,7 +226,7 @@ class JobWatch:
         if not body.late:
             self._check_start(model, body)
             if self._limits is not None and self._turns is not None:
-                self._limits.starts(model, context)
+                self._limits.starts(model, node, context)
                 self._turns.starts(model, body)
         if self._idle is not None:
             self._idle.started(node)
@@ -250,13 +250,13 @@ class JobWatch:
             self._idle.look()
 
     def died(self, node: str) -> None:
-        """A process is gone, and its code with it."""
+        """A process died, and its attempts with it."""
         for _, body in self.by_number.values():
             if body.node == node and body.ended_at is None:
                 body.ended_at, body.how = self._clock(), "died"
 
     def sent(self, sender: str, node: str, job: str) -> None:
-        """A worker process is about to be told to run it."""
+        """An attempt is about to be delivered to a worker process."""
         self._senders[node, job] = sender
 
     def reached(self, sender: str, job: str) -> None:
@@ -272,9 +272,9 @@ class JobWatch:
             self._turns_at[endpoint] = holder, self._clock()
 
     def _is_late(self, model: JobModel, body: TaskBody) -> bool:
-        """Whether it comes from a dispatcher that lost its queue so recently that it may not have known when it sent
-        this, and that its successor may not have known of this when it asked the worker. (Servers deliver in order
-        what passes through one of them; in a cluster each message may be late by itself, as here.)"""
+        """Whether it was sent by a dispatcher that lost its queue so recently that it may not have known that yet, and
+        its successor may have asked the worker before this arrived. (One server delivers in order; in a cluster, as
+        here, single messages may be late.)"""
         if self._troubles.calm or model.job is None:
             return False
         stream = self._hub.streams.find(self._names.tasks_stream)
@@ -294,8 +294,10 @@ class JobWatch:
         return reached_at <= noted_at + TRUSTED_S and self._clock() <= reached_at + slack_s
 
     def explained(self, body: TaskBody) -> bool:
-        """Whether it may be, or may have been, taken for dead: something went wrong with its process since it began."""
-        return body.late or self._troubles.befell(body.worker, body.since) or self._troubles.befell(SERVER, body.since)
+        """Whether it may be or have been taken for dead, because its process had a fault since it started."""
+        return (
+            body.late or self._troubles.affected(body.worker, body.since) or self._troubles.affected(SERVER, body.since)
+        )
 
     def _check_start(self, model: JobModel, body: TaskBody) -> None:
         step, now = model.step, self._clock()
@@ -318,17 +320,25 @@ class JobWatch:
                     f"{other.ended_at:.3f} s (attempt {other.attempt}), {other.drained_s:.3f} s into its drain",
                 )
         end = self.ends.records.get(model.job or "")
-        if end is not None and end.state is not JobState.CANCELLED:
+        if end is not None and end.state is not JobState.CANCELLED and not self._recorded_late(model):
             self._fail("L10", f"{model} starts on {body.node}, though it has ended: {end.state} by {end.worker}")
         if model.cancelled_at is not None and not self._cancelled_late(model, end):
             self._fail("L10", f"{model} starts on {body.node}, though its cancellation was confirmed")
         self._check_attempts(model, body)
         self._check_times(model, body, now)
 
+    def _recorded_late(self, model: JobModel) -> bool:
+        """Whether the record was held up on its way from a dispatcher that was not heard: the next owner of the queue
+        may have looked for it before it was stored."""
+        stored = model.recorded_at
+        held_up = any(body.ended_at is not None and body.ended_at + HELD_UP_S < stored for body in model.life)
+        unheard = self._troubles.count(self._traffic.dispatchers, stored - HELD_UP_S) if self._traffic else 0
+        return held_up and unheard > 0
+
     def _cancelled_late(self, model: JobModel, end: ResultRecord | None) -> bool:
-        """Whether a cancelled task may start anyway: it was already on its way to its worker; or its dispatcher forgot
-        the cancellation, or had taken the task from the stream just when its publisher, who found no dispatcher,
-        cancelled it there. (Its result is then ignored.)"""
+        """Whether a cancelled task may start anyway: it was already on its way to its worker; or its dispatcher lost
+        the cancellation, or took the task from the stream just when its publisher, which found no dispatcher, cancelled
+        it there. (Its result is then ignored.)"""
         assert model.cancelled_at is not None
         on_its_way_s = (
             ON_ITS_WAY_CALM_S if self._troubles.calm else CANCEL_SLACK_S if self._troubles.late else ON_ITS_WAY_S
@@ -336,13 +346,13 @@ class JobWatch:
         if self._clock() <= model.cancelled_at + on_its_way_s:
             return True
         if end is not None and end.state is JobState.CANCELLED and not end.worker:
-            # Whoever has begun it by then does not know of the cancellation, and retries it if it fails.
+            # A dispatcher that started it before that does not know of the cancellation, and retries it if it fails.
             begun = any(body.since >= model.cancelled_at for body in model.bodies)
             return begun or self._clock() < model.cancelled_at + CANCEL_SLACK_S
         return self._bereaved(model.cancelled_at) > 0
 
     def _bereaved(self, since: float) -> int:
-        """How often a dispatcher, or the server, may have forgotten what it had not written down."""
+        """How often a dispatcher or the server may have lost unsaved state since then."""
         assert self._traffic is not None
         return self._troubles.count((*self._traffic.dispatchers, SERVER, SILENCE), since)
 
@@ -362,7 +372,7 @@ class JobWatch:
         if now < model.asked_at + delay_s - 0.01:
             self._fail("L10", f"{model} starts {model.asked_at + delay_s - now:.3f} s before its time")
         if step.deadline_s is not None and model.stored_at is not None and not self._troubles.late:
-            # From when it was stored, which was before its publisher knew, or from when its delay is over.
+            # Measured from when it was stored, which was before its publisher knew, or from the end of its delay.
             since = model.stored_at + delay_s if model.revived_at is None else model.revived_at
             late = now - (since + step.deadline_s)
             if late > DEADLINE_SLACK_S and not self._troubles.delayed(model.asked_at):
@@ -370,11 +380,12 @@ class JobWatch:
         raised = [each for each in model.life if each.how == "raised" and each.ended_at is not None]
         # One whose worker was taken for lost is retried at once.
         if raised and body.attempt > raised[-1].attempt and not self.explained(raised[-1]):
-            waited = now - (raised[-1].ended_at or 0.0)
+            # Of two runs of one attempt, the dispatcher may know only the one that failed first.
+            waited = now - min(each.ended_at or 0.0 for each in raised if each.attempt == raised[-1].attempt)
             if waited < step.backoff_s / 2 - 0.001:
                 self._fail("L10", f"{model} starts again {waited:.3f} s after it failed: backoff {step.backoff_s} s")
 
-    # -- what is written ------------------------------------------------------------------------------------------
+    # -- writes ---------------------------------------------------------------------------------------------------
 
     def on_stored(self, stream: str, message: StreamMessage) -> None:
         """A stream has a new message."""
@@ -384,7 +395,7 @@ class JobWatch:
             self.crons.on_stored(message)
 
     def counts(self) -> dict[str, int]:
-        """How many tasks ended in each way, and what went wrong with them."""
+        """Number of tasks by outcome, and of their faults."""
         found: dict[str, int] = {}
 
         def add(name: str, count: int = 1) -> None:
@@ -411,6 +422,7 @@ class JobWatch:
         add("firings of schedules", self.crons.firings())
         add("waits looked at", 0 if self._idle is None else self._idle.looked)
         add("turns kept", 0 if self._turns is None else self._turns.compared)
+        add("turns of tenants", 0 if self._turns is None else self._turns.passed)
         return dict(sorted(found.items()))
 
     def _fail(self, law: str, text: str) -> None:

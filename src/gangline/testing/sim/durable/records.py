@@ -1,4 +1,4 @@
-"""The checker's own records of durable tasks: what was requested, what runs where, how each ended."""
+"""The checker's model of durable tasks: what was requested, what runs where, and how each ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..plan.durable_plan import JobStep
 
 @dataclass(slots=True)
 class TaskBody:
-    """One attempt: code that runs, or ran."""
+    """One attempt that runs or ran."""
 
     number: int
     node: str
@@ -20,11 +20,11 @@ class TaskBody:
     since: float
     ended_at: float | None = None
     how: str = ""
-    """returned, raised, stopped; or died, with its process."""
+    """`returned`, `raised`, `stopped`, or `died` with its process."""
     drained_s: float | None = None
-    """For how long its worker had been draining when it ended, if it was."""
+    """How long its worker had been draining when it ended, if it was."""
     late: bool = False
-    """It took long to arrive, from a dispatcher that had handed the queue over meanwhile."""
+    """It arrived late, from a dispatcher that had lost the queue meanwhile."""
 
 
 @dataclass(slots=True)
@@ -35,20 +35,22 @@ class JobModel:
     step: JobStep
     asked_at: float
     stored_at: float | None = None
-    """When a publisher first had the acknowledgement."""
+    """When a publisher first got the acknowledgement."""
     job: str | None = None
-    """Its id, as far as it is known."""
+    """Its id, if known."""
     bodies: list[TaskBody] = field(default_factory=list[TaskBody])
     doomed: bool = False
-    """Somebody asked to cancel it."""
+    """Whether a cancellation was requested."""
     cancelled_at: float | None = None
-    """When somebody was told that it is cancelled."""
+    """When a client was told that it is cancelled."""
     told: list[str] = field(default_factory=list[str])
     record: ResultRecord | None = None
+    recorded_at: float = 0.0
+    """When its last record was stored."""
     replaying: int = 0
     """Requests that may be replaying it."""
     replayed: int = 0
-    """... of which this many were told that they did."""
+    """... and how many of these were told that they did."""
     revived_at: float | None = None
     """When the record of its last death was removed."""
     attempts_before: int = 0
@@ -56,7 +58,7 @@ class JobModel:
 
     @property
     def most_attempts(self) -> int:
-        """No attempt may have a greater number."""
+        """The highest allowed number of an attempt."""
         return self.attempts_before + self.step.max_attempts
 
     @property

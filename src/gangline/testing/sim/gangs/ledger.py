@@ -1,9 +1,8 @@
-"""Laws L7 and L9, and what L8 says about the ledger: a replay of every revision, as an observer with a watch sees
-them.
+"""Laws L7 and L9, and the part of L8 that concerns the ledger: a replay of every revision, as an observer with a watch
+sees them.
 
-Members and their gang's record change together, in one batch, in which the record is written last when members are
-granted and first when they are ended. So the observer judges when it sees the gang's record, and again when the
-batch is over.
+Members and their gang's record change together, in one batch. The record comes last when members are granted, and first
+when they are ended. So the checks run at each revision of the gang's record, and again at the end of the batch.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from ....schemas.records.workers import Registration
 from ..history.checker import Checker
 
 _HEARD_WITHIN_S = 2.0
-"""Within this time a leader knows of a declaration."""
+"""A leader knows a declaration after this time."""
 _SETTLED_AFTER_S = 5.0
-"""Within this time everybody has rewritten what a bucket that vanished had."""
+"""After this time the contents of a bucket that vanished have been written again."""
 STANDING = (GangState.FORMED, GangState.RETIRING)
 
 
@@ -38,7 +37,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """A token that a gang was granted."""
+    """A token granted to a gang."""
 
     gang: str
     generation: int
@@ -48,20 +47,20 @@ class Granted:
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """Everything that the ledger said about one gang."""
+    """The ledger's history of one gang."""
 
     formed: GangRecord | None = None
-    """The latest generation so far."""
+    """The newest generation."""
     torn: int = 0
     """The latest generation that was torn down; so were all before it."""
     torn_at: float = 0.0
     grace_s: float = 0.0
     lost: bool = False
-    """The bucket has vanished since."""
+    """Whether the bucket has vanished since."""
 
 
 class GangLedger:
-    """The ledger's gangs, members and leader, replayed."""
+    """Replays the ledger's gangs, members and leaders."""
 
     def __init__(
         self,
@@ -74,8 +73,8 @@ class GangLedger:
     ) -> None:
         """
         Args:
-            instance_of: of the coordinator with that bus name, if it is one.
-            on_torn: told of each generation whose end is written.
+            instance_of: returns the instance of the coordinator with that bus name, if it is one.
+            on_torn: called with each generation whose end is written.
         """
         self._checker = checker
         self._clock = clock
@@ -94,17 +93,17 @@ class GangLedger:
         """Gangs with writes in the batch in progress."""
         self._draining: dict[WorkerId, bool] = {}
         self._sets: dict[str, tuple[float, GangSetRecord]] = {}
-        """Since when they are declared like this."""
+        """The declared sets, and since when."""
         self._unsettled_until = 0.0
-        """The bucket vanished, and not everything has been rewritten yet."""
+        """After the bucket vanished: until then, not everything may have been written again."""
         self.held: dict[str, Held] = {}
-        """By public id, as are those granted; reported by the wire."""
+        """By public id of the token; from the wire."""
         self.granted: dict[str, Granted] = {}
-        """By token; all that ever were."""
+        """By public id of the token; never removed."""
         self.history: dict[str, History] = {}
         self.commits = 0
 
-    # -- what passes ----------------------------------------------------------------------------------------------
+    # -- revisions ------------------------------------------------------------------------------------------------
 
     def on_change(self, bucket: str, entry: KvEntry) -> None:
         """One revision, or a key that expires."""
@@ -137,7 +136,7 @@ class GangLedger:
                 pass
 
     def drains(self, worker: str) -> None:
-        """It has announced this to coordinators; its registration may say so later, when storage accepts it."""
+        """A worker has announced that it drains; its registration may follow later, when storage accepts it."""
         for known in self._registrations:
             if known.worker == worker:
                 self._draining[known] = True
@@ -152,7 +151,7 @@ class GangLedger:
         self._revision = entry.revision
 
     def on_write(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None:
-        """A write or a batch is over."""
+        """The end of a write or batch."""
         if bucket != self._names.ledger_bucket:
             return
         touched, self._touched = list(self._touched), {}
@@ -166,7 +165,7 @@ class GangLedger:
         self._leader_before = 0 if self._leader is None else self._leader[0]
 
     def _vanished(self) -> None:
-        """A new bucket begins."""
+        """The bucket vanished, and a new one begins."""
         self._leader, self._leader_before = None, 0
         self._members.clear()
         self._gangs.clear()
@@ -191,7 +190,7 @@ class GangLedger:
             self._fail("L9", f"{writer} wrote that {self._leader[1].instance} leads")
 
     def _check_fence(self, writer: str, writes: Sequence[KvWrite]) -> None:
-        """Called after the batch; batches of gangs do not write `leader`."""
+        """Called at the end of a batch; batches of gangs do not write `leader`."""
         keys = [write.key for write in writes]
         instance = self._instance_of(writer)
         leader = self._leader[1].instance if self._leader is not None else None
@@ -239,7 +238,7 @@ class GangLedger:
             self._on_torn(record)
 
     def _judge(self, gang: str, when: str) -> None:
-        """What an observer sees: all the members that the record names, or none."""
+        """Check what an observer sees: all members that the record names, or none."""
         record = self._gangs.get(gang)
         seen = {worker: member for (worker, of), member in self._members.items() if of == gang}
         wanted: dict[WorkerId, set[tuple[int, int, int, str]]] = {}
@@ -259,7 +258,7 @@ class GangLedger:
                 self._fail("L7", f"{when}, gang {gang} is {state}; of {worker} the ledger has {member}")
 
     def _check_spec(self, record: GangRecord) -> None:
-        """Everything that was requested, and nothing else; and a number of members within its range."""
+        """Check that the spec is as requested, with a number of members within its range."""
         first = record.spec.bundles[0]
         if not (first.min_count or first.count) <= first.count <= (first.max_count or first.count):
             self._fail("L7", f"gang {record.id} has {first.count} members, not {first.min_count} to {first.max_count}")
@@ -270,8 +269,8 @@ class GangLedger:
             self._fail("L7", f"gang {record.id} was asked for as {wants} and stands as {has}")
 
     def _retires(self, record: GangRecord, before: GangRecord | None) -> None:
-        """A roll (or a move, or fewer gangs) takes a gang away from callers: another one must be there for them. A set
-        of one gang may have no room for two; and a draining worker's gangs have to go."""
+        """A gang retires because of a roll, a move, or a smaller set: another one must serve the callers. (A set of one
+        gang may have no room for two, and gangs on a draining worker have to go.)"""
         name = record.gangset or ""
         if record.state is not GangState.RETIRING or before is None or before.state is not GangState.FORMED:
             return
@@ -288,13 +287,13 @@ class GangLedger:
             self._fail("roll", f"gang {record.id} retires, and no other of the {declared.gangs} of {name} is ready")
 
     def _granted(self, record: GangRecord, history: History) -> None:
-        """A generation is formed: is it the next one, with tokens that nobody had before?"""
+        """A generation is formed: check that it is the next one, with new tokens."""
         before, history.formed = history.formed, record
         if before is not None and before.generation == record.generation and before.seats == record.seats:
             if history.torn >= record.generation and not history.lost:
                 self._fail("L8", f"gang {record.id}: generation {record.generation} stands again after its teardown")
             history.lost = False
-            return  # rewritten, or retiring
+            return  # written again, or retiring
         lost, history.lost = history.lost, False
         if lost:
             history.torn = 0
@@ -313,12 +312,12 @@ class GangLedger:
             self._check_hold(record, seat)
 
     def _check_hold(self, record: GangRecord, seat: Seat) -> None:
-        """The worker must still be bound by its hold: one that gave it up wrote a new registration first."""
+        """Check that the worker is still bound by its hold: if it gave that up, it wrote a new registration first."""
         held, worker = self.held.get(seat.token), WorkerId(seat.pool, seat.worker)
         if held is None or (held.worker, held.gang, held.generation) != (worker, record.id, record.generation):
             self._fail("L7", f"gang {record.id} was granted {seat}, which was held as {held}")
             return
-        # Its epoch may be newer than the registration says yet.
+        # Its epoch may be newer than in its registration.
         revision, epoch = self._registrations.get(worker, (0, 0))
         if revision != held.reg_revision or epoch > seat.epoch:
             self._fail(
@@ -330,18 +329,18 @@ class GangLedger:
     # -- for other checks -----------------------------------------------------------------------------------------
 
     def stood(self, gang: str, generation: int) -> bool:
-        """That generation was committed at some time."""
+        """Whether that generation was ever committed."""
         history = self.history.get(gang)
         return history is not None and history.formed is not None and history.formed.generation >= generation
 
     def torn(self, gang: str) -> int:
-        """The latest generation that was torn down."""
+        """The newest generation that was torn down."""
         history = self.history.get(gang)
         return 0 if history is None else history.torn
 
     def stands(self, gang: str, generation: int, worker: WorkerId) -> bool:
-        """That generation was never ended, and the worker has members in it. (A worker that loses its member in a swap
-        is told so.)"""
+        """Whether that generation has not ended and has members on the worker. (A worker that loses its member in a
+        swap is told to end it.)"""
         history = self.history.get(gang)
         if history is None or history.lost or history.formed is None or history.torn >= generation:
             return False
@@ -349,11 +348,11 @@ class GangLedger:
         return here and history.formed.generation <= generation
 
     def standing(self, gangset: str) -> int:
-        """How many formed gangs of a set the ledger has."""
+        """Number of formed gangs of a set in the ledger."""
         return sum(each.gangset == gangset and each.state is GangState.FORMED for each in self._gangs.values())
 
     def at_rest(self, sets: Sequence[str]) -> list[str]:
-        """Records without an owner; sets that are declared own theirs."""
+        """Records that should not be left at rest: all but those of declared sets."""
         gangs = [
             f"gang.{gang} ({record.state.value})"
             for gang, record in self._gangs.items()

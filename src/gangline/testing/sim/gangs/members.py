@@ -1,7 +1,6 @@
-"""Law L8 at the members, and L7 as far as it concerns them: what runs of each gang, in which process, since when.
+"""Laws L7 and L8 at the members: which code of each gang runs, in which process, since when.
 
-It learns from the ledger's replay, from what workers are told, from their journals, and from the code of tasks and
-hooks.
+The facts come from the ledger's replay, requests to workers, their journals, and the code of tasks and hooks.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from ..history.checker import Checker, Trace
 from .ledger import GangLedger
 
 STOP_SLACK_S = 0.5
-"""What a member may take to stop beyond the grace time, once its process was told."""
+"""How long a member may run beyond the grace time after its process was told to stop it ..."""
 QUIET_SLACK_S = 1.0
-"""... and counted from the ledger's record, while nothing is going wrong."""
+"""... and after the ledger's record, without faults."""
 QUIET_BEFORE_S = 5.0
-"""... and nothing had gone wrong for this long before: there is a leader, and it has announced what it wrote."""
+"""There were no faults for this long before: there is a leader, and it has announced its writes."""
 WAITS_SLACK_S = 1.5
-"""What a waiting gang may stay beyond its time to live when nobody asks for it any more: a second, plus a check and a
-message."""
+"""How long a waiting gang may stay beyond its time to live when its owner has gone: a second, plus a check and a
+message ..."""
 COMMIT_IN_DOUBT_S = 5.0
-"""... and when the answer to its commit was lost: how long storage may take before it is asked again."""
+"""... plus, if the answer to its commit was lost, the time after which storage is asked again ..."""
 FOUND_OUT_S = 14.0
-"""... and since the last fault, if there was one: members read the ledger every ten seconds anyway."""
+"""... measured from the last fault, if there was one: members read the ledger every ten seconds anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberBody:
-    """Code of a member that is running: a task or a hook."""
+    """Running code of a member: a task or a hook."""
 
     node: str
     gang: str
@@ -51,12 +50,12 @@ class MemberBody:
 
 @dataclass(slots=True)
 class Told:
-    """What one worker process was told about ends."""
+    """The ends that one worker process was told about."""
 
     stop_by: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
     """By gang: generation, and when its members must have stopped."""
     tokens: dict[str, float] = field(default_factory=dict[str, float])
-    """Of seats that ended by themselves."""
+    """The same for single seats that ended."""
     thawed_at: float = 0.0
 
 
@@ -85,10 +84,10 @@ class GangWatch:
     ) -> None:
         """
         Args:
-            instance_of: of the coordinator with that bus name, if it is one.
-            frozen: whether that process stands still.
-            quiet_for: how long nothing has gone wrong; 0 while something does.
-            rate: seconds that the clock of that process counts in each second.
+            instance_of: returns the instance of the coordinator with that bus name, if it is one.
+            frozen: whether that process is frozen.
+            quiet_for: seconds since the last fault; 0 during one.
+            rate: seconds that the clock of that process counts per second.
         """
         self._checker = checker
         self._trace = trace
@@ -101,18 +100,20 @@ class GangWatch:
         """By process."""
         self._bodies: dict[int, MemberBody] = {}
         self._meetings: dict[tuple[str, str, int, int], Meeting] = {}
-        """By request, gang, generation and the owner's number of the attempt. (A member that stays may be a generation
-        ahead of its owner, who then retries in that one.)"""
+        """By request, gang, generation and the owner's number of the attempt. (A surviving member may be a generation
+        ahead of its owner, which then retries in that one.)"""
         self.owned: dict[str, tuple[str, Gang]] = {}
-        """By gang: its owner's process, and how the owner sees it."""
+        """By gang: the process of its owner, and the owner's view of it."""
         self.counts: Counter[str] = Counter()
         self._died_at: dict[str, float] = {}
         """By process."""
+        self._torn_at: list[tuple[float, str]] = []
+        """When which gang was torn down."""
 
-    # -- what workers are told, and say ---------------------------------------------------------------------------
+    # -- workers --------------------------------------------------------------------------------------------------
 
     def told(self, node: str, end: TeardownRequest) -> None:
-        """A teardown has reached a process."""
+        """A teardown request has reached a process."""
         told, stop_by = (
             self._told.setdefault(node, Told()),
             self._clock() + end.grace_s / self._rate(node) + STOP_SLACK_S,
@@ -143,7 +144,7 @@ class GangWatch:
             self.counts["torn down"] += 1
 
     def died(self, node: str) -> None:
-        """A process is gone, and its code with it."""
+        """A process died, and its code with it."""
         for number in [number for number, body in self._bodies.items() if body.node == node]:
             del self._bodies[number]
         self._told.pop(node, None)
@@ -161,7 +162,7 @@ class GangWatch:
     # -- the code of members --------------------------------------------------------------------------------------
 
     def starts(self, number: int, node: str, what: str, gang: GangContext, token: str | None) -> None:
-        """A task or a hook of a member begins."""
+        """A task or a hook of a member starts."""
         body = MemberBody(node=node, gang=gang.id, generation=gang.generation, rank=gang.rank, token=token, what=what)
         self._bodies[number] = body
         self.counts["members"] += 1
@@ -181,7 +182,7 @@ class GangWatch:
         self._bodies.pop(number, None)
 
     def runs(self, request: str, gang: GangContext) -> None:
-        """A rank of a run begins."""
+        """A rank of a run starts."""
         meeting = self._meetings.setdefault((request, gang.id, gang.generation, gang.run), Meeting())
         meeting.starts[gang.rank] += 1
         if meeting.starts[gang.rank] > 1:
@@ -192,7 +193,7 @@ class GangWatch:
         self._meetings[request, gang.id, gang.generation, gang.run].arrived.add(gang.rank)
 
     def passes(self, request: str, gang: GangContext, values: list[object]) -> None:
-        """A rank has passed the barrier and gathered."""
+        """A rank has passed the barrier and gathered values."""
         meeting = self._meetings[request, gang.id, gang.generation, gang.run]
         missing = set(range(gang.world_size)) - meeting.arrived
         if missing:
@@ -205,7 +206,8 @@ class GangWatch:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _torn(self, record: GangRecord) -> None:
-        """The ledger says that a generation has ended."""
+        """The end of a generation was written to the ledger."""
+        self._torn_at.append((self._clock(), record.id))
         reason = record.reason.partition(":")[0]
         self.counts[f"torn: {reason}"] += 1
         self._trace.note("ledger", f"gang {record.id} torn down in generation {record.generation}: {record.reason}")
@@ -214,6 +216,11 @@ class GangWatch:
             return
         if node_context(owner).run(lambda: gang.lost) is None:  # by its own clock
             self._fail("L5", f"gang {record.id} ended as its owner did not renew, and {owner} still trusts it")
+
+    def torn_within(self, at: float, seconds: float, owner: str) -> bool:
+        """Whether a gang of this process was torn down within so many seconds of a moment."""
+        near = (gang for torn_at, gang in self._torn_at if abs(torn_at - at) <= seconds)
+        return any(gang in self.owned and self.owned[gang][0] == owner for gang in near)
 
     def look(self) -> None:
         """Find members that should have stopped."""
@@ -232,7 +239,7 @@ class GangWatch:
                 self._look_alone(body, now)
 
     def _look_alone(self, body: MemberBody, now: float) -> None:
-        """However little its process was told."""
+        """Find those that should have stopped even if their process was told nothing."""
         history = self.ledger.history.get(body.gang)
         if history is None or body.generation > history.torn:
             return
@@ -242,7 +249,7 @@ class GangWatch:
             self._fail("L8", f"{body} still runs, {since:.1f} s after its grace time was over")
 
     def look_at_queue(self, gangs: Iterable[GangReply], *, since: float) -> None:
-        """L4 for requests that wait: what a leader has kept in its queue, undisturbed since then."""
+        """L4 for waiting requests: check the queue of a leader that had no fault since then."""
         now = self._clock()
         for gang in gangs:
             owner = gang.id.rpartition("-")[0].replace("_", ".")  # in the form in which the run makes tokens
@@ -255,7 +262,7 @@ class GangWatch:
                 self._fail("L4", f"gang {gang.id} still waits, {waited_s:.1f} s after {owner} died that asked for it")
 
     def check_rest(self, sets: list[str]) -> None:
-        """No more requests come."""
+        """Check, when there are no more requests, that nothing is left."""
         for body in self._bodies.values():
             self._fail("L8", f"at rest {body} still runs")
         for record in self.ledger.at_rest(sets):
@@ -266,5 +273,5 @@ class GangWatch:
 
 
 def meeting_value(request: str, rank: int, generation: int) -> list[object]:
-    """What a rank gives to the others."""
+    """The value that a rank passes to the others."""
     return [request, rank, generation]

@@ -1,11 +1,13 @@
-"""Reads what coordinators ask workers to do, for the checks (L7, L9) and for the trace."""
+"""Reads coordinators' requests to workers, and their answers about gangs, for the checks (L7, L9) and for the trace."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from pydantic import ValidationError
+
 from ....bus.port.bus import Message
-from ....schemas.messages.gangs import FormRequest, HoldReply, HoldRequest, TeardownRequest
+from ....schemas.messages.gangs import FormRequest, GangReply, HoldReply, HoldRequest, TeardownRequest
 from ....schemas.names import PRIVATE, Names, Operation, WorkerId, public_id
 from ....schemas.wire import headers
 from ..history.checker import Checker, Trace
@@ -16,7 +18,7 @@ Told = Callable[[str, TeardownRequest], None]
 
 
 class GangWire:
-    """Taps the hub."""
+    """Taps the server."""
 
     def __init__(
         self,
@@ -43,6 +45,9 @@ class GangWire:
         asked = self._holds.get(message.subject)
         if asked is not None:
             self._held(message, *asked)
+            return
+        if b'"seats"' in message.data and message.subject.startswith("_INBOX.") and self._coordinates(sender):
+            self._answered(sender, message)
             return
         subject = message.subject.removeprefix(f"{PRIVATE}.")
         if not subject.startswith(self._prefix) or not self._coordinates(sender):
@@ -73,6 +78,17 @@ class GangWire:
         subject = message.subject.removeprefix(f"{PRIVATE}.")
         if subject.startswith(self._prefix) and subject.endswith(f".{Operation.TEARDOWN}"):
             self._told(receiver, TeardownRequest.model_validate_json(message.data))
+
+    def _answered(self, sender: str, message: Message) -> None:
+        """The owner of a gang, or anybody who asks, is told of seats only after they were granted."""
+        try:
+            reply = GangReply.model_validate_json(message.data)
+        except ValidationError:
+            return  # it is about something else, or about many gangs
+        ungranted = [seat.rank for seat in reply.seats if public_id(seat.token) not in self._ledger.granted]
+        if ungranted:
+            what = f"ranks {ungranted} of {reply.id} {reply.generation}"
+            self._checker.fail("L7", f"{sender} answers with {what}, which were never committed")
 
     def _held(self, message: Message, worker: WorkerId, hold: HoldRequest) -> None:
         found = message.headers or {}

@@ -1,1 +1,1 @@
-"""What happened in a run, and what was wrong with it. Imports none of the other packages."""
+"""The trace of a run, its violations, and its faults. Imports none of the other packages."""

@@ -1,8 +1,8 @@
-"""What happened in a run, in order, and what the checks find wrong with it.
+"""The trace of a run, and the violations that the checks find.
 
-The tail of the trace is printed with a violation, its hash tells whether two runs are one. The laws themselves are
-checked elsewhere: in `calls` by `slots` (L1 to L5, L11), `ledger` (L6) and `outcomes` (each request ends once and is
-told the truth, and no "perhaps" where nobody received it), in `gangs` and `durable`, and at rest in `play` (L12).
+The end of the trace is printed with a violation; its hash shows whether two runs were the same. The laws themselves are
+checked elsewhere: in `calls` by `slots` (L1 to L5, L11), `ledger` (L6) and `outcomes` (each request ends once, with the
+truth, and without doubt if nobody received it), in `gangs` and `durable`, and at rest in `play` (L12).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 TAIL = 60
-"""Events kept for people to read."""
+"""Number of events kept for people to read."""
 
 
 class Trace:
-    """A list of events, each a time, a place and a text.
+    """A list of events, each with a time, a place and a text.
 
     Args:
         clock: seconds since the beginning of the run.
-        echo: called with each line as it happens; None: nothing is shown.
+        echo: called with each line as it happens; None: not called.
     """
 
     def __init__(self, clock: Callable[[], float], echo: Callable[[str], None] | None = None) -> None:
@@ -60,10 +60,11 @@ class Violation:
     """A law was broken."""
 
     law: str
-    """`L1` ... `L12`; or `outcome` (a request told wrong, twice or nothing), `doubt` (its caller is told that it may
-    have started, though nobody received it), `loss` (a worker that lives was taken for lost), `roll` (a roll took the
-    last gang that served), `roll-out` (a task that ended well while its worker drained started again), `busy` (one
-    request sent over and over), `hang`, `error` (an unexpected one)."""
+    """`L1` ... `L12`; or `outcome` (a request with a wrong outcome, two, or none), `doubt` (its caller is told that it
+    may have started, although nobody received it), `loss` (a live worker was taken for lost), `roll` (a roll retired
+    the last gang that served), `roll-out` (a task that succeeded while its worker drained started again), `busy` (one
+    request sent very often), `board` (people are shown something else than the ledger and the books of workers say),
+    `hang`, `error` (an unexpected one)."""
     at_s: float
     """Virtual seconds since the beginning."""
     text: str
@@ -75,12 +76,12 @@ class Violation:
 
 
 class Checker:
-    """Where checks report to.
+    """Collects violations.
 
     Args:
         clock: seconds since the beginning of the run.
-        trace: its tail goes into each violation.
-        on_first: called at the first violation, so that the run can be ended.
+        trace: its end is added to each violation.
+        on_first: called at the first violation, to end the run.
     """
 
     def __init__(self, clock: Callable[[], float], trace: Trace, on_first: Callable[[], None]) -> None:
@@ -88,11 +89,11 @@ class Checker:
         self.trace = trace
         self.violations: list[Violation] = []
         self.closed = False
-        """The run is over: what dying processes still do does not count."""
+        """The run is over: ignore what dying processes do."""
         self._on_first = on_first
 
     def fail(self, law: str, text: str) -> None:
-        """A law is broken. Whatever follows from that is of no interest, so only the first few violations are kept."""
+        """Report a broken law. Only the first few are kept, since others may be consequences."""
         if self.closed:
             return
         if len(self.violations) < 5:

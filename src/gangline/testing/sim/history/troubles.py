@@ -1,11 +1,11 @@
-"""What went wrong with whom, and when: what may explain that a task was started again."""
+"""Which faults affected what, and when: they may explain that a task was started again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 SERVER = "server"
-"""Of the server itself: it restarts, or JetStream has no leader."""
+"""The server itself: it restarts, or JetStream has no leader."""
 SILENCE = "silence"
 """A server of a cluster stops answering, or does not receive from the others: messages are late, but nothing is lost.
 """
@@ -14,12 +14,12 @@ WEATHER = ""
 
 
 def pool_name(pool: str) -> str:
-    """The names of troubles."""
+    """The name of a pool's troubles."""
     return f"pool {pool}"
 
 
 class Troubles:
-    """Of named processes, and of the server.
+    """The troubles of processes, pools and the server, by name.
 
     Args:
         clock: seconds since the beginning of the run.
@@ -28,21 +28,23 @@ class Troubles:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._spans: dict[str, list[list[float]]] = {}
-        """By name: from and until."""
+        """By name: start and end of each."""
         self._silent: set[str] = set()
         self.late = False
-        """Messages may have been held for so long that their deadlines mean nothing: a partition was healed recently.
-        """
+        """Messages may have been delayed beyond their deadlines, because a partition was healed recently."""
         self.calm = True
-        """Nothing has gone wrong so far."""
+        """There was no fault so far."""
         self.lossy = False
-        """Messages may have been lost on connections that held, which no server does: a storm that drops them has
-        begun. Whatever is redelivered because of that comes late."""
+        """A storm that drops messages has begun: they may be lost on live connections, unlike with real servers, and
+        redeliveries are late."""
+        self.forgetful = False
+        """The server restarted, and has forgotten the ids of messages that were removed: what a client sends again may
+        be stored again. If no result is kept, nobody can tell."""
         self.doubling = False
-        """Messages may have come twice, although no server sends them twice: a storm that duplicates them has begun."""
+        """A storm that duplicates messages has begun: they may arrive twice, unlike with real servers."""
 
     def begin(self, name: str) -> Callable[[], None]:
-        """Trouble begins for it. Returns a function to call when the trouble is over."""
+        """Begin a trouble; returns a function that ends it."""
         span = [self._clock(), float("inf")]
         self._spans.setdefault(name, []).append(span)
 
@@ -52,8 +54,8 @@ class Troubles:
         return end
 
     def hear(self, names: Iterable[str], heard: Iterable[str]) -> None:
-        """These workers and pools are in the ledger now. A worker that is not may be taken for dead by anybody, and a
-        pool that is not may be unknown."""
+        """Record which of these workers and pools are in the ledger now. Others may take a missing worker for dead, and
+        may not know a missing pool."""
         heard = set(heard)
         for name in names:
             if name not in heard and name not in self._silent:
@@ -63,19 +65,19 @@ class Troubles:
                 self._silent.discard(name)
                 self._spans[name][-1][1] = self._clock()
 
-    def befell(self, name: str, since: float, slack_s: float = 0.0) -> bool:
-        """Whether it had any trouble since then, or until shortly before."""
+    def affected(self, name: str, since: float, slack_s: float = 0.0) -> bool:
+        """Whether it had any trouble since then, or up to `slack_s` before."""
         return any(until >= since - slack_s for _, until in self._spans.get(name, ()))
 
     def delayed(self, since: float) -> bool:
-        """Whether a server did not answer, or did not pass everything on, since then."""
-        return self.befell(SERVER, since) or self.befell(SILENCE, since)
+        """Whether a server did not answer, or did not forward everything, since then."""
+        return self.affected(SERVER, since) or self.affected(SILENCE, since)
 
     def lasted(self, name: str, since: float, seconds: float) -> bool:
-        """Whether it had one trouble that lasted for this long and was not over by then."""
+        """Whether it had a trouble of at least this length that was not over before then."""
         now = self._clock()
         return any(until >= since and min(until, now) - begun >= seconds for begun, until in self._spans.get(name, ()))
 
     def count(self, names: Iterable[str], since: float) -> int:
-        """How many troubles any of them had since then."""
+        """Number of troubles of all of these since then."""
         return sum(1 for name in names for _, until in self._spans.get(name, ()) if until >= since)

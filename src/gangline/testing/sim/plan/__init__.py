@@ -1,1 +1,1 @@
-"""What happens in a run, drawn from its seed. Imports none of the other packages."""
+"""The plan of a run, drawn from its seed. Imports none of the other packages."""

@@ -1,8 +1,7 @@
-"""Plans with durable tasks: those of the same seed without, plus dispatchers, tasks, routes, and what goes wrong with
-them.
+"""Plans with durable tasks: the seed's plain plan, plus dispatchers, tasks, routes, and their faults.
 
-What the plain plan draws stays as it was (except that no worker is resized to zero, since its queue would then wait
-for ever); what is added here is drawn from its own random stream.
+The plain plan stays the same (except that no worker is resized to zero, since its queue would then wait forever);
+additions are drawn from their own random stream.
 """
 
 from __future__ import annotations
@@ -11,14 +10,16 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ....bus.memory.faults import FaultRates
 from ....schemas.records.jobs import DeadReason
 from ....schemas.records.routes import QueueRules, RouteRecord
+from ....schemas.records.workers import TaskPolicy
 from .durable_plan import Bad, DurableTraffic, JobEnding, JobKind, JobStep, RouteStep
-from .plan import DISPATCHER_FAULTS, Accident, Plan, PlanEvent, draw_plan
+from .plan import DISPATCHER_FAULTS, LATENCY_S, Accident, Plan, PlanEvent, Storm, draw_plan
 
 UNHEARD_SEEDS = 0.1
 HOLDER = "holder"
-"""Stands in an event for the dispatcher that has most queues at that moment."""
+"""In an event: the dispatcher that has the most queues at that moment."""
 
 
 def draw_durable_plan(seed: int) -> Plan:
@@ -49,22 +50,24 @@ def draw_durable_plan(seed: int) -> Plan:
     events += _roll_outs(random.Random(f"{seed}-roll-outs"), plan, steps)
     if not plan.calm:
         events += _unheard(random.Random(f"{seed}-unheard"), plan, dispatchers)
+    declared = _declared(random.Random(f"{seed}-policies"))
     return replace(
         plan,
         events=tuple(sorted(events, key=lambda event: event.at_s)),
         durable=DurableTraffic(
             dispatchers=dispatchers,
-            steps=steps,
+            steps=tuple(_as_declared(step, declared) for step in steps),
             routes=routes,
             age_step_s=age_step_s,
+            declared=declared,
             item_bytes=_item_bytes(random.Random(f"{seed}-item-bytes")),
         ),
     )
 
 
 def draw_unheard_plan(seed: int) -> Plan:
-    """The durable plan of a seed, but with two dispatchers and one fault only: the owner of the queues cannot be heard
-    while the other one takes them, and is heard again while there is something to do."""
+    """The durable plan of a seed, but with two dispatchers and only one fault: the owner of the queues cannot be heard
+    while the other one takes them, and is heard again while there is still work."""
     plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-only-unheard")
     assert plan.durable is not None
     at_s, for_s, lost = rng.uniform(0.5, 2.0), rng.uniform(3.2, 4.5), rng.choice((0, 1, 1))
@@ -78,11 +81,86 @@ def draw_unheard_plan(seed: int) -> Plan:
     )
 
 
+def draw_unacknowledged_plan(seed: int) -> Plan:
+    """The durable plan of a seed, but its submissions come at once, many without an acknowledgement, and the server
+    restarts when most of their tasks have ended: it has forgotten their ids when the clients send them again."""
+    plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-unacknowledged")
+    assert plan.durable is not None
+    at_s = rng.uniform(1.5, 2.0)
+    steps = [
+        # The first ones find everything that their clients need later.
+        replace(
+            step, at_s=0.2 if number % 3 == 0 else at_s + rng.uniform(0.0, 0.1), duration_s=min(step.duration_s, 0.1)
+        )
+        for number, step in enumerate(plan.durable.steps)
+        if step.kind in (JobKind.SUBMIT, JobKind.WATCH) and step.delay_s is None
+    ]
+    restart = PlanEvent(at_s=at_s + rng.uniform(2.0, 4.0), accident=Accident.SERVER_RESTART, target="", for_s=0.3)
+    rates = FaultRates(latency_s=LATENCY_S, storage_drop=0.4)
+    unheard = Storm(from_s=at_s, until_s=at_s + 0.1, rates=rates)
+    return replace(
+        plan,
+        steps=(),
+        events=(restart,),
+        storms=(unheard,),
+        traffic_s=max(plan.traffic_s, restart.at_s + 3.0),
+        durable=replace(plan.durable, steps=_sorted(tuple(steps))),
+    )
+
+
+def draw_tenants_plan(seed: int) -> Plan:
+    """The faults of the durable plan of a seed (in half of the plans none), while a tenant submits many more tasks than
+    the window of the queue holds, and others submit a few after it."""
+    plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-tenants")
+    assert plan.durable is not None
+    pool = rng.choice(sorted({worker.pool for worker in plan.workers}))
+    slots = sum(worker.slots for worker in plan.workers if worker.pool == pool)
+    window = rng.choice((8, 16, 32))
+    at_s = rng.uniform(0.3, 1.0)
+    waves = {
+        "lab": (6 * slots + 2 * window, at_s),
+        "shop": (3 * slots, at_s + 1.0),
+        "": (rng.choice((0, 6)), at_s + 2.0),
+    }
+    steps: list[JobStep] = []
+    for tenant, (count, begins_s) in waves.items():
+        for _ in range(count):
+            step = JobStep(
+                number=len(steps),
+                at_s=begins_s + rng.uniform(0.0, 0.3 if tenant == "lab" else 2.0),
+                client=rng.choice(plan.clients),
+                kind=JobKind.PUBLISH,
+                endpoint=pool,
+                method="job",
+                duration_s=rng.choice((0.2, 0.4, 0.6)),
+                endings=(JobEnding.RETURN,),
+                tenant=tenant,
+            )
+            steps.append(step)
+    faults = plan.events if rng.random() < 0.5 else ()
+    return replace(
+        plan,
+        steps=(),
+        events=faults,
+        storms=plan.storms if faults else (),
+        traffic_s=max(plan.traffic_s, at_s + 8.0),
+        durable=replace(
+            plan.durable,
+            steps=_sorted(tuple(steps)),
+            routes=(),
+            declared=(),
+            window_tasks=window,
+            # Each of the others may have a turn, and what was sent to free slots at the same time may start late.
+            most_passed=2 * (len(waves) - 1) + slots,
+        ),
+    )
+
+
 # -- routes -----------------------------------------------------------------------------------------------------------
 
 
 def _routes(rng: random.Random, pools: list[str], traffic_s: float) -> tuple[RouteStep, ...]:
-    """Most endpoints have rules from the beginning; some change during the run."""
+    """Most endpoints have a route from the beginning; some routes change during the run."""
     found: list[RouteStep] = []
     for endpoint in [*pools, "routed"]:
         if endpoint in pools and rng.random() < 0.4:
@@ -99,7 +177,7 @@ def _routes(rng: random.Random, pools: list[str], traffic_s: float) -> tuple[Rou
                 found.append(RouteStep(at_s=at_s + pause_s, endpoint=endpoint, route=route))
             else:
                 found.append(RouteStep(at_s=at_s, endpoint=endpoint, route=_route(rng, endpoint, pools, rules)))
-    # The last route of each endpoint lets it run.
+    # The last route of each endpoint is not paused.
     end = [step for step in found if not step.route.queue.paused]
     last = {step.endpoint: step.route for step in sorted(end, key=lambda step: step.at_s)}
     found += [RouteStep(at_s=traffic_s + 2.0, endpoint=endpoint, route=route) for endpoint, route in last.items()]
@@ -107,7 +185,7 @@ def _routes(rng: random.Random, pools: list[str], traffic_s: float) -> tuple[Rou
 
 
 def _rules(rng: random.Random) -> QueueRules:
-    """They last for the whole run, so that the checks can be strict."""
+    """The rules of an endpoint for the whole run, so that the checks can be strict."""
     return QueueRules(
         per_key=rng.choice((None, 1, 1, 2)),
         ordered=rng.random() < 0.1,
@@ -155,13 +233,13 @@ def _sorted(steps: Iterable[JobStep]) -> tuple[JobStep, ...]:
 
 
 def _padded(rng: random.Random, step: JobStep) -> JobStep:
-    """Now and then a task with a large result."""
+    """Give a few tasks a large result."""
     draw, size = rng.random(), rng.choice((2_000, 2_000, 300_000))
     return replace(step, padding=size) if draw < 0.1 and step.method == "job" and step.once is None else step
 
 
 def _crowd(rng: random.Random, plan: Plan, pools: list[str], first: int) -> tuple[JobStep, ...]:
-    """Now and then more tasks at once than there is room for, of all priorities: each has to wait its turn."""
+    """In some plans, more tasks at once than there are slots, with all priorities."""
     if rng.random() < 0.6:
         return ()
     endpoint, begins_s = rng.choice(pools), rng.uniform(0, plan.traffic_s / 2)
@@ -183,7 +261,7 @@ def _crowd(rng: random.Random, plan: Plan, pools: list[str], first: int) -> tupl
 
 
 def _replayed(rng: random.Random, plan: Plan, endpoints: list[str], first: int) -> tuple[JobStep, ...]:
-    """Now and then tasks that die and are replayed."""
+    """In some plans, tasks that die and are replayed."""
     if rng.random() < 0.5:
         return ()
     steps: list[JobStep] = []
@@ -208,7 +286,7 @@ def _replayed(rng: random.Random, plan: Plan, endpoints: list[str], first: int) 
 
 
 def _repeated(rng: random.Random, plan: Plan, endpoints: list[str], first: int) -> tuple[JobStep, ...]:
-    """Now and then schedules. Each is removed by its creator, and again by somebody else when everything is healed."""
+    """In some plans, schedules. Each is cancelled by its creator, and again by any client when all faults are over."""
     if rng.random() < 0.5:
         return ()
     steps: list[JobStep] = []
@@ -246,7 +324,7 @@ def _repeated(rng: random.Random, plan: Plan, endpoints: list[str], first: int) 
 
 
 def _twins(rng: random.Random, before: list[JobStep], step: JobStep) -> JobStep:
-    """Now and then the same task as an earlier one, with the same idempotency key."""
+    """Make some tasks repeat an earlier one, with the same idempotency key."""
     if step.kind not in (JobKind.SUBMIT, JobKind.WATCH) or rng.random() > 0.15:
         return step
     others = [each for each in before if each.once is not None]
@@ -325,12 +403,35 @@ def _bad(rng: random.Random, number: int, endpoint: str) -> Bad:
     return rng.choice(choices)
 
 
+def _declared(rng: random.Random) -> tuple[tuple[str, TaskPolicy], ...]:
+    """In some plans, tasks declare limits and attempts."""
+    if rng.random() < 0.75:
+        return ()
+    job = TaskPolicy(
+        max_running=rng.choice((None, 1, 2)),
+        per_key=rng.choice((None, None, 1)),
+        max_attempts=rng.choice((2, 3)),
+        backoff_s=rng.choice((0.05, 0.3)),
+    )
+    return (("job", job), ("job_items", TaskPolicy(max_running=1)))
+
+
+def _as_declared(step: JobStep, declared: Iterable[tuple[str, TaskPolicy]]) -> JobStep:
+    """Leave attempts and backoff to the declaration, if there is one. Every third step says them."""
+    policy = dict(declared).get(step.method)
+    if policy is None or policy.max_attempts is None or policy.backoff_s is None or step.number % 3 == 0:
+        return step
+    if step.once is not None or step.series is not None:
+        return step
+    return replace(step, max_attempts=policy.max_attempts, backoff_s=policy.backoff_s, says_attempts=False)
+
+
 def _item_bytes(rng: random.Random) -> int | None:
-    """Now and then workers that keep almost nothing."""
+    """In some plans, workers keep almost no items."""
     return rng.choice((0, 4, 30)) if rng.random() < 0.15 else None
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
+# -- faults -----------------------------------------------------------------------------------------------------------
 
 
 def _events(
@@ -357,7 +458,7 @@ def _events(
 
 
 def _roll_outs(rng: random.Random, plan: Plan, steps: tuple[JobStep, ...]) -> list[PlanEvent]:
-    """Now and then dispatchers and a worker are replaced at the same time, while something runs."""
+    """In some plans, dispatchers and a worker are replaced at the same time, while tasks run."""
     if rng.random() < 0.85:
         return []
     long = [step for step in steps if step.duration_s > 0.1 and step.endings[0] is JobEnding.RETURN] or list(steps)
@@ -375,8 +476,8 @@ def _roll_outs(rng: random.Random, plan: Plan, steps: tuple[JobStep, ...]) -> li
 
 
 def _unheard(rng: random.Random, plan: Plan, dispatchers: tuple[str, ...]) -> list[PlanEvent]:
-    """In one seed of ten with several dispatchers: mostly long enough for another to take over, and over while there
-    is something to start."""
+    """In one of ten seeds with several dispatchers. Mostly long enough for another to take over, and over while there
+    are still tasks to start."""
     if rng.random() >= UNHEARD_SEEDS or len(dispatchers) < 2:
         return []
     for_s = rng.choice((1.0, 2.0, 3.0, 3.6, 4.5, 6.0)) * rng.uniform(0.9, 1.1)

@@ -1,4 +1,4 @@
-"""The durable part of a plan: who submits which tasks with which options, which routes apply, which dispatchers run."""
+"""The durable part of a plan: tasks and their options, routes, and dispatchers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from enum import StrEnum
 
 from ....schemas.records.jobs import DeadReason
 from ....schemas.records.routes import RouteRecord
+from ....schemas.records.workers import TaskPolicy
 
+UNDECLARED = TaskPolicy()
 INLINE_BYTES = 1024
-"""What simulated dispatchers keep in the bucket of results."""
+"""Results up to this size are stored in the bucket, larger ones in the object store."""
 UNKNOWN_AFTER_S = 3.0
-"""How long simulated dispatchers wait for an endpoint that nobody serves."""
+"""How long simulated dispatchers wait for workers of an unknown endpoint."""
 
 
 class JobKind(StrEnum):
@@ -24,26 +26,26 @@ class JobKind(StrEnum):
     PUBLISH = "publish without the SDK"
     BAD = "publish what cannot run"
     REPLAY = "submit, and replay when it is dead"
-    """From here on, not among the kinds that every plan draws."""
+    """This and the following kinds are drawn separately."""
     REPEAT = "submit a schedule, and cancel it"
     REPEAT_RAW = "publish a schedule without the SDK, and cancel it"
     UNREPEAT = "cancel what is left of a schedule"
 
 
 class JobEnding(StrEnum):
-    """What one attempt does after its sleep."""
+    """What an attempt does after its sleep."""
 
     RETURN = "return"
     RAISE = "raise"
     NEVER = "never"
     """Sleeps until it is cancelled."""
     SLOW = "slow"
-    """... and takes a moment to stop."""
+    """Like NEVER, and takes a moment to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bad:
-    """A message that must become a dead letter. `{n}` in a text stands for the step's number."""
+    """A message that must become a dead letter."""
 
     subject: str
     body: str
@@ -53,7 +55,7 @@ class Bad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStep:
-    """One durable task. `at_s` counts from the beginning of the traffic."""
+    """One durable task. `at_s` is measured from the beginning of the traffic."""
 
     number: int
     at_s: float
@@ -63,40 +65,44 @@ class JobStep:
     method: str
     duration_s: float
     endings: tuple[JobEnding, ...]
-    """Of the first attempt, the second, and so on; all later ones end like the last."""
+    """By attempt; further attempts end like the last one."""
     items: int = 0
-    """Items that an attempt of `job_items` yields."""
+    """Number of items that an attempt of `job_items` yields."""
     key: str | None = None
     ordered: bool = False
     priority: int = 0
     deadline_s: float | None = None
     delay_s: float | None = None
     timeout_s: float | None = None
-    """Of one attempt."""
+    """Timeout of one attempt."""
     max_attempts: int = 3
     backoff_s: float = 0.1
+    says_attempts: bool = True
+    """Whether the submission says both; otherwise its task declares them."""
     keeps_result: bool = True
     once: int | None = None
-    """An idempotency key; steps with the same key differ only in who submits and when."""
+    """An idempotency key; steps with the same key differ only in client and time."""
     msgpack: bool = False
-    """Arguments that JSON cannot express."""
+    """Whether it has arguments that JSON cannot express."""
     cancel_after_s: float | None = None
-    """Cancel the whole step then, whatever it is doing. The job goes on."""
+    """When the client's code of the step is cancelled; the job continues."""
     doom_after_s: float = 0.0
-    """Of CANCEL and REPEAT: when, after it was stored. Of REPLAY: when, after it died."""
+    """CANCEL and REPEAT: time between storing and cancelling. REPLAY: time between its death and the replay."""
     at_once: int = 1
-    """Of REPLAY: how many clients do it at the same time."""
+    """REPLAY: number of clients that do it at the same time."""
     bad: Bad | None = None
     padding: int = 0
-    """Extra characters that it returns: a long result goes to the object store."""
+    """Number of extra characters in its result, which make it go to the object store."""
     period_s: int | None = None
-    """Of a schedule."""
+    """Period of a schedule."""
     series: int | None = None
     """Number of the schedule; several steps may concern one."""
+    tenant: str = ""
+    """PUBLISH: the account from which it comes, as the server would say; empty: Gangline's own."""
 
     @property
     def cron(self) -> str | None:
-        """How the period is written for the server."""
+        """The period as a cron expression."""
         if self.period_s is None:
             return None
         return f"*/{self.period_s} * * * * *" if self.number % 2 else f"@every {self.period_s}s"
@@ -114,7 +120,7 @@ class JobStep:
 
     @property
     def request(self) -> str:
-        """Names the task in its own arguments."""
+        """The task's name in its own arguments."""
         if self.series is not None:
             return f"cron{self.series}"
         return f"j{self.number}" if self.once is None else f"once{self.once}"
@@ -122,7 +128,7 @@ class JobStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteStep:
-    """An operator writes a route. Routes from before the traffic have an `at_s` below 0."""
+    """An operator writes a route; before the traffic if `at_s` is below 0."""
 
     at_s: float
     endpoint: str
@@ -131,23 +137,33 @@ class RouteStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableTraffic:
-    """The part of a plan that is about durable tasks."""
+    """The part of a plan that concerns durable tasks."""
 
     dispatchers: tuple[str, ...]
     steps: tuple[JobStep, ...]
     routes: tuple[RouteStep, ...]
     age_step_s: float = 10.0
-    """Of all dispatchers."""
+    """Setting of all dispatchers."""
+    window_tasks: int = 4096
+    """Setting of all dispatchers."""
+    most_passed: int | None = None
+    """How many tasks of other tenants may start, at most, while a task of a tenant could; None: not known."""
     item_bytes: int | None = None
-    """How many items workers keep that no dispatcher has taken; None: their default."""
+    """Limit on items that workers keep; None: their default."""
+    declared: tuple[tuple[str, TaskPolicy], ...] = ()
+    """What tasks declare, by method, in all pools."""
+
+    def policy(self, method: str) -> TaskPolicy:
+        """What a task declares."""
+        return dict(self.declared).get(method, UNDECLARED)
 
     def one_pool(self, endpoint: str) -> bool:
-        """Whether all its tasks go to one pool, whatever its route."""
+        """Whether all tasks of the endpoint always go to one pool."""
         routes = [step.route for step in self.routes if step.endpoint == endpoint]
         return len({pool for route in routes or [RouteRecord()] for pool in route.pools(endpoint)}) == 1
 
     def most(self, endpoint: str, rule: str) -> float | None:
-        """The most generous value that a rule of an endpoint ever has; None: it has no such rule at some time."""
+        """The highest value that a rule of an endpoint ever has; None: sometimes there is no such rule."""
         routes = [step.route.queue for step in self.routes if step.endpoint == endpoint]
         values = [getattr(rules, rule) for rules in routes]
         return max(values) if values and None not in values else None

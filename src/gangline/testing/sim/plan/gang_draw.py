@@ -1,7 +1,6 @@
-"""Plans with gangs: those of the same seed without, plus more workers, coordinators, gangs, and what goes wrong with
-them.
+"""Plans with gangs: the seed's plain plan, plus more workers, coordinators, gangs, and their faults.
 
-What the plain plan draws stays as it was; what is added here is drawn from its own random stream.
+The plain plan stays the same; additions are drawn from their own random stream.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from .gang_plan import BadStart, Breaking, GangKind, GangStep, GangTraffic, SetS
 from .plan import COORDINATOR_FAULTS, POOLS, Accident, Plan, PlanEvent, WorkerPlan, draw_plan
 
 LEADER = "leader"
-"""Stands in an event for whoever leads at that moment."""
+"""In an event: the coordinator that leads at that moment."""
 _NOTICED_LATE_S = (2.2, 2.49)
-"""A leader that is cut off for this long is deposed, and what it sent meanwhile still arrives when the link heals."""
+"""A leader that is cut off for this long is deposed, but its messages still arrive when the link heals."""
 
 
 def draw_gang_plan(seed: int) -> Plan:
@@ -58,7 +57,7 @@ def _starts(seed: int) -> Starts:
 
 
 def _workers(rng: random.Random, workers: tuple[WorkerPlan, ...]) -> tuple[WorkerPlan, ...]:
-    """Some more, here and there two on one machine."""
+    """Add workers; in some plans, several share a machine."""
     more = [
         WorkerPlan(
             name=f"w{number}",
@@ -79,12 +78,12 @@ def _workers(rng: random.Random, workers: tuple[WorkerPlan, ...]) -> tuple[Worke
     )
 
 
-# -- what is asked for ------------------------------------------------------------------------------------------------
+# -- gangs ------------------------------------------------------------------------------------------------------------
 
 
 def _sets(rng: random.Random, plan: Plan) -> tuple[SetStep, ...]:
-    """Declared at the beginning, then scaled, rolled or deleted. Members of one slot each, anywhere: the number of
-    slots says whether they fit."""
+    """Standing sets that are declared at the beginning, then scaled, rolled or deleted. Members have one slot and no
+    labels, so the number of slots decides whether they fit."""
     found: list[SetStep] = []
     patience = random.Random(f"gangline surge {plan.seed}")
     for number in range(rng.choice((0, 0, 1, 1, 2))):
@@ -126,9 +125,9 @@ def _sets(rng: random.Random, plan: Plan) -> tuple[SetStep, ...]:
 
 
 PATIENT_S = 30.0
-"""The deadline of those who wait for as long as it takes."""
+"""The deadline of steps that wait as long as necessary."""
 _FLAVOURS = ((8, 4, 3, 3, 1), (4, 2, 1, 1, 0), (1, 1, 6, 3, 2))
-"""How often each kind of step but SET_CALL occurs: mixed, mostly work, mostly held."""
+"""How often each kind of step except SET_CALL occurs: mixed, mostly work, mostly held."""
 
 
 def _steps(rng: random.Random, plan: Plan, sets: list[str]) -> tuple[GangStep, ...]:
@@ -148,7 +147,7 @@ def _steps(rng: random.Random, plan: Plan, sets: list[str]) -> tuple[GangStep, .
 
 
 def _with_ranges(seed: int, steps: tuple[GangStep, ...]) -> tuple[GangStep, ...]:
-    """With some seeds, some gangs accept fewer members, and take more."""
+    """In some plans, give some gangs a range of sizes."""
     rng = random.Random(f"gangline sizes {seed}")
     share = rng.choice((0.0, 0.0, 0.3, 1.0))
 
@@ -218,7 +217,7 @@ def _bundles(rng: random.Random, pools: list[str]) -> tuple[Bundle, ...]:
     return tuple(found)
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
+# -- faults -----------------------------------------------------------------------------------------------------------
 
 
 def _events(

@@ -1,4 +1,4 @@
-"""The gang part of a plan: who acquires which gangs, what they do with them, which sets are declared."""
+"""The gang part of a plan: gangs and their use, and standing sets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class GangKind(StrEnum):
     CALL = "gang, call single ranks"
     HOLD = "gang held idle"
     QUEUE = "gang asked for without waiting"
-    """As other languages do it: acquired, polled, renewed, a stranger tries to release it, released."""
+    """As in other languages: acquired, polled, renewed, a release attempt without the token, released."""
     VANISH = "gang whose owner vanishes"
-    """Nobody ever renews or releases it."""
+    """It is never renewed or released."""
     SET_CALL = "call to a standing set"
 
 
 class Breaking(StrEnum):
-    """What one rank does after it has met the others. All others return."""
+    """What one rank does after the barrier. All others return."""
 
     NOTHING = "nothing"
     RAISE = "raise"
@@ -31,12 +31,12 @@ class Breaking(StrEnum):
     NEVER = "never"
     """Sleeps until it is cancelled."""
     STUBBORN = "stubborn"
-    """... and ignores the first cancellation."""
+    """Like SLEEP, and ignores the first cancellation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangStep:
-    """One thing that one client does. `at_s` counts from the beginning of the traffic."""
+    """One step of one client. `at_s` is measured from the beginning of the traffic."""
 
     number: int
     at_s: float
@@ -53,20 +53,20 @@ class GangStep:
     ttl_s: float
     deadline_s: float
     runs: int
-    """Runs on all ranks one after another, or calls."""
+    """Number of runs on all ranks, one after another, or of calls."""
     together: bool
-    """The calls: all at once."""
+    """Whether all calls are made at once."""
     meets: bool
-    """The ranks of a run meet at a barrier and gather."""
+    """Whether the ranks of a run meet at a barrier and gather values."""
     duration_s: float
     breaking: Breaking
     timeout_s: float
-    """Of each run or call."""
+    """Timeout of each run or call."""
     retries: int
     partial: bool
     hold_s: float
     cancel_after_s: float | None
-    """Cancel the whole step then, whatever it is doing."""
+    """When the whole step is cancelled."""
     target: str = ""
     """The standing set that is called."""
 
@@ -79,11 +79,11 @@ class SetStep:
     name: str
     gangs: int
     record: str | None
-    """As it is written to the ledger."""
+    """The record as written to the ledger."""
 
 
 class BadStart(StrEnum):
-    """What members of one version of the standing sets do when they start."""
+    """How members of one version of the standing sets fail to start."""
 
     NOTHING = "nothing"
     RAISE = "raise"
@@ -92,27 +92,27 @@ class BadStart(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starts:
-    """Of members of standing gangs."""
+    """How members of standing gangs start."""
 
     takes_s: float = 0.0
     bad: BadStart = BadStart.NOTHING
-    """... those of this version; the others start well."""
+    """Members of this version start as `bad` says; the others start well."""
     version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangTraffic:
-    """The part of a plan that is about gangs."""
+    """The part of a plan that concerns gangs."""
 
     coordinators: tuple[str, ...]
     steps: tuple[GangStep, ...]
     sets: tuple[SetStep, ...]
     starve_after_s: float
-    """When slots begin to be reserved for the head of the queue."""
+    """Setting of all coordinators."""
     failing_starts: float
-    """How many members fail in their start hook, where the pool has one."""
+    """Share of members that fail in their start hook, if the pool has one."""
     starts: Starts = field(default_factory=lambda: Starts())
-    """What the start hooks of standing gangs do, where the pool has one, as long as there is traffic."""
+    """What the start hooks of standing gangs do while there is traffic, if the pool has one."""
 
     def summary(self) -> str:
         return (

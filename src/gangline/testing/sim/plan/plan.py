@@ -1,8 +1,7 @@
-"""What a seed means: who takes part, what they do when, and what goes wrong. Drawn in advance, so that it can be read.
+"""The plan of a seed: the processes, their steps, and faults. Drawn in advance, so that it can be printed.
 
-Each seed first draws which kinds of fault it has at all (swarm testing), since a run with every kind at once hides
-what two of them do together. One seed in eight has none, and there the laws about milliseconds (L6) are checked
-throughout.
+Each seed first draws the kinds of faults that it has (swarm testing), since a run with all kinds at once hides what two
+of them do together. One seed in eight has none; there the laws about milliseconds (L6) are checked all the time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ POOLS = ("alpha", "beta")
 LATENCY_S = 0.0005
 CALM_RATES = FaultRates(latency_s=LATENCY_S)
 MAX_DELAY_S = 0.5
-"""The longest delay of a single message by a fault, in seconds; partitions last longer."""
+"""Maximum delay of a single message by a storm, in seconds. Partitions last longer."""
 
 
 class TaskEnding(StrEnum):
@@ -51,7 +50,7 @@ class Accident(StrEnum):
     WORKER_FREEZE = "worker freeze"
     CLIENT_FREEZE = "client freeze"
     PARTITION = "partition"
-    """Neither end notices it: everything arrives late."""
+    """Neither end notices: everything arrives late."""
     DISCONNECT = "disconnect"
     SERVER_RESTART = "server restart"
     STORAGE_OUTAGE = "storage outage"
@@ -59,25 +58,26 @@ class Accident(StrEnum):
     RESIZE = "resize"
     COORDINATOR_CRASH = "coordinator crash"
     COORDINATOR_FREEZE = "coordinator freeze"
-    """From here on, only in plans with gangs."""
+    """This and the following ones: only in plans with gangs."""
     LEADER_PARTITION = "leader partition"
     DISPATCHER_CRASH = "dispatcher crash"
-    """From here on, only in plans with durable tasks."""
+    """This and the following ones: only in plans with durable tasks."""
     DISPATCHER_FREEZE = "dispatcher freeze"
     DISPATCHER_PARTITION = "dispatcher partition"
     DISPATCHER_STOP = "dispatcher stop"
     DISPATCHER_UNHEARD = "dispatcher unheard"
-    """What it sends does not arrive, for a while; it still receives everything."""
+    """Its messages do not arrive for a while; it still receives everything."""
     WORKER_TWIN = "worker twin"
-    """A worker is frozen until a second process with its id has taken its place, and wakes up."""
+    """A worker is frozen until a second process with its id has taken its place, and then wakes up."""
     ROLL_OUT = "roll-out"
     """All dispatchers stop and a worker drains at the same time, and all of them are restarted."""
     SILENCE = "silence"
-    """A server is frozen: nothing passes through it, connections to it stay up, and everything arrives late."""
+    """A server is frozen: connections to it stay up, but everything arrives late."""
     SPLIT = "split"
     """A server and the others cannot communicate."""
     REFUSED_DELETE = "refused delete"
-    """Somebody deletes a worker's keys on a condition that is not met: others see it pass, and storage refuses it."""
+    """An operator deletes a worker's keys with a condition that is not met: others see the message, and storage refuses
+    it."""
 
 
 FAULTS = (
@@ -90,21 +90,21 @@ FAULTS = (
     Accident.SERVER_RESTART,
     Accident.STORAGE_OUTAGE,
 )
-"""Faults that nobody asked for; DRAIN, RESIZE, DISPATCHER_STOP and ROLL_OUT are done by an operator. Not included:
-twins, and faults of the servers of a cluster."""
+"""Faults of plain plans, without twins and faults of a cluster's servers. DRAIN, RESIZE, DISPATCHER_STOP and ROLL_OUT
+are an operator's actions, not faults."""
 
 COORDINATOR_FAULTS = (Accident.COORDINATOR_CRASH, Accident.COORDINATOR_FREEZE, Accident.LEADER_PARTITION)
-"""Those of plans with gangs."""
+"""Faults only in plans with gangs."""
 
 DISPATCHER_FAULTS = (Accident.DISPATCHER_CRASH, Accident.DISPATCHER_FREEZE, Accident.DISPATCHER_PARTITION)
-"""Those of plans with durable tasks; besides these, a dispatcher may not be heard."""
+"""Faults only in plans with durable tasks, besides DISPATCHER_UNHEARD."""
 
 
 SERVER_FAULTS = (Accident.SILENCE, Accident.SPLIT)
-"""Those of a server of a cluster; `amount` is its number."""
+"""Faults of a server of a cluster; `amount` is its number."""
 SERVERS = 3
 ONLY_SERVER = -1
-"""The number of the server to which everybody is connected."""
+"""Number that stands for the single server that all processes use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,18 +113,18 @@ class WorkerPlan:
     pool: str
     slots: int
     clock_skew_s: float
-    """How wrong its wall clock is."""
+    """Error of its wall clock."""
     node: str = ""
-    """Its machine; empty: one of its own."""
+    """Its machine; empty: a separate one."""
     zone: str = ""
     heartbeat_ttl_s: float = 3.0
     channel: bool = True
-    """Names a channel in its registration; workers of earlier versions do not."""
+    """Whether its registration names a channel, unlike workers of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that one client does. `at_s` counts from the beginning of the traffic."""
+    """One step of one client. `at_s` is measured from the beginning of the traffic."""
 
     number: int
     at_s: float
@@ -136,16 +136,16 @@ class Step:
     ending: TaskEnding
     timeout_s: float
     cancel_after_s: float | None
-    """Cancel the whole step then, whatever it is doing."""
+    """When the whole step is cancelled."""
     slots: int
-    """Of a lease."""
+    """Slots of a lease."""
     ttl_s: float
     uses: int
-    """Dispatches on a lease, or items of a stream."""
+    """Number of tasks on a lease, or of items of a stream."""
     together: bool
-    """The uses of a lease: all at once, or one after another."""
+    """Whether a lease is used by all tasks at once or by one after another."""
     hold_s: float
-    """How long a selection or lease is held before (or without) its use."""
+    """How long a selection or lease is held before it is used or released."""
     key: str | None
     """Sticky routing key."""
 
@@ -155,11 +155,11 @@ class PlanEvent:
     at_s: float
     accident: Accident
     target: str
-    """A worker, client, coordinator or dispatcher; `leader` for the coordinator that leads then, `holder` for the
-    dispatcher that has most queues; nothing for the server."""
+    """A worker, client, coordinator or dispatcher; `leader`: the leading coordinator; `holder`: the dispatcher that has
+    the most queues; empty: the server."""
     for_s: float
     amount: int = 0
-    """Slots after a resize; the number of a server; 1 if what an unheard dispatcher sends is lost, not late."""
+    """Slots after a resize; the number of a server; 1 if the messages of an unheard dispatcher are lost, not late."""
 
 
 class Moment(StrEnum):
@@ -168,18 +168,18 @@ class Moment(StrEnum):
     QUEUED = "queued"
     """A gang has been requested."""
     GRANTED = "granted"
-    """A worker is asked to hold slots for it."""
+    """A worker is asked to hold slots for the gang."""
     COMMITTED = "committed"
-    """Its record says formed."""
+    """The gang's record says `formed`."""
     TOLD = "told"
-    """A worker is told so."""
+    """A worker is told to form it."""
     FORMED = "formed"
-    """Its owner has it."""
+    """Its owner got the answer."""
     SET_COMMITTED = "set committed"
-    """The record of a standing gang says formed."""
+    """The record of a standing gang says `formed`."""
     SET_TOLD = "set told"
     STREAM = "stream"
-    """A task that yields items begins."""
+    """A task that yields items starts."""
 
 
 OF_OWNERS: Final = (Moment.QUEUED, Moment.GRANTED, Moment.COMMITTED, Moment.TOLD, Moment.FORMED)
@@ -187,7 +187,7 @@ OF_OWNERS: Final = (Moment.QUEUED, Moment.GRANTED, Moment.COMMITTED, Moment.TOLD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """What happens this long after a moment has occurred for the `nth` time."""
+    """A fault `after_s` after the `nth` occurrence of a moment."""
 
     moment: Moment
     nth: int
@@ -199,7 +199,7 @@ class Aim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storm:
-    """A time during which single messages are affected."""
+    """An interval with faults of single messages."""
 
     from_s: float
     until_s: float
@@ -215,29 +215,38 @@ class Plan:
     events: tuple[PlanEvent, ...]
     storms: tuple[Storm, ...]
     traffic_s: float
-    """After this long no new step begins and everything heals."""
+    """After this time no step begins, and all faults end."""
     watched: bool = False
-    """Somebody subscribes to all public subjects throughout."""
+    """Whether a client subscribes to all public subjects."""
     gangs: GangTraffic | None = None
-    """With gangs, if not None; see gang_draw."""
+    """Gangs; see gang_draw."""
     durable: DurableTraffic | None = None
-    """With durable tasks, if not None; see durable_draw."""
+    """Durable tasks; see durable_draw."""
     clocks: bool = False
-    """Processes have clocks that differ; see clocks."""
+    """Whether processes have clocks that differ; see variants."""
     aims: tuple[Aim, ...] = ()
-    """What happens at moments; see aims."""
+    """Faults at moments; see variants."""
+    limits: tuple[tuple[str, int], ...] = ()
+    """`max_running` of called tasks by method; see variants."""
 
     @property
     def elects(self) -> bool:
-        """The server that leads JetStream falls silent at some time, and another one is elected."""
+        """Whether the server that leads JetStream fails at some time, and another one is elected."""
         leader = leader_of(self.seed)
         return any(
             event.accident in (Accident.SILENCE, Accident.SPLIT) and event.amount == leader for event in self.events
         )
 
     @property
+    def max_running(self) -> dict[str, int]:
+        """The limits over all workers of each pool, of called and of submitted tasks, by method."""
+        declared = () if self.durable is None else self.durable.declared
+        submitted = {method: policy.max_running for method, policy in declared if policy.max_running is not None}
+        return submitted | dict(self.limits)
+
+    @property
     def calm(self) -> bool:
-        """No faults but those that are aimed."""
+        """Whether there are no faults except at moments."""
         accidents = {event.accident for event in self.events}
         faults = {
             *FAULTS,
@@ -258,6 +267,7 @@ class Plan:
             f"{'' if self.gangs is None else f', {self.gangs.summary()}'}"
             f"{'' if self.durable is None else f', {self.durable.summary()}'}"
             f"{', clocks that differ' if self.clocks else ''}"
+            f"{''.join(f', at most {most} {method}' for method, most in self.limits)}"
             f"{''.join(f', {aim.accident} when {aim.moment}' for aim in self.aims)}"
         )
 
@@ -298,7 +308,7 @@ def draw_plan(seed: int) -> Plan:
 
 
 def _with_streams(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """With some seeds, the tasks of some selections stream."""
+    """In some plans, the tasks of some selections stream."""
     rng = random.Random(f"gangline selected streams {seed}")
     share = rng.choice((0.0, 0.0, 0.0, 0.5))
     return tuple(
@@ -310,7 +320,7 @@ def _with_streams(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 _FLAVOURS = ((8, 5, 3, 1, 4, 2, 2), (8, 5, 3, 1, 4, 2, 2), (1, 1, 1, 1, 8, 2, 0), (2, 8, 4, 2, 1, 1, 1))
-"""How often each kind of step occurs: mixed traffic, mostly leases, mostly selections."""
+"""How often each kind of step occurs: mixed, mostly leases, mostly selections."""
 
 
 def _draw_steps(
@@ -365,7 +375,7 @@ def _draw_events(
     events: list[PlanEvent] = []
     for kind in kinds:
         for _ in range(rng.randint(1, 4)):
-            # Half of what happens, happens while somebody is busy.
+            # Half of the faults occur during a step.
             at_s = rng.choice(steps).at_s + rng.uniform(0, 1) if rng.random() < 0.5 else rng.uniform(0, traffic_s)
             events.append(_draw_event(rng, kind, workers, clients, min(at_s, traffic_s)))
     return tuple(sorted(events, key=lambda event: event.at_s))
@@ -397,7 +407,7 @@ TWIN_TTL_S = 1.2
 
 
 def _draw_twins(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) -> tuple[PlanEvent, ...]:
-    """In one seed of four, early enough that there is traffic when the first one wakes up. Own random stream."""
+    """In one of four seeds, early enough that there is traffic when the first process wakes up. Own random stream."""
     rng = random.Random(f"gangline twins {seed}")
     if rng.random() > 0.25:
         return ()
@@ -413,28 +423,28 @@ def _draw_twins(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) ->
 
 
 def _draw_channels(seed: int, workers: tuple[WorkerPlan, ...], shares: tuple[float, float]) -> tuple[WorkerPlan, ...]:
-    """How many workers are of an earlier version: one of two shares. From its own random stream."""
+    """Decide which workers are of an earlier version. Own random stream."""
     rng = random.Random(f"gangline channels {seed}")
     older = rng.choice(shares)
     return tuple(replace(worker, channel=rng.random() >= older) for worker in workers)
 
 
 SILENT_SEEDS = SPLIT_SEEDS = 0.1
-"""Share of the seeds that have one."""
+"""Share of the seeds with such a fault."""
 
 
 def server_of(seed: int, name: str) -> int:
-    """The server of a cluster to which a process connects."""
+    """The number of the server to which a process connects."""
     return random.Random(f"{seed}-server {name}").randrange(SERVERS)
 
 
 def leader_of(seed: int) -> int:
-    """The server that leads JetStream at first."""
+    """The number of the server that leads JetStream at first."""
     return random.Random(f"{seed}-leader").randrange(SERVERS)
 
 
 def _draw_refused_deletes(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) -> tuple[PlanEvent, ...]:
-    """In one seed of twelve, calm ones included: they change nothing. From its own random stream."""
+    """In one of twelve seeds, including calm ones, since they have no effect. Own random stream."""
     rng = random.Random(f"{seed}-refused delete")
     if rng.random() >= 1 / 12:
         return ()
@@ -446,7 +456,7 @@ def _draw_refused_deletes(seed: int, workers: tuple[WorkerPlan, ...], traffic_s:
 
 
 def _draw_silences(seed: int, traffic_s: float) -> tuple[PlanEvent, ...]:
-    """In one seed of ten. From its own random stream."""
+    """In one of ten seeds. Own random stream."""
     rng = random.Random(f"{seed}-silence")
     if rng.random() >= SILENT_SEEDS:
         return ()
@@ -464,7 +474,7 @@ def _draw_splits(seed: int, traffic_s: float) -> tuple[PlanEvent, ...]:
 def _draw_server_events(
     rng: random.Random, kind: Accident, servers: Sequence[int], traffic_s: float
 ) -> tuple[PlanEvent, ...]:
-    """Mostly long enough for workers to count as silent, and over before the traffic is."""
+    """Mostly long enough for workers to count as silent, and over before the traffic ends."""
     events: list[PlanEvent] = []
     for _ in range(rng.choice((1, 1, 2))):
         for_s = rng.choice((1.0, 2.4, 3.6, 4.5, 6.0, 8.0)) * rng.uniform(0.9, 1.1)

@@ -1,1 +1,1 @@
-"""A plan, played: the processes, what goes wrong, and the way to rest. May import all the other packages."""
+"""Plays a plan: the processes, faults, and checks at rest. May import all the other packages."""

@@ -1,4 +1,4 @@
-"""What goes wrong during a run: plays a plan's storms and faults, and heals them."""
+"""Plays a plan's storms and faults, and ends them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..plan.plan import CALM_RATES, ONLY_SERVER, SERVERS, Accident, Plan, PlanEv
 from .world import World
 
 TWIN_AFTER_S = 0.1
-"""How long after a freeze begins the second process with the same id starts."""
+"""When a second process with the same id starts, measured from the beginning of a freeze."""
 NOTICED_S = 2.5
-"""A partition that lasts longer is noticed by both ends, as by a client's pings."""
+"""Both ends notice a partition that lasts longer, like a client with its pings."""
 
 CATCHES_UP_S = 0.1
-"""By then, a server that wakes up has served each of its connections."""
+"""Time within which a server that wakes up serves each of its connections."""
 ELECTED_S = 4.0
-"""How long a cluster has no JetStream leader when that one falls silent."""
+"""How long a cluster has no JetStream leader after the leading server has failed."""
 SOURCED_S = 16.0
-"""How long after an election a stream may take nothing from its sources."""
+"""How long after an election a stream may not find its sources."""
 
 
 class Accidents:
-    """Each fault begins once and ends once, at its time or when everything heals."""
+    """All faults of a run. Each begins once and ends once, at its time or in `heal`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._open: dict[int, Callable[[], None]] = {}
-        """How to end what is going on now."""
+        """Functions that end the current faults."""
         self._storms: list[Storm] = []
         self._numbers = 0
         self._over = False
@@ -42,7 +42,7 @@ class Accidents:
         world.aims.happen = self.happen
 
     def schedule(self, plan: Plan) -> None:
-        """Set a timer for each storm and fault, from now on."""
+        """Set a timer for each storm and fault; their times are measured from now."""
         loop = asyncio.get_running_loop()
         for storm in plan.storms:
             loop.call_later(storm.from_s, self._storm, storm)
@@ -50,7 +50,7 @@ class Accidents:
             loop.call_later(event.at_s, self.happen, event)
 
     def heal(self) -> None:
-        """End everything; nothing new begins."""
+        """End all faults; no other begins after this."""
         self._over = True
         for number in list(self._open):
             self._finish(number)
@@ -72,18 +72,18 @@ class Accidents:
         self._begin(f"storm {storm.rates}", storm.until_s - storm.from_s, abate, WEATHER)
 
     def _blow(self) -> None:
-        """The latest storm counts."""
+        """Apply the rates of the latest storm."""
         self._world.faults.rates = self._storms[-1].rates if self._storms else CALM_RATES
 
     def happen(self, event: PlanEvent) -> None:
-        """Begin it now, unless everything is healing already, or its target is away."""
+        """Begin a fault now, unless all faults have ended or its target is down."""
         if self._over:
             return
         process = self._process(event.target)
         if process is None and event.target:
-            return  # nobody leads, or has a queue, just now
+            return  # nobody leads or has a queue right now
         if process is not None and (process.bus is None or process.frozen):
-            return  # it is already away
+            return  # it is already down
         who = event.target if process is None else process.name
         self._world.trace.note("sim", f"{event.accident.value} {who} for {event.for_s:.3f} s")
         match event.accident:
@@ -163,6 +163,7 @@ class Accidents:
     def _server_restart(self, event: PlanEvent) -> None:
         hub = self._world.hub
         hub.stop()
+        self._world.troubles.forgetful = True
         self._begin("server restart", event.for_s, hub.start, SERVER)
 
     # -- servers of a cluster -----------------------------------------------------------------------------------------
@@ -208,12 +209,13 @@ class Accidents:
             if noticed is not None:
                 noticed.cancel()
             hub.mend()
+            self._world.ledger.delivered()
 
         self._begin(f"split of server {server}", event.for_s, mend, SILENCE, *self._names_at(server))
         self._without_leader(server, event.for_s)
 
     def _without_leader(self, server: int, for_s: float) -> None:
-        """Until another server leads, or this one can again."""
+        """JetStream has no leader until another server leads, or this one can again."""
         hub = self._world.hub
         if server != self._leader or not hub.storage_up:
             return
@@ -256,7 +258,7 @@ class Accidents:
         return None
 
     def _begin(self, name: str, for_s: float, end: Callable[[], None], *whom: str) -> None:
-        """The target."""
+        """Begin the target's trouble; returns the target."""
         self._numbers += 1
         self._world.troubles.calm = False
         number = self._numbers

@@ -1,16 +1,18 @@
-"""Laws L10 and L12 at rest: the gauges, the limiters and the ledger agree, and all are zero; no durable task is left
-anywhere, and each queue has one dispatcher, which holds nothing."""
+"""Laws L10 and L12 at rest: gauges, limiters and the ledger agree and are zero; no durable task is left, and each queue
+has one dispatcher, which holds nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from ....schemas.records.gangs import GangSetRecord
+from ....worker.service import WorkerStatistics
 from .world import World
 
 
 async def check_rest(world: World) -> None:
-    """No more requests: nothing may be held."""
+    """Check, when there are no more requests, that nothing is held."""
     fail = world.checker.fail
     if world.outcomes.open:
         fail("hang", f"{world.outcomes.open} requests never ended")
@@ -36,6 +38,7 @@ async def check_rest(world: World) -> None:
             fail("L12", f"{worker.node}: at rest the limiter counts {load.running} running, {load.reserved} reserved")
     _check_twins(world)
     _check_heartbeats(world)
+    _check_board(world)
     _check_coordinators(world)
     world.gangs.check_rest(world.operator.sets)
     for client in world.clients.values():
@@ -63,6 +66,25 @@ def _check_heartbeats(world: World) -> None:
             world.checker.fail("L12", f"{name}: at rest its heartbeat says {beat.running}+{beat.reserved} slots")
 
 
+def board_agrees(world: World) -> bool:
+    """Whether the board has heard of the workers' last changes: it hears of a resize with the next heartbeat."""
+    return not any(world.board.differs(name, books) for name, books in _books(world))
+
+
+def _check_board(world: World) -> None:
+    """What an observer of the ledger is shown is what the workers have in their books."""
+    world.board.look()
+    for name, books in _books(world):
+        world.board.check_worker(name, books)
+    world.board.check_rest()
+
+
+def _books(world: World) -> Iterator[tuple[str, WorkerStatistics]]:
+    for worker in world.workers.values():
+        if worker.worker is not None and worker.settled:
+            yield f"{worker.plan.pool}.{worker.name}", worker.worker.statistics()
+
+
 # -- gangs ------------------------------------------------------------------------------------------------------------
 
 
@@ -86,12 +108,12 @@ def _check_coordinators(world: World) -> None:
 
 
 def sets_stand(world: World) -> bool:
-    """Each declared set has its gangs."""
+    """Whether each declared set has its gangs."""
     return all(world.gangs.ledger.standing(name) == gangs for name, gangs in world.operator.wanted.items())
 
 
 def check_sets(world: World) -> None:
-    """No more faults, and everything else has ended: the sets stand, if there is room for them."""
+    """Check, when there are no faults and everything else has ended, that the sets have their gangs, if they fit."""
     plan = world.plan.gangs
     assert plan is not None
     needs: dict[str, int] = {}
@@ -140,12 +162,12 @@ def check_durable(world: World) -> None:
 
 
 def _had(world: World) -> Counter[str]:
-    """How many dispatchers have each queue, as far as they know."""
+    """The number of dispatchers that believe they own each queue."""
     return Counter(name for each in world.dispatchers.values() for name in each.queues)
 
 
 def _held(world: World) -> list[str]:
-    """What dispatchers still have to do."""
+    """The pending work of dispatchers."""
     found: list[str] = []
     for each in world.dispatchers.values():
         for name, queue in each.queues.items():

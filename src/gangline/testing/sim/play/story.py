@@ -12,17 +12,16 @@ from contextlib import suppress
 from ...loop import VirtualLoop
 from ..history.checker import Checker
 from ..plan.plan import Plan
-from ..tasks.durable_tasks import JOBS, JobBroke
-from ..tasks.tasks import OBSERVER, TaskBroke
+from ..tasks.tasks import JOBS, OBSERVER, JobBroke, TaskBroke
 from .accidents import Accidents
-from .rest import check_durable, check_rest, check_sets, durable_at_rest, gangs_at_rest, sets_stand
+from .rest import board_agrees, check_durable, check_rest, check_sets, durable_at_rest, gangs_at_rest, sets_stand
 from .world import World
 
 LOOK_S = 0.1
-"""How often to check what should have happened by now."""
+"""Interval of checks for things that should have happened by now."""
 SETTLE_S = 90.0
-"""Longest time from the end of the traffic to rest: five uses of a lease at six seconds each, leases, drains; the
-attempts of some forty tasks, of up to 1.4 s each, on a single slot."""
+"""Maximum time from the end of the traffic to rest: five uses of a lease of six seconds each, leases, drains; attempts
+of some forty tasks, of up to 1.4 s each, on a single slot."""
 SETTLE_LOOK_S = 0.25
 
 
@@ -31,7 +30,7 @@ class Story:
 
     Args:
         plan: what to play.
-        loop: on which it runs; nothing else may run on it.
+        loop: the loop for the run; nothing else may run on it.
         echo: called with each line of the trace as it happens.
     """
 
@@ -40,7 +39,7 @@ class Story:
         self.accidents = Accidents(self.world)
 
     async def play(self) -> None:
-        """From the start of the workers to rest, or to the first violation."""
+        """Play from the start of the processes to rest, or to the first violation."""
         world = self.world
         OBSERVER.set(world)
         JOBS.set(world)
@@ -118,7 +117,7 @@ class Story:
             await asyncio.sleep(SETTLE_LOOK_S)
 
     def at_rest(self) -> bool:
-        """Nothing is requested, held or running, as far as can be seen from outside."""
+        """Whether nothing is requested, held or running, as seen from outside."""
         world = self.world
         return (
             not world.outcomes.open
@@ -132,6 +131,7 @@ class Story:
             and durable_at_rest(world)
             and not any(key.startswith("lease.") for key in world.ledger_keys())
             and all(beat is not None and not beat.running + beat.reserved for beat in world.heartbeats().values())
+            and board_agrees(world)
         )
 
     async def _look(self) -> None:
@@ -141,7 +141,9 @@ class Story:
             world.outcomes.look()
             world.gangs.look()
             world.hear()
+            world.board.look()
             world.jobs.look()
+            world.limits.look()
             world.losses.look((*world.clients.values(), *world.dispatchers.values()))
             for worker in (*world.workers.values(), *world.displaced):
                 worker.look()
@@ -149,7 +151,7 @@ class Story:
                 coordinator.look()
 
     def _stop_everything(self) -> None:
-        """The run is over: processes do nothing more."""
+        """The run is over: stop all processes."""
         world = self.world
         gc.collect()  # an exception that nobody looked at is reported when its task is collected
         world.checker.closed = True
@@ -163,7 +165,7 @@ class Story:
 
 
 class _LogWatch(logging.Handler):
-    """An error in the log is an error of the run: handlers that fail are logged, not raised."""
+    """Reports each error in the log as a violation: handlers that fail are logged, not raised."""
 
     def __init__(self, checker: Checker) -> None:
         super().__init__(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The processes of a run, on their stage."""
+"""The processes of a run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..actors.coordinators import CoordinatorProcess, Operator
 from ..actors.dispatchers import DispatcherProcess, RouteOperator
 from ..actors.processes import ClientProcess, WorkerProcess
 from ..calls.slots import WorkerModel
-from ..durable.idle import Room
+from ..durable.limits import Room
 from ..plan.plan import Plan
 from ..stage.stage import Stage
 
 LOST_FOR_S = 1.5
-"""A fault of a worker this long ago may still be the reason why it is reported as lost."""
+"""For this long after a fault, a worker may be reported as lost because of it."""
 
 
 class World(Stage):
-    """Every process of a plan; none has started."""
+    """All processes of a plan, not started."""
 
     def __init__(self, plan: Plan, loop: VirtualLoop, echo: Callable[[str], None] | None = None) -> None:
         super().__init__(plan, loop, echo)
@@ -26,7 +26,7 @@ class World(Stage):
         for each in plan.workers:
             self.workers[each.name] = WorkerProcess(self, each, self.workers)
         self.displaced: list[WorkerProcess] = []
-        """Processes that were replaced by others with their ids."""
+        """Processes replaced by others with their ids."""
         self.clients = {name: ClientProcess(self, name) for name in plan.clients}
         self.coordinators: dict[str, CoordinatorProcess] = {}
         if plan.gangs is not None:
@@ -53,10 +53,10 @@ class World(Stage):
     def may_be_lost(self, worker: str, since: float) -> bool:
         found = self.workers.get(worker)
         if found is None or any(twin.name == worker for twin in self.displaced):
-            return True  # a gang, which stands for a worker; or one of two processes that take turns to have the id
+            return True  # a gang of a set; or one of two processes that alternately have the id
         since -= LOST_FOR_S
         restarted = found.served_at is None or (found.restarted and found.served_at >= since)
-        return restarted or self.troubles.befell(worker, since)
+        return restarted or self.troubles.affected(worker, since)
 
     def rooms(self) -> list[Room] | None:
         serving = [each.model for each in self.workers.values() if each.settled and each.model is not None]
@@ -70,14 +70,14 @@ class World(Stage):
             if model.draining_since is None
         ]
 
-    # -- who is there ---------------------------------------------------------------------------------------------
+    # -- processes ------------------------------------------------------------------------------------------------
 
     def living_models(self, pool: str) -> list[WorkerModel]:
         """Workers of a pool that serve now."""
         return [each.model for each in self.workers.values() if each.plan.pool == pool and each.model is not None]
 
     def start_twin(self, first: WorkerProcess) -> None:
-        """Start a second process with its id in its place. No-op if that has happened."""
+        """Replace a worker by a second process with its id. No-op if that has been done."""
         if self.workers[first.name] is not first:
             return
         self.workers[first.name] = second = first.twin()
@@ -90,21 +90,21 @@ class World(Stage):
         return [each for each in self.displaced if each.bus is not None and each is not self.workers[each.name]]
 
     def views_agree(self) -> bool:
-        """Clients know the workers that serve, each in its present epoch."""
+        """Whether clients know exactly the workers that serve, each in its current epoch."""
         return not any(self.strangers(client) for client in self.clients.values())
 
     def strangers(self, client: ClientProcess) -> list[str]:
-        """Workers that a client believes to be in another epoch than they are."""
+        """Workers whose epoch a client does not know correctly."""
         serving = {name: each.worker.core.epoch for name, each in self.workers.items() if each.worker is not None}
         known = client.epochs()
         return [name for name, epoch in serving.items() if known.get(name, epoch) != epoch]
 
     def leading(self) -> CoordinatorProcess | None:
-        """The coordinator that leads now, by its own account; else any that runs."""
+        """The coordinator that believes it leads; if there is none, any that runs."""
         running = [each for each in self.coordinators.values() if each.bus is not None and not each.frozen]
         return next((each for each in running if each.leads), running[0] if running else None)
 
     def holding(self) -> DispatcherProcess | None:
-        """The dispatcher that has most queues now."""
+        """The dispatcher that has the most queues now."""
         running = [each for each in self.dispatchers.values() if each.running]
         return max(running, key=lambda each: len(each.queues), default=None)

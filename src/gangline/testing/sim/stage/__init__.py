@@ -1,1 +1,1 @@
-"""What simulated processes find around them, and everything that watches them. Imports only what is below `actors`."""
+"""The surroundings of simulated processes, and the checks. Imports only what is below `actors`."""

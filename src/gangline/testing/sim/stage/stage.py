@@ -1,55 +1,134 @@
-"""Where a plan is played: a hub that fails, the clock and the randomness of each process, and the checks that watch."""
+"""The surroundings of a run: a server with faults, the clock and randomness of each process, and the checks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from ....bus.memory.faults import RandomFaults
 from ....bus.memory.server import MemoryServer
+from ....bus.port.bus import KvEntry, KvOperation, Message
 from ....dispatcher.leases.lease import Lease
 from ....dispatcher.leases.selection import Selection, SelectionState
 from ....runtime.clock import Environment
-from ....schemas.names import Names
-from ....schemas.records.workers import Heartbeat
+from ....schemas.names import GangOperation, Names, Operation
+from ....schemas.records.gangs import GangRecord
+from ....schemas.records.workers import Heartbeat, LimitRecord
 from ....worker.context.task_context import GangContext, TaskContext
 from ....worker.service import Worker
 from ...loop import NodeClock, VirtualLoop, current_node, node_context
+from ..calls.board import BoardWatch
 from ..calls.ledger import LedgerWatch
-from ..calls.losses import LossWatch
-from ..calls.outcomes import Outcomes, SimulatedRequest
-from ..calls.secrets import SecretWatch
+from ..calls.outcomes import TOLD_S as ANSWERED_S
+from ..calls.outcomes import LossWatch, Outcomes, SimulatedRequest
+from ..calls.shared_limits import SharedLimits
 from ..calls.slots import WorkerModel
-from ..calls.wire import WireWatch
-from ..durable.idle import Room
+from ..calls.wire import SecretWatch, WireWatch
 from ..durable.laws import JobWatch
+from ..durable.limits import Room
+from ..gangs.ledger import STANDING
 from ..gangs.members import GangWatch, meeting_value
 from ..gangs.wire import GangWire
 from ..history.checker import Checker, Trace
 from ..history.troubles import SERVER, SILENCE, WEATHER, Troubles, pool_name
-from ..plan.clocks import Machine, draw_machine
 from ..plan.gang_plan import BadStart
-from ..plan.plan import CALM_RATES, Moment, Plan
-from ..tasks.tasks import COSTS, SIM_POOLS, TaskBroke
-from .aimer import Aimer
+from ..plan.plan import CALM_RATES, POOLS, Accident, Moment, Plan, PlanEvent
+from ..plan.variants import Machine, draw_machine
+from ..tasks.tasks import COSTS, TaskBroke
+
+
+class Aimer:
+    """Counts moments and triggers faults. Taps the server.
+
+    Args:
+        later: calls a function after a delay, in the context of no process.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        names: Names,
+        *,
+        later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self._aims = plan.aims
+        self._names = names
+        self._later = later
+        self.happen: Callable[[PlanEvent], None] = _nothing
+        """Triggers a fault, unless all faults have ended."""
+        self._counts = dict.fromkeys(Moment, 0)
+        self._prefix = f"{names.namespace}.worker."
+        self._sets: set[str] = set()
+        """Gangs of standing sets."""
+        steps = plan.gangs.steps if plan.gangs is not None else ()
+        self._owners = {f"q{step.number}": step.client for step in steps}
+        """Owners of gangs whose ids are in the plan."""
+
+    def passes(self, moment: Moment, gang: str = "") -> None:
+        """A moment occurs."""
+        self._counts[moment] += 1
+        for aim in self._aims:
+            if aim.moment is moment and aim.nth == self._counts[moment]:
+                target = self._owner(gang) if aim.accident is Accident.CLIENT_CRASH else ""
+                event = PlanEvent(at_s=0.0, accident=aim.accident, target=target, for_s=aim.for_s)
+                self._later(aim.after_s, lambda event=event: self.happen(event))  # type: ignore[misc]
+
+    def _owner(self, gang: str) -> str:
+        """The client that acquired the gang, whose id contains the client's name unless it is in the plan."""
+        return self._owners.get(gang) or gang.rpartition("-")[0].partition("_")[0]
+
+    # -- taps -------------------------------------------------------------------------------------------------------
+
+    def on_message(self, _sender: str, message: Message) -> None:
+        """A message has reached the server."""
+        if message.subject == self._names.gang(GangOperation.ACQUIRE):
+            self.passes(Moment.QUEUED, json.loads(message.data).get("id", ""))
+        elif message.subject.startswith(self._prefix):
+            operation = message.subject.rpartition(".")[2]
+            if operation in (Operation.HOLD, Operation.FORM):
+                gang = json.loads(message.data)["gang"]
+                told = Moment.SET_TOLD if gang in self._sets else Moment.TOLD
+                self.passes(Moment.GRANTED if operation == Operation.HOLD else told, gang)
+
+    def on_change(self, bucket: str, entry: KvEntry) -> None:
+        """One revision."""
+        if bucket != self._names.ledger_bucket or entry.operation is not KvOperation.PUT:
+            return
+        if entry.key.partition(".")[0] != "gang":
+            return
+        record = GangRecord.model_validate_json(entry.value)
+        if record.state not in STANDING:
+            return
+        if record.gangset:
+            self._sets.add(record.id)
+        self.passes(Moment.SET_COMMITTED if record.gangset else Moment.COMMITTED, record.id)
+
+
+def _nothing(_event: PlanEvent) -> None:
+    """Does nothing: the run has not begun."""
+
 
 WALL_S = 1_790_000_000.0
-"""What every wall clock shows at the beginning, apart from its own error."""
+"""Unix time of every wall clock at the beginning, without its error."""
 FIRST_PORT = 40_000
-"""Addresses for rendezvous; nobody listens there."""
+"""First port for rendezvous addresses; nothing listens there."""
 TOLD_S = 1.0
-"""By then, a worker has tried to write its heartbeat after a server was silent."""
+"""Time within which a worker tries to write its heartbeat after a server was silent."""
+RECOVERED_S = 3.0
+"""Time within which two processes with one id learn which of them has it, after a restart that lost the ledger: the
+first to write it has it. The other one learns it from the answer to its own write, two of which may be lost."""
 
 
 class Stage(ABC):
-    """The hub that fails, the clocks, and the checks that watch them all.
+    """The server with its faults, the clocks, and the checks.
 
     Args:
         plan: what to play.
-        loop: on which it runs; nothing else may run on it.
+        loop: the loop for the run; nothing else may run on it.
         echo: called with each line of the trace as it happens.
     """
 
@@ -59,9 +138,9 @@ class Stage(ABC):
         self.loop = loop
         self._began = loop.true_time
         self._machines: dict[str, Machine] = {}
-        """Of processes that have clocks of their own, by name."""
+        """Machines of processes with their own clocks, by name of the process."""
         self.quiet = False
-        """Traffic has ended: whatever starts from now on starts well."""
+        """The traffic has ended: start hooks no longer fail."""
         self.trace = Trace(self.now, echo)
         self.over: asyncio.Future[None] = loop.create_future()
         self.checker = Checker(self.now, self.trace, self._end)
@@ -71,12 +150,13 @@ class Stage(ABC):
         self.outcomes = Outcomes(self.checker, self.now, self._excuses_doubt, self.may_be_lost, rate=self._rate)
         self.losses = LossWatch(self.checker, self.lives)
         self.ledger = LedgerWatch(self.checker, self.now, self.ledger_keys, lambda: self.hub.still)
+        self.board = BoardWatch(self.checker, self.names)
         self.models: dict[str, WorkerModel] = {}
-        """Every worker process that ever was, by node."""
+        """All worker processes so far, by node."""
         self.holders: dict[str, tuple[str, Lease | Selection]] = {}
-        """Which process holds a lease, by public id, and how it sees it."""
+        """The process that holds each lease, by public id, and the holder's view of it."""
         self.instances: dict[str, str] = {}
-        """Every coordinator process that ever was, by node."""
+        """All coordinator processes so far, by node."""
         self.gangs = GangWatch(
             self.checker,
             self.trace,
@@ -101,11 +181,13 @@ class Stage(ABC):
         )
         self.hub.tap(on_message=secrets.on_message, on_change=secrets.on_change)
         self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
+        self.hub.tap(on_change=self.board.on_change)
         self._tap_gangs()
         self.troubles = Troubles(self.now)
         self.jobs = self._watch_jobs()
+        self.limits = self._watch_limits()
         self.context = contextvars.copy_context()
-        """Of no node; for timers that outlive the node that sets them."""
+        """A context of no node, for timers that outlive the node that sets them."""
         self.aims = Aimer(plan, self.names, later=self._later)
         if plan.durable is not None:
             self.hub.tap(on_change=self.jobs.ends.on_change, on_stored=self.jobs.on_stored)
@@ -128,6 +210,23 @@ class Stage(ABC):
             rooms=self.rooms,
         )
 
+    def _watch_limits(self) -> SharedLimits:
+        return SharedLimits(
+            self.checker,
+            self.now,
+            self.troubles,
+            self.plan.max_running,
+            {each.name: each.pool for each in self.plan.workers},
+            expires_s={each.name: each.heartbeat_ttl_s for each in self.plan.workers},
+            quiet_for=self.ledger.quiet_for,
+            record=self._limit_record,
+        )
+
+    def _limit_record(self, pool: str, method: str) -> LimitRecord | None:
+        key = self.names.limit_key(pool, method)
+        found = [each.value for each in self.hub.peek(self.names.ledger_bucket) if each.key == key]
+        return LimitRecord.model_validate_json(found[0]) if found else None
+
     def _drains_for(self, node: str) -> tuple[float, float] | None:
         model = self.models.get(node)
         if model is None or model.draining_since is None:
@@ -135,9 +234,12 @@ class Stage(ABC):
         return self.now() - model.draining_since, model.drain_grace_s
 
     def _excuses_doubt(self, request: SimulatedRequest) -> bool:
-        """Whether what passed between the caller and the server may have been lost or late."""
+        """Whether messages between the caller and the server may have been lost or late, or the caller could not wait
+        for them: calls on a gang end with its generation."""
+        if request.sent_at is not None and self.gangs.torn_within(request.sent_at, ANSWERED_S, request.node):
+            return True
         client = request.node.partition(".")[0]
-        return any(self.troubles.befell(each, request.begun_at) for each in (client, SERVER, SILENCE, WEATHER))
+        return any(self.troubles.affected(each, request.begun_at) for each in (client, SERVER, SILENCE, WEATHER))
 
     def _reached(self, request: str, subject: str) -> None:
         """A task has reached the server."""
@@ -179,42 +281,42 @@ class Stage(ABC):
         if not self.over.done():
             self.over.set_result(None)
 
-    # -- what is seen of the processes -------------------------------------------------------------------------------
+    # -- views of the processes --------------------------------------------------------------------------------------
 
     @abstractmethod
     def lives(self, worker: str, instance: str) -> bool:
-        """Whether that process of a worker serves, and nothing has gone wrong with it lately."""
+        """Whether that process of a worker serves and had no fault lately."""
 
     @abstractmethod
     def may_be_lost(self, worker: str, since: float) -> bool:
-        """Whether anything went wrong with it since then, or shortly before, for which it may be reported as lost."""
+        """Whether it had a fault since then, or shortly before, for which it may be reported as lost."""
 
     @abstractmethod
     def rooms(self) -> list[Room] | None:
-        """Free slots of workers; None: clients call them, or have leases or selections; or a message may have been
-        lost that no server loses, and comes again after half a minute."""
+        """Free slots of workers. None: clients call them, or have leases or selections; or a storm may have dropped a
+        message, which is delivered again only after half a minute."""
 
     # -- for processes --------------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Seconds since the beginning, by no process's clock."""
+        """Seconds since the beginning of the run, in virtual time."""
         return self.loop.true_time - self._began
 
     def clock_of(self, node: str) -> Callable[[], float]:
-        """Seconds since the beginning, by that process's clock."""
+        """Seconds since the beginning of the run, by that process's clock."""
         clock, loop = self.loop.clock(node), self.loop
         began = clock.local(self._began)
         return lambda: clock.local(loop.true_time) - began
 
     def give_clock(self, name: str, node: str) -> None:
-        """A process with that name starts as that node."""
+        """Give the new node of a process its clock."""
         if self.plan.clocks:
             exact = self.plan.durable is not None
             self._machines[name] = machine = draw_machine(self.plan.seed, name, exact=exact)
             self.loop.set_clock(node, machine.monotonic)
 
     def ambient(self, node: str, skew_s: float = 0.0) -> Environment:
-        """Randomness, names and wall clock of one process."""
+        """The Environment of one process."""
         source = random.Random(f"gangline {self.plan.seed} {node}")
         prefix = node.replace(".", "_")
         numbers = iter(range(1, 1 << 62))
@@ -230,7 +332,7 @@ class Stage(ABC):
         return [entry.key for entry in self.hub.peek(self.names.ledger_bucket)]
 
     def heartbeats(self) -> dict[str, Heartbeat | None]:
-        """What the ledger shows of each worker, by its name."""
+        """The heartbeat of each worker in the ledger, by its name."""
         found = {
             entry.key: Heartbeat.model_validate_json(entry.value)
             for entry in self.hub.peek(self.names.ledger_bucket)
@@ -239,16 +341,17 @@ class Stage(ABC):
         return {name: found.get(f"alive.{each.pool}.{name}") for name, each in self._planned.items()}
 
     def has_id(self, worker: Worker) -> bool:
-        """Whether the ledger says that the worker's id is this process's, and any other process could have learnt
-        that."""
-        if self.troubles.befell(SILENCE, self.now() - TOLD_S):
+        """Whether the ledger says that this process has the worker's id, and has said so for long enough for others to
+        know it."""
+        now = self.now()
+        if self.troubles.affected(SILENCE, now - TOLD_S) or self.troubles.affected(SERVER, now - RECOVERED_S):
             return False
         beat = self.heartbeats()[worker.id.worker]
         return beat is not None and beat.instance == worker.instance
 
     def holder_must_distrust(self, token: str, node: str) -> None:
-        """L5: a worker's lease has expired, so its holder must have stopped trusting it. (Not if a drain cut it short:
-        the holder learns that from the answer to its next use.)"""
+        """L5: when a lease has expired at its worker, its holder must have stopped trusting it. (Not if a drain ended
+        it early: the holder learns that from the answer to its next use.)"""
         if token not in self.holders:
             return
         owner, holder = self.holders[token]
@@ -256,18 +359,18 @@ class Stage(ABC):
             self.checker.fail("L5", f"{node}: token {token} has expired, and its holder still trusts it: {holder!r}")
 
     def told_too_late(self, request: SimulatedRequest) -> None:
-        """A client was told that a deadline has passed. (A worker that was frozen deducts that time from what was in
-        its socket, since it may have been there from the beginning.)"""
-        if not any(self.troubles.befell(name, request.begun_at) for name in self._planned):
+        """A client was told that a deadline has passed. (After a freeze a worker deducts its length from deadlines in
+        received messages, since they may have arrived at the beginning of the freeze.)"""
+        if not any(self.troubles.affected(name, request.begun_at) for name in self._planned):
             self.outcomes.too_late(request)
 
-    # -- what task code tells -------------------------------------------------------------------------------------
+    # -- reports of the tasks' code -------------------------------------------------------------------------------
 
     def hear(self) -> None:
         """Record which workers have a heartbeat in the ledger, and which pools a registration."""
         keys = [key.split(".") for key in self.ledger_keys()]
         heard = {key[2] for key in keys if key[0] == "alive"} | {pool_name(key[1]) for key in keys if key[0] == "reg"}
-        self.troubles.hear((*self._planned, *map(pool_name, SIM_POOLS)), heard)
+        self.troubles.hear((*self._planned, *map(pool_name, POOLS)), heard)
 
     def body_started(self, request: str, cost: int, context: TaskContext) -> int:
         self._bodies += 1
@@ -277,6 +380,8 @@ class Stage(ABC):
         deadline_at = self.outcomes.requests[request].deadline_at
         excused = self.troubles.late
         self.outcomes.body_started(request, node)
+        if not context.in_gang:
+            self.limits.starts(number, node, context.method)
         if context.method == "items":
             self.aims.passes(Moment.STREAM)
         if context.in_gang:
@@ -294,6 +399,7 @@ class Stage(ABC):
             return
         self.trace.note(node, f"{request} {'returns' if returned else 'stops'}")
         model.body_ended(number)
+        self.limits.ends(number)
         self.gangs.stops(number)
         if returned:
             self.outcomes.body_returned(request)
@@ -304,6 +410,8 @@ class Stage(ABC):
         self.trace.note(node, f"{request} begins as {context.job}, attempt {context.attempt} (token {context.token})")
         self.hear()
         self.jobs.body_started(number, node, request, cost, context)
+        if not context.in_gang:
+            self.limits.starts(number, node, context.method)
         self.models[node].body_started(number, request, cost, context.token, None)
         return number
 
@@ -314,6 +422,7 @@ class Stage(ABC):
             return
         self.trace.note(node, f"try {number} {how}")
         model.body_ended(number)
+        self.limits.ends(number)
         self.jobs.body_ended(number, how)
 
     def rank_arrived(self, request: str, gang: GangContext) -> list[object]:
@@ -337,7 +446,7 @@ class Stage(ABC):
         return number
 
     async def starts(self, gang: GangContext) -> None:
-        """See tasks.tasks.Observer: members of standing gangs take time, raise or hang, as long as there is traffic."""
+        """See tasks.Observer. Start hooks of standing gangs take time, raise or hang while there is traffic."""
         history = self.gangs.ledger.history.get(gang.id)
         record = None if history is None else history.formed
         if self.plan.gangs is None or record is None or record.gangset is None or self.quiet:

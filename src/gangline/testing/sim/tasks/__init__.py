@@ -1,1 +1,1 @@
-"""What simulated workers run. Imports only: plan."""
+"""The tasks of simulated workers. Imports only: plan."""

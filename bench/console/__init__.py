@@ -1,0 +1,1 @@
+"""What the console costs, and how soon a browser shows it."""

@@ -1,1 +1,0 @@
-"""How a service on the bus starts and ends. Imports only: port."""

@@ -1,0 +1,238 @@
+"""Lists jobs: those that dispatchers have fetched, those further down the queues, delayed ones, and ended ones as long
+as their results are kept.
+
+The list is read on demand, in this order, and each place in it has a cursor to go on from. While jobs change, one can
+be missed or listed twice: between two pages it may have moved from one part to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Final
+
+from ...bus.port.bus import Stream, StreamMessage
+from ...runtime.clock import Environment
+from ...schemas.errors.base import InvalidRequest, MalformedMessage, NoDispatcher, Unavailable, UnknownJob
+from ...schemas.messages.jobs import JobInfo, ListReply, ListRequest
+from ...schemas.names import Names, QueueOperation, check_job, check_name, job_endpoint
+from ...schemas.records.jobs import JobState
+from ...schemas.wire import headers
+from .queries import JobQueries, info_of_record, parse_result
+from .storage import TaskStreams
+from .stored import SCANNED, JobRef, abbreviates, header_of, info_of_schedule, info_of_task, job_of, recurring
+
+MAX_LISTED: Final = 10_000
+"""Jobs of one page."""
+_PAGE: Final = 128
+_RESOLVED: Final = 2000
+"""How many ended jobs are looked through for an abbreviated id."""
+_UNFETCHED: Final = (JobState.QUEUED, JobState.SCHEDULED)
+_ACTIVE: Final = (JobState.QUEUED, JobState.WAITING, JobState.RUNNING)
+_ENDED: Final = (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """A part of the list of jobs."""
+
+    jobs: tuple[JobInfo, ...]
+    """Without results, earlier attempts and tracebacks: `Client.job(...)` has those."""
+    next: str | None = None
+    """There may be more: the `cursor` of the next page."""
+
+
+class JobList:
+    """Lists jobs. One per client."""
+
+    def __init__(self, queries: JobQueries, streams: TaskStreams, ambient: Environment) -> None:
+        self._queries = queries
+        self._streams = streams
+        self._names: Names = streams.names
+        self._ambient = ambient
+
+    async def page(
+        self, wanted: ListRequest, endpoint: str | None, *, limit: int, cursor: str | None, timeout_s: float
+    ) -> JobPage:
+        """See Client.jobs."""
+        if not 1 <= limit <= MAX_LISTED:
+            raise InvalidRequest(f"limit is {limit}: give 1 to {MAX_LISTED}")
+        if endpoint is not None:
+            check_name(endpoint, "endpoint")
+        found: list[JobInfo] = []
+        place = cursor
+        listing = self._all(wanted, endpoint, cursor or "", timeout_s)
+        try:
+            async for info, here in listing:
+                if len(found) == limit:
+                    return JobPage(jobs=tuple(found), next=place)
+                found.append(info)
+                place = here
+        finally:
+            await listing.aclose()
+        return JobPage(jobs=tuple(found))
+
+    async def resolve(self, text: str, endpoint: str | None, timeout_s: float) -> str:
+        """The id that begins with this text.
+
+        Raises:
+            UnknownJob: there is none.
+            InvalidRequest: there are several.
+        """
+        check_job(text)
+        owner = endpoint or job_endpoint(text)
+        found: dict[str, None] = {}
+        ended = 0
+        listing = self._all(ListRequest(prefix=text), owner, "", timeout_s) if abbreviates(text) else None
+        if listing is not None:
+            try:
+                async for info, _ in listing:
+                    ended += info.state.final
+                    found[info.job] = None
+                    if len(found) > 5:
+                        break
+            finally:
+                await listing.aclose()
+        if len(found) > 1:
+            raise InvalidRequest(f"{text!r} is the beginning of several jobs: {', '.join(sorted(found))}")
+        if not found:
+            raise UnknownJob(f"no job has an id that begins with {text!r}", details={"job": text, "certain": False})
+        return next(iter(found))
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _all(
+        self, wanted: ListRequest, endpoint: str | None, cursor: str, timeout_s: float
+    ) -> AsyncGenerator[tuple[JobInfo, str], None]:
+        """Matching jobs from a place on, each with the place after it: `<part>/<endpoint>/<position>`."""
+        part, _, rest = cursor.partition("/")
+        owner, _, position = rest.partition("/")
+        if cursor and (part not in ("active", "delayed", "ended") or not position.isdecimal()):
+            raise InvalidRequest(f"{cursor!r} is not a cursor: give the `next` of the previous page")
+        start = int(position or 0)
+        states = frozenset(wanted.states or JobState)
+        if part in ("", "active"):
+            if states.intersection(_ACTIVE):
+                async for info in self._active(wanted, endpoint, owner, start, timeout_s):
+                    yield info, f"active/{info.endpoint}/{info.sequence}"
+            start = 0
+        if part in ("", "active", "delayed"):
+            if JobState.SCHEDULED in states:
+                async for info, place in self._delayed(endpoint, start):
+                    if info_matches(info, wanted):
+                        yield info, f"delayed//{place}"
+            start = 0
+        if states.intersection(_ENDED):
+            async for info, revision in self._ended(wanted, endpoint, start or None):
+                if info_matches(info, wanted):
+                    yield without_details(info), f"ended//{revision}"
+
+    async def _active(
+        self, wanted: ListRequest, endpoint: str | None, owner: str, start: int, timeout_s: float
+    ) -> AsyncGenerator[JobInfo, None]:
+        """In the streams of tasks, endpoint by endpoint, in the order of publication."""
+        endpoints = sorted({*await self._queries.depths(), *await self._queries.had()})
+        for name in endpoints if endpoint is None else [endpoint]:
+            if name < owner:
+                continue
+            after = start if name == owner else 0
+            seen: set[str] = set()
+            try:
+                while True:
+                    asked = wanted.model_copy(update={"after": after})
+                    reply = await self._queries.ask(name, QueueOperation.LIST, asked, ListReply, timeout_s)
+                    for info in reply.jobs:
+                        seen.add(info.job)
+                        yield info
+                    if reply.next is None:
+                        after = max(after, reply.read_to)
+                        break
+                    after = reply.next
+            except (NoDispatcher, Unavailable, InvalidRequest):
+                pass  # nobody has the queue, or a dispatcher of an earlier version: all that is known is in the stream
+            async for message in _following(await self._streams.tasks(), self._names.tasks_of(name), after + 1):
+                info = info_of_task(JobRef(id=job_of(message)), message, self._names)
+                info = info.model_copy(update={"key": header_of(message.headers or {}, headers.KEY)})
+                if info.job not in seen and info_matches(info, wanted):
+                    yield info
+
+    async def _delayed(self, endpoint: str | None, start: int) -> AsyncGenerator[tuple[JobInfo, int], None]:
+        """Held by the server until their time; in the order in which they were stored."""
+        stream = await self._streams.schedules()
+        async for message in _following(stream, self._names.schedules, start + 1):
+            wall = self._ambient.wall()
+            if recurring(self._names, message, wall=wall) is not None:
+                continue  # a schedule, each of whose runs is a job
+            id = self._names.parse_schedule(message.subject)
+            info = info_of_schedule(JobRef(id=id), message, self._names, wall=wall)
+            info = info.model_copy(update={"key": header_of(message.headers or {}, headers.KEY)})
+            if endpoint in (None, info.endpoint):
+                yield info, message.sequence
+
+    async def _ended(
+        self, wanted: ListRequest, endpoint: str | None, before: int | None
+    ) -> AsyncGenerator[tuple[JobInfo, int], None]:
+        """Whose results are kept; the last first."""
+        results = await self._streams.results()
+        looked = 0
+        while True:
+            entries = await results.newest("result.>", limit=_PAGE, before=before)
+            for entry in entries:
+                looked += 1
+                try:
+                    record = parse_result(entry.key.partition(".")[2], entry.value)
+                except MalformedMessage:
+                    continue
+                if wanted.since is not None and record.finished_at < wanted.since:
+                    return
+                if endpoint in (None, record.endpoint):
+                    yield info_of_record(record), entry.revision
+            if len(entries) < _PAGE or (wanted.prefix and looked >= _RESOLVED):
+                return
+            before = entries[-1].revision
+
+
+async def _following(stream: Stream, pattern: str, start: int) -> AsyncGenerator[StreamMessage, None]:
+    """Stored messages from a sequence on, at most SCANNED."""
+    state = await stream.state(pattern)
+    count = min(SCANNED, sum(state.subjects.values()))
+    place = max(start, state.first_sequence)
+    while count > 0 and place <= state.last_sequence:
+        step = max(1, min(_PAGE, state.last_sequence - place + 1))
+        # One request for each sequence: where the stream has no gaps, as usual, each gets another message.
+        asked = [stream.next(pattern, each) for each in range(place, place + step)]
+        found = {message.sequence: message for message in await asyncio.gather(*asked) if message is not None}
+        if not found:
+            return
+        for sequence in sorted(found):
+            yield found[sequence]
+            count -= 1
+        place = max(found) + 1
+
+
+def info_matches(info: JobInfo, wanted: ListRequest) -> bool:
+    """Whether a job meets all conditions that are given."""
+    if wanted.states and info.state not in wanted.states:
+        return False
+    if wanted.key is not None and info.key != wanted.key:
+        return False
+    if wanted.schedule is not None and info.schedule != wanted.schedule:
+        return False
+    if wanted.since is not None and max(info.submitted_at or 0.0, info.ended_at or 0.0) < wanted.since:
+        return False
+    return (
+        not wanted.prefix
+        or info.job.startswith(wanted.prefix)
+        or (info.job.rpartition(".")[2].startswith(wanted.prefix))
+    )
+
+
+def without_details(info: JobInfo) -> JobInfo:
+    """For a list: its error without a traceback, and without earlier attempts."""
+    error = info.error
+    if error is not None:
+        kind = error.details.get("type")
+        details = {"type": kind} if isinstance(kind, str) else {}
+        error = error.model_copy(update={"message": error.message[:500], "details": details})
+    return info.model_copy(update={"error": error, "tries": ()})

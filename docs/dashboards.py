@@ -1,0 +1,712 @@
+"""Grafana dashboards, Prometheus alerts and the page that says what to do about each, made from the catalogue of
+metrics.
+
+`python docs/generate.py` writes them. An expression names metrics by `[gangline.gang.formed]`; one that the catalogue
+does not have is an error here, and tests compare names and labels with what a process exports.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gangline.telemetry.metrics.catalogue import METRICS
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+GRAFANA: Final = ROOT / "deploy" / "grafana"
+RULES: Final = ROOT / "deploy" / "prometheus" / "rules.yaml"
+PAGE: Final = ROOT / "docs" / "how-to" / "alerts.md"
+
+
+def resolved(expression: str) -> str:
+    """The expression with Prometheus's names.
+
+    Raises:
+        KeyError: there is no such metric.
+    """
+
+    def name(match: re.Match[str]) -> str:
+        full, _, part = match[1].partition(":")
+        return METRICS[full].prometheus + (f"_{part}" if part else "")
+
+    return re.sub(r"\[(gangline\.[a-z_.]+(?::[a-z]+)?)\]", name, expression)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    title: str
+    expressions: tuple[tuple[str, str], ...]
+    """Expression and legend. `$pool` and the like are variables of the dashboard."""
+    unit: str = "short"
+    stacked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dashboard:
+    """A row for each question."""
+
+    name: str
+    title: str
+    variables: tuple[tuple[str, str], ...]
+    """Label, and the metric whose values it takes."""
+    rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+
+
+P: Final = '{pool=~"$pool"}'
+E: Final = '{endpoint=~"$endpoint"}'
+N: Final = '{namespace=~"$namespace"}'
+QUANTILE: Final = "histogram_quantile({0}, sum by ({1}) (rate([{2}:bucket]{3}[{4}])))"
+USED: Final = "sum by (pool) ([gangline.worker.slots.running]{0} + [gangline.worker.slots.reserved]{0})"
+
+DASHBOARDS: Final = (
+    Dashboard(
+        name="overview",
+        title="Gangline: overview",
+        variables=(("pool", "gangline.worker.slots.total"),),
+        rows=(
+            (
+                "Is it saturated?",
+                (
+                    Panel(
+                        title="Slots in use",
+                        unit="percentunit",
+                        expressions=(
+                            (f"{USED.format(P)} / sum by (pool) ([gangline.worker.slots.total]{P})", "{{pool}}"),
+                        ),
+                    ),
+                    Panel(
+                        title="Slots wanted, by who needs them",
+                        stacked=True,
+                        expressions=((f"sum by (source) ([gangline.pool.slots_wanted]{P})", "{{source}}"),),
+                    ),
+                ),
+            ),
+            (
+                "Who waits?",
+                (
+                    Panel(
+                        title="Calls that wait for a worker",
+                        expressions=((f"sum by (pool) ([gangline.router.queue_size]{P})", "{{pool}}"),),
+                    ),
+                    Panel(
+                        title="Oldest job and oldest gang",
+                        unit="s",
+                        expressions=(
+                            ("max by (endpoint) ([gangline.queue.oldest])", "job of {{endpoint}}"),
+                            ("max by (namespace) ([gangline.gang.queue_oldest])", "gang"),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "What fails?",
+                (
+                    Panel(
+                        title="Failed calls",
+                        unit="reqps",
+                        expressions=(
+                            (
+                                f"sum by (endpoint, code) (rate([gangline.router.errors]{P}[5m]))",
+                                "{{endpoint}} {{code}}",
+                            ),
+                        ),
+                    ),
+                    Panel(
+                        title="Dead letters",
+                        expressions=(
+                            (
+                                "sum by (endpoint, reason) (increase([gangline.queue.dead][1h]))",
+                                "{{endpoint}} {{reason}}",
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "Who leads?",
+                (
+                    Panel(
+                        title="Elections in the last hour",
+                        expressions=(
+                            ("sum by (namespace) (increase([gangline.coordinator.terms][1h]))", "{{namespace}}"),
+                        ),
+                    ),
+                    Panel(
+                        title="Records of the history lost",
+                        expressions=(
+                            (
+                                'sum by (writer) (increase([gangline.history.records]{outcome="dropped"}[1h]))',
+                                "{{writer}}",
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    Dashboard(
+        name="pool",
+        title="Gangline: pool",
+        variables=(("pool", "gangline.worker.slots.total"),),
+        rows=(
+            (
+                "How full is each worker?",
+                (
+                    Panel(
+                        title="Running and reserved slots",
+                        stacked=True,
+                        expressions=(
+                            (f"sum by (worker) ([gangline.worker.slots.running]{P})", "{{worker}} runs"),
+                            (f"sum by (worker) ([gangline.worker.slots.reserved]{P})", "{{worker}} reserved"),
+                        ),
+                    ),
+                    Panel(
+                        title="Free slots",
+                        expressions=(
+                            (f"sum by (pool) ([gangline.worker.slots.total]{P}) - {USED.format(P)}", "{{pool}}"),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "How fast is it?",
+                (
+                    Panel(
+                        title="Tasks started",
+                        unit="reqps",
+                        expressions=(
+                            (f"sum by (method) (rate([gangline.worker.tasks.started]{P}[5m]))", "{{method}}"),
+                        ),
+                    ),
+                    Panel(
+                        title="Execution time, 99 of 100 below",
+                        unit="s",
+                        expressions=(
+                            (
+                                QUANTILE.format(0.99, "le, method", "gangline.worker.task_time", P, "5m"),
+                                "{{method}}",
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "What goes wrong?",
+                (
+                    Panel(
+                        title="Rejections",
+                        unit="reqps",
+                        expressions=((f"sum by (reason) (rate([gangline.worker.rejections]{P}[5m]))", "{{reason}}"),),
+                    ),
+                    Panel(
+                        title="New epochs",
+                        expressions=(
+                            (
+                                f"sum by (worker, reason) (increase([gangline.worker.epochs]{P}[1h]))",
+                                "{{worker}} {{reason}}",
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    Dashboard(
+        name="gangs",
+        title="Gangline: gangs",
+        variables=(("namespace", "gangline.gang.queue_length"),),
+        rows=(
+            (
+                "What do gangs wait for?",
+                (
+                    Panel(
+                        title="Waiting gangs",
+                        stacked=True,
+                        expressions=(
+                            (f"sum by (pool, obstacle) ([gangline.gang.waiting]{N})", "{{pool}} {{obstacle}}"),
+                        ),
+                    ),
+                    Panel(
+                        title="Slots they need, and slots kept for the first",
+                        expressions=(
+                            (f"sum by (pool) ([gangline.gang.slots_wanted]{N})", "{{pool}} wanted"),
+                            (f"sum by (pool) ([gangline.gang.kept_slots]{N})", "{{pool}} kept"),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "How long does it take?",
+                (
+                    Panel(
+                        title="Until formed, half and 99 of 100 below",
+                        unit="s",
+                        expressions=tuple(
+                            (
+                                QUANTILE.format(part, "le", "gangline.gang.form_time", N, "15m"),
+                                str(part),
+                            )
+                            for part in (0.5, 0.99)
+                        ),
+                    ),
+                    Panel(
+                        title="Formed gangs, and those that wait",
+                        expressions=(
+                            (f"sum by (namespace) ([gangline.gang.formed]{N})", "formed"),
+                            (f"sum by (namespace) ([gangline.gang.queue_length]{N})", "wait"),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "Why do they end?",
+                (
+                    Panel(
+                        title="Restarts and repairs",
+                        expressions=(
+                            (
+                                f"sum by (reason, kind) (increase([gangline.gang.restarts]{N}[1h]))",
+                                "{{kind}} {{reason}}",
+                            ),
+                        ),
+                    ),
+                    Panel(
+                        title="Ended for good",
+                        expressions=((f"sum by (reason) (increase([gangline.gang.ended]{N}[1h]))", "{{reason}}"),),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    Dashboard(
+        name="durable",
+        title="Gangline: submitted tasks",
+        variables=(("endpoint", "gangline.queue.depth"),),
+        rows=(
+            (
+                "Does the queue keep up?",
+                (
+                    Panel(
+                        title="Depth, running, waiting for the next attempt",
+                        expressions=(
+                            (f"max by (endpoint) ([gangline.queue.depth]{E})", "{{endpoint}}"),
+                            (f"max by (endpoint) ([gangline.queue.running]{E})", "{{endpoint}} running"),
+                            (f"max by (endpoint) ([gangline.queue.waiting]{E})", "{{endpoint}} waiting"),
+                        ),
+                    ),
+                    Panel(
+                        title="Age of the oldest",
+                        unit="s",
+                        expressions=((f"max by (endpoint) ([gangline.queue.oldest]{E})", "{{endpoint}}"),),
+                    ),
+                    Panel(
+                        title="What do tasks wait for?",
+                        expressions=(
+                            (
+                                f"max by (endpoint, obstacle) ([gangline.queue.pending]{E})",
+                                "{{endpoint}} {{obstacle}}",
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "How long until the first start?",
+                (
+                    Panel(
+                        title="99 of 100 below",
+                        unit="s",
+                        expressions=(
+                            (
+                                QUANTILE.format(0.99, "le, endpoint", "gangline.queue.wait_time", E, "5m"),
+                                "{{endpoint}}",
+                            ),
+                        ),
+                    ),
+                    Panel(
+                        title="Started and done",
+                        unit="reqps",
+                        expressions=(
+                            (f"sum by (endpoint) (rate([gangline.queue.started]{E}[5m]))", "{{endpoint}} started"),
+                            (f"sum by (endpoint) (rate([gangline.queue.done]{E}[5m]))", "{{endpoint}} done"),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "What fails?",
+                (
+                    Panel(
+                        title="Retried",
+                        unit="reqps",
+                        expressions=(
+                            (
+                                f"sum by (endpoint, code) (rate([gangline.queue.retried]{E}[5m]))",
+                                "{{endpoint}} {{code}}",
+                            ),
+                        ),
+                    ),
+                    Panel(
+                        title="Takeovers",
+                        expressions=(
+                            (f"sum by (endpoint) (increase([gangline.queue.takeovers]{E}[1h]))", "{{endpoint}}"),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    name: str
+    expression: str
+    lasts: str
+    """How long it must hold, as Prometheus writes it."""
+    severity: str
+    summary: str
+    """With `{{ $labels.pool }}` and the like."""
+    means: str
+    look: tuple[str, ...]
+    """Commands that show more."""
+    do: tuple[str, ...]
+    fires: tuple[tuple[str, str], ...]
+    """Series and values, a minute apart, with which it fires within an hour; for its test."""
+
+
+ALERTS: Final = (
+    Alert(
+        name="GangStarves",
+        expression="max by (namespace) ([gangline.gang.queue_oldest]) > 300",
+        lasts="1m",
+        severity="warning",
+        summary="A gang has waited for {{ $value | humanizeDuration }}",
+        means="The oldest waiting gang has waited for more than five minutes.",
+        look=("gangline gang ls", "gangline why GANG", "gangline leases"),
+        do=(
+            "`why` names who holds the slots that it needs, and until when. End what need not run: `gangline gang rm "
+            "GANG --force`, `gangline drain POOL.WORKER`.",
+            "Add workers if the pool is full all the time: `gangline.pool.slots_wanted` says how many slots it needs.",
+        ),
+        fires=(('[gangline.gang.queue_oldest]{namespace="gangline"}', "0+60x60"),),
+    ),
+    Alert(
+        name="GangImpossible",
+        expression='sum by (namespace, pool) ([gangline.gang.waiting]{obstacle="impossible"}) > 0',
+        lasts="5m",
+        severity="warning",
+        summary="A gang waits for pool {{ $labels.pool }}, which is too small for it",
+        means="The first waiting gang does not fit into its pools, even if all slots were free, and blocks the others.",
+        look=("gangline why GANG", "gangline workers POOL"),
+        do=("Start more or larger workers, or release the gang: `gangline gang rm GANG --force`.",),
+        fires=(('[gangline.gang.waiting]{namespace="gangline", pool="train", obstacle="impossible"}', "1x60"),),
+    ),
+    Alert(
+        name="GangCrashLoop",
+        expression='sum by (namespace, reason) (increase([gangline.gang.restarts]{kind="restart"}[15m])) > 5',
+        lasts="0m",
+        severity="warning",
+        summary="Gangs restart again and again: {{ $labels.reason }}",
+        means="Gangs were restarted more than five times in 15 minutes for the same reason.",
+        look=("gangline history --kind gang_torn_down --since 15m", "gangline gang events"),
+        do=(
+            "`crashed` and `failed`: read the members' errors in the logs of their workers.",
+            "`worker_lost`: workers die or freeze; see WorkersLost and WorkerFreezes.",
+        ),
+        fires=(('[gangline.gang.restarts]{namespace="gangline", reason="crashed", kind="restart"}', "0+1x60"),),
+    ),
+    Alert(
+        name="WorkersLost",
+        expression='sum by (namespace) (increase([gangline.gang.restarts]{reason="worker_lost"}[15m])) > 2',
+        lasts="0m",
+        severity="warning",
+        summary="Workers with members of gangs are lost",
+        means="More than two restarts or repairs in 15 minutes, because workers were lost.",
+        look=("gangline history --kind worker_left --since 30m", "gangline workers"),
+        do=("Look for processes that the kernel killed (memory), machines that are gone, and networks that are cut.",),
+        fires=(('[gangline.gang.restarts]{namespace="gangline", reason="worker_lost", kind="repair"}', "0+1x60"),),
+    ),
+    Alert(
+        name="LeadershipFlaps",
+        expression="sum by (namespace) (increase([gangline.coordinator.terms][10m])) > 3",
+        lasts="0m",
+        severity="critical",
+        summary="The coordinators of {{ $labels.namespace }} elect a new leader again and again",
+        means="More than three elections in ten minutes. Gangs continue, but none is granted in between.",
+        look=(
+            "gangline history --kind leader_elected --kind leader_yielded --since 30m",
+            "nats server report jetstream",
+        ),
+        do=(
+            "The reason of `leader_yielded` says why: a ledger that does not answer in time (slow disks, an overloaded "
+            "server), or a coordinator whose process was frozen or overloaded.",
+        ),
+        fires=(('[gangline.coordinator.terms]{namespace="gangline"}', "0+1x60"),),
+    ),
+    Alert(
+        name="CommitsRefused",
+        expression="sum by (namespace, outcome) (rate([gangline.gang.commits_refused][10m])) > 0.1",
+        lasts="5m",
+        severity="warning",
+        summary="The ledger refuses or does not answer commits of gangs ({{ $labels.outcome }})",
+        means="More than one batch in ten seconds is refused or not answered. Gangs form late.",
+        look=("nats stream info KV_GANGLINE_LEDGER", "gangline gang ls"),
+        do=(
+            "`unknown`: storage is slow or has no leader; look at the servers.",
+            "`refused`: workers change their registration all the time (epochs, resizes), or two coordinators lead.",
+        ),
+        fires=(('[gangline.gang.commits_refused]{namespace="gangline", what="form", outcome="unknown"}', "0+30x60"),),
+    ),
+    Alert(
+        name="PoolFull",
+        expression=(
+            "sum by (pool) ([gangline.worker.slots.running] + [gangline.worker.slots.reserved]) "
+            "/ sum by (pool) ([gangline.worker.slots.total] > 0) > 0.95"
+        ),
+        lasts="10m",
+        severity="info",
+        summary="Pool {{ $labels.pool }} has been full for ten minutes",
+        means="More than 95 % of the slots are running or reserved. Callers wait.",
+        look=("gangline workers POOL", "gangline leases POOL", "gangline queue ls"),
+        do=("Add workers: the sum of `gangline.pool.slots_wanted` says how many slots the pool needs.",),
+        fires=(
+            ('[gangline.worker.slots.running]{pool="images", worker="w1"}', "4x60"),
+            ('[gangline.worker.slots.reserved]{pool="images", worker="w1"}', "0x60"),
+            ('[gangline.worker.slots.total]{pool="images", worker="w1"}', "4x60"),
+        ),
+    ),
+    Alert(
+        name="LeasesIdle",
+        expression=(
+            "sum by (pool) ([gangline.worker.slots.reserved]) > 0 "
+            "and sum by (pool) ([gangline.worker.slots.running]) == 0"
+        ),
+        lasts="15m",
+        severity="info",
+        summary="Slots of pool {{ $labels.pool }} are leased, and nothing runs there",
+        means="Leases have been held for 15 minutes without being used, or a gang does nothing.",
+        look=("gangline leases POOL", "gangline gang ls"),
+        do=("`leases` shows the owner and the age of each. Stop that program, or shorten its time to live.",),
+        fires=(
+            ('[gangline.worker.slots.reserved]{pool="images", worker="w1"}', "2x60"),
+            ('[gangline.worker.slots.running]{pool="images", worker="w1"}', "0x60"),
+        ),
+    ),
+    Alert(
+        name="WorkerFreezes",
+        expression='sum by (pool, worker) (increase([gangline.worker.epochs]{reason="frozen"}[15m])) > 2',
+        lasts="0m",
+        severity="warning",
+        summary="Worker {{ $labels.pool }}.{{ $labels.worker }} freezes repeatedly",
+        means="An event loop was blocked for longer than `freeze_after_s`, more than twice. Its leases end each time.",
+        look=("gangline history --kind worker_epoch --since 30m", "gangline stats POOL.WORKER"),
+        do=(
+            "Move blocking code of async tasks to threads or processes.",
+            "Give the machine more CPU, or the worker fewer slots.",
+        ),
+        fires=(('[gangline.worker.epochs]{pool="images", worker="w1", reason="frozen"}', "0+1x60"),),
+    ),
+    Alert(
+        name="CallsFail",
+        expression=(
+            "sum by (endpoint) (rate([gangline.router.errors][5m])) "
+            "/ sum by (endpoint) (rate([gangline.router.requests][5m])) > 0.05"
+        ),
+        lasts="5m",
+        severity="warning",
+        summary="{{ $value | humanizePercentage }} of the calls of {{ $labels.endpoint }} fail",
+        means="More than one call in twenty ends in an error.",
+        look=("gangline workers", "gangline route ls"),
+        do=(
+            "`gangline.router.errors` by `code` says which errors: the task's own, time-outs, or no free slots; see "
+            "[errors](../reference/errors.md).",
+        ),
+        fires=(
+            ('[gangline.router.errors]{endpoint="images", pool="images", code="timeout"}', "0+10x60"),
+            ('[gangline.router.requests]{endpoint="images", pool="images"}', "0+100x60"),
+        ),
+    ),
+    Alert(
+        name="QueueStalls",
+        expression=(
+            "max by (endpoint) ([gangline.queue.oldest]) > 300 and max by (endpoint) ([gangline.queue.running]) == 0"
+        ),
+        lasts="5m",
+        severity="critical",
+        summary="No task of {{ $labels.endpoint }} runs, and the oldest has waited for {{ $value | humanizeDuration }}",
+        means="Submitted tasks wait for more than five minutes, and none runs.",
+        look=("gangline queue ls", "gangline why JOB", "gangline workers"),
+        do=(
+            "Is the queue paused, or limited to nothing? `gangline route ls` shows it.",
+            "Are there workers of its pools, and are they full of other work?",
+        ),
+        fires=(
+            ('[gangline.queue.oldest]{endpoint="images"}', "0+60x60"),
+            ('[gangline.queue.running]{endpoint="images"}', "0x60"),
+        ),
+    ),
+    Alert(
+        name="DeadLetters",
+        expression="sum by (endpoint, reason) (increase([gangline.queue.dead][15m])) > 0",
+        lasts="0m",
+        severity="warning",
+        summary="Tasks of {{ $labels.endpoint }} became dead letters: {{ $labels.reason }}",
+        means="Submitted tasks became dead letters: they will not be retried.",
+        look=("gangline dead ls ENDPOINT", "gangline dead show JOB"),
+        do=("Fix the cause, then `gangline dead replay JOB`, or drop them: `gangline dead rm JOB`.",),
+        fires=(('[gangline.queue.dead]{endpoint="images", reason="failed"}', "0+1x60"),),
+    ),
+    Alert(
+        name="HistoryLost",
+        expression='sum by (writer) (increase([gangline.history.records]{outcome="dropped"}[15m])) > 0',
+        lasts="0m",
+        severity="info",
+        summary="Records of the history are lost by a {{ $labels.writer }}",
+        means="The history could not be written for a long time, so records were dropped. Nothing else is affected.",
+        look=("nats stream info GANGLINE_HISTORY",),
+        do=(
+            "Is there a coordinator or a dispatcher? Only they create the stream.",
+            "May this user write there? Generate the roles again after an upgrade.",
+        ),
+        fires=(('[gangline.history.records]{writer="worker", outcome="dropped"}', "0+1x60"),),
+    ),
+)
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+
+def dashboard_json(dashboard: Dashboard) -> str:
+    """For Grafana's import, or for provisioning."""
+    panels: list[dict[str, Any]] = []
+    source = {"type": "prometheus", "uid": "$datasource"}
+    y = 0
+    for question, row in dashboard.rows:
+        panels.append({"type": "row", "title": question, "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}, "panels": []})
+        width = 24 // len(row)
+        for column, panel in enumerate(row):
+            fill = {"fillOpacity": 20, "stacking": {"mode": "normal"}} if panel.stacked else {"fillOpacity": 0}
+            panels.append(
+                {
+                    "type": "timeseries",
+                    "title": panel.title,
+                    "datasource": source,
+                    "gridPos": {"h": 8, "w": width, "x": column * width, "y": y + 1},
+                    "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": fill}, "overrides": []},
+                    "targets": [
+                        {"refId": "ABCDEF"[place], "expr": resolved(expression), "legendFormat": legend}
+                        for place, (expression, legend) in enumerate(panel.expressions)
+                    ],
+                }
+            )
+        y += 9
+    for number, panel_ in enumerate(panels, 1):
+        panel_["id"] = number
+    variables: list[dict[str, Any]] = [{"name": "datasource", "type": "datasource", "query": "prometheus"}]
+    for label, metric in dashboard.variables:
+        variables.append(
+            {
+                "name": label,
+                "type": "query",
+                "datasource": source,
+                "query": f"label_values({METRICS[metric].prometheus}, {label})",
+                "multi": True,
+                "includeAll": True,
+                "allValue": ".*",
+                "current": {"text": "All", "value": "$__all"},
+                "refresh": 2,
+                "sort": 1,
+            }
+        )
+    whole = {
+        "uid": f"gangline-{dashboard.name}",
+        "title": dashboard.title,
+        "tags": ["gangline"],
+        "schemaVersion": 39,
+        "time": {"from": "now-1h", "to": "now"},
+        "refresh": "10s",
+        "templating": {"list": variables},
+        "links": [{"type": "dashboards", "title": "Gangline", "tags": ["gangline"], "asDropdown": True}],
+        "panels": panels,
+    }
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def rules_yaml() -> str:
+    lines = [
+        "# Alerts of Gangline for Prometheus. Written by docs/generate.py: change docs/dashboards.py.",
+        "# What each means, and what to do: docs/how-to/alerts.md",
+        "groups:",
+        "  - name: gangline",
+        "    rules:",
+    ]
+    for alert in ALERTS:
+        lines += [
+            f"      - alert: {alert.name}",
+            f"        expr: {json.dumps(resolved(alert.expression))}",
+            f"        for: {alert.lasts}",
+            f"        labels: {{severity: {alert.severity}}}",
+            "        annotations:",
+            f"          summary: {json.dumps(alert.summary)}",
+            f"          description: {json.dumps(alert.means)}",
+            f"          runbook_url: docs/how-to/alerts.md#{alert.name.lower()}",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def alerts_page() -> str:
+    lines = [
+        "<!-- Written by docs/generate.py from docs/dashboards.py: change it there. -->",
+        "",
+        "# Dashboards and alerts",
+        "",
+        "For Prometheus and Grafana. Let Prometheus scrape each process: its [health port](probes.md) has `/metrics`,",
+        "or set `OTEL_METRICS_EXPORTER=prometheus`. Then",
+        "",
+        "- import the dashboards of [`deploy/grafana`](../../deploy/grafana): overview, pool, gangs, submitted tasks;",
+        "- load [`deploy/prometheus/rules.yaml`](../../deploy/prometheus/rules.yaml) as `rule_files`.",
+        "",
+        "Both are made from the [catalogue of metrics](../reference/metrics.md). Tests evaluate every panel and",
+        "every alert against scrapes of running processes, and have each alert fire. Change numbers to your needs. The",
+        "annotation `runbook_url` of each alert names its section below; if you publish these pages, give it your",
+        "address:",
+        "",
+        "```console",
+        "$ sed -i 's|runbook_url: docs|runbook_url: https://docs.example.org|' deploy/prometheus/rules.yaml",
+        "```",
+        "",
+        "| alert | severity | fires when |",
+        "|---|---|---|",
+        *(f"| [{alert.name}](#{alert.name.lower()}) | {alert.severity} | {alert.means} |" for alert in ALERTS),
+    ]
+    for alert in ALERTS:
+        held = "" if alert.lasts == "0m" else f", for {alert.lasts}"
+        lines += ["", f"## {alert.name}", "", alert.means, "", "```promql", resolved(alert.expression), "```"]
+        lines += ["", f"Severity {alert.severity}{held}.", "", "Look:", "", "```console"]
+        lines += [f"$ {command}" for command in alert.look]
+        lines += ["```", "", "Do:", "", *(f"- {text}" for text in alert.do)]
+    return "\n".join([*lines, ""])
+
+
+def files() -> Iterable[tuple[Path, str]]:
+    """Each file with its text."""
+    for dashboard in DASHBOARDS:
+        yield GRAFANA / f"{dashboard.name}.json", dashboard_json(dashboard)
+    yield RULES, rules_yaml()
+    yield PAGE, alerts_page()
+
+
+def main() -> None:
+    for path, text in files():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`gangline top`: the board in a terminal, plain or with keys."""

@@ -1,0 +1,122 @@
+"""when, why and drain of many, on a real server with the processes that users start."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gangline.bus.nats_bus import connect
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.schemas.names import Names, public_id
+from gangline.schemas.records.workers import LEASE_SLACK_S
+
+from ..waiting import PATIENCE_S
+from .conftest import until
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+
+def serve(commands, *names: str, node: str = "n1") -> None:
+    for name in names:
+        worker = commands.start("worker", "words:pool", "--id", name, "--node", node)
+        worker.await_output(r"worker\.started")
+
+
+async def ask(nats_url: str, subject: str, **body: object) -> dict[str, object]:
+    bus = await connect(ConnectionSettings(urls=(nats_url,)), name="test")
+    try:
+        answer = await bus.request(subject, json.dumps(body).encode(), timeout_s=PATIENCE_S)
+        found: dict[str, object] = json.loads(answer.data)
+        return found
+    finally:
+        await bus.close()
+
+
+async def test_when_a_gang_can_start_follows_from_the_leases_it_waits_for(commands, nats_url, namespace):
+    commands.start("coordinator").await_output(r"coordinator\.leads")
+    serve(commands, "w1")
+    worker, gangs = Names(namespace).worker, Names(namespace).gang
+    from gangline.schemas.names import WorkerId
+
+    reserve = worker(WorkerId("words", "w1"), "reserve")
+    short = await ask(nats_url, reserve, slots=2, ttl_s=300, owner="etl")
+    await ask(nats_url, reserve, slots=1, ttl_s=900, owner="video")
+    first = await ask(nats_url, gangs("acquire"), pool="words", size=3, wait=False, ttl_s=3600, priority=5)
+    second = await ask(nats_url, gangs("acquire"), pool="words", size=4, wait=False, ttl_s=3600)
+
+    def known() -> bool:
+        found = commands.json("when", first["id"])
+        return found.get("no_later_than_s") is not None
+
+    until(known, "the coordinator knows the leases from the ledger")
+    found = commands.json("when", first["id"])
+    assert found["place"] == 0 and 200 < found["no_later_than_s"] <= 300 + LEASE_SLACK_S
+    (reason,) = found["because"]
+    assert reason["worker"] == "words.w1" and public_id(short["token"]) in reason["holder"] and not reason["estimated"]
+    shown = commands.run("when", first["id"]).stdout
+    assert "the head of the queue" in shown and "if nobody renews" in shown and "(etl) ends in" in shown
+    assert short["token"] not in shown
+    behind = commands.json("when", second["id"])
+    assert behind["no_later_than_s"] is None and behind["about_s"] is None, "the first takes the slots before it"
+    assert behind["not_before_about_s"] is not None and found["not_before_about_s"] is None
+    assert "not before about" in commands.run("when", second["id"]).stdout
+    assert f"behind gang {first['id']}: priority 5" in commands.run("when", second["id"]).stdout
+    why = commands.json("why", second["id"])
+    assert [(other["id"], other["priority"], other["size"]) for other in why["ahead"]] == [(first["id"], 5, 3)]
+    assert f"behind gang {first['id']}: priority 5, size 3, waits for" in commands.run("why", second["id"]).stdout
+
+
+def test_when_a_task_can_start_is_known_where_it_waits_for_time(commands):
+    commands.start("dispatcher").await_output(r"dispatcher\.started")
+    serve(commands, "w1")
+    job = commands.json("submit", "words.count", '{"text": "a"}', "--delay", "1h")
+    id = job["job"] if isinstance(job, dict) else job
+    found = commands.json("when", id)
+    assert found["state"] == "scheduled" and 3000 < found["not_before_s"] <= 3600
+    assert commands.run("when", "nothing").returncode != 0
+
+
+def test_all_workers_of_a_node_or_a_pool_are_drained(commands):
+    serve(commands, "w1", "w2", node="n1")
+    serve(commands, "w3", node="n2")
+    asked = commands.run("drain", "--node", "n1", stdin="n\n")
+    assert asked.returncode != 0 and "drain 2 workers on node 'n1': words.w1, words.w2?" in asked.stderr
+    assert len(commands.json("workers")) == 3
+    done = commands.run("drain", "--node", "n1", "--yes", "--reason", "new kernel")
+    assert (done.returncode, done.stdout) == (0, "words.w1 leaves\nwords.w2 leaves\n")
+    until(lambda: [row["worker"] for row in commands.json("workers")] == ["w3"], "two have left")
+    assert [entry["target"] for entry in commands.json("audit") if entry["stage"] == "done"] == ["words.w1", "words.w2"]
+    assert commands.run("drain", "--pool", "words", "--yes").stdout == "words.w3 leaves\n"
+    nobody = commands.run("drain", "--pool", "words", "--node", "n9", "--yes")
+    assert nobody.returncode == 3 and "no workers of pool 'words' on node 'n9'" in nobody.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("words.w1", "--pool", "words"), ("w1",)])
+def test_what_is_to_be_drained_is_named_in_one_way(invoke, arguments):
+    assert invoke("drain", *arguments).exit_code == 2
+
+
+def test_when_a_task_behind_slots_can_start_follows_from_the_tasks_before_it_and_from_drains(commands):
+    commands.start("dispatcher").await_output(r"dispatcher\.started")
+    worker = commands.start("worker", "words:pool", "--id", "w1", "--slots", "1", "--drain-grace", "300")
+    worker.await_output(r"worker\.started")
+
+    def submit(task: str, arguments: str) -> str:
+        return str(commands.json("submit", task, arguments, "--timeout", "100", "--max-attempts", "1")["job"])
+
+    first = submit("words.hold", "{}")
+    until(lambda: commands.json("status", first)["state"] == "running", "it has the only slot")
+    second, third = submit("words.hold", "{}"), submit("words.count", '{"text": "a"}')
+    until(lambda: commands.json("when", third).get("ahead") == 1, "the second is before it")
+    found = commands.json("when", third)
+    assert 100 < found["no_later_than_s"] <= 200 and not found["others"]
+    (reason,) = [each for each in found["because"] if each["worker"] == "words.w1"]
+    assert reason["holder"] == "words.hold" and 0 < reason["in_s"] <= 100
+    shown = commands.run("when", third).stdout
+    assert "no later than" in shown and "1 task before it for the slots of words: 1 of words.hold" in shown
+    assert 0 < commands.json("when", second)["no_later_than_s"] <= 100
+    commands.run("drain", "words.w1", "--yes")
+    until(lambda: "words.w1 drains" in commands.run("when", third).stdout, "its only worker drains")
+    drained = commands.json("when", third)
+    assert drained["no_later_than_s"] is None and drained["about_s"] is None, "no slot is left"

@@ -1,0 +1,283 @@
+"""Who gets what from the console: each request of an attacker is refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.cli.app import gangline
+from gangline.cli.console.options import ConnectionOptions
+from gangline.console.guard import Sessions
+from gangline.console.settings import Auth, ConsoleSettings
+from gangline.dispatcher.client.client import Client
+from gangline.schemas.errors.base import InvalidSettings
+from gangline.schemas.names import Names
+from gangline.worker.ledger.settings import WorkerSettings
+from gangline.worker.pool.pool import Pool
+from gangline.worker.service import Worker
+
+from .conftest import Rig, Visitor
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def options(nats_url, namespace):
+    return ConnectionOptions(server=nats_url, namespace=namespace)
+
+
+async def signed_in(rig: Rig, visitor: Visitor) -> Visitor:
+    await visitor.sign_in(rig.link())
+    return visitor
+
+
+# -- where it listens -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_it_listens_on_loopback_only_unless_told_who_may_look(host):
+    with pytest.raises(InvalidSettings, match="--auth"):
+        ConsoleSettings(host=host)
+    assert ConsoleSettings(host=host, auth=Auth.TOKEN).host == host
+
+
+@pytest.mark.parametrize(("host", "name"), [("0.0.0.0", "0.0.0.0:80"), ("::", "[::]:80")])
+def test_all_addresses_are_no_name_of_it(host, name):
+    hosts = ConsoleSettings(host=host, auth=Auth.TOKEN).allowed_hosts(80)
+    assert name not in hosts and "127.0.0.1:80" in hosts
+    assert "[fd00::1]:80" in ConsoleSettings(host="fd00::1", auth="token").allowed_hosts(80)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.9"])
+def test_loopback_needs_no_setting(host):
+    assert ConsoleSettings(host=host).auth is None
+
+
+def test_the_command_refuses_other_addresses_without_auth():
+    result = CliRunner().invoke(gangline, ["console", "--listen", "0.0.0.0:0"])
+    assert result.exit_code != 0 and "--auth" in result.output
+
+
+def test_a_proxy_must_be_named():
+    with pytest.raises(InvalidSettings, match="--trusted-proxy"):
+        ConsoleSettings(auth=Auth.PROXY)
+    with pytest.raises(InvalidSettings, match="trusted proxy"):
+        ConsoleSettings(auth=Auth.PROXY, trusted_proxies=["here"])
+
+
+# -- signing in -----------------------------------------------------------------------------------------------------
+
+
+async def test_without_signing_in_there_is_nothing_to_see(rig, options):
+    async with rig.open(options) as visitor:
+        for path in ("/", "/api/board", "/api/stream", "/api/meta", "/api/dead", "/api/worker?name=a.b", "/nothing"):
+            answer = await visitor.get(path)
+            assert answer.status == 401, path
+            assert b"Open the link" in answer.body
+        answer = await visitor.act("drain", target="a.b")
+        assert answer.status == 401
+
+
+async def test_a_link_signs_in_one_browser_once_and_sets_a_strict_cookie(rig, options):
+    async with rig.open(options) as visitor:
+        link = rig.link()
+        answer = await visitor.sign_in(link)
+        cookie = answer.fields["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Path=/" in cookie
+        assert answer.fields["location"] == "/"
+        assert (await visitor.get("/")).status == 200
+        thief = Visitor(visitor.port)
+        assert (await thief.get(link)).status == 401
+        assert rig.link() != link
+        assert (await thief.sign_in(rig.link())).status == 303
+
+
+async def test_a_wrong_token_signs_nobody_in_and_does_not_use_up_the_link(rig, options):
+    async with rig.open(options) as visitor:
+        assert (await visitor.get("/?token=guess")).status == 401
+        assert (await visitor.ask("HEAD", rig.link())).status == 401
+        assert (await visitor.sign_in(rig.link())).status == 303
+        visitor.cookie = visitor.cookie[:-3] + "xyz"
+        assert (await visitor.get("/api/board")).status == 401
+
+
+def test_sessions_are_bounded_and_links_are_unguessable():
+    links: list[str] = []
+    sessions = Sessions(links.append)
+    sessions.new_link()
+    first = sessions.sign_in(links[-1])
+    assert first is not None and first in sessions
+    for _ in range(1000):
+        assert sessions.sign_in(links[-1])
+    assert first not in sessions
+    assert len(set(links)) == len(links) and min(map(len, links)) >= 40
+
+
+async def test_a_user_is_believed_only_if_a_trusted_proxy_names_it(rig, options):
+    async with rig.open(options, auth="proxy", trusted_proxies=["127.0.0.0/8"]) as visitor:
+        assert (await visitor.get("/api/meta")).status == 403
+        answer = await visitor.get("/api/meta", x_forwarded_user="alice")
+        assert answer.json["user"] == "alice"
+    async with rig.open(options, auth="proxy", trusted_proxies=["10.0.0.0/8"]) as visitor:
+        assert (await visitor.get("/api/meta", x_forwarded_user="alice")).status == 403
+
+
+# -- other sites ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/api/board", "/api/stream", "/static/app.js"])
+async def test_a_host_that_is_not_its_own_is_refused_on_every_request(rig, options, path):
+    """A name of the attacker that resolves to this address (DNS rebinding)."""
+    async with rig.open(options) as visitor:
+        await signed_in(rig, visitor)
+        for host in ("evil.example", f"evil.example:{visitor.port}", "127.0.0.1", "127.0.0.1:1", ""):
+            assert (await visitor.get(path, host=host)).status in (400, 421), host
+
+
+async def test_further_names_can_be_allowed(rig, options):
+    async with rig.open(options, hosts=["ops.example"]) as visitor:
+        await signed_in(rig, visitor)
+        assert (await visitor.get("/", host="ops.example")).status == 200
+        assert (await visitor.get("/", host=f"localhost:{visitor.port}")).status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PURGE"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+        {"sec_fetch_site": "none"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {},
+    ],
+    ids=lambda fields: " ".join(fields.values()) or "nothing",
+)
+async def test_no_method_but_get_and_head_is_answered_to_other_sites(rig, options, method, fields):
+    async with rig.open(options, operator=options, actions="all") as visitor:
+        await signed_in(rig, visitor)
+        body = {"target": "a.b", "reason": "x"}
+        answer = await visitor.ask(method, "/api/act/drain", body, content_type="application/json", **fields)
+        assert answer.status in (403, 405)
+
+
+async def test_a_request_of_its_own_page_is_recognised_with_and_without_fetch_metadata(rig, options):
+    async with rig.open(options, operator=options, actions="all") as visitor:
+        await signed_in(rig, visitor)
+        kind = {"content_type": "application/json"}
+        body = {"target": "nobody.here", "reason": "x"}
+        own = await visitor.ask("POST", "/api/act/drain", body, sec_fetch_site="same-origin", **kind)
+        by_origin = await visitor.ask("POST", "/api/act/drain", body, origin=f"http://{visitor.host}", **kind)
+        assert own.json["error"] == by_origin.json["error"] == "no_workers"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+async def test_only_json_is_taken(rig, options, kind):
+    """Forms of other sites can send the others without being asked."""
+    async with rig.open(options, operator=options, actions="all") as visitor:
+        await signed_in(rig, visitor)
+        fields = {"content_type": kind, "sec_fetch_site": "same-origin"}
+        assert (await visitor.ask("POST", "/api/act/drain", {"target": "a.b"}, **fields)).status == 415
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+async def test_other_methods_are_refused_to_its_own_pages_too(rig, options, method):
+    async with rig.open(options, operator=options, actions="all") as visitor:
+        await signed_in(rig, visitor)
+        fields = {"content_type": "application/json", "sec_fetch_site": "same-origin"}
+        assert (await visitor.ask(method, "/api/act/drain", {}, **fields)).status == 405
+
+
+async def test_reading_changes_nothing(rig, options):
+    async with rig.open(options, operator=options, actions="all") as visitor:
+        await signed_in(rig, visitor)
+        assert (await visitor.get("/api/act/drain?target=a.b&reason=x")).status == 405
+
+
+# -- what is answered -----------------------------------------------------------------------------------------------
+
+
+async def test_every_answer_forbids_inline_scripts_frames_and_anything_from_elsewhere(rig, options):
+    async with rig.open(options) as visitor:
+        refused = await visitor.get("/")
+        await signed_in(rig, visitor)
+        page = await visitor.get("/")
+        for answer in (refused, page, await visitor.get("/api/board"), await visitor.get("/static/app.js")):
+            policy = answer.fields["content-security-policy"]
+            assert policy.startswith("default-src 'self';") and "unsafe" not in policy
+            assert "frame-ancestors 'none'" in policy
+            assert answer.fields["x-content-type-options"] == "nosniff"
+            assert answer.fields["referrer-policy"] == "no-referrer"
+        assert "no-store" in page.fields["cache-control"]
+        text = page.body.decode()
+        assert not re.search(r"<script(?![^>]*\bsrc=)", text) and " style=" not in text and " on" + "click=" not in text
+        assert not re.search(r"https?://", text)
+
+
+async def test_no_path_leads_out_of_the_static_files(rig, options):
+    async with rig.open(options) as visitor:
+        await signed_in(rig, visitor)
+        for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"):
+            answer = await visitor.get(path)
+            assert answer.status in (400, 404) or b"Starlette" not in answer.body, path
+            assert b"import" not in answer.body[:200]
+
+
+async def test_no_token_is_in_any_page_log_or_address(rig, options, caplog, nats_url, namespace):
+    caplog.set_level(logging.DEBUG)
+    settings = ConnectionSettings(urls=(nats_url,))
+    pool = Pool("words", slots=4)
+
+    @pool.task
+    async def shout(text: str) -> str:
+        return text.upper()
+
+    bus, other = await connect_bus(settings, name="w1"), await connect_bus(settings, name="c1")
+    names = Names(namespace)
+    async with (
+        Worker(pool, bus=bus, names=names, settings=WorkerSettings(id="w1")),
+        Client(other, names=names) as client,
+        client.lease("words", slots=2) as lease,
+        rig.open(options, show_payloads=True) as visitor,
+    ):
+        link = rig.link()
+        await signed_in(rig, visitor)
+        session = visitor.cookie.partition("=")[2]
+        seen = [await visitor.get(path) for path in ("/", "/api/meta", "/api/board", "/api/worker?name=words.w1")]
+        assert [answer.status for answer in seen] == [200] * 4
+        assert lease.worker and seen[2].json["rows"]["leases"]
+        everything = b"".join(answer.body for answer in seen).decode() + caplog.text
+        for secret in (lease.token, session, link.partition("token=")[2]):
+            assert secret and secret not in everything
+        assert "token" not in seen[0].body.decode()
+    await bus.close()
+    await other.close()
+
+
+# -- what it may do -------------------------------------------------------------------------------------------------
+
+
+async def test_a_console_without_actions_refuses_them(rig, options):
+    async with rig.open(options) as visitor:
+        await signed_in(rig, visitor)
+        assert (await visitor.get("/api/meta")).json["actions"] == []
+        answer = await visitor.act("drain", target="a.b")
+        assert (answer.status, answer.json["error"]) == (403, "not_permitted")
+
+
+async def test_only_the_allowed_actions_can_be_done(rig, options):
+    async with rig.open(options, operator=options, actions="resize") as visitor:
+        await signed_in(rig, visitor)
+        answer = await visitor.act("drain", target="a.b")
+        assert answer.status == 400 and "not allowed" in answer.json["message"]
+
+
+def test_actions_need_a_user_of_their_own():
+    result = CliRunner().invoke(gangline, ["console", "--actions", "all", "--user", "eye", "--password", "x"])
+    assert result.exit_code == 2 and "--actions-creds" in result.output

@@ -1,0 +1,198 @@
+"""Limits that a task declares hold on its worker for whatever is sent there: calls, leases, selections, submissions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import LeaseBusy, Saturated
+from gangline.schemas.wire import codec
+from gangline.testing.in_memory import Cluster, cluster
+from gangline.worker.pool.pool import Pool
+
+
+class Scene:
+    def __init__(self, slots: int = 4, **policy: Any) -> None:
+        self.pool = pool = Pool("p", slots=slots)
+        self.starts: list[float] = []
+        self.running = self.most = 0
+
+        @pool.task(**policy)
+        async def work(seconds: float = 1.0) -> None:
+            self.starts.append(asyncio.get_running_loop().time())
+            self.running += 1
+            self.most = max(self.most, self.running)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.running -= 1
+
+        @pool.task
+        async def other() -> float:
+            return asyncio.get_running_loop().time()
+
+    def check(self, running: Cluster) -> None:
+        for worker in running.workers.values():
+            worker.core.check()
+
+
+async def test_calls_of_several_routers_wait_for_each_other_and_not_in_the_way_of_other_tasks() -> None:
+    scene = Scene(max_running=2)
+    running = cluster(scene.pool)
+    async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
+        calls = [asyncio.ensure_future(each.call("p.work")) for each in (client, second) * 4]
+        await asyncio.sleep(0.5)
+        scene.check(running)
+        assert scene.running == 2
+        began = asyncio.get_running_loop().time()
+        assert await client.call("p.other") - began < 0.1, "the line of `work` holds it up"
+        await asyncio.gather(*calls)
+        scene.check(running)
+    assert (scene.most, len(scene.starts)) == (2, 8)
+    assert scene.starts[-1] - scene.starts[0] < 3.5, "a router is invited when one has ended"
+
+
+async def test_the_limit_holds_over_all_workers_and_routers() -> None:
+    scene = Scene(max_running=2)
+    running = cluster(scene.pool, workers=3)
+    async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(each.call("p.work", 0.5) for each in (client, second) * 8))
+        took = asyncio.get_running_loop().time() - began
+        scene.check(running)
+    assert (scene.most, len(scene.starts)) == (2, 16)
+    assert took < 6.0, "both shares are in use nearly all the time"
+
+
+async def test_a_worker_that_somebody_insists_on_gets_a_share() -> None:
+    scene = Scene(max_running=1)
+    running = cluster(scene.pool, workers=3)
+    async with running as client:
+        await client.call("p.work", 0.0)
+        for worker in running.workers.values():
+            bus = running.hub.connect(f"cli {worker.id}")
+            for _ in range(20):
+                reserved = await bus.request(
+                    f"gangline.worker.p.{worker.id.worker}.reserve", b'{"slots": 1}', timeout_s=5
+                )
+                token = codec.from_json(reserved.data)["token"]
+                body = codec.to_json({"method": "work", "token": token, "arguments": [0.01]})
+                reply = await bus.request(f"gangline.worker.p.{worker.id.worker}.dispatch", body, timeout_s=5)
+                if not (reply.headers or {}).get("Nats-Service-Error"):
+                    break
+                await asyncio.sleep(0.1)
+            else:
+                raise AssertionError(f"{worker.id} never gets a share")
+            await bus.close()
+    assert scene.most == 1
+
+
+async def test_the_share_of_a_killed_worker_goes_to_the_others() -> None:
+    scene = Scene(max_running=1)
+    running = cluster(scene.pool, workers=2)
+    async with running as client:
+        await asyncio.sleep(6.0)  # past the time in which nobody is taken for dead
+        busy = asyncio.ensure_future(client.call("p.work", 100.0))
+        await asyncio.sleep(0.1)
+        (holder,) = [each for each in running.workers.values() if each.core.tasks]
+        await holder.abort()
+        await client.options(timeout_s=15.0).call("p.work", 0.1)
+        busy.cancel()
+        await asyncio.wait([busy])
+    assert len(scene.starts) >= 2
+
+
+async def test_a_pool_without_a_limit_writes_no_shares_and_listens_for_none() -> None:
+    scene = Scene()
+    running = cluster(scene.pool)
+    async with running as client:
+        await client.call("p.work", 0.0)
+        (worker,) = running.workers.values()
+        assert worker._worker_server is not None
+        assert worker._worker_server.limit_shares is None
+        assert not [each for each in running.hub.peek(running.names.ledger_bucket) if each.key.startswith("limit.")]
+
+
+async def test_calls_of_one_key_are_limited_and_others_are_not() -> None:
+    scene = Scene(per_key=1)
+    running = cluster(scene.pool)
+    async with running as client:
+        keyed = [client.options(key=key).call("p.work") for key in ("a", "a", "b")]
+        calls = [asyncio.ensure_future(call) for call in (*keyed, client.call("p.work"))]
+        await asyncio.sleep(0.5)
+        assert scene.running == 3
+        scene.check(running)
+        await asyncio.gather(*calls)
+
+
+async def test_calls_keep_the_rate() -> None:
+    scene = Scene(rate_per_s=2.0)
+    async with cluster(scene.pool) as client:
+        await asyncio.gather(*(client.call("p.work", 0.0) for _ in range(5)))
+    gaps = [later - earlier for earlier, later in zip(scene.starts, scene.starts[1:], strict=False)]
+    assert all(gap >= 0.5 - 1e-6 for gap in gaps), gaps
+
+
+async def test_a_call_that_may_not_wait_is_refused_and_told_why() -> None:
+    scene = Scene(max_running=1)
+    settings = RouterSettings(saturated_wait_s=2.0)
+    async with cluster(scene.pool, router_settings=settings) as client:
+        busy = asyncio.ensure_future(client.call("p.work", 10.0))
+        await asyncio.sleep(0.1)
+        with pytest.raises(Saturated, match="the limit that the task declares is reached"):
+            await client.call("p.work")
+        await busy
+
+
+async def test_a_lease_is_no_way_round_the_limit() -> None:
+    scene = Scene(max_running=1)
+    running = cluster(scene.pool)
+    async with running as client:
+        async with client.lease("p", slots=2) as lease:
+            busy = asyncio.ensure_future(lease.call("work"))
+            await asyncio.sleep(0.1)
+            with pytest.raises(LeaseBusy):
+                await lease.call("work")
+            scene.check(running)
+            await busy
+            await lease.call("work")
+        busy = asyncio.ensure_future(client.call("p.work"))
+        await asyncio.sleep(0.1)
+        async with client.choose_worker("p") as selection:
+            await client.dispatch(selection, "work")
+        await busy
+        assert scene.most == 1
+        scene.check(running)
+
+
+async def test_calls_and_submissions_share_the_limit() -> None:
+    scene = Scene(max_running=2)
+    running = cluster(scene.pool, dispatcher=True)
+    async with running as client:
+        jobs = await client.submit_many("p.work", [{"seconds": 0.5}] * 6)
+        calls = [asyncio.ensure_future(client.call("p.work", 0.5)) for _ in range(6)]
+        await asyncio.gather(*calls, *(job.result() for job in jobs))
+        assert [(await job.status()).attempts for job in jobs] == [1] * 6, "a refusal is no attempt"
+        scene.check(running)
+    assert (scene.most, len(scene.starts)) == (2, 12)
+
+
+async def test_a_plain_request_above_the_limit_is_told_so() -> None:
+    scene = Scene(max_running=1)
+    running = cluster(scene.pool)
+    async with running as client:
+        busy = asyncio.ensure_future(client.call("p.work"))
+        await asyncio.sleep(0.1)
+        bus = running.hub.connect("cli")
+        granted = codec.from_json(
+            (await bus.request("gangline.worker.p.w1.reserve", b'{"slots": 1}', timeout_s=5)).data
+        )
+        body = codec.to_json({"method": "work", "token": granted["token"]})
+        reply = await bus.request("gangline.worker.p.w1.dispatch", body, timeout_s=5)
+        assert codec.from_json(reply.data)["code"] == "lease_busy"
+        await busy
+        await bus.close()

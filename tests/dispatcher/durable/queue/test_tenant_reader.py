@@ -1,0 +1,163 @@
+"""A tenant whose tasks fill the window of a queue does not hide those that others submit later."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from gangline.dispatcher.durable.queue.tenant_reader import TenantReader
+from gangline.schemas.records.jobs import JobState
+
+from ....scale import repetitions
+from ....support.durable.site import Site, simulate
+
+WINDOW = 16
+SEEDS = range(0, 12, repetitions(4, whole=1))
+
+
+async def fill(site: Site, count: int = 300, seconds: float = 0.2) -> list[str]:
+    """The tenant `lab` submits many tasks."""
+    stream = await site.streams.tasks()
+    subject = site.names.of_tenant(site.names.task(site.pool, "square"), "lab")
+    body = f'{{"x": 1, "seconds": {seconds}}}'.encode()
+    return [str((await stream.publish(subject, body)).sequence) for _ in range(count)]
+
+
+async def submit(site: Site, tenant: str = "shop", method: str = "square", body: str = '{"x": 3}', **given: str) -> str:
+    stream = await site.streams.tasks()
+    subject = site.names.of_tenant(site.names.task(site.pool, method), tenant)
+    headers = {name.replace("_", "-"): value for name, value in given.items()}
+    return str((await stream.publish(subject, body.encode(), headers=headers or None)).sequence)
+
+
+async def began(site: Site) -> None:
+    site.worker()
+    site.dispatcher()
+    await site.taken()
+
+
+@pytest.mark.parametrize("tenant", ["shop", ""])
+def test_a_task_behind_a_full_window_starts_at_the_turn_of_its_tenant_and_runs_once(tenant: str) -> None:
+    async def story() -> None:
+        async with Site(window_tasks=WINDOW) as site:
+            await began(site)
+            await fill(site)
+            await site.eventually(lambda: len(site.starts) > 4)
+            for _ in range(3):  # 300 tasks of 0.2 s on two slots: 30 s
+                job, at = await submit(site, tenant), site.loop.time()
+                record = await site.ended(job)
+                assert (record.state, record.result, record.attempts) == (JobState.DONE, 9, 1)
+                assert site.loop.time() - at < 2.0
+            await site.empty(120.0)
+            assert site.twice() == []
+
+    simulate(story())
+
+
+def test_a_tenant_that_is_hidden_as_well_shares_the_slots_with_the_one_that_fills_the_window() -> None:
+    async def story() -> None:
+        async with Site(window_tasks=WINDOW) as site:
+            await began(site)
+            lab = set(await fill(site, 200))
+            shop = {await submit(site, body='{"x": 3, "seconds": 0.2}') for _ in range(60)}
+            await site.eventually(lambda: shop <= {job for job, _, _, _ in site.starts}, 120.0)
+            first = [job for job, _, _, _ in site.starts if job in shop or job in lab]
+            begin = next(number for number, job in enumerate(first) if job in shop)
+            share = sum(job in shop for job in first[begin : begin + 100])
+            assert 40 <= share <= 60, share
+            await site.empty(120.0)
+            assert site.twice() == []
+
+    simulate(story())
+
+
+def test_a_task_that_was_read_is_retried_and_buried_and_cancelled_like_others() -> None:
+    async def story() -> None:
+        async with Site(window_tasks=WINDOW, max_attempts=2) as site:
+            await began(site)
+            await fill(site)
+            await site.eventually(lambda: len(site.starts) > 4)
+            again = await submit(site, method="fail", body='{"times": 1}')
+            never = await submit(site, method="fail", body='{"times": 5}')
+            wrong = await submit(site, method="square", body='"bare"')
+            long = await submit(site, body='{"x": 3, "seconds": 500}')
+            await site.eventually(lambda: any(job == long for job, _, _, _ in site.starts))
+            assert await site.cancel(long)
+            records = {job: await site.ended(job) for job in (again, never, wrong, long)}
+            assert {job: (record.state, record.attempts) for job, record in records.items()} == {
+                again: (JobState.DONE, 2),
+                never: (JobState.DEAD, 2),
+                wrong: (JobState.DEAD, 0),
+                long: (JobState.CANCELLED, 1),
+            }
+            await site.empty(120.0)
+            assert await site.tries() == []
+
+    simulate(story())
+
+
+def test_an_ordered_key_of_a_hidden_tenant_keeps_its_order() -> None:
+    async def story() -> None:
+        async with Site(window_tasks=WINDOW) as site:
+            await began(site)
+            await fill(site)
+            jobs = [
+                await submit(site, body='{"x": 3, "seconds": 0.1}', Gangline_Key="k", Gangline_Ordered="true")
+                for _ in range(20)
+            ]
+            await site.empty(120.0)
+            assert [job for job, _, _, _ in site.starts if job in jobs] == jobs
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tasks_that_were_read_survive_dispatchers_that_are_killed_and_run_once(seed: int) -> None:
+    async def story() -> None:
+        async with Site(seed=seed, window_tasks=WINDOW) as site:
+            await began(site)
+            site.dispatcher()
+            chance = random.Random(seed)
+            await fill(site, 150)
+            jobs = [await submit(site, body='{"x": 3, "seconds": 0.5}') for _ in range(20)]
+            long = await submit(site, "zoo", body='{"x": 4, "seconds": 12}')
+            await site.eventually(lambda: any(job == long for job, _, _, _ in site.starts))
+            for _ in range(3):
+                await asyncio.sleep(chance.uniform(0.1, 1.5))
+                site.holder().kill()
+                site.dispatcher()
+                await asyncio.sleep(4.0)
+                await site.taken()
+            for job in (*jobs, long):
+                assert (await site.ended(job, 200.0)).attempts == 1
+            await site.empty(200.0)
+            assert site.twice() == []
+            assert all(site.attempts(job) == [1] for job in (*jobs, long))
+
+    simulate(story())
+
+
+def test_nothing_is_read_while_the_window_has_room_or_there_is_one_tenant() -> None:
+    async def story() -> None:
+        async with Site(window_tasks=WINDOW) as site:
+            await began(site)
+            await fill(site, 40)
+            await site.eventually(lambda: len(site.starts) > 4)
+            runner = site.holder().dispatcher.queues[site.pool]
+            assert not runner.core.statistics().seen > 2 * WINDOW
+            assert runner._reader._read_to == {}
+            await site.empty()
+            rounds = runner._reader.rounds
+            job = await submit(site)
+            await site.ended(job)
+            assert runner._reader.rounds == rounds
+
+    simulate(story())
+
+
+def test_without_reading_a_hidden_task_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TenantReader, "wake", lambda self: None)
+    with pytest.raises((AssertionError, TimeoutError)):
+        test_a_task_behind_a_full_window_starts_at_the_turn_of_its_tenant_and_runs_once("shop")

@@ -1,0 +1,235 @@
+"""The list of jobs: all of them, wherever they are; conditions, pages, abbreviated ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.port.bus import BucketSettings
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
+from gangline.runtime.clock import Environment
+from gangline.schemas.errors.base import InvalidRequest, UnknownJob
+from gangline.schemas.records.jobs import JobState
+from gangline.testing import cluster
+from gangline.worker.pool.pool import Pool
+
+from ...waiting import until
+
+RUNNING, QUEUED, SCHEDULED = JobState.RUNNING, JobState.QUEUED, JobState.SCHEDULED
+DONE, DEAD, CANCELLED = JobState.DONE, JobState.DEAD, JobState.CANCELLED
+
+
+class Scene:
+    """A pool of one slot, which `hold` occupies until it is let go."""
+
+    def __init__(self) -> None:
+        self.pool = pool = Pool("images", slots=1)
+        self.go = asyncio.Event()
+
+        @pool.task
+        async def echo(value: Any = None) -> Any:
+            return value
+
+        @pool.task
+        async def hold() -> None:
+            await self.go.wait()
+
+        @pool.task
+        async def fail() -> None:
+            raise ValueError("broken " * 200)
+
+    @asynccontextmanager
+    async def client(self, *, dispatcher: bool = True, **settings: Any) -> AsyncIterator[Client]:
+        made = DispatcherSettings(**settings) if settings else None
+        loop = asyncio.get_running_loop()
+        ambient = Environment(wall=lambda: 1_780_000_000.0 + loop.time())
+        running = cluster(self.pool, dispatcher=dispatcher, dispatcher_settings=made, ambient=ambient)
+        async with running as client:
+            try:
+                yield client
+            finally:
+                self.go.set()
+
+
+async def states(client: Client, **wanted: Any) -> list[tuple[str, JobState]]:
+    """Ids and states of all pages."""
+    found, cursor = [], None
+    while True:
+        page = await client.jobs(cursor=cursor, **wanted)
+        found += [(info.job, info.state) for info in page.jobs]
+        if (cursor := page.next) is None:
+            return found
+
+
+async def has(client: Client, job: Any, state: JobState) -> bool:
+    return (await job.status()).state is state
+
+
+async def mixed(client: Client) -> dict[JobState, str]:
+    """A job of each state."""
+    done = await client.options(key="k").submit("images.echo", 1)
+    await done.result()
+    dead = await client.submit("images.fail")
+    await until(lambda: has(client, dead, DEAD))
+    held = await client.submit("images.hold")
+    await until(lambda: has(client, held, RUNNING))
+    queued = await client.options(key="k").submit("images.echo", 2)
+    await until(lambda: has(client, queued, QUEUED))
+    later = await client.options(delay_s=3600, key="k").submit("images.echo", 3)
+    await until(lambda: has(client, later, SCHEDULED))
+    gone = await client.submit("images.echo", 4)
+    assert await gone.cancel()
+    await until(lambda: has(client, gone, CANCELLED))
+    ids = {DONE: done, DEAD: dead, RUNNING: held, QUEUED: queued, SCHEDULED: later, CANCELLED: gone}
+    return {state: job.id for state, job in ids.items()}
+
+
+async def test_all_jobs_are_listed_unfinished_ones_first_and_the_last_ended_before_others() -> None:
+    async with Scene().client() as client:
+        ids = await mixed(client)
+        order = (RUNNING, QUEUED, SCHEDULED, CANCELLED, DEAD, DONE)
+        assert await states(client) == [(ids[state], state) for state in order]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4])
+async def test_pages_have_every_job_once(limit: int) -> None:
+    async with Scene().client() as client:
+        await mixed(client)
+        assert await states(client, limit=limit) == await states(client)
+
+
+async def test_conditions_are_all_met() -> None:
+    async with Scene().client() as client:
+        ids = await mixed(client)
+
+        async def found(**wanted: Any) -> set[str]:
+            return {job for job, _ in await states(client, **wanted)}
+
+        for state in ids:
+            assert await found(states=[state]) == {ids[state]}
+            assert await found(states=[state.value]) == {ids[state]}
+        assert await found(states=[DONE, RUNNING]) == {ids[DONE], ids[RUNNING]}
+        assert await found(key="k") == {ids[DONE], ids[QUEUED], ids[SCHEDULED]}
+        assert await found(key="k", states=[QUEUED]) == {ids[QUEUED]}
+        assert await found(endpoint="images") == set(ids.values())
+        assert await found(endpoint="videos") == set()
+
+
+async def test_jobs_since_a_time_were_submitted_or_ended_then_or_later() -> None:
+    async with Scene().client() as client:
+        old = await client.submit("images.echo", 1)
+        await old.result()
+        await asyncio.sleep(100)
+        new = await client.submit("images.echo", 2)
+        await new.result()
+        wall = client._list._ambient.wall()
+        since = datetime.fromtimestamp(wall, UTC) - timedelta(seconds=50)
+        assert await states(client, since=since) == [(new.id, DONE)]
+        with pytest.raises(InvalidRequest, match="time zone"):
+            await client.jobs(since=datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+async def test_errors_in_the_list_are_short_and_name_their_type() -> None:
+    async with Scene().client() as client:
+        dead = await client.submit("images.fail")
+        await until(lambda: has(client, dead, DEAD))
+        [info] = (await client.jobs()).jobs
+        assert info.error is not None and len(info.error.message) == 500
+        assert info.error.details == {"type": "ValueError"} and info.tries == ()
+        assert info.ended_at is not None and info.attempts == 1
+
+
+async def test_tasks_that_no_dispatcher_has_fetched_are_listed_from_the_stream() -> None:
+    async with Scene().client(dispatcher=False) as client:
+        jobs = [await client.options(key=str(number)).submit("images.echo", number) for number in range(3)]
+        assert await states(client) == [(job.id, QUEUED) for job in jobs]
+        assert await states(client, key="1", limit=1) == [(jobs[1].id, QUEUED)]
+
+
+async def test_tasks_beyond_the_window_of_the_dispatcher_are_listed_too() -> None:
+    async with Scene().client(window_tasks=64) as client:
+        held = await client.submit("images.hold")
+        await until(lambda: has(client, held, RUNNING))
+        jobs = await client.submit_many("images.echo", [{"value": number} for number in range(150)])
+        found = await states(client, limit=40)
+        assert found == [(held.id, RUNNING), *((job.id, QUEUED) for job in jobs)]
+
+
+async def test_runs_of_a_schedule_are_listed_by_its_name_and_after_its_end_by_its_id() -> None:
+    async with Scene().client() as client:
+        ticks = await client.options(cron="@every 10s", idempotency_key="ticks").submit("images.echo", 1)
+        await client.submit("images.echo", 2)
+        await asyncio.sleep(25)
+        runs = await states(client, schedule="ticks")
+        assert len(runs) == 2 and runs == await states(client, schedule=ticks.id)
+        await client.delete_schedule("ticks")
+        assert await states(client, schedule=ticks.id) == runs
+        with pytest.raises(UnknownJob):
+            await client.jobs(schedule="ticks")
+        assert not [job for job, _ in await states(client) if job == ticks.id], "a schedule is not a job"
+
+
+@pytest.mark.parametrize("wanted", [{"limit": 0}, {"states": ["gone"]}, {"cursor": "x"}, {"cursor": "ended//x"}])
+async def test_what_cannot_be_meant_is_refused(wanted: dict[str, Any]) -> None:
+    async with Scene().client() as client:
+        with pytest.raises(InvalidRequest):
+            await client.jobs(**wanted)
+
+
+async def test_a_job_is_found_by_the_beginning_of_its_id_whatever_its_state() -> None:
+    async with Scene().client() as client:
+        ids = await mixed(client)
+        for state, id in ids.items():
+            for short in (id, id[:-4], id.partition(".")[2][:12]):
+                job = await client.find_job(short)
+                assert (job.id, (await job.status()).state) == (id, state)
+
+
+async def test_a_beginning_that_is_not_unique_or_of_no_job_is_refused() -> None:
+    async with Scene().client() as client:
+        for key in ("a", "b"):
+            await client.options(idempotency_key=key).submit("images.echo", key)
+        jobs = await states(client)
+        same = next(n for n in range(1, 40) if jobs[0][0][:n] != jobs[1][0][:n]) - 1
+        assert same < 12, "a beginning of four characters is needed"
+        for short in ("images.zzzz", "nope-nope", "images.j", "abc"):
+            with pytest.raises(UnknownJob):
+                await client.find_job(short)
+
+
+async def test_several_jobs_with_one_beginning_are_named() -> None:
+    async with Scene().client(dispatcher=False) as client:
+        tasks = await client._streams.tasks()
+        for name in ("order-71", "order-72"):
+            await tasks.publish("gangline.task.images.echo", b"", headers={"Gangline-Job": f"images.{name}"})
+        with pytest.raises(InvalidRequest, match="several jobs: images.order-71, images.order-72"):
+            await client.find_job("images.order-7")
+        assert (await client.find_job("order-72")).id == "images.order-72"
+
+
+@pytest.mark.server
+async def test_the_newest_keys_of_a_bucket_come_in_pages(nats_url: str, namespace: str) -> None:
+    bus = await connect_bus(ConnectionSettings.from_url(nats_url), name="listing")
+    try:
+        bucket = await bus.bucket(namespace, BucketSettings())
+        for number in range(300):
+            await bucket.put(f"{'result' if number % 3 else 'try'}.{number % 250}", str(number).encode())
+        await bucket.delete("result.1")
+        kept = sorted(
+            (entry for entry in await bucket.entries("result.*")), key=lambda entry: entry.revision, reverse=True
+        )
+        found: list[Any] = []
+        while page := await bucket.newest("result.*", limit=23, before=found[-1].revision if found else None):
+            found += page
+        assert found == kept and len(found) > 100
+        assert await bucket.newest("nothing.*", limit=5) == []
+    finally:
+        await bus.close()

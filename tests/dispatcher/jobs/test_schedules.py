@@ -1,0 +1,266 @@
+"""Recurring schedules through the whole system: listed, paused, resumed, deleted, and linked to their runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.durable.service import Dispatcher
+from gangline.runtime.clock import Environment
+from gangline.schemas.errors.base import InvalidRequest, InvalidSchedule, InvalidSettings, JobDead, UnknownJob
+from gangline.schemas.names import Names
+from gangline.schemas.records.jobs import JobState
+from gangline.testing import cluster
+from gangline.worker.pool.pool import Pool
+
+from ...waiting import until
+
+
+class Scene:
+    """A pool whose task notes its runs."""
+
+    def __init__(self) -> None:
+        self.pool = pool = Pool("images", slots=4)
+        self.ran: list[Any] = []
+
+        @pool.task
+        async def echo(value: Any = None) -> Any:
+            self.ran.append(value)
+            return value
+
+        @pool.task
+        async def fail() -> None:
+            raise ValueError("broken")
+
+    @asynccontextmanager
+    async def client(self, start: str = "2026-06-01T12:00:00Z") -> AsyncIterator[Client]:
+        begin = datetime.fromisoformat(start).timestamp()
+        loop = asyncio.get_running_loop()
+        at = loop.time()
+        ambient = Environment(wall=lambda: begin + loop.time() - at)
+        async with cluster(self.pool, dispatcher=True, ambient=ambient) as client:
+            yield client
+
+
+async def stored(client: Client, count: int = 1) -> list[Any]:
+    await until(lambda: listed(client, count))
+    return await client.schedules()
+
+
+async def listed(client: Client, count: int) -> bool:
+    return len(await client.schedules()) == count
+
+
+async def declared(client: Client, name: str, cron: str = "@every 10s", **options: Any) -> Any:
+    """Submit it, and wait until its dispatcher has stored it."""
+    await client.options(cron=cron, idempotency_key=name, **options).submit("images.echo", name)
+    await until(lambda: known(client, name))
+    return await client.schedule(name)
+
+
+async def known(client: Client, name: str) -> bool:
+    return any(each.name == name for each in await client.schedules())
+
+
+async def test_schedules_are_listed_with_their_next_run() -> None:
+    async with Scene().client("2026-06-01T12:00:00Z") as client:
+        await declared(client, "nightly", "0 3 * * *", time_zone="Europe/Berlin", priority=3)
+        await declared(client, "ticks", "@every 1h")
+        await client.options(delay_s=60).submit("images.echo", "later")  # is no schedule
+        nightly, ticks = await client.schedules()
+        assert (nightly.name, nightly.target, nightly.cron) == ("nightly", "images.echo", "0 0 3 * * *")
+        assert (nightly.time_zone, nightly.paused, nightly.arguments) == ("Europe/Berlin", False, ["nightly"])
+        assert datetime.fromtimestamp(nightly.next_at or 0, UTC).isoformat() == "2026-06-02T01:00:00+00:00"
+        assert (ticks.name, ticks.cron, ticks.time_zone) == ("ticks", "@every 1h", "")
+        assert ticks.next_at is not None and 3590 < ticks.next_at - ticks.declared_at < 3610
+        assert await client.schedules("videos") == []
+
+
+async def test_a_run_happens_at_the_time_of_its_time_zone() -> None:
+    scene = Scene()
+    async with scene.client("2026-06-01T00:59:00Z") as client:
+        await declared(client, "nightly", "0 3 * * *", time_zone="Europe/Berlin")
+        await asyncio.sleep(50)
+        assert scene.ran == []
+        await asyncio.sleep(20)
+        assert scene.ran == ["nightly"]
+
+
+async def test_each_run_names_its_schedule() -> None:
+    scene = Scene()
+    async with scene.client() as client:
+        schedule = await declared(client, "ticks", key="k")
+        await until(lambda: len(scene.ran) == 2)
+        ran = [await client.job(str(number)).status() for number in (2, 3)]
+        assert [info.schedule for info in ran] == [schedule.id] * 2
+        assert [info.state for info in ran] == [JobState.DONE] * 2
+        assert [info.key for info in ran] == ["k"] * 2
+
+
+async def test_a_run_that_becomes_a_dead_letter_names_its_schedule() -> None:
+    async with Scene().client() as client:
+        await client.options(cron="@every 10s", idempotency_key="bad").submit("images.fail")
+        [schedule] = await stored(client)
+        await asyncio.sleep(11)
+        [letter] = await client.dead_letters()
+        assert letter.schedule == schedule.id
+        with pytest.raises(JobDead):
+            await client.job(letter.job).result()
+        await client.delete_schedule("bad")
+        again = await client.replay(letter)
+        with pytest.raises(JobDead):
+            await again.result()
+        assert (await again.status()).schedule == schedule.id
+
+
+async def test_a_delayed_task_is_a_run_of_no_schedule() -> None:
+    async with Scene().client() as client:
+        job = await client.options(delay_s=5).submit("images.echo", 1)
+        assert await job.result() == 1
+        assert (await job.status()).schedule is None
+
+
+async def test_a_paused_schedule_has_no_runs_until_it_is_resumed() -> None:
+    scene = Scene()
+    async with scene.client() as client:
+        await declared(client, "ticks", "@every 10s", time_zone=None)
+        await until(lambda: len(scene.ran) == 1)
+        paused = await client.pause_schedule("ticks")
+        assert paused.paused and paused.next_at is None
+        count = len(scene.ran)
+        await asyncio.sleep(60)
+        assert len(scene.ran) == count
+        info = await client.job(paused.id).status()
+        assert info.state is JobState.SCHEDULED and info.reason == "paused; recurring: @every 10s"
+        again = await client.pause_schedule("ticks")
+        assert again.paused_at == paused.paused_at, "pausing it twice does not change it"
+        resumed = await client.resume_schedule("ticks")
+        assert not resumed.paused and resumed.next_at is not None
+        await asyncio.sleep(21)
+        assert len(scene.ran) == count + 2
+        assert (await client.resume_schedule("ticks")).declared_at == resumed.declared_at
+
+
+async def test_a_paused_schedule_stays_paused_when_a_program_declares_it_again() -> None:
+    scene = Scene()
+    async with scene.client() as client:
+        await declared(client, "ticks", "0 0 * * *", time_zone="Europe/Berlin")
+        paused = await client.pause_schedule("ticks")
+        await client.options(cron="@every 5s", idempotency_key="ticks").submit("images.echo", "new")
+        await until(lambda: cron_is(client, "@every 5s"))
+        [schedule] = await client.schedules()
+        assert (schedule.paused_at, schedule.arguments, schedule.id) == (paused.paused_at, ["new"], paused.id)
+        await asyncio.sleep(30)
+        assert scene.ran == []
+        await client.resume_schedule("ticks")
+        await asyncio.sleep(6)
+        assert scene.ran == ["new"]
+
+
+async def cron_is(client: Client, cron: str) -> bool:
+    return [each.cron for each in await client.schedules()] == [cron]
+
+
+async def test_a_schedule_is_deleted_paused_or_not() -> None:
+    scene = Scene()
+    async with scene.client() as client:
+        await declared(client, "one")
+        await declared(client, "two")
+        await client.pause_schedule("two")
+        assert (await client.delete_schedule("one")).name == "one"
+        assert (await client.delete_schedule("two")).paused
+        assert await client.schedules() == []
+        with pytest.raises(UnknownJob, match="there is no schedule 'two'"):
+            await client.delete_schedule("two")
+
+
+async def test_a_paused_schedule_can_be_cancelled_as_a_job() -> None:
+    async with Scene().client() as client:
+        job = await client.options(cron="@hourly", idempotency_key="x").submit("images.echo", 1)
+        await stored(client)
+        await client.pause_schedule("x")
+        assert await job.cancel()
+        assert await client.schedules() == []
+
+
+async def test_a_schedule_is_found_by_name_by_id_and_by_the_beginning_of_its_id() -> None:
+    async with Scene().client() as client:
+        schedule = await declared(client, "nightly")
+        local = schedule.id.partition(".")[2]
+        for which in ("nightly", "images.nightly", schedule.id, schedule.id[:-6], local, local[:8]):
+            assert (await client.schedule(which)).id == schedule.id
+        await declared(client, "hourly")
+        with pytest.raises(InvalidRequest, match="several schedules.*ENDPOINT.NAME says which"):
+            await client.schedule("images.i")
+        for which in ("images", "nope", "xyz"):
+            with pytest.raises((UnknownJob, InvalidRequest)):
+                await client.schedule(which)
+
+
+async def test_waiting_for_the_result_of_a_schedule_is_refused() -> None:
+    async with Scene().client() as client:
+        schedule = await declared(client, "nightly", "@hourly")
+        with pytest.raises(InvalidRequest, match="is a schedule"):
+            await client.job(schedule.id).result()
+        info = await client.job(schedule.id).status()
+        assert (info.cron, info.reason) == ("@hourly", "recurring: @hourly")
+        assert info.next_try_at == schedule.next_at
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "hint"),
+    [
+        ({"time_zone": "Europe/Berlin"}, InvalidSettings, "but there is no cron"),
+        ({"time_zone": "Europe/Berlin", "delay_s": 5}, InvalidSettings, "but there is no cron"),
+        ({"cron": "0 3 * * *", "time_zone": "Mars/Base"}, InvalidSchedule, "there is no time zone 'Mars/Base'"),
+        ({"cron": "@every 5m", "time_zone": "Europe/Berlin"}, InvalidSchedule, "only cron schedules take a time zone"),
+    ],
+)
+async def test_a_time_zone_that_cannot_be_meant_is_refused(options: Any, error: Any, hint: str) -> None:
+    async with Scene().client() as client:
+        with pytest.raises(error, match=hint):
+            client.options(**options)
+
+
+async def test_a_time_of_its_own_replaces_cron_and_time_zone() -> None:
+    async with Scene().client() as client:
+        nightly = client.options(cron="0 3 * * *", time_zone="Europe/Berlin")
+        assert await (await nightly.options(delay_s=1).submit("images.echo", 1)).result() == 1
+
+
+@pytest.mark.server
+async def test_a_real_server_pauses_resumes_and_links_runs(nats_url: str, namespace: str) -> None:
+    names = Names(namespace)
+    bus = await connect_bus(ConnectionSettings.from_url(nats_url), name="schedules")
+    try:
+        async with Dispatcher(bus, names=names), Client(bus, names=names) as client:
+            schedule = await declared(client, "ticks", "* * * * *", time_zone="Asia/Kolkata")
+            paused = await client.pause_schedule("ticks")
+            assert paused.paused and (paused.cron, paused.time_zone) == ("0 * * * * *", "Asia/Kolkata")
+            await client.options(cron="* * * * * *", idempotency_key="ticks").submit("images.echo", "new")
+            await until(lambda: cron_is(client, "* * * * * *"))
+            assert (await client.schedule("ticks")).paused
+            resumed = await client.resume_schedule("ticks")
+            assert not resumed.paused and resumed.id == schedule.id
+            tasks = await client._streams.tasks()
+            await until(lambda: runs(tasks, names))
+            [run] = [await tasks.next(names.tasks_of("images"))]
+            assert run is not None
+            info = await client.job(str(run.sequence), "images").status()
+            assert info.schedule == schedule.id
+            await client.delete_schedule("ticks")
+            assert await client.schedules() == []
+    finally:
+        await bus.close()
+
+
+async def runs(tasks: Any, names: Names) -> bool:
+    return await tasks.next(names.tasks_of("images")) is not None

@@ -1,0 +1,109 @@
+"""Probes: live while the loop turns, ready while there is no reason against it, metrics in Prometheus's format."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+
+import pytest
+
+from gangline.runtime.probes import LIVE_S, ProbeServer
+from gangline.schemas.errors.base import InvalidSettings
+
+pytestmark = pytest.mark.server  # on real time
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ask(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        link.request(method, path)
+        answer = link.getresponse()
+        return answer.status, answer.getheader("Content-Type", ""), answer.read().decode()
+    finally:
+        link.close()
+
+
+async def told(server: ProbeServer, path: str, method: str = "GET") -> tuple[int, str, str]:
+    return await asyncio.to_thread(ask, server.port, path, method)
+
+
+async def test_it_tells_of_life_readiness_and_metrics():
+    reasons: list[str] = ["not connected to a nats-server", "worker images.w1 is starting"]
+    server = ProbeServer("127.0.0.1", 0, ready=lambda: reasons, metrics=lambda: b"gangline_x 1\n")
+    server.start()
+    try:
+        assert server.port > 0
+        assert await told(server, "/livez") == (200, "text/plain; charset=utf-8", "ok\n")
+        status, _, body = await told(server, "/readyz")
+        assert (status, body) == (503, "not connected to a nats-server\nworker images.w1 is starting\n")
+        reasons.clear()
+        assert (await told(server, "/readyz?verbose"))[0] == 200
+        assert await told(server, "/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", "gangline_x 1\n")
+        assert (await told(server, "/livez", "HEAD"))[::2] == (200, "")
+        assert (await told(server, "/"))[0] == 404
+        for method in ("POST", "PUT", "DELETE"):
+            assert (await told(server, "/readyz", method))[0] == 501
+    finally:
+        server.stop()
+    server.stop()
+    with pytest.raises(OSError):
+        await told(server, "/livez")
+
+
+async def test_a_loop_that_does_not_turn_is_reported_while_it_does_not():
+    clock = Clock()
+    server = ProbeServer("127.0.0.1", 0, ready=list, clock=clock)
+    server.start()
+    try:
+        # This blocks the loop: only the server's own thread can answer.
+        assert ask(server.port, "/livez")[0] == 200
+        clock.now += LIVE_S + 5
+        status, _, body = ask(server.port, "/livez")
+        assert status == 503 and "not turned for 7.0 s" in body
+        assert ask(server.port, "/readyz")[0] == 200
+        turned = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.3, turned.set)
+        await turned.wait()
+        assert (await told(server, "/livez"))[0] == 200
+    finally:
+        server.stop()
+
+
+async def test_without_the_exporter_metrics_say_what_to_install():
+    server = ProbeServer("127.0.0.1", 0, ready=list)
+    server.start()
+    try:
+        status, _, body = await told(server, "/metrics")
+        assert status == 501 and "opentelemetry-exporter-prometheus" in body
+    finally:
+        server.stop()
+
+
+async def test_a_port_that_is_taken_is_told():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InvalidSettings, match="--health-port"):
+            ProbeServer("127.0.0.1", taken.getsockname()[1], ready=list).start()
+
+
+async def test_a_client_that_sends_rubbish_or_nothing_blocks_nobody():
+    server = ProbeServer("127.0.0.1", 0, ready=list)
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as silent:
+            with socket.create_connection(("127.0.0.1", server.port)) as rude:
+                rude.sendall(b"\x00\xff rubbish\r\n\r\n")
+                assert rude.recv(1000)
+            assert (await told(server, "/livez"))[0] == 200
+            silent.sendall(b"G")
+    finally:
+        server.stop()

@@ -1,0 +1,59 @@
+"""Planted bugs in limits that hold over all workers of a pool. See mutants."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from gangline.schemas.records.workers import LimitRecord
+from gangline.testing.sim.plan.plan import Plan, draw_plan
+from gangline.testing.sim.plan.variants import with_limits
+from gangline.worker.registration.limit_shares import LimitShares
+from gangline.worker.slots.share_core import ShareCore
+
+from .mutants import mutant
+
+
+def _draw(seed: int) -> Plan:
+    return with_limits(draw_plan(seed))
+
+
+def _several(plan: Plan) -> bool:
+    """Plans in which a pool has several workers."""
+    return len(plan.workers) > len({worker.pool for worker in plan.workers})
+
+
+limit_mutant = functools.partial(mutant, draw=_draw)
+
+
+@limit_mutant("limit", needs=_several)
+def each_worker_keeps_the_limit_for_itself(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShareCore, "usable", lambda self, now: self.limit)
+
+
+@limit_mutant("limit", needs=_several)
+def units_that_are_given_up_are_used_until_that_is_stored(patch: pytest.MonkeyPatch) -> None:
+    begin = ShareCore._begin
+
+    def eager(self: ShareCore, *args: Any) -> LimitRecord:
+        allowed = self._allowed
+        planned = begin(self, *args)
+        self._allowed = allowed
+        return planned
+
+    patch.setattr(ShareCore, "_begin", eager)
+
+
+@limit_mutant("limit", needs=_several)
+def a_silent_worker_is_taken_for_dead_although_its_heartbeat_is_there(patch: pytest.MonkeyPatch) -> None:
+    async def lives(self: LimitShares, worker: str, instance: str) -> bool:
+        return False
+
+    patch.setattr(LimitShares, "_lives", lives)
+
+
+@limit_mutant("limit-waits", needs=_several)
+def a_unit_that_is_idle_is_never_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShareCore, "_give", lambda *_: False)

@@ -42,7 +42,7 @@ from ...schemas.errors.base import (
 from ...schemas.messages.jobs import CancelReply, JobInfo, JobObstacle, JobRequest, JobWhyReply, QueueStats
 from ...schemas.names import QueueOperation, check_name, job_endpoint
 from ...schemas.records.jobs import JobFailure, JobState, ResultRecord
-from ...schemas.wire import codec
+from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
 from ...telemetry.logs import logger_for
 from .result_waits import LOOK_S, ResultWaits
@@ -51,7 +51,6 @@ from .stored import (
     SCANNED,
     JobRef,
     SearchResult,
-    copied_from,
     find,
     find_due,
     info_of_schedule,
@@ -371,7 +370,7 @@ class JobQueries:
             await self._write_cancelled(ref, target, found.at, RESULT_TTL_S if held else UNHELD_TTL_S)
         except Conflict:
             return False  # it ended just now
-        if held and copied_from(self._names, found) is None:
+        if held and headers.copied_from(found.headers, self._names.schedules_stream) is None:
             await (await self.streams.tasks()).delete(found.sequence)
         return True
 

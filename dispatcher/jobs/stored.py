@@ -180,13 +180,6 @@ async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
     return await _search(tasks, pattern, ref, prefix, since)
 
 
-def copied_from(names: Names, message: StreamMessage) -> int | None:
-    """The sequence that a task had in the stream of schedules; None: it does not come from there."""
-    stream, _, rest = (message.headers or {}).get(headers.SOURCE, "").partition(" ")
-    sequence = rest.partition(" ")[0]
-    return int(sequence) if stream == names.schedules_stream and sequence.isdecimal() else None
-
-
 async def find_due(schedules: Stream, names: Names, ref: JobRef) -> StreamMessage | None:
     """The job's task as its schedule has published it, if that was not long ago."""
     pattern = names.due if ref.endpoint is None else names.due_of(names.tasks_of(ref.endpoint))

@@ -95,6 +95,14 @@ SCHEDULER: Final = "Nats-Scheduler"
 SOURCE: Final = "Nats-Stream-Source"
 """Set by the server on messages that a stream has taken from another one: `<stream> <sequence> ...`."""
 
+
+def copied_from(given: Mapping[str, str] | None, stream: str) -> int | None:
+    """The sequence that a message had in that stream; None: it was not copied from there."""
+    source, _, rest = (given or {}).get(SOURCE, "").partition(" ")
+    sequence = rest.partition(" ")[0]
+    return int(sequence) if source == stream and sequence.isdecimal() else None
+
+
 JOB: Final = "Gangline-Job"
 """On a durable task: its id. Default: its sequence in the stream, which the publish ack returns."""
 FIRST: Final = "Gangline-First"

@@ -52,16 +52,7 @@ def written(value: Any, where: str) -> Any:
 
 
 class ProgressPublisher:
-    """The reports of one execution. Used only on the event loop, except `report`."""
-
-    # No __slots__: attributes that most instances never set are on the class, which makes instances cheaper to create.
-
-    _number = 0
-    _newest: Any = _NOTHING
-    """Not sent yet."""
-    _timer: asyncio.TimerHandle | None = None
-    """Set while the next report has to wait."""
-    _closed = False
+    """The reports of one execution. Used only on the event loop."""
 
     def __init__(
         self,
@@ -81,36 +72,25 @@ class ProgressPublisher:
         self._ambient = ambient
         self._log = log
         self._loop = loop
+        self._number = 0
+        self._newest: Any = _NOTHING
+        """Not sent yet."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Set while the next report has to wait."""
 
-    def report(self, value: Any) -> None:
-        """See Progress."""
-        try:
-            here = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            here = False
-        if here:
-            self._take(value)
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._take, value)
-        except RuntimeError:
-            pass  # The loop has closed: nobody is left to report to.
-
-    def close(self) -> None:
-        """Send the newest report if it is still unsent, and nothing after it. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._closed and self._newest is not _NOTHING:
-            self._send()
-        self._closed = True
-
-    def _take(self, value: Any) -> None:
-        if self._closed:
-            return
+    def take(self, value: Any) -> None:
+        """Publish it, now or after the interval."""
         self._newest = value
         if self._timer is None:
             self._next()
+
+    def close(self) -> None:
+        """Send the newest report if it is still unsent. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._newest is not _NOTHING:
+            self._send()
 
     def _next(self) -> None:
         self._timer = None

@@ -13,6 +13,8 @@ Attached requests get the same frames as any task: ITEM, OK, END or ERROR with t
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ...bus.port.bus import Bus
@@ -86,23 +88,56 @@ class JobName(NamedTuple):
 
 
 class JobRun:
-    """The requests that wait for one execution of a job: the caller of its run."""
+    """The requests that wait for one execution of a job: the caller of its run, and where that reports progress."""
 
-    __slots__ = ("_driver", "_failure", "_answers", "job", "progress")
+    __slots__ = ("_answers", "_driver", "_failure", "_publisher", "_publisher_of", "job")
 
     def __init__(
-        self, job: RunningJob, progress: ProgressPublisher, driver: CoreDriver, answer_batcher: AnswerBatcher
+        self,
+        job: RunningJob,
+        publisher_of: Callable[[RunningJob], ProgressPublisher],
+        driver: CoreDriver,
+        answer_batcher: AnswerBatcher,
     ) -> None:
         self.job = job
-        self.progress = progress
+        self._publisher: ProgressPublisher | None = None
+        """Created for the first report: most tasks make none."""
+        self._publisher_of = publisher_of
         self._driver = driver
         self._answers = answer_batcher
         self._failure: GanglineError | None = None
         """Why it was stopped, if the reason is not its own."""
 
+    @property
+    def progress(self) -> JobRun:
+        """See ResultSink."""
+        return self
+
+    def report(self, value: Any) -> None:
+        """See Progress."""
+        try:
+            here = asyncio.get_running_loop() is self._driver.loop
+        except RuntimeError:
+            here = False
+        if here:
+            self._publish(value)
+            return
+        try:
+            self._driver.loop.call_soon_threadsafe(self._publish, value)
+        except RuntimeError:
+            pass  # The loop has closed: nobody is left to report to.
+
+    def _publish(self, value: Any) -> None:
+        if not self.job.running:
+            return
+        if self._publisher is None:
+            self._publisher = self._publisher_of(self.job)
+        self._publisher.take(value)
+
     def answer(self, run: TaskRun, outcome: Outcome) -> GanglineError | None:
         """Answer all listeners; the job has ended."""
-        self.progress.close()
+        if self._publisher is not None:
+            self._publisher.close()
         core, now, record = self._driver.core, self._driver.now(), run.record
         error = self._failure or outcome.error
         first = self.job.listeners[0]
@@ -124,7 +159,8 @@ class JobRun:
 
     def completed(self, answer: bytes, now: float) -> None:
         """It succeeded in the turn in which it started, so there is no other listener."""
-        self.progress.close()
+        if self._publisher is not None:
+            self._publisher.close()
         _caller(self.job.listeners[0]).send(answer)
         self._driver.core.jobs.end(self.job, answer, failed=False, now=now)
 
@@ -206,16 +242,18 @@ class DurableJobServer:
         job = self._core.jobs.begin(
             name.key, name.attempt, record, first, ranks=name.ranks, pool=name.pool, acks=name.acks
         )
-        progress = ProgressPublisher(
+        return JobRun(job, self._publisher_of, self._driver, self._answers)
+
+    def _publisher_of(self, job: RunningJob) -> ProgressPublisher:
+        return ProgressPublisher(
             self._bus,
             self._names,
-            name.key.job,
-            name.attempt,
+            job.key.job,
+            job.attempt,
             ambient=self._driver.ambient,
             loop=self._driver.loop,
             log=self._log,
         )
-        return JobRun(job, progress, self._driver, self._answers)
 
     def stored(self, frame: Frame, now: float) -> None:
         """Handle an ACK frame: a dispatcher has stored the end of a job."""

@@ -17,9 +17,9 @@ from ....schemas.messages.jobs import WorkerJob
 from ....schemas.names import JobFeed as Feed
 from ....schemas.records.history import HistoryKind
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
+from ....schemas.wire.headers import copied_from
 from ....telemetry.logs import Log
 from ...jobs.storage import until_answered
-from ...jobs.stored import copied_from
 from ...routing.worker_table import WorkerEntry
 from ..core import effects as do
 from ..core import events as on
@@ -185,7 +185,8 @@ class QueueEffectExecutor:
             if entry.started:
                 self._acking[effect.seq] = entry
             acknowledge = functools.partial(self._acknowledge, entry.message)
-            if (copied := copied_from(self._context.names, entry.message)) is not None:
+            copied = copied_from(entry.message.headers, self._context.names.schedules_stream)
+            if copied is not None:
                 self.outcomes.copies.remove(copied, acknowledge)
             else:
                 acknowledge()

@@ -171,6 +171,18 @@ async def test_code_that_outlives_its_task_says_nothing_more():
         assert rig.reports == []
 
 
+async def test_what_a_thread_says_while_its_task_ends_does_not_follow_the_answer():
+    async def work() -> None:
+        thread = threading.Thread(target=current_task().progress_blocking, args=("late",))
+        thread.start()
+        thread.join()
+
+    async with feed_of(work) as rig:
+        await rig.hand.ask(*task(1, "work", meta=JOB))
+        await rig.hand.quiet(1)
+        assert rig.reports == []
+
+
 @pytest.mark.processes
 async def test_a_child_process_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(MODULES)

@@ -143,6 +143,8 @@ class LineTask(Reply):
     """How long each can take its slots at most, all its attempts together. None: not limited."""
     not_before: float | None = None
     """Unix time of the next attempt, if one failed."""
+    once: bool = False
+    """Each starts at its place, at most once."""
 
 
 class LineRunning(Reply):
@@ -158,6 +160,8 @@ class LineRunning(Reply):
     """Unix time; None: before the dispatcher took the queue over."""
     at_most_s: float | None = None
     """How long it can take its slots from now on at most, with further attempts. None: not limited."""
+    once: bool = False
+    """It has no further attempt."""
 
 
 class LineLease(Reply):

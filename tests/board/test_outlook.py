@@ -220,6 +220,25 @@ def test_a_job_behind_slots_is_told_who_ends_when_what_is_before_it_and_which_wo
     assert found.told["unknown"] == []
 
 
+@pytest.mark.parametrize(("once", "bound_s"), [(True, 8.0), (False, 14.0)])
+def test_a_job_behind_tasks_that_start_once_has_the_bound_of_their_order(board, once, bound_s):
+    board.see_entry("gang.me", None)
+    worker(board, "w1", slots=2, used=2)
+    own = lease(board, "w1", "own", slots=2)
+    board.take()
+    line = JobLine(
+        pool="p",
+        method="go",
+        ahead=(LineTask(method="go", at_most_s=13.0, once=once),),
+        running=(
+            LineRunning(seq=1, method="go", worker="p.w1", started_at=NOW - 5, at_most_s=7.0, once=once),
+            LineRunning(seq=2, method="go", worker="p.w1", started_at=NOW - 5, at_most_s=8.0, once=once),
+        ),
+        leases=(LineLease(lease=own, worker="p.w1", slots=2),),
+    )
+    assert job_outlook(board, job(line=line), NOTHING, NOW).told["no_later_than_s"] == bound_s
+
+
 def test_a_job_waits_for_leases_of_others_and_for_nobody_who_leaves(board):
     board.see_entry("gang.me", None)
     worker(board, "w1", slots=1, used=1)

@@ -213,9 +213,9 @@ def _line(queue: QueueState, scheduler: StartScheduler, task: Task) -> JobLine:
 
 def _running(queue: QueueState, pool: PoolCredit, task: Task) -> LineRunning:
     limit_s = _attempt_s(queue, pool, task)
-    left_s = None
+    left_s, attempts = None, _attempts_left(queue, pool, task)
     if limit_s is not None:
-        left_s = limit_s * _attempts_left(queue, pool, task)
+        left_s = limit_s * attempts
         # How much of the attempt is left is only known if this dispatcher started it.
         left_s += limit_s if task.timeout_at is None else max(0.0, task.timeout_at - queue.now)
     return LineRunning(
@@ -225,6 +225,7 @@ def _running(queue: QueueState, pool: PoolCredit, task: Task) -> LineRunning:
         worker=task.worker,
         started_at=task.started_at,
         at_most_s=_by_deadline(queue, task, left_s),
+        once=attempts == 0,
     )
 
 
@@ -234,21 +235,25 @@ def _groups(queue: QueueState, pool: PoolCredit, tasks: list[Task]) -> Iterator[
     groups: list[tuple[_Group, int]] = []
     rest: Counter[_Group] = Counter()
     for task in tasks:
-        method, limit_s = task.submission.method, _attempt_s(queue, pool, task)
-        most_s = None if limit_s is None else limit_s * _attempts_left(queue, pool, task)
+        method, limit_s, attempts = (
+            task.submission.method,
+            _attempt_s(queue, pool, task),
+            _attempts_left(queue, pool, task),
+        )
+        most_s = None if limit_s is None else limit_s * attempts
         again = _wall(queue, task.ready_at) if task.step is TaskStep.WAITING else None
-        group: _Group = method, task.cost, _by_deadline(queue, task, most_s), again
+        group: _Group = method, task.cost, _by_deadline(queue, task, most_s), again, again is None and attempts == 1
         if groups and groups[-1][0] == group:
             groups[-1] = group, groups[-1][1] + 1
         elif len(groups) < MAX_LINE_TASKS:
             groups.append((group, 1))
         else:
-            rest[method, task.cost, most_s if len(rest) < MAX_LINE_TASKS else None, None] += 1
-    for (method, slots, most_s, again), count in (*groups, *rest.items()):
-        yield LineTask(method=method, count=count, slots=slots, at_most_s=most_s, not_before=again)
+            rest[method, task.cost, most_s if len(rest) < MAX_LINE_TASKS else None, None, False] += 1
+    for (method, slots, most_s, again, once), count in (*groups, *rest.items()):
+        yield LineTask(method=method, count=count, slots=slots, at_most_s=most_s, not_before=again, once=once)
 
 
-_Group = tuple[str, int, float | None, float | None]
+_Group = tuple[str, int, float | None, float | None, bool]
 """Fields of LineTask."""
 
 

@@ -265,6 +265,7 @@ def _line_of(board: Board, endpoint: str, line: JobLine, *, alone: bool, now: fl
                 slots=task.slots,
                 at_most_s=task.at_most_s,
                 not_before_s=0.0 if task.not_before is None else max(0.0, task.not_before - now),
+                once=task.once,
             )
             for task in line.ahead
         ],
@@ -277,6 +278,7 @@ def _line_of(board: Board, endpoint: str, line: JobLine, *, alone: bool, now: fl
                 age_s=None if task.started_at is None else max(0.0, now - task.started_at),
                 at_most_s=task.at_most_s,
                 leaves_in_s=_leaves_in_s(board, task.worker, now),
+                once=task.once,
             )
             for task in line.running
         ],

@@ -62,6 +62,7 @@ def test_a_job_behind_slots_is_told_what_runs_what_goes_before_it_and_how_long_e
         ("declared", 2, 9.0),
         ("slow", 1, 50.0),
     ]
+    assert [each.once for each in (*line.running, *line.ahead)] == [False, False, True, False], "who may come back"
     assert (line.pool, line.method, line.slots, line.most_running, line.only_slots) == ("e", "slow", 1, None, True)
     assert world.core.why("long").line is None, "it runs"
 
@@ -74,6 +75,8 @@ def test_what_is_far_ahead_is_added_up():
     ahead = world.core.why("me").line.ahead
     assert sum(each.count for each in ahead) == MAX_LINE_TASKS + 50 and len(ahead) <= MAX_LINE_TASKS + 2
     assert {each.at_most_s for each in ahead} == {10.0}
+    places = [each.once for each in ahead]
+    assert places == [True] * MAX_LINE_TASKS + [False] * (len(ahead) - MAX_LINE_TASKS), "those far back are in no order"
 
 
 @pytest.mark.parametrize("rules", [{"rate_per_s": 5.0}, {"per_key": 1}])

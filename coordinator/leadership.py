@@ -69,7 +69,9 @@ class Leadership:
         self._listening = Listening()
         self._shard_router: ShardRouter | None = None
         self._ping_round_at = float("-inf")
-        self._executor = GangEffectExecutor(context, self.core, tasks, feed=self.feed, trusted=self._trusted, log=log)
+        self._executor = GangEffectExecutor(
+            context, self.core, tasks, feed=self.feed, trusted=self._trusted, late=self._late, log=log
+        )
         self._sets = SetDeclarations(
             context.kv,
             context.leader,
@@ -99,6 +101,7 @@ class Leadership:
     def begin(self) -> None:
         """Read the ledger, then lead."""
         self._context.leader.on_restored = self._restored
+        self._context.late.leads(self.number)
         self._tasks.start(self._begin())
 
     def end(self, reason: str) -> None:
@@ -106,14 +109,14 @@ class Leadership:
         if self._over:
             return
         self._resigned = self._context.elector.election.role is ElectionRole.RESIGNED
+        if self._shard_router is not None:
+            self._shard_router.cancel()
         self._handle(on.LeadershipLost(**self._context.clock.moment(), reason=reason))
         self._over = True
         self._sets.end()
         self._context.worker_registry.listener = None
         self._context.leader.on_restored = None
         self._tasks.cancel()
-        if self._shard_router is not None:
-            self._shard_router.cancel()
         self._executor.close(resigned=self._resigned)
 
     async def prepare_to_leave(self) -> None:
@@ -300,6 +303,9 @@ class Leadership:
     def _trusted(self) -> bool:
         # Checking the clock may end the term.
         return not self._over and self._context.elector.trusted() and not self._over
+
+    def _late(self, message: Message) -> None:
+        self._context.late.add(message, self.number)
 
     def _handle(self, event: on.AnyEvent) -> None:
         self._carry_out(self.core.handle(event))

@@ -25,6 +25,7 @@ from .election.leader_record import LeaderKey
 from .leadership import Leadership
 from .ledger.worker_registry import WorkerRegistry
 from .server.effect_executor import CoordinatorContext
+from .server.request_server import LateRequests
 from .settings.settings import CoordinatorSettings, ServiceSettings
 from .sharding.registry import ShardRegistry
 from .sharding.shards import Shard
@@ -177,6 +178,7 @@ class Coordinator(Service[CoordinatorState]):
             history=self._new_history(),
             unfit=self._unfit,
             counts=self._counts,
+            late=LateRequests(self._bus, self._log),
             log=self._log,
         )
         self._forget_connection = self._bus.on_connection(self._on_connection)

@@ -43,7 +43,7 @@ from ..settings.settings import CoordinatorSettings, ServiceSettings
 from ..sharding.registry import ShardRegistry
 from ..sharding.shards import Shard
 from .observation import CoordinatorGauges, GangTracer, GenerationTimes, record_gang
-from .request_server import RequestServer
+from .request_server import LateRequests, RequestServer
 
 M = TypeVar("M", bound=BaseModel)
 TEARDOWN_MARGIN_S = 2.0
@@ -352,6 +352,7 @@ class CoordinatorContext:
     """Called when others keep our pools: we must no longer lead."""
     counts: dict[str, list[int]]
     """Requests and errors by operation."""
+    late: LateRequests
     log: Log
 
 
@@ -369,12 +370,14 @@ class GangEffectExecutor:
         *,
         feed: Callable[[on.Happening], None],
         trusted: Callable[[], bool],
+        late: Callable[[Message], None],
         log: Log,
     ) -> None:
         """
         Args:
             feed: gives an event to the core.
             trusted: whether we may act as the leader at this instant.
+            late: called with requests that are read when we might no longer be the leader.
         """
         self._context = context
         self._core = core
@@ -413,6 +416,7 @@ class GangEffectExecutor:
             traces,
             feed=feed,
             trusted=trusted,
+            late=late,
             counts=context.counts,
             log=log,
         )

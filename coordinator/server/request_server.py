@@ -5,6 +5,7 @@ A request from another account comes from a tenant, which sees only its own gang
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from itertools import count
@@ -59,6 +60,41 @@ class _Waiting:
 
 Counts = dict[str, list[int]]
 
+_MOST_LATE: Final = 1024
+
+
+class LateRequests:
+    """Requests that were delivered to the leader, and read when it might no longer be one, such as after a freeze.
+
+    Another leader may have the same ones, and two answers would be worse than none. But if this coordinator leads again
+    and nobody led in between, nobody else will ever answer them: then their senders are told to ask again. The oldest
+    are forgotten.
+    """
+
+    def __init__(self, bus: Bus, log: Log) -> None:
+        self._bus = bus
+        self._log = log
+        self._requests: deque[tuple[int, Message]] = deque(maxlen=_MOST_LATE)
+        self._term = 0
+
+    def add(self, message: Message, term: int) -> None:
+        """A request that was delivered to us in `term`."""
+        if term + 1 == self._term:
+            self._refuse(message)
+        else:
+            self._requests.append((term, Message(message.subject, b"", message.reply, message.headers)))
+
+    def leads(self, term: int) -> None:
+        """We lead again. Each term has the number after the previous one, whoever led it."""
+        self._term = term
+        for number, message in self._requests:
+            if number + 1 == term:
+                self._refuse(message)
+        self._requests.clear()
+
+    def _refuse(self, message: Message) -> None:
+        Responder(self._bus, message, self._log).fail(_stepped_down())
+
 
 class RequestServer:
     """Takes requests during one leadership, and answers each exactly once."""
@@ -76,6 +112,7 @@ class RequestServer:
         *,
         feed: Callable[[on.Happening], None],
         trusted: Callable[[], bool],
+        late: Callable[[Message], None],
         counts: Counts,
         log: Log,
     ) -> None:
@@ -83,6 +120,7 @@ class RequestServer:
         Args:
             feed: gives an event to the core.
             trusted: whether we may act as the leader at this instant.
+            late: called with requests that are read when we might no longer be the leader.
             counts: requests and errors by operation, counted on.
         """
         self._bus = bus
@@ -95,6 +133,7 @@ class RequestServer:
         self._traces = traces
         self._feed = feed
         self._trusted = trusted
+        self._late = late
         self._counts = counts
         self._log = log
         self._numbers = count(1)
@@ -122,10 +161,10 @@ class RequestServer:
         """One request."""
         if self._trusted():
             self._table.take(self._names.parse_gang(message.subject)[0], message)
-        elif self._resigned:
-            # After a freeze, for example, another leader may have the same message. Two answers would be worse than
-            # none. A leader that resigned knows that nobody else has it.
+        elif self._resigned:  # so nobody else has it
             Responder(self._bus, message, self._log).fail(_stepped_down())
+        else:
+            self._late(message)
 
     def answer(self, effect: do.AnswerRequest) -> None:
         """The core's answer to a request."""
@@ -252,11 +291,13 @@ class RequestServer:
     def _why(self, responder: Responder, body: Any) -> None:
         query = parse_request(GangQuery, body)
         self._seen(query.id, responder)
-        self._tasks.start(self._say_why(responder, query.id))
+        self._tasks.start(self._say_why(self._number(responder, GangOperation.WHY), query.id))
 
-    async def _say_why(self, responder: Responder, gang: str) -> None:
+    async def _say_why(self, number: int, gang: str) -> None:
+        responder = self._waiting[number].responder
         reply = self._core.why(gang)
         if reply is None:
+            del self._waiting[number]
             responder.fail(_unknown(gang))
             return
         members = {public_id(seat.token) for other in self._core.gangs() for seat in other.seats}
@@ -267,6 +308,7 @@ class RequestServer:
         except GanglineError as error:
             # Reply in any case with what the core knows.
             self._log.info("cannot read the leases: %s", error, extra={"action": "gang.why"})
+        del self._waiting[number]
         responder.reply(self._without_others(reply, self.tenant_of(responder)))
 
     def _without_others(self, reply: GangWhyReply, tenant: str) -> GangWhyReply:

@@ -9,7 +9,7 @@ reports at once that a shard has no leader, and collects lists.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -70,6 +70,8 @@ class ShardRouter:
         self._names = names
         self._shard = shard
         self._tasks = TaskSet("shards", log)
+        self._had = frozenset[str]()
+        """Ids of our gangs when the leadership ended."""
         self._requests = Listening()
         self._fallbacks = Listening()
         self._core = core
@@ -93,7 +95,8 @@ class ShardRouter:
         await self._tasks.rest(_LAST_S)
 
     def cancel(self) -> None:
-        """The leadership is over."""
+        """The leadership ends, and the core forgets its gangs."""
+        self._had = frozenset(gang.id for gang in self._core.gangs())
         self._tasks.cancel()
 
     async def stop(self) -> None:
@@ -105,27 +108,42 @@ class ShardRouter:
 
     def _take(self, message: Message) -> None:
         operation, body = self._read(message)
-        if operation == GangOperation.ACQUIRE:
-            request = _acquire_of(body)
-            if request is not None and self._shard.owns(request):
-                self._acquire(message, request)
-        elif operation in _OF_ONE and self._core.get(_id_of(body)) is not None:
+        if not self._is_ours(operation, body):
+            return
+        request = _acquire_of(body) if operation == GangOperation.ACQUIRE else None
+        if request is not None:
+            self._acquire(message, request)
+        else:
             self._server.take(message)
 
+    def _is_ours(self, operation: str, body: Any) -> bool:
+        """Whether our shard answers it, and no fallback responder."""
+        if operation == GangOperation.ACQUIRE:
+            request = _acquire_of(body)
+            return request is not None and self._shard.owns(request)
+        gang = _id_of(body)
+        return operation in _OF_ONE and (gang in self._had or self._core.get(gang) is not None)
+
     def _acquire(self, message: Message, request: AcquireRequest) -> None:
-        if not self._shard.keeps_all(request):
-            if self._trusted():
-                Responder(self._bus, message, self._log).fail(self._straddles(request))
-        elif request.id is None or self._core.get(request.id) is not None or not self._trusted():
+        if not self._trusted() or (
+            self._shard.keeps_all(request) and (request.id is None or self._core.get(request.id) is not None)
+        ):
             self._server.take(message)
+        elif not self._shard.keeps_all(request):
+            Responder(self._bus, message, self._log).fail(self._straddles(request))
         else:
-            self._tasks.start(self._acquire_once(message, request.id))
+            self._start(message, self._acquire_once(message, request.id or ""))
+
+    def _start(self, message: Message, answering: Coroutine[Any, Any, None]) -> None:
+        """Answer a request that no other leader answers. If our leadership ends first, its sender is to ask again."""
+        task = self._tasks.start(answering)
+        task.add_done_callback(lambda done: self._server.take(message) if done.cancelled() else None)
 
     async def _acquire_once(self, message: Message, gang: str) -> None:
         """Ids are unique in the namespace, not only in one shard: the ledger has one record for each."""
-        if await self._elsewhere(gang) is None:
+        if await self._elsewhere(gang) is None or not self._trusted():
             self._server.take(message)
-        elif self._trusted():
+        else:
             error = InvalidRequest(f"the id {gang} belongs to a gang in other pools: choose another, or give none")
             Responder(self._bus, message, self._log).fail(error)
 
@@ -140,20 +158,20 @@ class ShardRouter:
     # -- one of all leaders for each request --------------------------------------------------------------------------
 
     def _fall_back(self, message: Message) -> None:
-        if not self._trusted():
-            return
         operation, body = self._read(message)
-        if operation == GangOperation.LIST:
-            self._tasks.start(self._list(message))
-        elif operation == GangOperation.ACQUIRE:
-            request = _acquire_of(body)
-            if request is None:
-                self._server.take(message)  # says what is wrong with it
-            elif not self._shard.owns(request):
-                self._tasks.start(self._direct(message, pools_of(request)[0]))
-        elif operation not in _OF_ONE or not (gang := _id_of(body)):
-            self._server.take(message)
-        elif self._core.get(gang) is None:
+        if self._is_ours(operation, body):
+            return
+        request = _acquire_of(body) if operation == GangOperation.ACQUIRE else None
+        gang = _id_of(body) if operation in _OF_ONE else ""
+        if operation == GangOperation.LIST and self._trusted():
+            self._start(message, self._list(message))
+        elif request is None and not gang:
+            self._server.take(message)  # says what is wrong with it
+        elif not self._trusted():
+            return  # another shard may answer
+        elif request is not None:
+            self._tasks.start(self._direct(message, pools_of(request)[0]))
+        else:
             self._tasks.start(self._find(message, gang))
 
     async def _direct(self, message: Message, pool: str) -> None:

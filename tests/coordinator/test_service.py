@@ -11,7 +11,14 @@ from gangline.bus.key_value.bucket import NatsKeyValue
 from gangline.bus.port.bus import KvEntry, NoResponders, RequestTimeout, StorageUnavailable
 from gangline.coordinator.election.leader_record import LeaderKey
 from gangline.coordinator.service import Coordinator, CoordinatorState
-from gangline.schemas.errors.base import ClosedError, GangNotFormed, InvalidRequest, NotOwner, UnknownGang
+from gangline.schemas.errors.base import (
+    ClosedError,
+    GangNotFormed,
+    InvalidRequest,
+    NoCoordinator,
+    NotOwner,
+    UnknownGang,
+)
 from gangline.schemas.names import public_id
 from gangline.schemas.records.gangs import MemberRecord
 from gangline.schemas.records.workers import LeaseRecord
@@ -424,6 +431,46 @@ async def test_a_leader_whose_timers_come_late_acts_on_nothing_any_more(system):
         await system.owner.ask("acquire", {"pool": "train", "size": 1}, timeout_s=1)
     assert first.state is CoordinatorState.STANDBY and not term.core.leading
     assert len(worker.asked) == asked
+
+
+@pytest.mark.parametrize("shard", [{}, {"shard": "s", "pools": ("train",)}], ids=["all pools", "one shard"])
+async def test_requests_that_the_only_leader_reads_too_late_are_told_to_ask_again(system, hub, shard):
+    await system.worker(slots=1)
+    only = await leading(system, **shard)
+    gang = await system.owner.acquire(pool="train", size=1)
+    hub.partition(only._bus)
+    asked = [
+        asyncio.ensure_future(system.owner.ask(operation, body))
+        for operation, body in (
+            ("list", None),
+            ("why", {"id": gang["id"]}),
+            ("acquire", {"pool": "train", "size": 1}),
+            ("get", {}),
+            ("nonsense", {}),
+        )
+    ]
+    await until(lambda: only.state is CoordinatorState.STANDBY)
+    answers: list[str] = []
+    hub.tap(on_message=lambda name, message: answers.append(message.subject))
+    hub.heal(only._bus)
+    await only.wait_leading()
+    for error in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(error, NoCoordinator), error
+    answers = [subject for subject in answers if subject.startswith("_INBOX.")]
+    assert len(answers) >= len(asked) and len(answers) == len(set(answers))
+    assert (await system.owner.ask("get", {"id": gang["id"]}))["state"] == "formed"
+
+
+async def test_requests_that_a_leader_reads_too_late_are_left_to_the_one_that_led_meanwhile(system, hub):
+    first = await leading(system)
+    hub.partition(first._bus)
+    asked = asyncio.ensure_future(system.owner.ask("list", timeout_s=60.0))
+    second = await leading(system, name="second")
+    hub.heal(first._bus)
+    await second.stop()
+    await first.wait_leading()
+    with pytest.raises(RequestTimeout):
+        await asked
 
 
 async def test_who_waits_when_the_leader_stops_is_told_to_ask_again(system):

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -35,6 +36,13 @@ PROCESSES: Final = {
     "v1": ("worker", "bench.fuzz.tasks:fuzz", "--id", "v1"),
     "g1": ("worker", "bench.fuzz.tasks:good", "--id", "g1"),
 }
+FREEZES: Final = ("coordinator", "dispatcher", "gateway")
+"""Processes that do not run for a while. They must answer what they received meanwhile. (Workers must not: they take a
+new epoch, and most messages name an epoch.)"""
+_FREEZE_EACH: Final = 8000
+"""Messages per freeze."""
+_FREEZE_S: Final = 2.5
+"""A coordinator loses its leadership after 1.5 s."""
 _STREAM: Final = re.compile(rb"fuzz\.stream\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 """In the answer to a streamed call."""
 _MOST_BYTES: Final = 900_000
@@ -202,6 +210,10 @@ async def _play(
             [door] = choice.choices(names, weights)
             await fire.one(door)
             verdict.sent[door] += 1
+            if verdict.sent.total() % _FREEZE_EACH == _FREEZE_EACH // 2:
+                frozen = crew.started[FREEZES[verdict.sent.total() // _FREEZE_EACH % len(FREEZES)]]
+                frozen.signal(signal.SIGSTOP)
+                asyncio.get_running_loop().call_later(_FREEZE_S, frozen.signal, signal.SIGCONT)
             if now - last > 2.0:
                 last = now
                 _measure(crew, memory)

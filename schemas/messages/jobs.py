@@ -195,6 +195,24 @@ class JobLine(Reply):
     """Nothing besides slots and `most_running` holds it and those ahead of it back: no rate, for example."""
 
 
+class JobTurn(Reply):
+    """What goes before a job that waits for its turn under a limit, or in the order of its key, for `gangline when`.
+    Afterwards it waits for slots."""
+
+    kind: Literal["key", "method", "order"]
+    """As of its obstacle."""
+    most_running: int = 1
+    running: tuple[LineRunning, ...] = ()
+    ahead: tuple[LineTask, ...] = ()
+    """First the next one to start."""
+    turns: bool = False
+    """Tasks of other tenants wait for it, too, and tenants take turns."""
+    last: bool = True
+    """Nothing besides slots follows: no further limit."""
+    line: JobLine
+    """What would go before it if it had its turn."""
+
+
 class JobWhyReply(Reply):
     job: JobInfo
     position: int | None = None
@@ -202,6 +220,8 @@ class JobWhyReply(Reply):
     obstacles: tuple[JobObstacle, ...] = ()
     line: JobLine | None = None
     """None: it does not wait for slots, or the dispatcher is of an earlier version."""
+    turn: JobTurn | None = None
+    """None: it does not wait for its turn, or the dispatcher is of an earlier version."""
 
 
 class QueueObstacle(StrEnum):

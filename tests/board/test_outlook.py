@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import fmean, quantiles
 
 import pytest
 
@@ -15,6 +16,7 @@ from gangline.schemas.messages.jobs import (
     JobInfo,
     JobLine,
     JobObstacle,
+    JobTurn,
     JobWhyReply,
     LineLease,
     LineRunning,
@@ -289,6 +291,164 @@ def test_a_paused_queue_is_not_estimated_and_a_backoff_is_a_moment(board):
     info = JobInfo(job="p.j1", endpoint="p", method="go", state=JobState.WAITING)
     found = job_outlook(board, JobWhyReply(job=info, position=0, obstacles=(later,)), NOTHING, NOW)
     assert found.told["not_before_s"] == 9.0 and texts(found)[1] == "not before  from now"
+
+
+def behind_key(turn: JobTurn, *jobs: str) -> JobWhyReply:
+    info = JobInfo(job="p.j1", endpoint="p", method="go", state=JobState.QUEUED)
+    obstacle = JobObstacle(kind=turn.kind, text="At most 1 of key 'u7' run at once.", jobs=jobs)
+    return JobWhyReply(job=info, position=1, obstacles=(obstacle,), turn=turn)
+
+
+def one_runs(*, at_most_s: float | None = 30.0, once: bool = False) -> tuple[LineRunning, ...]:
+    return (LineRunning(seq=1, method="go", worker="p.w1", started_at=NOW - 5, at_most_s=at_most_s, once=once),)
+
+
+def test_a_job_behind_a_key_is_told_when_its_turn_comes(board):
+    board.see_entry("gang.me", None)
+    worker(board, "w1", slots=2, used=1)
+    board.take()
+    turn = JobTurn(kind="key", running=one_runs(), line=JobLine(pool="p", method="go", running=one_runs()))
+    found = job_outlook(board, behind_key(turn, "p.j0"), Durations({"task p.go": [10.0, 12.0, 14.0]}), NOW)
+    assert found.told["turn"] == {"kind": "key", "ahead": 0, "no_later_than_s": 30.0, "about_s": 7.0}
+    assert (found.told["about_s"], found.told["no_later_than_s"], found.told["unknown"]) == (7.0, None, [])
+    assert found.told["because"] == [{"worker": "p.w1", "holder": "p.go", "in_s": 7.0, "estimated": True}]
+    assert texts(found) == [
+        "p.j1 (p.go) is queued",
+        "about  from now (estimated)",
+        "p.w1: p.go is expected to end in ",
+        "its turn comes no later than  from now, if no task takes longer than it may",
+        "At most 1 of key 'u7' run at once",
+    ]
+
+
+def test_a_job_that_has_its_turn_before_there_is_a_slot_is_estimated_by_the_slot(board):
+    board.see_entry("gang.me", None)
+    worker(board, "w1", slots=1, used=1)
+    lease(board, "w1", "other", ends_in_s=40.0)
+    board.take()
+    turn = JobTurn(kind="key", running=one_runs(), line=JobLine(pool="p", method="go"))
+    found = job_outlook(board, behind_key(turn), NOTHING, NOW)
+    assert found.told["about_s"] == 40.0 + LEASE_SLACK_S
+    assert [step["in_s"] for step in found.told["because"]] == [30.0, 40.0 + LEASE_SLACK_S]  # type: ignore[attr-defined,union-attr]
+
+
+@pytest.mark.parametrize(
+    ("turn", "bounded", "certain"),
+    [
+        ({}, True, True),
+        ({"last": False}, True, False),
+        ({"turns": True}, False, False),
+        ({"ahead": (LineTask(method="go", at_most_s=1.0),)}, False, True),
+        ({"kind": "order"}, False, True),
+        ({"kind": "order", "running": one_runs(once=True)}, True, True),
+    ],
+)
+def test_a_turn_has_a_bound_if_only_running_tasks_go_before_it_and_an_estimate_if_nothing_else_follows(
+    board, turn, bounded, certain
+):
+    board.see_entry("gang.me", None)
+    worker(board, "w1", slots=2, used=1)
+    board.take()
+    facts = {"kind": "key", "running": one_runs(), "line": JobLine(pool="p", method="go"), **turn}
+    found = job_outlook(board, behind_key(JobTurn(**facts)), NOTHING, NOW).told
+    assert (found["turn"]["no_later_than_s"] is not None) is bounded  # type: ignore[index]
+    assert (found["about_s"] is not None, found["not_before_about_s"] is not None) == (certain, not certain)
+
+
+def test_a_turn_behind_tasks_that_nothing_is_known_of_is_unknown(board):
+    board.see_entry("gang.me", None)
+    worker(board, "w1", slots=2, used=1)
+    board.take()
+    turn = JobTurn(kind="key", running=one_runs(at_most_s=None), line=JobLine(pool="p", method="go"))
+    found = job_outlook(board, behind_key(turn), NOTHING, NOW)
+    assert found.told["unknown"] == ["p.go"] and found.told["about_s"] is None
+
+
+class SimulatedKeys:
+    """Tasks of several keys, at most one of each at a time, on a few slots. Another starts as soon as there is a slot:
+    the first whose key is not running. The job is held back by its key."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.means = {f"m{number}": chance.uniform(5, 60) for number in range(3)}
+        self.seen = {f"task p.{name}": [self._lasts(name) for _ in range(30)] for name in self.means}
+        self.slots = chance.randint(2, 5)
+        keys = [f"k{number}" for number in range(self.slots)]
+        self.running: list[tuple[float, str, str]] = []
+        self.told: list[LineRunning] = []
+        for number, key in enumerate(keys):
+            name = chance.choice(list(self.means))
+            lasts_s = self._lasts(name)
+            age_s = chance.uniform(0, lasts_s)
+            self.running.append((lasts_s - age_s, key, name))
+            at_most_s = (lasts_s - age_s) * chance.uniform(1, 2)
+            self.told.append(
+                LineRunning(seq=number, method=name, worker="p.w1", started_at=NOW - age_s, at_most_s=at_most_s)
+            )
+        self.key = "k0"
+        self.before = [
+            (chance.choice([*keys, "x", "y"]), chance.choice(list(self.means))) for _ in range(chance.randint(0, 4))
+        ]
+        self.behind = [(chance.choice([*keys, "x", "y"]), chance.choice(list(self.means))) for _ in range(4)]
+
+    def _lasts(self, name: str) -> float:
+        return max(0.5, self.chance.gauss(self.means[name], 0.1 * self.means[name]))
+
+    def why(self) -> JobWhyReply:
+        def tasks(key: str | None = None) -> tuple[LineTask, ...]:
+            return tuple(LineTask(method=name) for other, name in self.before if key in (None, other))
+
+        line = JobLine(
+            pool="p", method="m0", running=tuple(self.told), ahead=tasks(),
+            leases=(LineLease(lease="~own", worker="p.w1", slots=self.slots),),
+        )  # fmt: skip
+        return behind_key(JobTurn(kind="key", running=(self.told[0],), ahead=tasks(self.key), line=line))
+
+    def starts_in_s(self) -> tuple[float, float]:
+        """Its turn, and its start."""
+        running = sorted(self.running)
+        waiting = [*self.before, (self.key, ""), *self.behind]
+        turn_s = None
+        while True:
+            at, *_ = running.pop(0)
+            while len(running) < self.slots:
+                busy = {key for _, key, _ in running}
+                found = next((each for each in waiting if each[0] not in busy), None)
+                if turn_s is None and self.key not in {*busy, *(key for key, _ in self.before if (key, _) in waiting)}:
+                    turn_s = at
+                if found is None:
+                    break
+                waiting.remove(found)
+                if not found[1]:
+                    return turn_s or at, at
+                running.append((at + self._lasts(found[1]), *found))
+                running.sort()
+
+
+def test_in_simulated_queues_with_keys_no_bound_of_a_turn_is_broken_and_starts_are_estimated():
+    chance = random.Random("when-keys")
+    turns, starts, bounds = list[float](), list[float](), 0
+    for _ in range(1000):
+        board = Board()
+        board.tick(NOW)
+        queue = SimulatedKeys(chance)
+        worker(board, "w1", slots=queue.slots, used=queue.slots)
+        board.take()
+        told = job_outlook(board, queue.why(), Durations(queue.seen), NOW).told
+        turn_s, start_s = queue.starts_in_s()
+        bound_s, about_s, estimate_s = told["turn"]["no_later_than_s"], told["turn"]["about_s"], told["about_s"]  # type: ignore[index]
+        if bound_s is not None:
+            bounds += 1
+            assert turn_s <= bound_s + 1e-3
+        assert isinstance(estimate_s, float)
+        task_s = fmean(queue.means.values())
+        turns.append(abs(about_s - turn_s) / max(turn_s, task_s))
+        starts.append(abs(estimate_s - start_s) / max(start_s, task_s))
+    of_turn, of_start = quantiles(turns, n=10), quantiles(starts, n=10)
+    print(f"keys: {bounds} bounds; errors, of the wait or one task: turns p50 {of_turn[4]:.1%}, p90 {of_turn[8]:.1%};"
+          f" starts p50 {of_start[4]:.1%}, p90 {of_start[8]:.1%}")  # fmt: skip
+    assert bounds > 300 and of_turn[8] <= 0.20
+    assert of_start[4] <= 0.10 and of_start[8] <= 0.40, "tasks of other keys go between"
 
 
 def test_durations_are_those_of_leases_gangs_and_tasks_of_each_method():

@@ -120,3 +120,23 @@ def test_when_a_task_behind_slots_can_start_follows_from_the_tasks_before_it_and
     until(lambda: "words.w1 drains" in commands.run("when", third).stdout, "its only worker drains")
     drained = commands.json("when", third)
     assert drained["no_later_than_s"] is None and drained["about_s"] is None, "no slot is left"
+
+
+def test_when_a_task_behind_its_key_can_start_follows_from_the_older_one_of_the_key(commands):
+    commands.start("dispatcher").await_output(r"dispatcher\.started")
+    serve(commands, "w1")
+
+    def submit(*more: str) -> str:
+        options = ("--key", "u7", "--ordered", "--timeout", "100", "--max-attempts", "1")
+        return str(commands.json("submit", *more, *options)["job"])
+
+    first, second = submit("words.hold", "{}"), submit("words.count", '{"text": "a"}')
+    until(lambda: commands.json("when", second).get("turn"), "it is behind the first")
+    until(lambda: 0 < commands.json("when", second)["turn"]["no_later_than_s"] <= 100, "the first runs")
+    found = commands.json("when", second)
+    assert 0 < found["about_s"] <= 100 and found["unknown"] == [] and found["turn"]["kind"] == "order"
+    assert [each["holder"] for each in found["because"]] == ["words.hold"]
+    shown = commands.run("when", second).stdout
+    assert "its turn comes no later than" in shown and "Tasks of key 'u7' run in order" in shown
+    assert commands.json("why", second)["turn"]["running"][0]["worker"] == "words.w1"
+    assert commands.json("why", first)["turn"] is None

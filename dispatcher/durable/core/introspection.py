@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from ....schemas.limits import MAX_LINE_TASKS
 from ....schemas.messages.jobs import (
     JobInfo,
     JobLine,
     JobObstacle,
+    JobTurn,
     JobWhyReply,
     LineRunning,
     LineTask,
@@ -166,6 +167,7 @@ def why(queue: QueueState, scheduler: StartScheduler, job: str) -> JobWhyReply |
         position=len(ahead) if waits else None,
         obstacles=tuple(obstacles),
         line=_line(queue, scheduler, task) if task.step is TaskStep.LINED else None,
+        turn=_turn(queue, scheduler, task),
     )
 
 
@@ -208,6 +210,37 @@ def _line(queue: QueueState, scheduler: StartScheduler, task: Task) -> JobLine:
         and not limited
         and scheduler.gate is None
         and not (elsewhere and rules.max_running is not None),
+    )
+
+
+def _turn(queue: QueueState, scheduler: StartScheduler, task: Task) -> JobTurn | None:
+    """What goes before a task that is behind the head of its ordered key, or that a limit holds back."""
+    kind: Literal["key", "method", "order"]
+    if task.step is TaskStep.BEHIND:
+        kind, most, last = "order", 1, not scheduler.limits_of(task)
+        seqs = [seq for seq in scheduler.ordered_keys.members(task.key or "") if seq < task.seq]
+    elif task.step is TaskStep.CAPPED:
+        limit, key = next((limit, key) for limit, key in task.limits if limit.waits(key, task.seq))
+        if limit.limit is None or not limit.full(key):
+            return None  # a rate holds it back
+        kind, most, last = "key" if key else "method", limit.limit, (limit, key) == scheduler.limits_of(task)[-1]
+        seqs = [*limit.ahead(key), *limit.waiting(key)]
+    else:
+        return None
+    before = [queue.tasks[seq] for seq in seqs]
+    ahead = [other for other in before if other.step in _NOT_STARTED and _same_tenant(other, task)]
+    if kind == "order":
+        ahead.sort(key=lambda other: other.seq)
+    else:
+        ahead = sorted((other for other in ahead if other.place < task.place), key=_place)
+    return JobTurn(
+        kind=kind,
+        most_running=most,
+        running=tuple(_running(queue, scheduler.pools[other.pool], other) for other in before if other.step in STARTED),
+        ahead=tuple(_groups(queue, scheduler.pools[task.pool], ahead)),
+        turns=kind != "order" and not all(_same_tenant(other, task) for other in before),
+        last=last,
+        line=_line(queue, scheduler, task),
     )
 
 

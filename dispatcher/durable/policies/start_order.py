@@ -382,6 +382,11 @@ class KeyConcurrency:
         cap = self._keys.get(key)
         return () if cap is None else (*cap.running, *cap.candidates)
 
+    def waiting(self, key: str) -> tuple[int, ...]:
+        """Sequences of its tasks that it holds back."""
+        cap = self._keys.get(key)
+        return () if cap is None else tuple(seq for share in cap.shares.values() for seq in share.waiting)
+
     def may_start(self, key: str, seq: int) -> bool:
         cap = self._keys.get(key)
         return cap is not None and cap.may_start(seq)

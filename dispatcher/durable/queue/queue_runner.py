@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from ....bus.port.bus import Consumer, ConsumerLost, ConsumerSettings, ConsumerTaken, Stream, StreamMessage
@@ -31,6 +31,7 @@ from ....schemas.messages.jobs import (
     JobInfo,
     JobLine,
     JobWhyReply,
+    LineRunning,
     ListReply,
     ListRequest,
     QueueObstacle,
@@ -639,19 +640,26 @@ class QueueRunner:
         why = self.core.why(job)
         if info is None or why is None:
             return why
-        line = None if why.line is None else self._line(why.line)
-        return why.model_copy(update={"job": info, "line": line})
+        line, turn = why.line, why.turn
+        if line is not None:
+            line = self._line(line)
+        if turn is not None:
+            update = {"running": self._on_workers(turn.running), "line": self._line(turn.line)}
+            turn = turn.model_copy(update=update)
+        return why.model_copy(update={"job": info, "line": line, "turn": turn})
 
     def _line(self, line: JobLine) -> JobLine:
         """With the workers that run its tasks, and the leases of its pool."""
-        entries = {running.seq: self.entries.get(running.seq) for running in line.running}
-        running = tuple(
-            each if (entry := entries[each.seq]) is None else each.model_copy(update={"worker": entry.worker})
-            for each in line.running
-        )
         lessor = self._executor.lessors.get(line.pool)
         leases = () if lessor is None else lessor.told
+        running = self._on_workers(line.running)
         return line.model_copy(update={"running": running, "leases": leases, "router": self._context.router.public_id})
+
+    def _on_workers(self, running: Iterable[LineRunning]) -> tuple[LineRunning, ...]:
+        entries = [(each, self.entries.get(each.seq)) for each in running]
+        return tuple(
+            each if entry is None else each.model_copy(update={"worker": entry.worker}) for each, entry in entries
+        )
 
     def listed(self, request: ListRequest) -> ListReply:
         """The fetched tasks that match, in the order of publication."""

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ..schemas.messages.gangs import GangObstacle, GangWhyReply
-from ..schemas.messages.jobs import JobLine, JobWhyReply
+from ..schemas.messages.jobs import JobLine, JobTurn, JobWhyReply, LineRunning, LineTask
 from ..schemas.names import public_id
 from ..schemas.records.gangs import GangRecord, GangState, RestartPolicy
 from ..schemas.records.routes import RouteRecord
@@ -162,8 +162,12 @@ def job_outlook(board: Board, why: JobWhyReply, durations: Durations, now: float
     start."""
     info = why.job
     known = [obstacle for obstacle in why.obstacles if obstacle.until is not None]
-    waits_for_slots = why.line is not None and not any(each.kind == "paused" for each in why.obstacles)
+    paused = any(each.kind == "paused" for each in why.obstacles)
+    waits_for_slots = why.line is not None and not paused
+    waits_for_turn = why.turn is not None and not paused
     kinds = {"slots", "position", "pool_limit"} if waits_for_slots else set[str]()
+    if waits_for_turn:
+        kinds |= {"key", "method", "order"}
     open_ends = [each.text.rstrip(".") for each in why.obstacles if each.until is None and each.kind not in kinds]
     not_before = max((obstacle.until for obstacle in known if obstacle.until is not None), default=None)
     sentences = [Sentence(text=f"{info.job} ({info.endpoint}.{info.method}) is {info.state.value}")]
@@ -183,6 +187,11 @@ def job_outlook(board: Board, why: JobWhyReply, durations: Durations, now: float
         sentences += _drains(board, {why.line.pool}, now) if no_workers else more
         told |= told_of_line
         told["unknown"] = open_ends + [name for name in _texts(told_of_line["unknown"]) if name not in open_ends]
+    if why.turn is not None and waits_for_turn:
+        more, told_of_turn = _of_turn(board, why, why.turn, durations, now)
+        sentences += more
+        told |= told_of_turn
+        told["unknown"] = open_ends + _texts(told_of_turn["unknown"])
     sentences += [
         Sentence(text=f"then unknown: {text}" if known else f"unknown: {text}", depth=1 if known else 0)
         for text in open_ends
@@ -190,6 +199,60 @@ def job_outlook(board: Board, why: JobWhyReply, durations: Durations, now: float
     if not why.obstacles and why.line is None:
         sentences.append(Sentence(text="nothing stands in its way" if why.position is not None else "it does not wait"))
     return Outlook(told=told, sentences=tuple(sentences))
+
+
+def _of_turn(
+    board: Board, why: JobWhyReply, turn: JobTurn, durations: Durations, now: float
+) -> tuple[list[Sentence], dict[str, object]]:
+    """The start is estimated as its turn, or when it would have slots, whichever is later. Only the turn has a bound:
+    while it waits, tasks behind it take slots."""
+    endpoint, line = why.job.endpoint, turn.line
+    come_back = turn.kind == "order" and not all(task.once for task in turn.running)  # it waits through their backoffs
+    in_turn = forecast_job(
+        WaitingLine(
+            ahead=[replace(task, slots=1) for task in _ahead(endpoint, turn.ahead, now)],
+            running=[replace(task, slots=1) for task in _running(endpoint, turn.running, line.pool, now)],
+            leased=turn.most_running,
+            only_slots=not turn.ahead and not come_back,
+            alone=not turn.turns,
+        ),
+        durations,
+    )
+    others = list(_others(board, endpoint, line))
+    for_slots = forecast_job(_line_of(board, endpoint, line, alone=False, now=now), durations)
+    estimates = in_turn.estimate_s, for_slots.estimate_s
+    estimate_s = None if None in estimates else max(each for each in estimates if each is not None)
+    slots_later = (for_slots.estimate_s or 0.0) > (in_turn.estimate_s or 0.0)
+    found = Forecast(
+        estimate_s=estimate_s,
+        steps=in_turn.steps
+        + (tuple(step for step in for_slots.steps if step not in in_turn.steps) if slots_later else ()),
+        unknown=tuple(dict.fromkeys((*in_turn.unknown, *for_slots.unknown))),
+    )
+    after = None
+    if others or turn.turns:
+        after = f": {', '.join(others[:_MOST_NAMED]) or 'tasks of other tenants'} may go first"
+    elif not turn.last:
+        after = ": another limit follows"
+    sentences = list(_forecast_sentences(found, now, others=after, bound_if=""))
+    if in_turn.bound_s is not None:
+        if_kept = " from now, if no task takes longer than it may"
+        sentences.append(Sentence(text="its turn comes no later than ", until=now + in_turn.bound_s, after=if_kept))
+    for each in why.obstacles:
+        if each.kind == turn.kind:
+            sentences.append(Sentence(text=each.text.rstrip("."), depth=1))
+    ahead = sum(task.count for task in turn.ahead)
+    if ahead:
+        sentences.append(Sentence(text=f"{count_of(ahead, 'task')} before it in this", depth=1))
+    sentences += _drains(board, {line.pool}, now)
+    told_of_turn = {
+        "kind": turn.kind,
+        "ahead": ahead,
+        "no_later_than_s": _rounded(in_turn.bound_s),
+        "about_s": _rounded(in_turn.estimate_s),
+    }
+    moments = _moments(found, first=after is None)
+    return sentences, {"pool": line.pool, "others": others, "turn": told_of_turn, **moments}
 
 
 def _texts(value: object) -> list[str]:
@@ -258,29 +321,10 @@ def _line_of(board: Board, endpoint: str, line: JobLine, *, alone: bool, now: fl
                 )
     return WaitingLine(
         slots=line.slots,
-        ahead=[
-            TaskAhead(
-                kind=task_kind(endpoint, task.method),
-                count=task.count,
-                slots=task.slots,
-                at_most_s=task.at_most_s,
-                not_before_s=0.0 if task.not_before is None else max(0.0, task.not_before - now),
-                once=task.once,
-            )
-            for task in line.ahead
-        ],
+        ahead=list(_ahead(endpoint, line.ahead, now)),
         running=[
-            TaskRunning(
-                worker=task.worker or line.pool,
-                name=f"{endpoint}.{task.method}",
-                kind=task_kind(endpoint, task.method),
-                slots=task.slots,
-                age_s=None if task.started_at is None else max(0.0, now - task.started_at),
-                at_most_s=task.at_most_s,
-                leaves_in_s=_leaves_in_s(board, task.worker, now),
-                once=task.once,
-            )
-            for task in line.running
+            replace(task, leaves_in_s=_leaves_in_s(board, task.worker, now))
+            for task in _running(endpoint, line.running, line.pool, now)
         ],
         leased=leased,
         holders=holders,
@@ -289,6 +333,31 @@ def _line_of(board: Board, endpoint: str, line: JobLine, *, alone: bool, now: fl
         only_slots=line.only_slots,
         alone=alone,
     )
+
+
+def _ahead(endpoint: str, tasks: Iterable[LineTask], now: float) -> Iterator[TaskAhead]:
+    for task in tasks:
+        yield TaskAhead(
+            kind=task_kind(endpoint, task.method),
+            count=task.count,
+            slots=task.slots,
+            at_most_s=task.at_most_s,
+            not_before_s=0.0 if task.not_before is None else max(0.0, task.not_before - now),
+            once=task.once,
+        )
+
+
+def _running(endpoint: str, tasks: Iterable[LineRunning], pool: str, now: float) -> Iterator[TaskRunning]:
+    for task in tasks:
+        yield TaskRunning(
+            worker=task.worker or pool,
+            name=f"{endpoint}.{task.method}",
+            kind=task_kind(endpoint, task.method),
+            slots=task.slots,
+            age_s=None if task.started_at is None else max(0.0, now - task.started_at),
+            at_most_s=task.at_most_s,
+            once=task.once,
+        )
 
 
 def task_kind(endpoint: str, method: str) -> str:

@@ -125,6 +125,44 @@ def test_a_key_and_an_order_name_the_jobs_in_the_way():
     assert [(each.kind, each.jobs) for each in world.core.why("d").obstacles] == [("order", ("c",))]
 
 
+def test_a_job_behind_a_key_is_told_what_goes_before_it_under_the_key_and_for_slots():
+    world = world_of(4, per_key=1)
+    world.arrive("a", key="k", method="slow", timeout_s=40.0, max_attempts=1)
+    for job in ("b", "c", "me"):
+        world.arrive(job, key="k", timeout_s=5.0, max_attempts=2)
+    world.arrive("later", key="k")
+    world.arrive("other", key="o")
+    assert world.core.why("b").turn.ahead == (), "it is the next one"
+    why = world.core.why("me")
+    turn = why.turn
+    assert (turn.kind, turn.most_running, turn.turns, turn.last) == ("key", 1, False, True)
+    assert [(each.seq, each.method, each.at_most_s, each.once) for each in turn.running] == [(1, "slow", 40.0, True)]
+    assert [(each.count, each.at_most_s, each.once) for each in turn.ahead] == [(2, 10.0, False)]
+    assert why.line is None and len(turn.line.running) == 2 and turn.line.ahead == turn.ahead
+    assert world.core.why("other").turn is None, "it runs"
+
+
+def test_a_job_in_an_order_is_told_the_older_ones_of_its_key_and_whether_a_limit_follows():
+    world = world_of(4, per_key=1)
+    for job in ("a", "b", "me"):
+        world.arrive(job, key="k", ordered=True, max_attempts=1)
+    turn = world.core.why("me").turn
+    assert (turn.kind, turn.most_running, turn.last) == ("order", 1, False)
+    assert [each.seq for each in turn.running] == [1] and [each.count for each in turn.ahead] == [1]
+
+
+def test_a_job_behind_a_limit_of_its_method_has_a_turn_and_one_behind_a_rate_has_none():
+    world = world_of(4)
+    world.pool(policies={"few": TaskPolicy(max_running=2), "slow": TaskPolicy(rate_per_s=0.1)})
+    for job in ("a", "b", "c", "me"):
+        world.arrive(job, method="few")
+    turn = world.core.why("me").turn
+    assert (turn.kind, turn.most_running, len(turn.running), turn.ahead[0].count) == ("method", 2, 2, 1)
+    for job in ("e", "f"):
+        world.arrive(job, method="slow")
+    assert [each.kind for each in world.core.why("f").obstacles] == ["rate"] and world.core.why("f").turn is None
+
+
 def test_a_wait_says_why_and_until_when():
     world = world_of(1)
     world.draw = 0.0

@@ -30,7 +30,8 @@ def command(connection: ConnectionOptions, id: str, as_json: bool) -> None:
     for. For a submitted task it holds if the tasks before it have time limits and keep them, and nobody else takes the
     slots. "About" is an estimate, from how long leases of the same owners, gangs, and tasks have lasted in the last day
     (GANGLINE_HISTORY); it is as good as these durations are regular. "Not before about" means that others wait for the
-    same slots: these are free then, and the others may take them first.
+    same slots: these are free then, and the others may take them first. A task behind a limit or the order of its key
+    is told when its turn comes.
     """
     from ....schemas.names import check_job
     from ...console.output import print_lines

@@ -171,7 +171,8 @@ class RequestServer:
         waiting = self._waiting.pop(effect.reply_to)
         if effect.error is not None:
             if isinstance(effect.error, GangImpossible) and not waiting.final:
-                self._tasks.start(self._look_again(waiting, effect))
+                self._waiting[effect.reply_to] = replace(waiting, final=True)
+                self._tasks.start(self._look_again(effect))
                 return
             self._counts[waiting.operation][1] += 1
             waiting.responder.fail(effect.error)
@@ -180,11 +181,10 @@ class RequestServer:
         elif effect.reply is not None:
             waiting.responder.reply(effect.reply)
 
-    async def _look_again(self, waiting: _Waiting, effect: do.AnswerRequest) -> None:
+    async def _look_again(self, effect: do.AnswerRequest) -> None:
         """A worker may have just registered, and we may not have seen it yet: read before calling the gang
         impossible."""
-        last = replace(waiting, final=True)
-        self._waiting[effect.reply_to] = last
+        waiting = self._waiting[effect.reply_to]
         try:
             await self._registry.pull(waiting.asked_at)
         except GanglineError as error:

@@ -473,6 +473,20 @@ async def test_requests_that_a_leader_reads_too_late_are_left_to_the_one_that_le
         await asked
 
 
+async def test_who_asks_for_too_much_in_the_turn_that_ends_the_term_is_told_to_ask_again(system, monkeypatch):
+    first = await leading(system)
+    server, elector = first.term._executor.request_server, first._context.elector
+    answer = server.answer
+
+    def answer_and_lose(effect):
+        answer(effect)
+        elector.deposed()
+
+    monkeypatch.setattr(server, "answer", answer_and_lose)
+    with pytest.raises(NoCoordinator):
+        await system.owner.acquire(pool="nobody", size=1)
+
+
 async def test_who_waits_when_the_leader_stops_is_told_to_ask_again(system):
     await system.worker(slots=1)
     first = await leading(system)

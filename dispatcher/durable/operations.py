@@ -120,14 +120,14 @@ class QueueOperations:
         queue: QueueRunner,
         *,
         responder: CountingResponder,
-        depth: Callable[[str], int | None],
+        counts: Callable[[str], tuple[int | None, int]],
     ) -> None:
-        """`depth`: the number of an endpoint's tasks in the stream, if known."""
+        """`counts`: number of an endpoint's tasks in the stream, if known, and of those that wait for their time."""
         self._bus = bus
         self._names = names
         self._queue = queue
         self._responder = responder
-        self._depth = depth
+        self._counts = counts
         self._listening = Listening()
 
     async def start(self) -> None:
@@ -181,7 +181,7 @@ class QueueOperations:
         return CancelReply(cancelled=info.state not in (JobState.DONE, JobState.DEAD), state=info.state)
 
     def _stats(self, body: Any) -> QueueStats:
-        return self._queue.statistics(self._depth(self._queue.endpoint))
+        return self._queue.statistics(*self._counts(self._queue.endpoint))
 
     def _why(self, body: Any) -> JobWhyReply:
         request = parse_request(JobRequest, body)

@@ -255,7 +255,7 @@ class Dispatcher(Service[DispatcherState]):
         self._counts["taken"] += 1
         self._recorded(HistoryKind.QUEUE_TAKEN, endpoint)
         operations = self._all_operations[endpoint] = QueueOperations(
-            self.bus, self.names, queue, responder=self._responder, depth=self._depth
+            self.bus, self.names, queue, responder=self._responder, counts=self._counts_of
         )
         try:
             await operations.start()
@@ -355,8 +355,9 @@ class Dispatcher(Service[DispatcherState]):
 
     # -- what can be seen -----------------------------------------------------------------------------------------
 
-    def _depth(self, endpoint: str) -> int | None:
-        return self._endpoints.depths.get(endpoint)
+    def _counts_of(self, endpoint: str) -> tuple[int | None, int]:
+        """Its tasks in the stream, if known, and those that wait for their time."""
+        return self._endpoints.depths.get(endpoint), self._endpoints.delayed.get(endpoint, 0)
 
     def _told(self) -> DispatcherStats:
         statistics = self.statistics()
@@ -372,7 +373,7 @@ class Dispatcher(Service[DispatcherState]):
         return DispatcherStatistics(
             id=self.id,
             state=self.state,
-            queues=tuple(queue.statistics(self._depth(name)) for name, queue in sorted(self._queues.items())),
+            queues=tuple(queue.statistics(*self._counts_of(name)) for name, queue in sorted(self._queues.items())),
             peers=self._ownership.peers,
             counts={
                 **self._counts,

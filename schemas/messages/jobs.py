@@ -227,6 +227,8 @@ class JobWhyReply(Reply):
 class QueueObstacle(StrEnum):
     """What a task in a queue waits for: the first of these that applies."""
 
+    SCHEDULE = "schedule"
+    """Its time has not come: the server keeps it, and it does not count for the depth. A schedule counts as one."""
     UNREAD = "unread"
     """The dispatcher has not fetched it: it has enough others."""
     BACKOFF = "backoff"

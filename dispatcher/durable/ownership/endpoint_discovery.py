@@ -9,14 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from ....bus.port.bus import KvEntry, Stream
 from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, InvalidName, InvalidSettings
 from ....schemas.names import check_name
 from ....schemas.permissions.quotas import exceeded
+from ....schemas.wire import headers
+from ...jobs.stored import header_of, split_subject
 from ..workers.context import DispatcherContext
+
+_COUNTED_PER_S: Final = 1_000
+"""Delayed tasks that are counted per second, at most, on average."""
+_READ_AT_ONCE: Final = 100
 
 
 class EndpointDiscovery:
@@ -56,6 +64,11 @@ class EndpointDiscovery:
         self._told = ""
         self.depths: Mapping[str, int] = {}
         """Tasks in the stream by endpoint, as of the last search."""
+        self.delayed: Mapping[str, int] = {}
+        """Tasks that wait for their time by endpoint, as of the last count; schedules, too."""
+        self._count_delayed_at = 0.0
+        self._delayed_targets: dict[str, str] = {}
+        """By subject: endpoints of those whose ids have none."""
 
     def start(self) -> None:
         """Search now, and then every `look_s`."""
@@ -100,6 +113,7 @@ class EndpointDiscovery:
                 else:
                     others.add(endpoint)
         self.depths = depths
+        await self._count_delayed()
         ledger, router = await self._context.router.ledger(), self._context.router
         registrations = await ledger.entries(self._names.registrations_of())
         self._registered(registrations)
@@ -117,6 +131,40 @@ class EndpointDiscovery:
         self._found(frozenset((*depths, *self._known, *router.routes.known)).difference(above))
         if strays or self._refused:
             self._strays(stream, strays, self._refused)
+
+    async def _count_delayed(self) -> None:
+        every_s, now = self._context.settings.count_delayed_s, asyncio.get_running_loop().time()
+        if not every_s or now < self._count_delayed_at:
+            return
+        self._count_delayed_at = now + every_s
+        try:
+            stream = await self._context.streams.schedules()
+            subjects = (await stream.state(self._names.schedules)).subjects
+            targets = await self._targets(stream, [subject for subject in subjects if not self._owner_of(subject)])
+        except GanglineError as error:
+            self._log.debug("cannot count delayed tasks: %s", error, extra={"action": "endpoints.delayed"})
+            return
+        # Each has a subject of its own, so their list is long.
+        self._count_delayed_at = now + max(every_s, len(subjects) / _COUNTED_PER_S)
+        owners = (self._owner_of(subject) or targets.get(subject) for subject in subjects)
+        self.delayed = Counter(owner for owner in owners if owner)
+
+    def _owner_of(self, subject: str) -> str:
+        """The endpoint that the id of a delayed task begins with; empty: it has none, as those that were published
+        without an id."""
+        endpoint, dot, _ = self._names.parse_schedule(subject).partition(".")
+        return endpoint if dot else ""
+
+    async def _targets(self, stream: Stream, subjects: list[str]) -> Mapping[str, str]:
+        """The endpoints of tasks whose ids have none; empty: unknown. Each is read once, some at a time."""
+        known = self._delayed_targets
+        self._delayed_targets = targets = {subject: known[subject] for subject in subjects if subject in known}
+        for subject in [subject for subject in subjects if subject not in known][:_READ_AT_ONCE]:
+            message = await stream.last(subject)
+            given = {} if message is None else message.headers or {}
+            due = header_of(given, headers.SCHEDULE_TARGET) or ""
+            targets[subject] = split_subject(due, self._names.due[:-1])[0]
+        return targets
 
     def _above_quotas(self, claims: Mapping[str, Collection[str]]) -> dict[str, dict[str, GanglineError]]:
         """Endpoints that none of their tenants may have, by tenant why. Those that have a queue go first."""

@@ -67,6 +67,9 @@ class DispatcherSettings:
     """A dispatcher that does not answer for this time loses its queues. 1.5 to 60."""
     look_s: float = 1.0
     """Interval of the search for new endpoints and for messages that belong to no endpoint. 0.1 to 60."""
+    count_delayed_s: float = 10.0
+    """Interval at which delayed tasks are counted, for metrics; longer if there are more than 1,000 for each second of
+    it. 0: never. 0 to 3600."""
     grace_s: float = 0.0
     """How long `stop` waits for running tasks before it hands them over to other dispatchers. They continue to run in
     any case. 0 to 30 days."""
@@ -119,6 +122,7 @@ _BOUNDS: Final = (
     ("freeze_after_s", 0.5, 10.0),
     ("frozen_after_s", 1.5, 60.0),
     ("look_s", 0.1, 60.0),
+    ("count_delayed_s", 0.0, 3600.0),
     ("grace_s", 0.0, MAX_DEADLINE_S),
     ("start_timeout_s", 0.0, 600.0),
 )

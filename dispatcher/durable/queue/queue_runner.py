@@ -721,14 +721,15 @@ class QueueRunner:
                 if info is not None and not waiting.done():
                     waiting.set_result(info)
 
-    def statistics(self, depth: int | None = None) -> QueueStats:
+    def statistics(self, depth: int | None = None, delayed: int = 0) -> QueueStats:
         """
         Args:
             depth: number of tasks in the stream; None: use the fetched ones.
+            delayed: number of tasks that wait for their time, in another stream.
         """
         counts = self.core.statistics()
         unread = 0 if depth is None else max(0, depth - counts.seen)
-        pending = {QueueObstacle.UNREAD.value: unread, **counts.pending} if unread else dict(counts.pending)
+        pending = {QueueObstacle.SCHEDULE.value: delayed, QueueObstacle.UNREAD.value: unread, **counts.pending}
         oldest_s = None if counts.oldest_at is None else max(0.0, self._context.ambient.wall() - counts.oldest_at)
         return QueueStats(
             endpoint=self.endpoint,
@@ -746,7 +747,7 @@ class QueueRunner:
             retried=counts.retried,
             since=self.since,
             paused=self.core.paused,
-            pending=pending,
+            pending={what: count for what, count in pending.items() if count},
         )
 
     def __repr__(self) -> str:

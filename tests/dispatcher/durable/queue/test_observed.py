@@ -58,6 +58,27 @@ async def test_numbers_tell_what_became_of_tasks(read: Callable[[str], Reading])
         assert node.dispatcher.metrics.statistics()["dead"] == 2
 
 
+async def test_delayed_tasks_and_schedules_are_counted(read: Callable[[str], Reading]) -> None:
+    async with Site(pool="later") as site:
+        site.worker()
+        node = site.dispatcher(count_delayed_s=20.0)
+        for delay, more in (("30s", {}), ("30s", {}), ("1h", {"Gangline_Job": "later.mine"})):
+            await site.submit("square", {"x": 1}, Gangline_Delay=delay, **more)
+        await site.submit("square", {"x": 1}, Gangline_Cron="@yearly")
+
+        def delayed() -> float:
+            return read("gangline.queue.pending").get(("later", "schedule"), 0)
+
+        await asyncio.sleep(10)
+        assert delayed() == 0, "they are counted every 20 s"
+        await asyncio.sleep(15)
+        assert delayed() == 4
+        (stats,) = node.dispatcher.statistics().queues
+        assert stats.pending == {"schedule": 4} and stats.depth == 0
+        await asyncio.sleep(30)
+        assert delayed() == 2, "two have run"
+
+
 async def test_a_dead_task_and_a_dispatchers_coming_and_going_are_broadcast() -> None:
     async with Site() as site:
         heard: list[Message] = []

@@ -43,6 +43,7 @@ class DispatcherProcess(Process):
             result_inline_bytes=INLINE_BYTES,
             history=HistorySettings(enabled=False),
             window_tasks=traffic.window_tasks,
+            count_delayed_s=0,  # only for metrics
         )
         dispatcher = Dispatcher(
             bus,

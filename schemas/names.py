@@ -614,6 +614,10 @@ class Names:
     def limit_key(self, pool: str, method: str) -> str:
         return f"limit.{check_name(pool, 'pool')}.{check_name(method, 'method')}"
 
+    def rate_key(self, pool: str, method: str) -> str:
+        """No method has such a name, and permissions for limits cover it."""
+        return f"{self.limit_key(pool, method)}=rate"
+
     def limits_of(self, pool: str = "*") -> str:
         return f"limit.{pool}.*"
 

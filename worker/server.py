@@ -174,7 +174,7 @@ class WorkerServer:
 
     def _new_limit_shares(self, kv: KeyValue) -> LimitShares | None:
         place = self._place
-        if all(limit.max_running is None for limit in self.core.limits.values()):
+        if not any(limit.divided for limit in self.core.limits.values()):
             return None
         found = LimitShares(
             kv,

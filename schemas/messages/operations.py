@@ -230,19 +230,21 @@ class StatsRequest(Request):
 
 
 class LimitShare(BaseModel):
-    """A worker's share of a `max_running` that holds over all workers of its pool."""
+    """A worker's share of a limit of a task that holds over all workers of its pool: of its `max_running` or rate."""
 
     method: str
     limit: int
     """Over all workers."""
     share: int
-    """How many executions may run on this worker now."""
+    """How many units this worker may use now: for each execution one."""
     running: int
-    """How many run."""
+    """How many units are in use: executions that run or, of a rate, have started in the last moment."""
     waiting: bool = False
     """It asks other workers for a part of theirs."""
     by_worker: dict[str, int] = Field(default_factory=dict)
     """All shares, as this worker last read them."""
+    per_s: float | None = None
+    """Of a rate: starts per second over all workers. None: it is a `max_running`."""
 
 
 class StatsReply(Reply):

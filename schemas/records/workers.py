@@ -89,6 +89,11 @@ class TaskPolicy(BaseModel):
         """Whether it limits how many executions there are, or how fast they start."""
         return self.max_running is not None or self.per_key is not None or self.rate_per_s is not None
 
+    @property
+    def divided(self) -> bool:
+        """Whether it has limits that workers divide: a worker may have no share of them."""
+        return self.max_running is not None or self.rate_per_s is not None
+
 
 class MethodInfo(BaseModel):
     """What a router needs to know about a task."""
@@ -201,8 +206,8 @@ class HeldShare(BaseModel):
 
 
 class LimitRecord(Record):
-    """`limit.<pool>.<method>`: how the workers of a pool divide the `max_running` of a task. Any of them changes it by
-    compare-and-set; see worker.slots.share_core."""
+    """How the workers of a pool divide a limit of a task: `limit.<pool>.<method>` its `max_running`, and
+    `limit.<pool>.<method>=rate` its rate. Any of them changes it by compare-and-set; see worker.slots.share_core."""
 
     incarnation: str
     """Random; new if the record was lost and written again."""
@@ -217,3 +222,13 @@ class LimitRecord(Record):
     """By worker. A share ends with its worker's heartbeat."""
     waiting: tuple[str, ...] = ()
     """Workers that ask for a unit, in order."""
+    interval_s: float = Field(default=0.0, ge=0)
+    """Of a rate: a unit is in use for so long after each start. As declared by the worker that started last."""
+    spent: int = Field(default=0, ge=0, le=MAX_SLOTS)
+    """Of a rate: so many units that no worker has may have been in use when they were freed. Who takes them counts them
+    as in use from then on."""
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Starts per second over all workers; None: it is no rate."""
+        return self.limit / self.interval_s if self.interval_s else None

@@ -57,3 +57,28 @@ def a_silent_worker_is_taken_for_dead_although_its_heartbeat_is_there(patch: pyt
 @limit_mutant("limit-waits", needs=_several)
 def a_unit_that_is_idle_is_never_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShareCore, "_give", lambda *_: False)
+
+
+def _rated(plan: Plan) -> bool:
+    return _several(plan) and bool(plan.rates)
+
+
+@limit_mutant("limit-rate", needs=_rated)
+def each_worker_keeps_the_rate_for_itself(patch: pytest.MonkeyPatch) -> None:
+    usable = ShareCore.usable
+    patch.setattr(ShareCore, "usable", lambda self, now: self.limit if self.interval_s else usable(self, now))
+
+
+@limit_mutant("limit-rate", needs=_rated)
+def units_of_a_rate_are_given_up_while_they_are_in_use(patch: pytest.MonkeyPatch) -> None:
+    plan = ShareCore.plan
+
+    def careless(self: ShareCore, in_use: int, now: float, **given: Any) -> LimitRecord | None:
+        return plan(self, 0 if self.interval_s else in_use, now, **given)
+
+    patch.setattr(ShareCore, "plan", careless)
+
+
+@limit_mutant("limit-rate", needs=_rated)
+def units_of_a_worker_that_is_gone_are_taken_for_idle(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShareCore, "spent", lambda self: 0)

@@ -13,13 +13,17 @@ import pytest
 from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import BucketSettings, KeyValue
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client
+from gangline.runtime.rate import burst_of
 from gangline.schemas.errors.base import Disconnected, WorkerIdTaken
 from gangline.schemas.names import Names, public_id
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag
 from gangline.worker.ledger.settings import WorkerSettings
+from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
+from gangline.worker.slots.method_limits import MethodLimit
 
 from ..support.worker.rig import Gates, Hand, make_pool, reserve, task
 from ..waiting import PATIENCE_S, until
@@ -266,3 +270,39 @@ async def test_a_hundred_leases_come_and_go_and_the_ledger_ends_empty(nats_url: 
         tokens = [answer[2] for answer in rig.hand.answers]
         rig.hand.send(*((int(RequestOp.RELEASE), None, token) for token in tokens))
         await until(rig.at_rest)
+
+
+async def test_a_rate_holds_over_several_workers(nats_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch):
+    admitted: list[float] = []
+    begin = MethodLimit.begin
+
+    def recorded(self: MethodLimit, record: object, key: str | None, now: float) -> None:
+        admitted.append(now)
+        begin(self, record, key, now)
+
+    monkeypatch.setattr(MethodLimit, "begin", recorded)
+    rate, count = 20.0, 12
+    async with contextlib.AsyncExitStack() as stack:
+        pools = [Pool("p", slots=count) for _ in range(3)]
+        for number, pool in enumerate(pools):
+
+            @pool.task(rate_per_s=rate)
+            async def work() -> None:
+                """It is admitted, and that counts."""
+
+            bus = await connect(ConnectionSettings.from_url(nats_url), name=f"worker {number}")
+            stack.push_async_callback(bus.close)
+            settings = WorkerSettings(id=f"w{number}", freeze_after_s=20.0)
+            worker = Worker(pool, bus=bus, names=Names(namespace), settings=settings)
+            stack.push_async_callback(worker.stop)
+            await worker.start()
+        bus = await connect(ConnectionSettings.from_url(nats_url), name="client")
+        stack.push_async_callback(bus.close)
+        client = await stack.enter_async_context(Client(bus, names=Names(namespace)))
+        patient = client.options(timeout_s=PATIENCE_S)
+        await asyncio.gather(*(patient.call("p.work") for _ in range(count)))
+        seen = [entry.key for entry in await (await client.router.ledger()).entries("limit.p.*")]
+    assert seen == ["limit.p.work=rate"] and len(admitted) == count
+    for first, earlier in enumerate(admitted):
+        for last in range(first, len(admitted)):
+            assert last - first + 1 <= burst_of(rate) + rate * (admitted[last] - earlier) + 1e-6

@@ -418,9 +418,12 @@ class Pool:
             max_running: maximum number of executions at once over all workers of the pool: calls, tasks on leases and
                 submitted tasks together. Gang members are exempt.
             per_key: maximum number of executions of one key (`options(key=)`) at once. Each worker keeps it for all
-                that it runs; for submitted tasks, dispatchers keep it over all workers. Gang members are exempt.
-            rate_per_s: maximum number of starts per second; a tenth of a second's worth may start together. Otherwise
-                like `per_key`.
+                that it runs; for submitted tasks, dispatchers keep it over all workers. It does not hold over all
+                workers for calls and tasks on leases: counting each key would cost a write to the ledger for each
+                call. Gang members are exempt.
+            rate_per_s: maximum number of starts per second over all workers of the pool, of the same executions as
+                `max_running`. In any t seconds, at most `rate_per_s * t` start, and a tenth of a second's worth more,
+                or one.
             cron: schedule on which dispatchers submit the task, without arguments: a cron expression of five fields,
                 or of six with the seconds first, or `@every 5m`, `@hourly`, `@daily`.
             time_zone: time zone of `cron`, such as `Europe/Berlin`. None: UTC.

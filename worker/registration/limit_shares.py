@@ -24,7 +24,7 @@ from ...schemas.messages.operations import LimitShare
 from ...schemas.names import Names, WorkerId
 from ...schemas.records.workers import LimitRecord
 from ...telemetry.logs import Log
-from ..slots.method_limits import MethodLimit
+from ..slots.method_limits import DividedLimit, MethodLimit
 from ..slots.share_core import ShareCore
 from .registrar import owner_of
 
@@ -45,6 +45,7 @@ class _Kept:
     method: str
     key: str
     limit: MethodLimit
+    part: DividedLimit
     core: ShareCore
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     decided: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,12 +89,18 @@ class LimitShares:
         self._kept: dict[str, _Kept] = {}
         declared_at = ambient.wall()
         for method, limit in limits.items():
-            if limit.max_running is None:
-                continue
-            core = ShareCore(worker.worker, instance, id_lease, limit=limit.max_running, declared_at=declared_at)
-            key = names.limit_key(worker.pool, method)
-            kept = self._kept[key] = _Kept(method, key, limit, core)
-            limit.share, limit.changed = core, kept.wake.set
+            for part in limit.divided:
+                core = ShareCore(
+                    worker.worker,
+                    instance,
+                    id_lease,
+                    limit=part.units,
+                    declared_at=declared_at,
+                    interval_s=part.interval_s,
+                )
+                key = (names.rate_key if part.interval_s else names.limit_key)(worker.pool, method)
+                kept = self._kept[key] = _Kept(method, key, limit, part, core)
+                part.share, part.changed = core, kept.wake.set
 
     def __repr__(self) -> str:
         return f"LimitShares({', '.join(f'{kept.method}: {kept.core!r}' for kept in self._kept.values())})"
@@ -131,8 +138,9 @@ class LimitShares:
     async def leave(self) -> None:
         """Give everything up that nothing runs on, and stop. What is left ends with the heartbeat."""
         await self.stop()
+        now = asyncio.get_running_loop().time()
         for kept in self._kept.values():
-            record = None if kept.limit.running else kept.core.leave()
+            record = None if kept.limit.running else kept.core.leave(kept.part.in_use(now))
             if record is not None:
                 try:
                     await self._write(kept, record)
@@ -153,7 +161,8 @@ class LimitShares:
                 method=kept.method,
                 limit=kept.core.limit,
                 share=kept.core.usable(now),
-                running=len(kept.limit.running),
+                running=kept.part.in_use(now),
+                per_s=kept.core.limit / kept.core.interval_s if kept.core.interval_s else None,
                 waiting=kept.core.waiting,
                 by_worker={}
                 if (record := kept.core.record) is None
@@ -173,7 +182,7 @@ class LimitShares:
                 again = await self._round(kept, now)
                 if again:
                     continue
-                next_at = kept.core.next_at(len(kept.limit.running), loop.time())
+                next_at = self._next_at(kept, loop.time())
                 if kept.hinted:
                     next_at = min(loop.time() + _STORED_S, math.inf if next_at is None else next_at)
             except NotPermitted as error:
@@ -200,16 +209,15 @@ class LimitShares:
             entry = await self._kv.get(kept.key)
             record = None if entry is None else self._parse(entry)
             before = core.revision
-            self._gained(kept, core.seen(record, 0 if entry is None else entry.revision, loop.time()))
+            self._gained(kept, core.seen(record, 0 if entry is None else entry.revision, loop.time()), loop.time())
             kept.hinted = 0 if core.revision != before else max(0, kept.hinted - 1)
         others = core.others(loop.time())
         if others:
             revision = core.revision
             gone = [each for each in others if not await self._lives(*each)]
             core.found_dead(revision, gone)
-        planned = core.plan(
-            len(kept.limit.running), loop.time(), pressed=kept.limit.pressed, fresh=self._ambient.token()
-        )
+        now = loop.time()
+        planned = core.plan(kept.part.in_use(now), now, pressed=kept.limit.pressed, fresh=self._ambient.token())
         if planned is None:
             return False
         await self._write(kept, planned)
@@ -225,7 +233,8 @@ class LimitShares:
             core.unknown()
             raise
         if isinstance(result, int):
-            self._gained(kept, core.written(result, asyncio.get_running_loop().time()))
+            now = asyncio.get_running_loop().time()
+            self._gained(kept, core.written(result, now), now)
         elif isinstance(result, Conflict):
             core.conflict()
         else:
@@ -236,9 +245,22 @@ class LimitShares:
         entry = await self._kv.get(self._names.alive_key(WorkerId(self._worker.pool, worker)))
         return entry is not None and owner_of(entry) in (instance, "")
 
-    def _gained(self, kept: _Kept, units: int) -> None:
-        if units > 0:
-            self._invite(kept.limit.invited(units))
+    def _gained(self, kept: _Kept, units: int, now: float) -> None:
+        spent = kept.core.spent()
+        kept.part.use(spent, now)
+        if units > spent:
+            self._invite(kept.limit.invited(units - spent))
+
+    def _next_at(self, kept: _Kept, now: float) -> float | None:
+        """When to decide again. Routers that wait for a rate are invited then."""
+        in_use = kept.part.in_use(now)
+        idle_at = kept.part.idle_at()
+        next_at = kept.core.next_at(in_use, now, idle_at)
+        if kept.core.interval_s and kept.limit.pressed:
+            self._invite(kept.limit.invited(max(0, kept.part.room(now))))
+            if kept.limit.pressed and idle_at is not None:
+                return min(idle_at, math.inf if next_at is None else next_at)
+        return next_at
 
     def _parse(self, entry: KvEntry) -> LimitRecord | None:
         try:
@@ -258,7 +280,7 @@ class LimitShares:
             if hint is None:
                 return
             now = asyncio.get_running_loop().time()
-            if hint == kept.core.record or not kept.core.concerns(hint, len(kept.limit.running), now):
+            if hint == kept.core.record or not kept.core.concerns(hint, kept.part.in_use(now), now):
                 return
         kept.hinted = _REREADS
         kept.core.stale = True
@@ -267,11 +289,11 @@ class LimitShares:
     def _fall_back(self, error: GanglineError) -> None:
         """The server's permissions are those of an earlier version."""
         self._log.warning(
-            "max_running holds on this worker alone, not over all workers of the pool, because the server "
+            "limits hold on this worker alone, not over all workers of the pool, because the server "
             "does not permit it to use `limit.%s.*` of the ledger: generate the permissions again (%s)",
             self._worker.pool, error, extra={"action": "limit.not_permitted"},
         )  # fmt: skip
         for kept in self._kept.values():
-            kept.limit.share = None
+            kept.part.share = None
             self._invite(kept.limit.invited(kept.core.limit))
             kept.decided.set()

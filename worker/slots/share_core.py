@@ -2,8 +2,13 @@
 up. Pure.
 
 The units of a limit are divided in one record of the ledger (LimitRecord), which every worker changes by
-compare-and-set. A worker starts an execution only while fewer run than it has units. Its units stay with it until it
-gives them up itself, or until its heartbeat has expired in the ledger. So it needs the ledger only to change its share.
+compare-and-set. A worker starts an execution only while fewer of its units are in use than it has. Its units stay with
+it until it gives them up itself, or until its heartbeat has expired in the ledger. So it needs the ledger only to
+change its share.
+
+A unit of `max_running` is in use while an execution runs. A unit of a rate is in use for `interval_s` after each start:
+with B units and B / rate seconds, at most B + rate * t executions start in any t seconds, however often units move,
+because only units that are not in use are given to others.
 
 Laws:
 
@@ -14,7 +19,9 @@ Laws:
 3. *Expired is dead.* A share is used only while the worker's id is certainly its own (IdLease), and only if the record
    was written by this worker since that became so. Others take it only when the ledger no longer has the worker's
    heartbeat. So a worker that was frozen or cut off stops using its share before another can have it.
-4. *No waiting for ever.* Who waits for a unit gets an idle one at once. If all are in use, it gets one of the next that
+4. *Spent.* Units of a rate that may have been in use when they were freed (their worker left, died or was started
+   anew) count as in use from when somebody takes them.
+5. *No waiting for ever.* Who waits for a unit gets an idle one at once. If all are in use, it gets one of the next that
    become idle at a worker, `PATIENCE_S` after that worker has learnt that it waits.
 """
 
@@ -36,6 +43,10 @@ HOLD_S: Final = 0.05
 Where they come back more slowly, as dispatchers do, it waits for the next one."""
 PACE_S: Final = 0.6
 """Callers that come back more rarely than this are not waited for."""
+NEEDED_S: Final = 0.6
+"""A worker keeps a unit of `max_running` for so long after its caller was refused because of the rate. Without that,
+two workers that each have what the other one needs would exchange it for ever. Longer than callers take to come back.
+"""
 WANTED_S: Final = 1.0
 """A refusal counts for this long: dispatchers and routers try again at least every half second."""
 AGAIN_S: Final = 1.0
@@ -57,12 +68,14 @@ class ShareCore:
         "_generation",
         "_held_until",
         "_incarnation",
+        "_interval_s",
         "_limit",
         "_planned",
         "_pace",
         "_prefetch",
         "_refused_at",
         "_settled_at",
+        "_spent",
         "_tried_at",
         "_unknown",
         "_waited_since",
@@ -77,7 +90,16 @@ class ShareCore:
         "worker",
     )
 
-    def __init__(self, worker: str, instance: str, id_lease: IdLease, *, limit: int, declared_at: float) -> None:
+    def __init__(
+        self,
+        worker: str,
+        instance: str,
+        id_lease: IdLease,
+        *,
+        limit: int,
+        declared_at: float,
+        interval_s: float = 0.0,
+    ) -> None:
         """
         Args:
             worker: its name within the pool.
@@ -85,6 +107,7 @@ class ShareCore:
             id_lease: until when this process has that name.
             limit: what it declares for all workers together.
             declared_at: Unix time of its start. The limit of the worker that started last is the one that counts.
+            interval_s: of a rate, how long a unit is in use after each start; 0: until the execution ends.
         """
         self.worker = worker
         self.instance = instance
@@ -97,6 +120,7 @@ class ShareCore:
         self.stale = True
         """The record must be read before the next decision."""
         self._limit = limit
+        self._interval_s = interval_s
         self._declared_at = declared_at
         self._incarnation = ""
         self._settled_at = float("-inf")
@@ -110,6 +134,8 @@ class ShareCore:
         """The write that is under way, and the generation in which it was decided."""
         self._unknown: int | None = None
         """A write on this revision may have been stored, or may still be."""
+        self._spent = 0
+        """Units gained, or about to be, that count as in use from then on; see `spent`."""
         self._prefetch = True
         """It has not had any unit yet, and takes free ones before anybody asks for them."""
         self._held_until = float("-inf")
@@ -132,6 +158,11 @@ class ShareCore:
     def limit(self) -> int:
         """The limit over all workers."""
         return self._limit if self.record is None else self.record.limit
+
+    @property
+    def interval_s(self) -> float:
+        """Of a rate: how long a unit is in use after each start."""
+        return self._interval_s if self.record is None else self.record.interval_s or self._interval_s
 
     @property
     def waiting(self) -> bool:
@@ -160,6 +191,10 @@ class ShareCore:
         pace = now - self._refused_at
         self._pace = pace if pace < PACE_S else 0.0
         self._refused_at = now
+
+    def needed(self, now: float) -> None:
+        """A caller that could have used a unit was refused for lack of something else, which is on its way."""
+        self._held_until = max(self._held_until, now + NEEDED_S)
 
     def concerns(self, hint: LimitRecord, in_use: int, now: float) -> bool:
         """Whether this record, which may have been written, would be a reason to do something."""
@@ -193,8 +228,11 @@ class ShareCore:
             return 0
         if self._unknown == revision:
             return 0  # what is being given up may still be stored
-        self._unknown = None
-        return self._allow(self._room(record, own), now)
+        unclear, self._unknown = self._unknown is not None, None
+        gained = self._allow(self._room(record, own), now)
+        if unclear and self._interval_s:
+            self._spent = gained  # they may be those that it took
+        return gained
 
     def written(self, revision: int, now: float) -> int:
         """The planned write was stored. Returns the units that it has gained."""
@@ -209,14 +247,19 @@ class ShareCore:
         assert own is not None or self.leaving, "it wrote a record without itself"
         return self._allow(0 if own is None else self._room(record, own), now)
 
+    def spent(self) -> int:
+        """How many of the units just gained count as in use. Call after `seen` and `written`."""
+        spent, self._spent = self._spent, 0
+        return spent
+
     def conflict(self) -> None:
         """The planned write was refused: another worker was faster."""
-        self._planned = None
+        self._planned, self._spent = None, 0
         self.stale = True
 
     def unknown(self) -> None:
         """Nobody knows whether the planned write was stored."""
-        self._planned = None
+        self._planned, self._spent = None, 0
         self._unknown, self.stale = self.revision, True
 
     def found_dead(self, revision: int, dead: Iterable[tuple[str, str]]) -> None:
@@ -239,7 +282,7 @@ class ShareCore:
         """The record to write on `revision`, if any; then call `written`, `conflict` or `unknown`.
 
         Args:
-            in_use: executions that run here.
+            in_use: units in use here: executions that run, or that have started within the last interval.
             pressed: whether callers wait here, too.
             fresh: a new random name.
         """
@@ -252,6 +295,8 @@ class ShareCore:
                 limit=self._limit,
                 declared_at=self._declared_at,
                 settled=self._incarnation == "",
+                interval_s=self._interval_s,
+                spent=self._limit if self._incarnation and self._interval_s else 0,
             )
             free = self._limit // 2 or 1
             units = in_use if self._incarnation or self.leaving else max(in_use, free)
@@ -260,10 +305,12 @@ class ShareCore:
         shares, waiting = dict(record.shares), [each for each in record.waiting if each in record.shares]
         for name, instance in self._dead[1] if self._dead[0] == self.revision else ():
             if name in shares and shares[name].instance == instance:
-                del shares[name]
+                record = self._freed(record, shares.pop(name).units)
                 waiting = [each for each in waiting if each != name]
         if own is None or self._generation != self.id_lease.generation or self._unknown is not None:
             units = 0 if own is None else own.units
+            if own is None and self.worker in shares:
+                record = self._freed(record, shares[self.worker].units)  # those of the process before
             if self._unknown is not None:
                 units = min(units, self._allowed)  # law 2
             shares[self.worker] = HeldShare(instance=self.instance, units=max(units, in_use))
@@ -272,9 +319,13 @@ class ShareCore:
                 record = record.model_copy(update={"settled": False})
             return self._begin(record, shares, waiting)
         self._allowed, self._withheld = self._room(record, own), 0
+        before = shares[self.worker].units
         gave = self._give(shares, waiting, record.limit, in_use, pressed, now)
         if not gave and self._take(shares, waiting, record.limit, in_use, now):
-            record = record.model_copy(update={"settled": True})
+            taken = shares[self.worker].units - before
+            rested = record.limit - (_units(shares) - taken) - record.spent
+            self._spent = max(0, taken - rested) if record.spent else 0
+            record = record.model_copy(update={"settled": True, "spent": record.spent - self._spent})
         if shares == record.shares and tuple(waiting) == record.waiting and record == self.record:
             if self.waiting and self._wants(now) and now >= self._wanted_since + AGAIN_S:
                 self._wanted_since = now  # those who have units may not have heard of it: tell them again
@@ -282,17 +333,19 @@ class ShareCore:
             return None
         return self._begin(record, shares, waiting)
 
-    def leave(self) -> LimitRecord | None:
-        """The record without this worker, when nothing runs there any longer."""
+    def leave(self, in_use: int = 0) -> LimitRecord | None:
+        """The record without this worker, when nothing runs there any longer. `in_use`: of a rate."""
         record, own = self.record, self._own()
         if record is None or own is None or self._planned is not None or self.stale or self._unknown is not None:
             return None
         self.leaving = True
         shares = {name: each for name, each in record.shares.items() if name != self.worker}
+        record = self._freed(record, min(in_use, own.units))
         return self._begin(record, shares, [each for each in record.waiting if each != self.worker])
 
-    def next_at(self, in_use: int, now: float) -> float | None:
-        """When to decide again, if nothing happens before; None: there is no need."""
+    def next_at(self, in_use: int, now: float, idle_at: float | None = None) -> float | None:
+        """When to decide again, if nothing happens before; None: there is no need. `idle_at`: when a unit that is in
+        use now becomes idle, if that is known."""
         if self.stale or not self.id_lease.holds(now):
             return None if not self.id_lease.holds(now) else now
         times: list[float] = []
@@ -300,6 +353,8 @@ class ShareCore:
         if own is not None and own.units:
             times += [at + PATIENCE_S for at in self._waited_since.values() if at + PATIENCE_S > now]
             times += [self._held_until] if self._waited_since and self._held_until > now else []
+            if idle_at is not None and (self._waited_since or self.leaving or self.usable(now) < own.units):
+                times.append(idle_at)
         if self._wants(now) or self.waiting:
             times += [at for at in (self._wanted_since + WANT_AFTER_S,) if at > now]
             times.append(now + AGAIN_S / 2)
@@ -310,7 +365,8 @@ class ShareCore:
     # -- decisions ----------------------------------------------------------------------------------------------------
 
     def _begin(self, record: LimitRecord, shares: dict[str, HeldShare], waiting: Iterable[str]) -> LimitRecord:
-        planned = record.model_copy(update={"shares": shares, "waiting": tuple(waiting)})
+        spent = min(record.spent, max(0, record.limit - _units(shares)))  # not more than are free
+        planned = record.model_copy(update={"shares": shares, "waiting": tuple(waiting), "spent": spent})
         self._planned = (planned, self.id_lease.generation)
         own = shares.get(self.worker)
         self._allowed = min(self._allowed, 0 if own is None else own.units)  # law 2
@@ -320,7 +376,12 @@ class ShareCore:
     def _declared(self, record: LimitRecord) -> LimitRecord:
         if self._declared_at <= record.declared_at or self.leaving:
             return record
-        return record.model_copy(update={"limit": self._limit, "declared_at": self._declared_at})
+        declared = {"limit": self._limit, "declared_at": self._declared_at, "interval_s": self._interval_s}
+        return record.model_copy(update=declared)
+
+    def _freed(self, record: LimitRecord, units: int) -> LimitRecord:
+        """With these units free, which may be in use (law 4)."""
+        return record.model_copy(update={"spent": record.spent + units}) if self._interval_s else record
 
     def _give(
         self,
@@ -349,6 +410,8 @@ class ShareCore:
                     shares[name] = shares[name].model_copy(update={"units": shares[name].units + part})
                     waiting.remove(name)
                     given += part
+                if not pressed:
+                    self._refused_at = float("-inf")  # its callers did not come back: it wants nothing until one does
             elif long and idle <= 0:
                 self._withheld = min(units, len(others))  # the next that become idle here are for them
         elif self.leaving:

@@ -135,7 +135,7 @@ class SlotLessor:
         best.used += cost
         self._last = best
         declared = best.worker.methods.get(method)
-        if declared is not None and declared.policy is not None and declared.policy.max_running is not None:
+        if declared is not None and declared.policy is not None and declared.policy.divided:
             self._sharing[method] = best.worker.id.worker
         return best
 

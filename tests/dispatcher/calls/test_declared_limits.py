@@ -9,6 +9,7 @@ import pytest
 
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.runtime.rate import burst_of
 from gangline.schemas.errors.base import LeaseBusy, Saturated
 from gangline.schemas.wire import codec
 from gangline.testing.in_memory import Cluster, cluster
@@ -135,6 +136,54 @@ async def test_calls_keep_the_rate() -> None:
         await asyncio.gather(*(client.call("p.work", 0.0) for _ in range(5)))
     gaps = [later - earlier for earlier, later in zip(scene.starts, scene.starts[1:], strict=False)]
     assert all(gap >= 0.5 - 1e-6 for gap in gaps), gaps
+
+
+def within(rate: float, times: list[float]) -> bool:
+    """Whether no more start in any time than the rate allows, with the burst of a tenth of a second."""
+    times = sorted(times)
+    return all(
+        last - first + 1 <= burst_of(rate) + rate * (times[last] - times[first]) + 1e-6
+        for first in range(len(times))
+        for last in range(first, len(times))
+    )
+
+
+@pytest.mark.parametrize("rate", [2.0, 30.0, 200.0])
+async def test_the_rate_holds_over_all_workers_and_routers_for_calls_and_submissions(rate: float) -> None:
+    scene, count = Scene(slots=50, rate_per_s=rate), int(rate) + 10
+    running = cluster(scene.pool, workers=3, dispatcher=True)
+    async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
+        jobs = await client.submit_many("p.work", [{"seconds": 0.0}] * count)
+        calls = [each.options(timeout_s=60.0).call("p.work", 0.0) for each in (client, second) for _ in range(count)]
+        await asyncio.gather(*calls, *(job.result() for job in jobs))
+        assert [(await job.status()).attempts for job in jobs] == [1] * count, "a refusal is no attempt"
+        scene.check(running)
+    assert len(scene.starts) == 3 * count and within(rate, scene.starts)
+    took = scene.starts[-1] - scene.starts[0]
+    assert took < 1.5 * 3 * count / rate, "units are in use most of the time"
+
+
+async def test_a_rate_and_max_running_together_hold_over_all_workers_and_nobody_waits_for_ever() -> None:
+    scene = Scene(rate_per_s=4.0, max_running=1)
+    running = cluster(scene.pool, workers=3)
+    async with running as client, Client(running.hub.connect("second"), names=running.names) as second:
+        calls = [each.options(timeout_s=60.0).call("p.work", 0.05) for each in (client, second) for _ in range(8)]
+        await asyncio.gather(*calls)
+        scene.check(running)
+    assert len(scene.starts) == 16 and within(4.0, scene.starts) and scene.most == 1
+    assert scene.starts[-1] - scene.starts[0] < 12.0
+
+
+async def test_after_a_restart_of_the_only_worker_the_rate_still_holds() -> None:
+    scene = Scene(rate_per_s=0.5)
+    running = cluster(scene.pool)
+    async with running as client:
+        await client.call("p.work", 0.0)
+        (worker,) = running.workers.values()
+        await worker.stop()
+        await running.add_worker(scene.pool)
+        await client.options(timeout_s=30.0).call("p.work", 0.0)
+    assert len(scene.starts) == 2 and within(0.5, scene.starts)
 
 
 async def test_a_call_that_may_not_wait_is_refused_and_told_why() -> None:

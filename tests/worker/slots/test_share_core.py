@@ -43,10 +43,12 @@ class Ledger:
 class Node:
     """A worker that carries out at once what its core decides."""
 
-    def __init__(self, ledger: Ledger, name: str, limit: int, *, at: float = 0.0, instance: str = "") -> None:
+    def __init__(
+        self, ledger: Ledger, name: str, limit: int, *, at: float = 0.0, instance: str = "", interval_s: float = 0.0
+    ) -> None:
         self.ledger, self.name, self.instance = ledger, name, instance or f"{name}-1"
         self.id_lease = IdLease()
-        self.core = ShareCore(name, self.instance, self.id_lease, limit=limit, declared_at=at)
+        self.core = ShareCore(name, self.instance, self.id_lease, limit=limit, declared_at=at, interval_s=interval_s)
         self.running = 0
         self.pressed = False
 
@@ -314,6 +316,7 @@ class Crowd:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(f"shares {seed}")
         self.limit = rng.choice((1, 1, 2, 3, 7))
+        self.interval_s = 0.0
         self.ledger = Ledger()
         self.now = 0.0
         self._numbers = itertools.count()
@@ -337,7 +340,7 @@ class Crowd:
         heapq.heappush(self.queue, (self.now + delay, next(self._numbers), action))
 
     def is_cut(self, node: Node) -> bool:
-        return self.now < self.cut_until.get(node.name, -1.0)
+        return node not in self.nodes or self.now < self.cut_until.get(node.name, -1.0)
 
     def beat(self, node: Node) -> None:
         if not self.is_cut(node):
@@ -420,6 +423,7 @@ class Crowd:
 
     def gained(self, node: Node, units: int) -> None:
         """Callers that were refused try again."""
+        self.ends[node.name] += [self.now + self.interval_s] * node.core.spent()
         for _ in range(units if self.now < self.refused_at.get(node.name, -1.0) + 1.0 else 0):
             self.later(0.002, lambda: self.start(node))
 
@@ -489,6 +493,146 @@ def test_the_crowd_finds_a_share_that_is_used_after_the_heartbeat(monkeypatch: p
             Crowd(seed).play(20.0, accidents=True)
 
 
+class RateCrowd(Crowd):
+    """The same with a rate. Workers die, too, and others start under their names when the heartbeat has expired."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.interval_s = self.rng.choice((0.05, 0.5, 6.0))
+        self.times: list[float] = []
+        self.nodes = [Node(self.ledger, each.name, self.limit, interval_s=self.interval_s) for each in self.nodes]
+        for each in self.nodes:
+            self.begin(each, self.rng.uniform(0, 0.3))
+
+    def begin(self, node: Node, after_s: float) -> None:
+        self.later(after_s, lambda: self.beat(node))
+        self.later(after_s + 0.01, lambda: self.work(node))
+
+    def call(self, accidents: bool) -> None:
+        if accidents and self.rng.random() < 0.005:
+            self.replace(self.rng.randrange(len(self.nodes)))
+        super().call(accidents)
+
+    def replace(self, place: int) -> None:
+        gone = self.nodes[place]
+        self.nodes[place] = new = Node(
+            self.ledger, gone.name, self.limit, instance=f"{gone.name} at {self.now}", interval_s=self.interval_s
+        )
+        self.ends[gone.name], self.busy[gone.name] = [], False
+        self.begin(new, TTL_S)
+
+    def start(self, node: Node) -> None:
+        ends = self.ends[node.name] = [at for at in self.ends[node.name] if at > self.now]
+        if len(ends) >= node.core.usable(self.now):
+            node.core.refused(self.now)
+            self.refused_at[node.name] = self.now
+            return
+        ends.append(self.now + self.interval_s)
+        self.times.append(self.now)
+        self.starts += 1
+        rate = self.limit / self.interval_s
+        for number, time in enumerate(self.times):
+            count, most = len(self.times) - number, self.limit + rate * (self.now - time) + 1e-6
+            assert count <= most, f"{count} starts since {time:.3f} s at {self.now:.3f} s, the limit is {most:.3f}"
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_no_more_start_than_the_rate_allows_whatever_is_lost_late_cut_off_or_dies(first: int) -> None:
+    starts = 0
+    for seed in range(first, first + 10):
+        crowd = RateCrowd(seed)
+        crowd.play(20.0, accidents=True)
+        starts += crowd.starts
+    assert starts > 100
+
+
+def test_the_crowd_finds_units_that_a_worker_used_before_it_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShareCore, "spent", lambda self: 0)
+    with pytest.raises(AssertionError, match="the limit is"):
+        for seed in range(60):
+            RateCrowd(seed).play(20.0, accidents=True)
+
+
+def test_the_crowd_finds_a_rate_whose_units_are_given_up_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ShareCore.plan
+    monkeypatch.setattr(ShareCore, "plan", lambda self, in_use, now, **given: plan(self, 0, now, **given))
+    with pytest.raises(AssertionError, match="the limit is"):
+        for seed in range(60):
+            RateCrowd(seed).play(20.0, accidents=True)
+
+
+def rated(*names: str, limit: int, interval_s: float) -> list[Node]:
+    ledger = Ledger()
+    found = [Node(ledger, name, limit, interval_s=interval_s) for name in names]
+    for each in found:
+        each.beat(0.0)
+        each.settle(0.0)
+    return found
+
+
+def test_a_worker_that_leaves_says_which_units_it_has_just_used() -> None:
+    a, b = rated("a", "b", limit=4, interval_s=10.0)
+    assert (a.units, b.units) == (2, 1)
+    a.settle(0.1)
+    planned = a.core.leave(1)
+    assert planned is not None and planned.spent == 1 and a.ledger.put(planned, a.core.revision)
+    for _ in range(3):
+        while b.start(0.2):
+            pass
+        b.settle(0.2 + WANT_AFTER_S)
+        b.running += b.core.spent()
+    assert (b.units, b.running) == (4, 4), "three started, and one counts as in use"
+    assert b.ledger.record is not None and b.ledger.record.spent == 0
+
+
+def test_a_worker_that_starts_anew_takes_what_it_used_before_for_used() -> None:
+    (a,) = rated("a", limit=2, interval_s=10.0)
+    a.settle(0.1)
+    new = Node(a.ledger, "a", 2, instance="a-2", interval_s=10.0)
+    new.beat(9.0)
+    new.settle(9.0)
+    assert new.units == 1 and new.core.spent() == 0, "one was never in use"
+    new.running = 1
+    new.start(9.1)
+    new.settle(9.1)
+    assert new.units == 2 and new.core.spent() == 1
+
+
+def test_the_rate_of_the_worker_that_started_last_counts() -> None:
+    (a,) = rated("a", limit=1, interval_s=0.5)
+    later = Node(a.ledger, "b", 3, at=5.0, interval_s=0.1)
+    later.beat(0.1)
+    later.settle(0.1)
+    a.settle(0.2)
+    assert a.core.interval_s == 0.1 and a.core.limit == 3
+    assert a.ledger.record is not None and a.ledger.record.rate_per_s == pytest.approx(30.0)
+
+
+def test_who_waits_for_a_unit_in_use_gets_it_when_it_is_idle() -> None:
+    a, b = rated("a", "b", limit=1, interval_s=0.5)
+    assert a.start(0.1) and not b.start(0.15)
+    b.settle(0.2)
+    a.settle(0.2)
+    assert a.core.next_at(1, 0.31, 0.6) == 0.6, "nobody tells it that the unit is idle then"
+    a.running = 0
+    a.settle(0.6)
+    b.settle(0.6)
+    assert b.start(0.6) and not a.start(0.6)
+
+
+def test_a_unit_is_kept_for_a_caller_that_waits_for_something_else() -> None:
+    a, b = nodes("a", "b", limit=1)
+    a.core.needed(0.1)
+    assert not b.start(0.1)
+    for now in (0.2, 0.4):
+        b.settle(now)
+        a.settle(now)
+        assert a.units == 1
+    a.settle(0.1 + share_core.NEEDED_S)
+    assert a.units == 0
+
+
 def test_waits_are_ordered() -> None:
+    assert share_core.NEEDED_S > PATIENCE_S
     assert WANT_AFTER_S < PATIENCE_S < AGAIN_S < share_core.RECLAIM_AFTER_S
     assert TTL_S < share_core.RECLAIM_AFTER_S and TTL_S < SETTLE_S

@@ -32,7 +32,7 @@ def main() -> int:
     kinds.add_argument("--durable", action="store_true", help="with durable tasks, their dispatchers and routes")
     parser.add_argument("--clocks", action="store_true", help="in processes whose clocks differ")
     parser.add_argument("--aims", action="store_true", help="accidents at steps of gangs, standing sets and streams")
-    parser.add_argument("--limits", action="store_true", help="called tasks declare max_running")
+    parser.add_argument("--limits", action="store_true", help="called tasks declare max_running, and some a rate")
     parser.add_argument("--processes", type=int, default=None, help="default: one for each processor")
     parser.add_argument("--trace", action="store_true", help="show every event; in this process, one seed at a time")
     parser.add_argument("--stop", action="store_true", help="stop at the first violation")

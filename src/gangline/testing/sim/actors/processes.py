@@ -179,7 +179,10 @@ class WorkerProcess(Process):
             self._journal(model, record)
 
         declared = () if world.plan.durable is None else world.plan.durable.declared
-        declared += tuple((method, TaskPolicy(max_running=most)) for method, most in world.plan.limits)
+        rates = dict(world.plan.rates)
+        declared += tuple(
+            (method, TaskPolicy(max_running=most, rate_per_s=rates.get(method))) for method, most in world.plan.limits
+        )
         worker = (Worker if plan.channel else _OlderWorker)(
             make_pool(plan.pool, declared),
             bus=bus,

@@ -228,6 +228,8 @@ class Plan:
     """Faults at moments; see variants."""
     limits: tuple[tuple[str, int], ...] = ()
     """`max_running` of called tasks by method; see variants."""
+    rates: tuple[tuple[str, float], ...] = ()
+    """`rate_per_s` of called tasks by method; see variants."""
 
     @property
     def elects(self) -> bool:
@@ -268,6 +270,7 @@ class Plan:
             f"{'' if self.durable is None else f', {self.durable.summary()}'}"
             f"{', clocks that differ' if self.clocks else ''}"
             f"{''.join(f', at most {most} {method}' for method, most in self.limits)}"
+            f"{''.join(f', at most {rate:g} {method} a second' for method, rate in self.rates)}"
             f"{''.join(f', {aim.accident} when {aim.moment}' for aim in self.aims)}"
         )
 

@@ -39,7 +39,7 @@ def with_aims(plan: Plan) -> Plan:
 
 
 def with_limits(plan: Plan) -> Plan:
-    """The same plan, with tasks that declare `max_running`, and more calls of them."""
+    """The same plan, with tasks that declare `max_running` and some of them a rate, and more calls of them."""
     rng = random.Random(f"gangline limits {plan.seed}")
     limits = {"work": rng.choice((1, 1, 2, 3)), "again": rng.choice((1, 2, 4))}
     steps = tuple(
@@ -48,7 +48,9 @@ def with_limits(plan: Plan) -> Plan:
         else step
         for step in plan.steps
     )
-    return replace(plan, steps=steps, limits=tuple(limits.items()))
+    rng = random.Random(f"gangline rates {plan.seed}")
+    rates = {method: rng.choice((0.2, 1.0, 4.0, 25.0)) for method in limits if rng.random() < 0.4}
+    return replace(plan, steps=steps, limits=tuple(limits.items()), rates=tuple(rates.items()))
 
 
 SLOWEST, FASTEST = 0.9, 1.1

@@ -216,14 +216,15 @@ class Stage(ABC):
             self.now,
             self.troubles,
             self.plan.max_running,
+            dict(self.plan.rates),
             {each.name: each.pool for each in self.plan.workers},
             expires_s={each.name: each.heartbeat_ttl_s for each in self.plan.workers},
             quiet_for=self.ledger.quiet_for,
+            names=self.names,
             record=self._limit_record,
         )
 
-    def _limit_record(self, pool: str, method: str) -> LimitRecord | None:
-        key = self.names.limit_key(pool, method)
+    def _limit_record(self, key: str) -> LimitRecord | None:
         found = [each.value for each in self.hub.peek(self.names.ledger_bucket) if each.key == key]
         return LimitRecord.model_validate_json(found[0]) if found else None
 

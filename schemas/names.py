@@ -103,6 +103,8 @@ CHANNEL_CHARS: Final = 8
 """Length of the token that tells apart the private subjects of two processes with one id. Short, because each
 message has it."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_OF_TENANT = re.compile(r"t([1-9][0-9]{0,2})-")
+"""The beginning of the names that job_of_tenant makes: the length of the tenant, which follows."""
 _KEY_PARTS = {"reg": 3, "alive": 3, "lease": 4, "member": 4}
 
 
@@ -230,6 +232,34 @@ def is_job_of(value: str, endpoint: str) -> bool:
     """Whether a task of that endpoint can have this id."""
     owner, dot, name = value.rpartition(".")
     return is_name(name) and (not dot or owner == endpoint)
+
+
+def job_of_tenant(job: str, endpoint: str, tenant: str) -> str:
+    """The id that a tenant's job has in Gangline's account, where no other tenant can have it. `job`: the id that the
+    tenant gave; one that has its name already stays as it is.
+
+    All characters are those of a name, so that processes of earlier versions accept it. The length makes it clear where
+    the tenant ends.
+    """
+    name = job.rpartition(".")[2]
+    mark, long_mark = f"t{len(tenant)}-{tenant}-", f"t-{_hashed(tenant, 16)}-"
+    if not name.startswith((mark, long_mark)):
+        short = mark + name
+        name = short if len(short) <= MAX_NAME_CHARS else long_mark + _hashed(name, 26)
+    return f"{endpoint}.{name}"
+
+
+def short_job(job: str) -> str:
+    """The id that a tenant gave to its job, with the endpoint; others as they are."""
+    endpoint, dot, name = job.rpartition(".")
+    found = _OF_TENANT.match(name)
+    if not dot or found is None or name[found.end() + int(found[1]) :][:1] != "-":
+        return job
+    return f"{endpoint}.{name[found.end() + int(found[1]) + 1 :]}"
+
+
+def _hashed(text: str, chars: int) -> str:
+    return sha256(text.encode()).hexdigest()[:chars]
 
 
 def job_endpoint(job: str) -> str | None:

@@ -8,6 +8,7 @@ reports at once if nobody owns the queue.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -27,8 +28,10 @@ from ...schemas.messages.jobs import (
     WaitRequest,
 )
 from ...schemas.messages.operations import parse_request
-from ...schemas.names import DispatcherOperation, Names, QueueOperation
+from ...schemas.names import DispatcherOperation, Names, QueueOperation, job_of_tenant, short_job
+from ...schemas.permissions.quotas import Quotas, is_account_key
 from ...schemas.records.jobs import JobState
+from ...schemas.wire import headers
 from .queue.queue_runner import QueueRunner
 from .workers.context import DispatcherContext
 
@@ -121,13 +124,19 @@ class QueueOperations:
         *,
         responder: CountingResponder,
         counts: Callable[[str], tuple[int | None, int]],
+        quotas: Quotas,
     ) -> None:
-        """`counts`: number of an endpoint's tasks in the stream, if known, and of those that wait for their time."""
+        """
+        Args:
+            counts: number of an endpoint's tasks in the stream, if known, and of those that wait for their time.
+            quotas: has the names of tenants.
+        """
         self._bus = bus
         self._names = names
         self._queue = queue
         self._responder = responder
         self._counts = counts
+        self._quotas = quotas
         self._listening = Listening()
 
     async def start(self) -> None:
@@ -144,51 +153,81 @@ class QueueOperations:
         await self._listening.unsubscribe()
 
     def _on_request(self, message: Message) -> None:
-        operation = message.subject.rpartition(".")[2]
+        operation, given = message.subject.rpartition(".")[2], message.headers
+        account = "" if given is None or headers.REQUEST_INFO not in given else headers.account_of(given)
         if operation == QueueOperation.WAIT:
-            self._responder.serve_when(message, self._wait)
+            self._responder.serve_when(message, functools.partial(self._wait, account))
             return
         if operation == QueueOperation.CANCEL:
-            self._responder.serve_later(message, self._cancel)
+            self._responder.serve_later(message, functools.partial(self._cancel, account))
             return
-        handlers: dict[str, Callable[[Any], JobInfo | QueueStats | JobWhyReply | ListReply]] = {
+        handlers: dict[str, Callable[[str, Any], JobInfo | QueueStats | JobWhyReply | ListReply]] = {
             QueueOperation.GET: self._get,
             QueueOperation.LIST: self._list,
             QueueOperation.STATS: self._stats,
             QueueOperation.WHY: self._why,
         }
-        self._responder.serve(message, handlers.get(operation, _unknown(operation, [*QueueOperation])))
+        handler = handlers.get(operation)
+        known = _unknown(operation, [*QueueOperation]) if handler is None else functools.partial(handler, account)
+        self._responder.serve(message, known)
 
-    def _get(self, body: Any) -> JobInfo:
-        request = parse_request(JobRequest, body)
-        info = self._queue.info(request.job)
+    def _get(self, account: str, body: Any) -> JobInfo:
+        job = self._job(account, parse_request(JobRequest, body).job)
+        info = self._queue.info(job)
         if info is None:
-            raise self._not_here(request.job)
+            raise self._not_here(job)
         return info
 
-    def _list(self, body: Any) -> ListReply:
-        return self._queue.listed(parse_request(ListRequest, body))
+    def _list(self, account: str, body: Any) -> ListReply:
+        return self._queue.listed(parse_request(ListRequest, body), self._quotas.tenant_of(account))
 
-    def _wait(self, responder: Responder, body: Any) -> None:
-        self._queue.waiters.add(parse_request(WaitRequest, body), responder)
+    def _wait(self, account: str, responder: Responder, body: Any) -> None:
+        request = parse_request(WaitRequest, body)
+        asked: dict[str, str] = {}
+        if account:
+            asked = {self._job(account, job): job for job in request.jobs}
+            if len(asked) < len(request.jobs):
+                raise InvalidRequest("the request names a job twice, with and without its tenant: name it once")
+            request = request.model_copy(update={"jobs": tuple(asked)})
+        self._queue.waiters.add(request, responder, asked)
 
-    async def _cancel(self, body: Any) -> CancelReply:
-        request = parse_request(JobRequest, body)
-        info = await self._queue.cancel(request.job)
+    async def _cancel(self, account: str, body: Any) -> CancelReply:
+        job = self._job(account, parse_request(JobRequest, body).job)
+        info = await self._queue.cancel(job)
         if info is None:
-            self._queue.waiters.left(request.job)  # its client cancels it in the stream
-            raise self._not_here(request.job)
+            self._queue.waiters.left(job)  # its client cancels it in the stream
+            raise self._not_here(job)
         return CancelReply(cancelled=info.state not in (JobState.DONE, JobState.DEAD), state=info.state)
 
-    def _stats(self, body: Any) -> QueueStats:
+    def _stats(self, account: str, body: Any) -> QueueStats:
         return self._queue.statistics(*self._counts(self._queue.endpoint))
 
-    def _why(self, body: Any) -> JobWhyReply:
-        request = parse_request(JobRequest, body)
-        why = self._queue.why(request.job)
+    def _why(self, account: str, body: Any) -> JobWhyReply:
+        job = self._job(account, parse_request(JobRequest, body).job)
+        why = self._queue.why(job)
         if why is None:
-            raise self._not_here(request.job)
+            raise self._not_here(job)
         return why
+
+    def _job(self, account: str, job: str) -> str:
+        """The id, in Gangline's account, of the job that a user of that account (empty: Gangline's) means: a tenant's
+        requests are about its own jobs, whatever ids it names.
+
+        Raises:
+            UnknownJob: we do not know which tenant that is.
+        """
+        if not account:
+            return job
+        tenant = self._quotas.tenant_of(account)
+        if not is_account_key(tenant):
+            return job_of_tenant(job, self._queue.endpoint, tenant)
+        if short_job(job) == job:
+            raise UnknownJob(
+                f"this dispatcher does not know the name of your account {tenant}: give the id of the job with the "
+                "tenant, or have an operator start dispatchers with the names of all tenants (GANGLINE_QUOTAS)",
+                details={"job": ""},
+            )
+        return job
 
     def _not_here(self, job: str) -> GanglineError:
         if not self._queue.core.open:

@@ -255,7 +255,12 @@ class Dispatcher(Service[DispatcherState]):
         self._counts["taken"] += 1
         self._recorded(HistoryKind.QUEUE_TAKEN, endpoint)
         operations = self._all_operations[endpoint] = QueueOperations(
-            self.bus, self.names, queue, responder=self._responder, counts=self._counts_of
+            self.bus,
+            self.names,
+            queue,
+            responder=self._responder,
+            counts=self._counts_of,
+            quotas=self._context.settings.quotas,
         )
         try:
             await operations.start()

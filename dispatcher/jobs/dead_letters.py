@@ -307,7 +307,11 @@ class DeadLetters:
         sequence = buried_sequence(letter.headers)
         tasks = await self._streams.tasks()
         message = None if sequence is None else await tasks.get(sequence)
-        if message is not None and message.subject == letter.subject and job_of(message) == letter.job:
+        if (
+            message is not None
+            and message.subject == letter.subject
+            and job_of(message, self._names.tasks[:-1]) == letter.job
+        ):
             await tasks.delete(message.sequence)
 
     async def _forget_result(self, letter: DeadLetter) -> None:

@@ -34,6 +34,7 @@ from .queries import (
     JobQueries,
     failure_of,
     heard_within,
+    owned,
     plain_value,
     value_of,
     wait_for_record,
@@ -203,6 +204,7 @@ async def _last(jobs: Stream, subject: str) -> StreamMessage | None:
 async def events_of(queries: JobQueries, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
     """See Job.events."""
     with FRAMES_HIDDEN:
+        ref = await owned(queries, ref)
         async with contextlib.aclosing(follow(queries, ref, JobFeed.STATE, JobFeed.PROGRESS)) as feed:
             async for item in feed:
                 if isinstance(item, ResultRecord):
@@ -234,6 +236,7 @@ def _final(record: ResultRecord) -> JobEvent:
 async def items_of(queries: JobQueries, ref: JobRef, *, skip: bool) -> AsyncGenerator[Any, None]:
     """See Job.items."""
     with FRAMES_HIDDEN:
+        ref = await owned(queries, ref)
         reader = _Items(ref.id, skip=skip)
         jobs = await until_answered("opening the stream of jobs", queries.streams.jobs, _log)
         newest = await _last(jobs, queries.streams.names.job(ref.id, JobFeed.ITEM))

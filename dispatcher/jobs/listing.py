@@ -21,7 +21,17 @@ from ...schemas.records.jobs import JobState
 from ...schemas.wire import headers
 from .queries import JobQueries, info_of_record, parse_result
 from .storage import TaskStreams
-from .stored import SCANNED, JobRef, abbreviates, header_of, info_of_schedule, info_of_task, job_of, recurring
+from .stored import (
+    SCANNED,
+    JobRef,
+    abbreviates,
+    begins_with,
+    header_of,
+    info_of_schedule,
+    info_of_task,
+    job_of,
+    recurring,
+)
 
 MAX_LISTED: Final = 10_000
 """Jobs of one page."""
@@ -152,7 +162,7 @@ class JobList:
             except (NoDispatcher, Unavailable, InvalidRequest):
                 pass  # nobody has the queue, or a dispatcher of an earlier version: all that is known is in the stream
             async for message in _following(await self._streams.tasks(), self._names.tasks_of(name), after + 1):
-                info = info_of_task(JobRef(id=job_of(message)), message, self._names)
+                info = info_of_task(JobRef(id=job_of(message, self._names.tasks[:-1])), message, self._names)
                 info = info.model_copy(update={"key": header_of(message.headers or {}, headers.KEY)})
                 if info.job not in seen and info_matches(info, wanted):
                     yield info
@@ -221,11 +231,7 @@ def info_matches(info: JobInfo, wanted: ListRequest) -> bool:
         return False
     if wanted.since is not None and max(info.submitted_at or 0.0, info.ended_at or 0.0) < wanted.since:
         return False
-    return (
-        not wanted.prefix
-        or info.job.startswith(wanted.prefix)
-        or (info.job.rpartition(".")[2].startswith(wanted.prefix))
-    )
+    return not wanted.prefix or begins_with(info.job, wanted.prefix)
 
 
 def without_details(info: JobInfo) -> JobInfo:

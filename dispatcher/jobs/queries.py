@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
+import re
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -40,7 +42,7 @@ from ...schemas.errors.base import (
     error_from_wire,
 )
 from ...schemas.messages.jobs import CancelReply, JobInfo, JobObstacle, JobRequest, JobWhyReply, QueueStats
-from ...schemas.names import QueueOperation, check_name, job_endpoint
+from ...schemas.names import QueueOperation, check_name, job_endpoint, job_of_tenant, short_job
 from ...schemas.records.jobs import JobFailure, JobState, ResultRecord
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
@@ -69,6 +71,11 @@ _AGAIN_S: Final = 1.5
 TAKEN_WITHIN_S: Final = 3.0
 """A dispatcher looks for new queues every second (`look_s`), and takes one in less than that."""
 
+_GENERATED: Final = re.compile(r"\.(j[A-Za-z0-9_-]{16,}|i[0-9a-f]{26})$")
+"""Ids that clients draw, or make from idempotency keys: no two tenants have the same."""
+_MAYBE_TENANTS: Final = ".t"
+"""In all ids of tenants' jobs."""
+
 R = TypeVar("R", bound=BaseModel)
 _log = logger_for("dispatcher")
 
@@ -85,9 +92,36 @@ class JobQueries:
 
     # -- one job --------------------------------------------------------------------------------------------------
 
+    async def own(self, ref: JobRef) -> JobRef:
+        """The job that this user means by an id: a tenant's ids are its own, whatever others call their jobs.
+
+        Raises:
+            UnknownJob: the id does not say which endpoint it is of, and no dispatcher knows it.
+        """
+        tenant = await self.streams.tenant()
+        if not tenant:
+            return ref
+        for endpoint in await self._endpoints_of(ref):
+            full, told = job_of_tenant(ref.id, endpoint, tenant), ""
+            if full == ref.id or await self._record(full) is not None:
+                return ref._replace(id=full, endpoint=endpoint)
+            try:
+                told = (await self.ask(endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, STATUS_S)).job
+                return ref._replace(id=told, endpoint=endpoint)
+            except UnknownJob as error:
+                told = str(error.details.get("job", ""))
+            except Unavailable:
+                pass
+            if ref.endpoint is not None:
+                # A dispatcher of our own account, which may have any name, takes the id as it is.
+                return ref if told == ref.id else ref._replace(id=full)
+        raise UnknownJob(f"job {ref.id!r} is not known: say which endpoint it is of", details={"job": ref.id})
+
     async def record(self, ref: JobRef) -> ResultRecord | None:
         """How the job ended; None: it has not, or its record has expired."""
         found = await self._record(ref.id)
+        if found is None and _MAYBE_TENANTS in ref.id and _GENERATED.search(short := short_job(ref.id)):
+            return await self._record(short)  # stored by a dispatcher of an earlier version
         if found is None or ref.endpoint in (None, found.endpoint) or job_endpoint(ref.id) is not None:
             return found
         # Another endpoint's job has used the id: see OutcomeStore.
@@ -109,6 +143,8 @@ class JobQueries:
         Raises:
             UnknownJob: it is not known; `details["certain"]` is False if it may be further down a very long queue.
         """
+        if not ref.submitted:
+            ref = await self.own(ref)
         if (record := await self.record(ref)) is not None:
             return info_of_record(record)
         told, held = await self._asked(ref, QueueOperation.GET, JobInfo, timeout_s)
@@ -137,6 +173,8 @@ class JobQueries:
         Raises:
             UnknownJob: it is not known.
         """
+        if not ref.submitted:
+            ref = await self.own(ref)
         record = await self.record(ref)
         if record is not None and record.state is not JobState.CANCELLED:
             return False
@@ -170,6 +208,8 @@ class JobQueries:
         Raises:
             UnknownJob: it is not known.
         """
+        if not ref.submitted:
+            ref = await self.own(ref)
         reply, _ = await self._asked(ref, QueueOperation.WHY, JobWhyReply, timeout_s)
         if reply is not None:
             return reply
@@ -445,6 +485,13 @@ LOOKS_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses between the checks after a notification, which may be faster than storage."""
 
 
+async def owned(queries: JobQueries, ref: JobRef) -> JobRef:
+    """See JobQueries.own; waits through lost connections."""
+    if ref.submitted:
+        return ref
+    return await until_answered("asking for the id of a job", functools.partial(queries.own, ref), _log)
+
+
 async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
     """The record of the job's end, as soon as there is one. Waits through lost connections.
 
@@ -455,6 +502,8 @@ async def wait_for_record(queries: JobQueries, ref: JobRef) -> ResultRecord:
         UnknownJob: there is no such job.
         InvalidRequest: it is a schedule.
     """
+    if not ref.submitted:
+        ref = await owned(queries, ref)
     record = await _told(queries, ref)
     if record is not None:
         return record

@@ -18,10 +18,10 @@ from typing import Final
 from ...bus.port.bus import PublishRefused, Stream
 from ...runtime.clock import Environment
 from ...schemas.errors.base import InvalidRequest, UnknownJob
-from ...schemas.names import Names, check_name
+from ...schemas.names import Names, check_name, short_job, split_tenant
 from ...schemas.wire import headers
 from .storage import TaskStreams
-from .stored import DUE_KEPT, Schedule, header_of, recurring
+from .stored import DUE_KEPT, Schedule, begins_with, header_of, recurring
 from .submitter import rfc3339
 
 _WRONG_LAST_SEQUENCE: Final = 10071
@@ -40,16 +40,30 @@ _OF_A_PAUSE: Final = frozenset(
 async def put_schedule(schedules: Stream, names: Names, subject: str, data: bytes, given: Mapping[str, str]) -> None:
     """Store a schedule in place of the one that is there. If that is paused, so is the new one.
 
+    Dispatchers of earlier versions stored those of tenants under ids without the tenant: such a one is replaced, too.
+
     Raises:
         PublishRefused: the server will never accept it.
         StorageUnavailable, Disconnected.
     """
+    earlier = names.schedule(short_job(names.parse_schedule(subject)))
     while True:
         found = await schedules.last(subject)
-        since = None if found is None else header_of(found.headers or {}, headers.PAUSED)
+        before = None if earlier == subject else await schedules.last(earlier)
+        if before is not None and _tenant_of(before.headers or {}) != _tenant_of(given):
+            before = None
+        known = found or before
+        since = None if known is None else header_of(known.headers or {}, headers.PAUSED)
         fields = dict(given) if since is None else _as_paused(names, given, since)
         if await _replace(schedules, subject, data, fields, 0 if found is None else found.sequence):
+            if before is not None:
+                await schedules.purge(earlier)
             return
+
+
+def _tenant_of(given: Mapping[str, str]) -> str:
+    """Whose a schedule is, paused or not."""
+    return split_tenant(header_of(given, headers.SCHEDULE_TARGET) or header_of(given, headers.SUBJECT) or "")[1]
 
 
 async def _replace(schedules: Stream, subject: str, data: bytes, given: Mapping[str, str], sequence: int) -> bool:
@@ -185,5 +199,5 @@ class Schedules:
 
 
 def _begins(id: str, text: str) -> bool:
-    """Whether a text is the beginning of an id, or of its part after the endpoint."""
-    return len(text) >= _PREFIX and (id.startswith(text) or id.rpartition(".")[2].startswith(text))
+    """Whether a text is the beginning of an id, or of its part after the endpoint, with or without its tenant."""
+    return len(text) >= _PREFIX and begins_with(id, text)

@@ -36,7 +36,8 @@ from ...bus.port.bus import (
 from ...bus.streams.history_recorder import HistorySettings
 from ...runtime.timers import Backoff
 from ...schemas.errors.base import InvalidSettings, MalformedMessage, ServerUnsupported, Unavailable
-from ...schemas.names import Names
+from ...schemas.names import Names, is_name
+from ...schemas.permissions.nats_config import ACCOUNT
 from ...schemas.permissions.roles import USER_INFO
 from ...schemas.wire.codec import from_json
 from ...telemetry.logs import Log
@@ -45,6 +46,8 @@ DUPLICATES_S: Final = 120.0
 """Within this time, the same `Nats-Msg-Id` means the same task."""
 
 _ACCOUNT_S: Final = 5.0
+_OWN_ACCOUNTS: Final = frozenset((ACCOUNT, "$G"))
+"""Names of Gangline's own account: in accounts of their own, and in a server without accounts."""
 T = TypeVar("T")
 _BOUNDS: Final = tuple(
     f"{name}_max_bytes" for name in ["tasks", "schedules", "results", "objects", "dead", "jobs", "routes", "audit"]
@@ -195,6 +198,7 @@ class TaskStreams:
         self._storage = storage or TaskStorage.from_environment()
         self._opened: dict[str, Any] = {}
         self._opening: dict[str, asyncio.Lock] = {}
+        self._tenant: str | None = None
 
     async def tasks(self) -> Stream:
         """Tasks that wait or run."""
@@ -239,27 +243,28 @@ class TaskStreams:
         store = self.names.objects_store
         return await self._once("objects", lambda: self._bus.object_store(store, self._storage.objects))
 
-    async def account(self) -> tuple[str, ...]:
-        """What the server calls the account of this user: with JWTs its public key and its name. Empty: the server does
-        not say, or this user may not ask.
+    async def tenant(self) -> str:
+        """The tenant of this user, which is the name of its account; empty: the account is Gangline's own, or the
+        server does not say.
 
         Raises:
             Disconnected, StorageUnavailable: the server did not answer.
         """
-        return await self._once("account", self._ask_account)
-
-    async def _ask_account(self) -> tuple[str, ...]:
-        try:
-            answer: Any = from_json((await self._bus.request(USER_INFO, b"", timeout_s=_ACCOUNT_S)).data)
-            told: Any = answer["data"]
-            names = (told.get("account"), told.get("account_name"))
-        except (NotPermitted, NoResponders, MalformedMessage):
-            return ()
-        except RequestTimeout as error:
-            raise StorageUnavailable("the server did not say which account this user has: try again") from error
-        except (TypeError, KeyError, AttributeError):  # an error of the server
-            return ()
-        return tuple(name for name in names if isinstance(name, str) and name)
+        if self._tenant is None:
+            told: Any = None
+            try:
+                answer = await self._bus.request(USER_INFO, b"", timeout_s=_ACCOUNT_S)
+                told = from_json(answer.data)["data"]
+                accounts = [told.get("account"), told.get("account_name")]  # with JWTs its public key and its name
+            except (NotPermitted, NoResponders, MalformedMessage):
+                accounts = []
+            except RequestTimeout as error:
+                raise StorageUnavailable("the server did not say which account this user has: try again") from error
+            except (TypeError, KeyError, AttributeError):  # an error of the server
+                accounts = []
+            names = [name for name in accounts if isinstance(name, str) and is_name(name)]
+            self._tenant = "" if not names or _OWN_ACCOUNTS.intersection(names) else names[-1]
+        return self._tenant
 
     async def _once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
         if name not in self._opened:

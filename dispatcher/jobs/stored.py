@@ -12,7 +12,7 @@ from ...bus.port.bus import Stream, StreamMessage
 from ...schemas.errors.base import GanglineError, InvalidSchedule
 from ...schemas.messages.jobs import JobInfo
 from ...schemas.messages.submission import Submission
-from ...schemas.names import Names
+from ...schemas.names import Names, job_of_tenant, short_job, split_tenant
 from ...schemas.records.jobs import JobState
 from ...schemas.schedules import check_time_zone, parse_schedule
 from ...schemas.wire import codec, headers
@@ -159,8 +159,13 @@ def abbreviates(text: str) -> bool:
 
 
 def begins(id: str, text: str) -> bool:
-    """Whether a text is the beginning of an id, or of its part after the endpoint."""
-    return abbreviates(text) and (id.startswith(text) or id.rpartition(".")[2].startswith(text))
+    """Whether a text is the beginning of an id, or of its part after the endpoint, with or without its tenant."""
+    return abbreviates(text) and begins_with(id, text)
+
+
+def begins_with(id: str, text: str) -> bool:
+    """Like `begins`, however short the text."""
+    return any(each.startswith(text) or each.rpartition(".")[2].startswith(text) for each in (id, short_job(id)))
 
 
 async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
@@ -305,12 +310,14 @@ def split_subject(subject: str, prefix: str) -> tuple[str, str]:
 
 
 def _is_job(message: StreamMessage, job: str, prefix: str) -> bool:
-    return message.subject.startswith(prefix) and job_of(message) == job
+    return message.subject.startswith(prefix) and job_of(message, prefix) == job
 
 
-def job_of(message: StreamMessage) -> str:
-    """The job's id: that of the header, or the sequence."""
-    return header_of(message.headers or {}, headers.JOB) or str(message.sequence)
+def job_of(message: StreamMessage, prefix: str) -> str:
+    """The id of the job of a message whose subject begins with `prefix`: that of the header, or the sequence."""
+    job = header_of(message.headers or {}, headers.JOB) or str(message.sequence)
+    tenant = split_tenant(message.subject)[1]
+    return job_of_tenant(job, split_subject(message.subject, prefix)[0], tenant) if tenant else job
 
 
 def header_of(fields: Mapping[str, str], name: str) -> str | None:

@@ -18,8 +18,7 @@ from ...runtime.timers import exponential_s
 from ...schemas.deadline import current_deadline
 from ...schemas.errors.base import Disconnected, GanglineError, InvalidArguments, InvalidSettings
 from ...schemas.limits import MAX_ATTEMPTS
-from ...schemas.names import Names, split_target, split_tenant
-from ...schemas.permissions.nats_config import ACCOUNT
+from ...schemas.names import Names, job_of_tenant, short_job, split_target, split_tenant
 from ...schemas.schedules import check_schedule
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
@@ -123,7 +122,7 @@ def task_message(
         wall: Unix time.
         trace: `traceparent` of the submitter.
         part: number of the task, if several are submitted with one idempotency key.
-        tenant: whose idempotency key it is; empty: Gangline's own account.
+        tenant: whose task it is; empty: Gangline's own account.
 
     Raises:
         InvalidName, InvalidSettings, InvalidRequest: it is invalid.
@@ -136,7 +135,10 @@ def task_message(
         key = f"{key}/{part}"
     # Names start with a letter, so they look neither like command-line options nor like sequences. With the endpoint
     # before them, no task of another endpoint can have them.
-    job = f"{endpoint}.j{token}" if key is None else job_of_key(target, key, tenant)
+    # A schedule's key has no tenant: its id was like that before ids had, and its dispatcher still finds it.
+    job = f"{endpoint}.j{token}" if key is None else job_of_key(target, key, "" if submit.cron is not None else tenant)
+    if tenant:
+        job = job_of_tenant(job, endpoint, tenant)
     fields = _fields(options, submit)
     if fmt is Format.MSGPACK:
         fields[CONTENT_TYPE] = fmt.value
@@ -253,8 +255,6 @@ AT_ONCE: Final = 512
 """Concurrent submissions of `many`."""
 _MOST_TAKEN: Final = 8
 """How often a submission whose `Nats-Msg-Id` was used by others is sent with another one, before it is sent without."""
-_OWN_ACCOUNTS: Final = frozenset((ACCOUNT, "$G"))
-"""Names of Gangline's own account: in accounts of their own, and in a server without accounts."""
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
 T = TypeVar("T")
@@ -308,7 +308,7 @@ class Submitter:
         part: int | None,
         span: Span = NO_SPAN,
     ) -> Submitted:
-        message = self._message(target, args, kwargs, options, part, span, await self._tenant(options.submit))
+        message = self._message(target, args, kwargs, options, part, span, await self._tenant())
         return Submitted(message, await self._stored(message))
 
     def _message(
@@ -344,7 +344,7 @@ class Submitter:
         """Submit a task with each of the arguments; results and errors in order. AT_ONCE messages are sent in one
         turn."""
         found: list[Submitted | GanglineError] = []
-        tenant = await self._tenant(options.submit)
+        tenant = await self._tenant()
         for start in range(0, len(arguments), AT_ONCE):
             made = [
                 self._made(target, arguments[part], options, part, tenant)
@@ -376,7 +376,8 @@ class Submitter:
         messages = [Publication(one.subject, one.data, one.headers) for _, one in first]
         try:
             stream = await self._streams.tasks()
-            outcomes = await stream.publish_many(messages, timeout_s=self._try_s(self._give_up_at()))
+            left_s = self._give_up_at() - asyncio.get_running_loop().time()
+            outcomes = await stream.publish_many(messages, timeout_s=min(TRY_S, max(0.001, left_s)))
         except GanglineError as error:
             outcomes = [error] * len(first)
         for (index, message), outcome in zip(first, outcomes, strict=True):
@@ -396,34 +397,24 @@ class Submitter:
         await asyncio.gather(*(settle(index, message) for index, message in tasks if found[index] is None))
         return [one for one in found if one is not None]
 
-    async def _tenant(self, submit: SubmitOptions | None) -> str:
-        """The account to which an idempotency key of this submission belongs; empty: there is no key, the account is
-        Gangline's own, or the server does not say. A schedule keeps the id that it had before keys belonged to tenants:
-        under another, it would be a second one."""
-        if submit is None or submit.idempotency_key is None or submit.cron is not None:
-            return ""
+    async def _tenant(self) -> str:
+        """TaskStreams.tenant, asked for as long as a submission may take."""
         give_up_at, failures = self._give_up_at(), 0
         while True:
             try:
-                accounts = await self._streams.account()
-            except (StorageUnavailable, Disconnected):
+                return await self._streams.tenant()
+            except (StorageUnavailable, Disconnected) as error:
                 pause_s = exponential_s(_PAUSE_FIRST_S, _PAUSE_MAX_S, failures)
                 if asyncio.get_running_loop().time() + pause_s >= give_up_at:
-                    raise
+                    raise StorageUnavailable(f"nothing was stored: {error.message}") from error
                 failures += 1
                 await asyncio.sleep(pause_s)
-            else:
-                return "" if not accounts or _OWN_ACCOUNTS.intersection(accounts) else accounts[-1]
 
     @staticmethod
     def _give_up_at() -> float:
         at = asyncio.get_running_loop().time() + SUBMIT_TIMEOUT_S
         inherited = current_deadline()
         return at if inherited is None else min(at, inherited)
-
-    @staticmethod
-    def _try_s(give_up_at: float) -> float:
-        return min(TRY_S, max(0.001, give_up_at - asyncio.get_running_loop().time()))
 
     async def _stored(self, message: TaskMessage, failed: GanglineError | None = None) -> int | None:
         """Store it in the stream once. Returns its sequence, or None if the job has a result already.
@@ -443,9 +434,8 @@ class Submitter:
                 stream = self._tasks
                 if stream is None:
                     stream = self._tasks = await self._streams.tasks()
-                stored = await stream.publish(
-                    message.subject, message.data, headers=fields, timeout_s=self._try_s(give_up_at)
-                )
+                try_s = min(TRY_S, max(0.001, give_up_at - loop.time()))
+                stored = await stream.publish(message.subject, message.data, headers=fields, timeout_s=try_s)
                 if not stored.duplicate or await self._is_ours(stream, message, stored.sequence):
                     return stored.sequence
                 taken += 1
@@ -487,14 +477,18 @@ class Submitter:
             return False
         if not message.keyed or not tenant:
             return True  # nobody else knows this id, or it is shared with the users of Gangline's own account
-        # Another tenant may use this key, too. If the server does not say who we are, the arguments tell.
-        accounts = await self._streams.account()
-        return tenant in accounts if accounts else found.data == message.data
+        # Another tenant may use our id, too. If the server does not say who we are, the arguments tell.
+        ours = await self._streams.tenant()
+        return tenant == ours if ours else found.data == message.data
 
     async def _ended(self, message: TaskMessage) -> bool:
-        """Whether a job of this idempotency key has a result; perhaps the stream has forgotten the key."""
+        """Whether a job of this idempotency key has a result; perhaps the stream has forgotten the key. Earlier
+        dispatchers stored those of tenants without the tenant in the id."""
         results = await self._streams.results()
-        return await results.get(self._streams.names.result_key(message.job)) is not None
+        for job in dict.fromkeys((message.job, short_job(message.job))):
+            if await results.get(self._streams.names.result_key(job)) is not None:
+                return True
+        return False
 
 
 async def at_once(count: int, attempt: Callable[[int], Awaitable[T]]) -> list[T]:

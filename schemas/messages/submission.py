@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from ..errors.base import GanglineError, InvalidRequest
 from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S
-from ..names import Names, check_job, check_name, is_job_of
+from ..names import Names, check_job, check_name, is_job_of, job_of_tenant
 from ..records.workers import MAX_PRIORITY
 from ..schedules import check_schedule, check_time_zone
 from ..text import parse_duration, parse_yes_no, plain
@@ -55,7 +55,7 @@ class Submission(NamedTuple):
     endpoint: str
     method: str
     job: str
-    """Its unique id; see headers.JOB."""
+    """Its unique id; see headers.JOB. If it is a tenant's, it has the tenant's name (names.job_of_tenant)."""
     published_at: float = 0.0
     """Unix time, by the server's clock."""
     fmt: Format = Format.JSON
@@ -110,7 +110,8 @@ class Submission(NamedTuple):
         """
         if not given:
             endpoint, method, tenant = names.parse_task(subject)
-            return cls(endpoint=endpoint, method=method, job=str(sequence), published_at=published_at, tenant=tenant)
+            id = job_of_tenant(str(sequence), endpoint, tenant) if tenant else str(sequence)
+            return cls(endpoint=endpoint, method=method, job=id, published_at=published_at, tenant=tenant)
         job, shape = None, [names.namespace, subject]
         for name, text in given.items():
             if name == headers.JOB:
@@ -126,7 +127,10 @@ class Submission(NamedTuple):
                 if len(_shapes) >= _MOST_SHAPES:
                     _shapes.clear()
                 _shapes[key] = known
-        return cls._make((known[0], known[1], job or str(sequence), published_at, *known[4:]))
+        job = job or str(sequence)
+        if known.tenant:
+            job = job_of_tenant(job, known[0], known.tenant)
+        return cls._make((known[0], known[1], job, published_at, *known[4:]))
 
     @classmethod
     def _parse(
@@ -149,11 +153,16 @@ class Submission(NamedTuple):
                 raise InvalidRequest(f"{headers.TIME_ZONE} needs a {headers.CRON}: it is the time zone of that")
             check_schedule(fields["cron"], fields["time_zone"])
         # A delayed task was published by a schedule with its own id; a cron of an older version does not name itself.
-        schedule = fields.get("schedule") or names.parse_schedule(fields.get("scheduler", ""))
-        fields["schedule"] = schedule if schedule != fields["job"] and is_job_of(schedule, endpoint) else None
+        schedule = fields.get("schedule") or names.parse_schedule(fields.pop("scheduler", ""))
+        fields["schedule"] = schedule if is_job_of(schedule, endpoint) else None
         fields.pop("scheduler", None)
         if not is_job_of(fields["job"], endpoint):
             raise InvalidRequest(f"{headers.JOB}: {fields['job']} is a job of another endpoint than {endpoint}")
+        if tenant:
+            for field in ("job", "schedule"):
+                fields[field] = fields[field] and job_of_tenant(fields[field], endpoint, tenant)
+        if fields["schedule"] == fields["job"]:
+            fields["schedule"] = None
         if fields.get("ordered") and fields.get("key") is None:
             raise InvalidRequest(f"{headers.ORDERED} needs a {headers.KEY}: order is kept among tasks of one key")
         return cls(endpoint=endpoint, method=method, fmt=Format.of(given), published_at=published_at, **fields)

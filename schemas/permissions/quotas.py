@@ -119,8 +119,13 @@ def parse_quotas(texts: Iterable[str]) -> Quotas:
     return Quotas(others, {tenant: replace(others, **own) for tenant, own in named.items()}, tenants)
 
 
+def is_account_key(account: str) -> bool:
+    """Whether it is a public key, with which a server that has JWTs names an account."""
+    return re.fullmatch("A[A-Z2-7]{55}", account) is not None
+
+
 def _account(text: str) -> str:
-    if re.fullmatch("A[A-Z2-7]{55}", text) is None:
+    if not is_account_key(text):
         raise ValueError
     return text
 

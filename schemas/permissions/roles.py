@@ -217,7 +217,7 @@ def _producer(names: Names, endpoint: str) -> Permissions:
             f"{ns}.task.{endpoint}.*",
             *_both(names, *(f"{ns}.queue.{endpoint}.{operation}" for operation in QueueOperation)),
             *_api("INFO"),
-            # Its own account, to tell its tasks from those of others.
+            # Its own account, to tell its jobs from those of others.
             USER_INFO,
             # Results and the states of jobs. No purging, no deleting, no consumers of tasks.
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.LIST"),
@@ -420,6 +420,7 @@ def _observer(names: Names) -> Permissions:
             *_both(names, *(f"{ns}.queue.*.{operation}" for operation in queues)),
             *_both(names, *(f"{ns}.dispatcher.*.{operation}" for operation in DispatcherOperation)),
             *_api("INFO"),
+            USER_INFO,
             # No consumers: their creator chooses where the server delivers.
             *(subject for stream in streams for subject in _stream_api(stream, *_READ, "CONSUMER.LIST")),
             *_api(*(f"CONSUMER.INFO.{stream}.*" for stream in streams)),
@@ -449,6 +450,7 @@ def _operator(names: Names, user: str) -> Permissions:
             *names.both(f"{ns}.>"),
             *stored,
             *_api("INFO", "STREAM.NAMES", "STREAM.LIST"),
+            USER_INFO,
             *(subject for stream in _streams(names) for subject in _operating(stream)),
             "$SRV.>",
             # The audit trail is read by all operators; each adds to it in its own name, and none changes it.

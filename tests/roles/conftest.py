@@ -24,12 +24,14 @@ from gangline.bus.settings.keys import KeyKind, KeyPair
 from gangline.cli.app import gangline
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.jwt_config import creds_file, encode_jwt
 from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
+from gangline.schemas.permissions.quotas import parse_quotas
 from gangline.schemas.permissions.roles import INBOXES
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
@@ -127,8 +129,12 @@ class Site:
         settings = WorkerSettings(id=id, node=id, start_timeout_s=PATIENCE_S, freeze_after_s=PATIENCE_S)
         return await self._stack.enter_async_context(Worker(pool, bus=await self.bus(user), settings=settings))
 
-    async def dispatcher(self) -> Dispatcher:
-        return await self._stack.enter_async_context(Dispatcher(await self.bus("dispatcher")))
+    async def dispatcher(self, **settings: Any) -> Dispatcher:
+        if self._jwt_folder is not None:
+            names = (self._jwt_folder / "tenants").read_text().split()
+            settings = {"quotas": parse_quotas(names), **settings}
+        made = Dispatcher(await self.bus("dispatcher"), settings=DispatcherSettings(**settings))
+        return await self._stack.enter_async_context(made)
 
     async def gateway(self) -> Gateway:
         return await self._stack.enter_async_context(Gateway(await self.bus("gateway")))

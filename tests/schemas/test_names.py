@@ -16,6 +16,8 @@ from gangline.schemas.names import (
     check_name,
     is_job_of,
     job_endpoint,
+    job_of_tenant,
+    short_job,
     split_target,
 )
 
@@ -177,3 +179,25 @@ def test_an_id_of_a_job_names_its_endpoint_or_none():
         assert not is_job_of(bad, "images")
         with pytest.raises(InvalidName):
             check_job(bad)
+
+
+def test_the_id_of_a_tenants_job_names_the_tenant():
+    assert job_of_tenant("images.order-7", "images", "shop") == "images.t4-shop-order-7"
+    assert job_of_tenant("order-7", "images", "shop") == "images.t4-shop-order-7"
+    assert short_job("images.t4-shop-order-7") == "images.order-7"
+    for other in ("7", "order-7", "images.order-7", "images.t4-shop", "images.t9-shop-x", "images.t-x-y", "t4-shop-x"):
+        assert short_job(other) == other
+
+
+tenants = st.one_of(names, st.sampled_from(("shop", "shop-", "4-shop", "t4-shop-", "x" * MAX_NAME_CHARS)))
+
+
+@given(tenants, tenants, tenants, tenants)
+def test_two_tenants_never_have_the_same_job_and_one_has_its_own_whatever_it_calls_it(one, other, job, another):
+    ids = {tenant: job_of_tenant(id, "images", tenant) for tenant, id in ((one, job), (other, another))}
+    assert len(set(ids.values())) == len(ids)
+    for tenant, id in ids.items():
+        assert is_job_of(id, "images") and check_job(id) == id
+        assert job_of_tenant(id, "images", tenant) == id
+        for stranger in {one, other} - {tenant}:
+            assert job_of_tenant(id, "images", stranger) != id

@@ -38,6 +38,7 @@ from gangline.dispatcher.jobs.result_waits import _EndpointWaits
 from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.dispatcher.routing.wait_queue import TenantTurns
 from gangline.runtime.rate import RateLimiter
+from gangline.schemas.messages import submission as submission_module
 from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
@@ -387,6 +388,11 @@ def tenants_take_no_turns(patch: pytest.MonkeyPatch) -> None:
 @mutant("tenant", draw=draw_tenants_plan)
 def nothing_beyond_the_window_is_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TenantReader, "wake", lambda self: None)
+
+
+@mutant("L10", draw=draw_tenants_plan)
+def tenants_share_the_ids_of_jobs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(submission_module, "job_of_tenant", lambda job, endpoint, tenant: job)
 
 
 @durable_mutant("idle", needs=_crowded)

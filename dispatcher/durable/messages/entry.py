@@ -10,7 +10,7 @@ from ....bus.port.bus import StreamMessage
 from ....runtime.timers import exponential_s
 from ....schemas.errors.base import GanglineError, MalformedMessage, ResultLost, TaskCancelled, WorkerLost
 from ....schemas.messages.submission import Submission
-from ....schemas.names import Names, is_job_of
+from ....schemas.names import Names, is_job_of, is_name, job_of_tenant, split_tenant
 from ....schemas.records.jobs import MOST_TRIES, FailedTry, JobFailure
 from ....schemas.records.workers import TaskPolicy
 from ....schemas.wire import codec, headers
@@ -295,13 +295,17 @@ def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
         return False
     if headers.SCHEDULER in given:
         return True
+    job = given.get(headers.JOB, job)  # as its submitter calls it
     return recorded and headers.FIRST not in given and given.get(headers.MESSAGE_ID, "").startswith(job)
 
 
 def job_of(message: StreamMessage, endpoint: str) -> str:
-    """The job id in the headers of a message that is not a task; empty: none that a task of this endpoint can have."""
-    job = (message.headers or {}).get(headers.JOB, "")
-    return job if is_job_of(job, endpoint) else ""
+    """The job id of a message that is not a task; empty: none that a task of this endpoint can have."""
+    job, tenant = (message.headers or {}).get(headers.JOB, ""), split_tenant(message.subject)[1]
+    job = job if is_job_of(job, endpoint) else ""
+    if not tenant:
+        return job
+    return job_of_tenant(job or str(message.sequence), endpoint, tenant) if is_name(endpoint) else ""
 
 
 Arguments = tuple[list[Any] | None, dict[str, Any] | None]

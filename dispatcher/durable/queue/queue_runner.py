@@ -39,7 +39,7 @@ from ....schemas.messages.jobs import (
     WorkerJob,
 )
 from ....schemas.messages.submission import Submission
-from ....schemas.names import WorkerId
+from ....schemas.names import WorkerId, job_of_tenant
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ....schemas.text import count_of
@@ -661,13 +661,15 @@ class QueueRunner:
             each if entry is None else each.model_copy(update={"worker": entry.worker}) for each, entry in entries
         )
 
-    def listed(self, request: ListRequest) -> ListReply:
-        """The fetched tasks that match, in the order of publication."""
+    def listed(self, request: ListRequest, tenant: str = "") -> ListReply:
+        """The fetched tasks that match, in the order of publication; for a tenant, its own."""
         self._work()
         found: list[JobInfo] = []
         following: int | None = None
         for info in self.core.listed(request.after):
             if not info_matches(info, request):
+                continue
+            if tenant and job_of_tenant(info.job, self.endpoint, tenant) != info.job:
                 continue
             if len(found) == request.limit:
                 following = found[-1].sequence

@@ -17,7 +17,7 @@ import asyncio
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Final
 
@@ -43,6 +43,9 @@ _KEPT_S: Final = 5.0
 """How many results are kept for requests that come after them, and for how long."""
 
 
+_SAME: Final[Mapping[str, str]] = {}
+
+
 class JobPlace(Enum):
     """What the queue knows of a job."""
 
@@ -54,11 +57,13 @@ class JobPlace(Enum):
 
 
 class _Wait:
-    """A request that is not answered. `jobs`: sequences by job; 0: not known."""
+    """A request that is not answered. `jobs`: sequences by job; 0: not known. `asked`: what the client calls those jobs
+    to which it gives other ids."""
 
-    __slots__ = ("client", "jobs", "look_up", "records", "responder", "size", "timer", "told")
+    __slots__ = ("asked", "client", "jobs", "look_up", "records", "responder", "size", "timer", "told")
 
-    def __init__(self, request: WaitRequest, responder: Responder) -> None:
+    def __init__(self, request: WaitRequest, responder: Responder, asked: Mapping[str, str]) -> None:
+        self.asked = asked
         self.jobs = dict(zip(request.jobs, request.sequences or (0,) * len(request.jobs), strict=True))
         self.client = request.client
         self.responder = responder
@@ -93,8 +98,11 @@ class ResultWaiters:
         self._kept_bytes = 0
         self._closed: GanglineError | None = None
 
-    def add(self, request: WaitRequest, responder: Responder) -> None:
+    def add(self, request: WaitRequest, responder: Responder, asked: Mapping[str, str] = _SAME) -> None:
         """Answer the request as soon as one of its jobs has ended.
+
+        Args:
+            asked: what the client calls some of these jobs; the answer calls them so, too.
 
         Raises:
             QueueFull: the client, or all clients, wait for too many jobs.
@@ -102,7 +110,7 @@ class ResultWaiters:
         """
         if self._closed is not None:
             raise self._closed
-        wait = _Wait(request, responder)
+        wait = _Wait(request, responder, asked)
         for waiting, most, who in (
             (self._clients[wait.client], MAX_CLIENT_JOBS, "this client waits"),
             (self._jobs, MAX_JOBS, "clients wait"),
@@ -182,8 +190,11 @@ class ResultWaiters:
             return
         wait.told.add(job)
         limit = min(_ANSWER_BYTES, self._bus.max_payload - _HEADERS_BYTES)
+        called = wait.asked.get(job, job)
+        if record is not None and called != job:
+            record = record.replace(f'"job":"{job}"'.encode(), f'"job":"{called}"'.encode(), 1)
         if record is None or len(record) > _RECORD_BYTES or wait.size + len(record) > limit:
-            wait.look_up.append(job)
+            wait.look_up.append(called)
         else:
             wait.records.append(record)
             wait.size += len(record)
@@ -202,7 +213,8 @@ class ResultWaiters:
         self._due.pop(wait, None)
         unseen: list[str] = []
         if not (wait.records or wait.look_up):
-            unseen += (job for job, sequence in wait.jobs.items() if self._locate(job, sequence) is JobPlace.UNSEEN)
+            found = (job for job, sequence in wait.jobs.items() if self._locate(job, sequence) is JobPlace.UNSEEN)
+            unseen += (wait.asked.get(job, job) for job in found)
         self._remove(wait)
         wait.responder.reply_json(_encoded(wait.records, wait.look_up, unseen), WaitReply)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gangline.schemas.names import job_of_tenant, split_tenant
 from gangline.schemas.permissions.quotas import parse_quotas
 
 from ....support.durable.site import Site
@@ -14,8 +15,12 @@ def target(endpoint: str, tenant: str = "") -> str:
 
 
 async def publish(site: Site, *targets: str) -> list[str]:
-    stream = await site.streams.tasks()
-    return [str((await stream.publish(f"{site.names.namespace}.task.{each}", b"[2]")).sequence) for each in targets]
+    stream, ids = await site.streams.tasks(), list[str]()
+    for each in targets:
+        job = str((await stream.publish(f"{site.names.namespace}.task.{each}", b"[2]")).sequence)
+        tenant = split_tenant(each)[1]
+        ids.append(job_of_tenant(job, each.partition(".")[0], tenant) if tenant else job)
+    return ids
 
 
 async def test_endpoints_that_only_a_tenant_names_get_queues_up_to_its_quota_and_the_others_are_refused():

@@ -204,6 +204,18 @@ def test_an_id_is_read_from_a_message_that_is_no_task_if_it_is_one() -> None:
         assert job_of(message(Gangline_Job=bad), "images") == ""
 
 
+def test_a_message_of_a_tenant_that_is_no_task_has_an_id_of_the_tenant() -> None:
+    subject = "ns.task.images.resize.@shop"
+    assert job_of(message(subject=subject, Gangline_Job="order-7"), "images") == "images.t4-shop-order-7"
+    assert job_of(message(subject=subject), "images").startswith("images.t4-shop-")
+    assert job_of(message(subject=subject, Gangline_Job="order-7"), "") == "", "its sequence is"
+
+
+def test_a_tenants_message_that_is_sent_again_is_looked_up_by_the_id_that_its_submitter_wrote() -> None:
+    again = message(Nats_Msg_Id="images.order-7", Gangline_Job="images.order-7")
+    assert may_have_ended(again, "images.t4-shop-order-7", recorded=True)
+
+
 def test_the_size_of_a_message_counts_all_that_is_kept_of_it() -> None:
     assert size_of(message(b"x" * 1000, Gangline_Key="k" * 100)) > 1100
 

@@ -117,6 +117,22 @@ async def test_several_clients_wait_for_one_job() -> None:
     assert [each.told for each in both] == [{"a": "done"}] * 3
 
 
+async def test_a_client_is_told_of_a_job_under_the_id_that_it_asked_for() -> None:
+    rig, asked = Rig(), Asked()
+    rig.places["e.t3-lab-c"] = JobPlace.UNSEEN
+    ids = {f"e.t3-lab-{name}": f"e.{name}" for name in "abc"}
+    rig.waiters.add(WaitRequest(jobs=tuple(ids), client="c"), asked, ids)  # type: ignore[arg-type]
+    rig.store("e.t3-lab-a", {"job": "e.t3-lab-a"})
+    rig.waiters.left("e.t3-lab-b")
+    await turn()
+    assert asked.told == {"e.a": {"job": "e.t3-lab-a"}} and asked.look_up == {"e.b"}
+    unseen = Asked()
+    rig.waiters.add(WaitRequest(jobs=("e.t3-lab-c",), client="c"), unseen, ids)  # type: ignore[arg-type]
+    await asyncio.sleep(3)
+    assert unseen.replies == [WaitReply(unseen=("e.c",))]
+    rig.waiters.check()
+
+
 async def test_a_job_that_leaves_the_queue_otherwise_is_left_to_its_client_to_look_up() -> None:
     rig = Rig()
     asked = rig.ask("a", "b")

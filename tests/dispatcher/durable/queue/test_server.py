@@ -21,7 +21,7 @@ from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import NoDispatcher, UnknownJob, error_from_wire
 from gangline.schemas.messages.jobs import CancelReply, JobInfo, JobWhyReply
-from gangline.schemas.names import JobFeed, Names, QueueOperation
+from gangline.schemas.names import JobFeed, Names, QueueOperation, job_of_tenant
 from gangline.schemas.records.jobs import JobItem, JobState, ResultRecord
 from gangline.schemas.wire import headers
 from gangline.worker.ledger.settings import WorkerSettings
@@ -86,12 +86,13 @@ class System:
         published = await stream.publish(self.names.task(endpoint, method), data, headers=given or None)
         return published.sequence
 
-    async def publish_of(self, tenant: str, target: str, bodies: list[Any]) -> list[int]:
-        """What the server stores when a tenant publishes these."""
+    async def publish_of(self, tenant: str, target: str, bodies: list[Any]) -> list[str]:
+        """What the server stores when a tenant publishes these; the ids of the jobs."""
         stream, (endpoint, _, method) = await self.streams.tasks(), target.partition(".")
         subject = self.names.of_tenant(self.names.task(endpoint, method), tenant)
         stored = await asyncio.gather(*(stream.publish(subject, json.dumps(body).encode()) for body in bodies))
-        return [published.sequence for published in stored]
+        ids = [str(published.sequence) for published in stored]
+        return [job_of_tenant(id, endpoint, tenant) for id in ids] if tenant else ids
 
     async def result(self, job: str | int) -> ResultRecord:
         results = await self.streams.results()

@@ -11,6 +11,7 @@ from ....dispatcher.client.client import Client
 from ....dispatcher.jobs.job import Job
 from ....dispatcher.jobs.submitter import job_of_key
 from ....schemas.errors.base import DeadlineExceeded, GanglineError, JobError, UnknownJob
+from ....schemas.names import job_of_tenant
 from ..plan.durable_plan import JobKind, JobStep
 from ..stage.stage import Stage
 
@@ -125,7 +126,8 @@ class JobStepRunner:
             sequence = await self._try_publish(bus, subject, body, given)
             if sequence is not None:
                 self._note(f"is stored at {sequence}")
-                self._jobs.stored(step, given.get("Gangline-Job", str(sequence)) if bad is None else str(sequence))
+                job = given.get("Gangline-Job", str(sequence)) if bad is None else str(sequence)
+                self._jobs.stored(step, job_of_tenant(job, step.endpoint, step.tenant) if step.tenant else job)
                 return
             await asyncio.sleep(PAUSE_S)
         self._note("was not stored")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ....bus.memory.server import MemoryServer
 from ....bus.port.bus import StreamMessage
+from ....dispatcher.jobs.stored import job_of
 from ....schemas.names import Names
 from ....worker.context.task_context import TaskContext
 from ..calls.ledger import QUIET_S
@@ -157,7 +158,7 @@ class Limits:
 
 
 def _job(message: StreamMessage) -> str:
-    return (message.headers or {}).get("Gangline-Job", str(message.sequence))
+    return job_of(message, "sim.task.")
 
 
 def _names(models: list[JobModel]) -> str:

@@ -110,7 +110,7 @@ def draw_unacknowledged_plan(seed: int) -> Plan:
 
 def draw_tenants_plan(seed: int) -> Plan:
     """The faults of the durable plan of a seed (in half of the plans none), while a tenant submits many more tasks than
-    the window of the queue holds, and others submit a few after it."""
+    the window of the queue holds, and others submit a few after it. Tenants choose the same ids."""
     plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-tenants")
     assert plan.durable is not None
     pool = rng.choice(sorted({worker.pool for worker in plan.workers}))
@@ -124,7 +124,7 @@ def draw_tenants_plan(seed: int) -> Plan:
     }
     steps: list[JobStep] = []
     for tenant, (count, begins_s) in waves.items():
-        for _ in range(count):
+        for each in range(count):
             step = JobStep(
                 number=len(steps),
                 at_s=begins_s + rng.uniform(0.0, 0.3 if tenant == "lab" else 2.0),
@@ -135,6 +135,7 @@ def draw_tenants_plan(seed: int) -> Plan:
                 duration_s=rng.choice((0.2, 0.4, 0.6)),
                 endings=(JobEnding.RETURN,),
                 tenant=tenant,
+                called=f"named-{each}" if each % 2 else None,
             )
             steps.append(step)
     faults = plan.events if rng.random() < 0.5 else ()

@@ -99,6 +99,8 @@ class JobStep:
     """Number of the schedule; several steps may concern one."""
     tenant: str = ""
     """PUBLISH: the account from which it comes, as the server would say; empty: Gangline's own."""
+    called: str | None = None
+    """PUBLISH: the id that its publisher chooses, perhaps that of another tenant's job."""
 
     @property
     def cron(self) -> str | None:
@@ -116,6 +118,8 @@ class JobStep:
         """The job's id, if its publisher chooses one."""
         if self.kind is JobKind.REPEAT_RAW:
             return f"cron-{self.series}"
+        if self.called is not None:
+            return self.called
         return f"named-{self.number}" if self.kind is JobKind.PUBLISH and self.number % 2 else None
 
     @property

@@ -1,0 +1,197 @@
+"""Ids of jobs belong to their tenant: two tenants that share an endpoint and give their jobs the same ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.bus.nats_bus import NatsBus
+from gangline.bus.port.bus import BucketSettings, NoResponders, Stream
+from gangline.dispatcher.jobs.submitter import job_of_key
+from gangline.schemas.errors.base import UnknownJob
+from gangline.schemas.names import Names, job_of_tenant
+from gangline.schemas.records.jobs import JobState, ResultRecord
+
+from ..waiting import PATIENCE_S, until
+from .conftest import SERVERS, Site, cut, jwts
+
+pytestmark = pytest.mark.server
+
+USERS = (*SERVERS, "own=producer:images", "web@shop=producer", "batch@lab=producer")
+TENANTS = {"own": "", "web": "shop", "batch": "lab"}
+"""By user."""
+
+
+@pytest.fixture(params=["passwords", pytest.param("JWT", marks=pytest.mark.long)])
+def tenants(request: pytest.FixtureRequest, site_of, tmp_path: Path) -> Site:
+    return site_of(jwts(tmp_path, *USERS), tmp_path) if request.param == "JWT" else site_of(cut(*USERS))
+
+
+def full(job: str, user: str) -> str:
+    """The id in Gangline's account."""
+    tenant = TENANTS[user]
+    return job_of_tenant(job, "images", tenant) if tenant else job
+
+
+async def ask(bus: NatsBus, operation: str, **body: Any) -> Any:
+    return json.loads((await bus.request(f"gangline.{operation}", json.dumps(body).encode(), timeout_s=30.0)).data)
+
+
+async def publish(bus: NatsBus, method: str, *arguments: Any, job: str = "images.order-7", **headers: str) -> int:
+    """What the `nats` CLI does; the sequence that it is told."""
+    given = {"Gangline-Job": job} | {name.replace("_", "-"): value for name, value in headers.items()}
+    body = json.dumps(arguments).encode()
+    answer = await bus.request(f"gangline.task.images.{method}", body, headers=given, timeout_s=PATIENCE_S)
+    return int(json.loads(answer.data)["seq"])
+
+
+async def result(bus: NatsBus, user: str) -> Any:
+    """Of order-7, as a client that knows nothing but its account waits for it."""
+    found: list[ResultRecord] = []
+    results = await bus.bucket(Names().results_bucket, BucketSettings(), make=False)
+
+    async def told() -> bool:
+        try:
+            answer = await ask(bus, "queue.images.wait", jobs=["images.order-7"], wait_s=5)
+        except NoResponders:
+            return False  # no dispatcher has the queue yet
+        found.extend(ResultRecord.model_validate(each) for each in answer.get("results", ()))
+        assert {record.job for record in found} <= {"images.order-7"}, "it is told under the id that it knows"
+        entry = await results.get(Names().result_key(full("images.order-7", user)))
+        if entry is not None:
+            found.append(ResultRecord.read(entry.value))
+        return bool(found)
+
+    await until(told)
+    return found[0].result
+
+
+async def buses(site: Site) -> dict[str, NatsBus]:
+    return {user: await site.bus(user) for user in TENANTS}
+
+
+async def opened(site: Site, *, stream: str) -> Stream:
+    operator = await site.client("operator")
+    found: Stream = await getattr(operator._submitter._streams, stream)()
+    return found
+
+
+async def test_tenants_that_choose_the_same_id_have_a_job_and_a_result_each(tenants: Site):
+    await tenants.everything()
+    users = await buses(tenants)
+    for number, bus in enumerate(users.values(), 1):
+        await publish(bus, "double", number)
+    for number, (user, bus) in enumerate(users.items(), 1):
+        assert await result(bus, user) == 2 * number
+        client = await tenants.client(user)
+        assert await client.job("images.order-7").result(timeout_s=PATIENCE_S) == 2 * number
+        operator = await tenants.client("operator")
+        assert await operator.job(full("images.order-7", user)).result(timeout_s=PATIENCE_S) == 2 * number
+    assert await tenants.refused() == []
+
+
+async def test_a_tenant_neither_sees_nor_cancels_the_job_of_another_whatever_it_calls_it(tenants: Site):
+    await tenants.everything()
+    users = await buses(tenants)
+    for user in ("own", "web"):
+        await publish(users[user], "wait")
+        await until(lambda user=user: _runs(users[user]))
+    for job in ("images.order-7", full("images.order-7", "web")):
+        for operation in ("get", "why", "cancel"):
+            told = await ask(users["batch"], f"queue.images.{operation}", job=job)
+            assert told["code"] == "unknown_job", (operation, job, told)
+        with pytest.raises(UnknownJob):
+            await (await tenants.client("batch")).job(job).cancel()
+    listed = {user: [each["job"] for each in (await ask(users[user], "queue.images.list"))["jobs"]] for user in users}
+    assert listed == {
+        "own": ["images.order-7", full("images.order-7", "web")],
+        "web": [full("images.order-7", "web")],
+        "batch": [],
+    }
+    assert (await ask(users["web"], "queue.images.cancel", job="images.order-7"))["cancelled"]
+    assert await _runs(users["own"]), "the job of that id in our own account goes on"
+    assert await tenants.refused() == []
+
+
+async def _runs(bus: NatsBus) -> bool:
+    try:
+        told = await ask(bus, "queue.images.get", job="images.order-7")
+    except NoResponders:
+        return False
+    return bool(told.get("state") == "running")
+
+
+async def test_the_result_of_another_account_is_not_that_of_a_tenants_job(tenants: Site):
+    await tenants.everything()
+    users = await buses(tenants)
+    await publish(users["own"], "double", 1)
+    assert await result(users["own"], "own") == 2
+    client = await tenants.client("web")
+    with pytest.raises(UnknownJob):
+        await client.job("images.order-7").result(timeout_s=PATIENCE_S)
+    with pytest.raises(UnknownJob):
+        await client.job("images.order-7").status()
+
+
+async def test_delayed_tasks_of_the_same_id_do_not_replace_each_other(tenants: Site):
+    await tenants.everything()
+    users = await buses(tenants)
+    for number, user in enumerate(("web", "batch"), 1):
+        await publish(users[user], "double", number, Gangline_Delay="3")
+    schedules = await opened(tenants, stream="schedules")
+
+    async def both_wait() -> bool:
+        return len((await schedules.state("gangline.sched.>")).subjects) == 2
+
+    await until(both_wait)
+    for number, user in enumerate(("web", "batch"), 1):
+        assert await result(users[user], user) == 2 * number
+
+
+async def test_a_named_schedule_belongs_to_its_tenant_and_replaces_that_of_an_earlier_dispatcher(tenants: Site):
+    await tenants.everything()
+    schedules = await opened(tenants, stream="schedules")
+    names, earlier = Names(), job_of_key("images.double", "nightly")
+    given = {
+        "Gangline-Paused": "2026-01-01T00:00:00Z",
+        "Gangline-Cron": "0 0 3 * * *",
+        "Gangline-Subject": "gangline.task.images.double.@lab",
+    }
+    await schedules.publish(names.schedule(earlier), b"[1]", headers=given)
+    clients = {user: await tenants.client(user) for user in TENANTS}
+    jobs = {}
+    for user in ("web", "batch", "own"):
+        named = clients[user].options(cron="0 0 3 * * *", idempotency_key="nightly")
+        jobs[user] = (await named.submit("images.double", 1)).id
+    assert jobs == {user: full(earlier, user) for user in jobs}
+
+    async def stored() -> set[str]:
+        return {names.parse_schedule(subject) for subject in (await schedules.state(names.schedules)).subjects}
+
+    async def all_are() -> bool:
+        return await stored() == set(jobs.values())
+
+    await until(all_are)
+    operator = await tenants.client("operator")
+    paused = {each.id: each.paused for each in await operator.schedules()}
+    assert paused == {jobs["web"]: False, jobs["batch"]: True, jobs["own"]: False}
+
+
+async def test_a_result_that_an_earlier_dispatcher_stored_stays_readable_and_its_key_used(tenants: Site):
+    await tenants.everything()
+    web = await tenants.client("web")
+    key = job_of_key("images.double", "order-7", "shop")
+    operator = await tenants.bus("operator")
+    results = await operator.bucket(Names().results_bucket, BucketSettings(), make=False)
+    for job in (key, "images.jV1StGX8xT0a3Zk29qLw7uA"):
+        record = ResultRecord(job=job, endpoint="images", method="double", state=JobState.DONE, result=job)
+        await results.put(Names().result_key(job), record.model_dump_json().encode())
+        assert await web.job(job).result(timeout_s=PATIENCE_S) == job
+    again = await web.options(idempotency_key="order-7").submit("images.double", 1)
+    assert again.id == full(key, "web")
+    assert await (await tenants.client("web")).job(again.id).result(timeout_s=PATIENCE_S) == key
+    tasks = await opened(tenants, stream="tasks")
+    assert (await tasks.state()).last_sequence == 0, "it is not submitted again"

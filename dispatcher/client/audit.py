@@ -1,7 +1,8 @@
 """The audit trail: what operators did, when, to what and why.
 
 Each action is recorded before it and after it, in a stream to which the server lets only operators publish, each in
-its own name. An action goes on if it cannot be recorded, since an operator may have to drain a worker while storage is
+its own name. The operator functions of a client are recorded, and so is what `noted` surrounds, as one action with all
+that it calls. An action goes on if it cannot be recorded, since an operator may have to drain a worker while storage is
 down; one warning says so afterwards.
 """
 
@@ -11,6 +12,7 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,15 +21,17 @@ from pydantic import ValidationError
 from ...bus.port.bus import Bus, NotPermitted
 from ...bus.port.stream import StreamMessage
 from ...runtime.clock import Environment
-from ...schemas.errors.base import GanglineError
+from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.names import Names, is_name
 from ...schemas.permissions.roles import INBOXES
-from ...schemas.records.audit import AuditRecord, AuditStage
+from ...schemas.records.audit import MAX_REASON_CHARS, AuditRecord, AuditStage
 from ...schemas.wire import headers
 from ...telemetry.logs import logger_for
 from ..jobs.storage import TaskStreams
 
 _log = logger_for("audit")
+_within: ContextVar[bool] = ContextVar("gangline_audited", default=False)
+"""Whether an action is being recorded: those within it are parts of it."""
 NOBODY: Final = "anybody"
 """The user of a connection without an inbox prefix of its own: a server without users."""
 
@@ -61,7 +65,26 @@ class AuditTrail:
 
     @asynccontextmanager
     async def noted(self, action: str, target: str = "", reason: str = "") -> AsyncIterator[None]:
-        """Record the action of the block: before it, and afterwards how it went."""
+        """Record the action of the block: before it, and afterwards how it went. Within another such block it does
+        nothing.
+
+        Raises:
+            InvalidRequest: the reason is too long.
+        """
+        if _within.get():
+            yield
+            return
+        if len(reason) > MAX_REASON_CHARS:
+            raise InvalidRequest(f"a reason has at most {MAX_REASON_CHARS} characters, not {len(reason)}")
+        _within.set(True)
+        try:
+            async with self._recorded(action, target, reason):
+                yield
+        finally:
+            _within.set(False)
+
+    @asynccontextmanager
+    async def _recorded(self, action: str, target: str, reason: str) -> AsyncIterator[None]:
         record = AuditRecord(
             id=self._ambient.token(),
             stage=AuditStage.BEGUN,

@@ -43,6 +43,7 @@ from ..leases.selection import Selection, WorkerChoice
 from ..router.router import Router
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
+from .audit import AuditTrail
 from .gateway_caller import GatewayCaller
 from .hooks import ClientRequest, Hook, HookChain
 from .operations import Operations
@@ -77,6 +78,7 @@ class Client(Operations):
         owns_bus: bool = False,
         middleware: Sequence[Hook] = (),
         gateway: bool = False,
+        audit: bool = True,
     ) -> None:
         """
         Args:
@@ -92,6 +94,7 @@ class Client(Operations):
             owns_bus: whether `close` closes the bus.
             middleware: hooks around calls, streams and submissions, outermost first. See dispatcher.client.hooks.
             gateway: see `connect`.
+            audit: whether operator functions are recorded in the audit trail.
 
         Raises:
             InvalidSettings: an item of `middleware` is not a hook.
@@ -107,7 +110,8 @@ class Client(Operations):
         self._calls: Router | GatewayCaller = self._gateway or self._router
         ambient = ambient or Environment()
         self._streams = streams = TaskStreams(bus, self._router.names, tasks)
-        self._queries = JobQueries(bus, streams, ambient)
+        self._audit = AuditTrail(bus, self._router.names, streams, ambient) if audit else None
+        self._queries = JobQueries(bus, streams, ambient, noted=self._noted)
         self._submitter = Submitter(streams, ambient)
         self._letters = DeadLetters(streams, ambient, self._queries)
         self._schedules = Schedules(streams, ambient)
@@ -623,13 +627,14 @@ class Client(Operations):
         return await self._letters.find(job)
 
     @frames_hidden
-    async def replay(self, job: str | DeadLetter) -> Job:
+    async def replay(self, job: str | DeadLetter, *, reason: str = "") -> Job:
         """Requeue a dead letter under its job id with a fresh set of attempts.
 
         `delay_s` does not apply again, and a deadline that has passed is dropped.
 
         Args:
             job: its id or its beginning, or one of its dead letters, which is faster.
+            reason: why, for the audit trail, here and below.
 
         Raises:
             UnknownJob: there is no such letter.
@@ -637,10 +642,11 @@ class Client(Operations):
             JobError: the job has ended otherwise since, or is being replayed by another client.
         """
         self._check_open()
-        return Job(self._queries, await self._letters.replay(job))
+        async with self._noted("dead replay", job if isinstance(job, str) else job.job, reason):
+            return Job(self._queries, await self._letters.replay(job))
 
     @frames_hidden
-    async def drop(self, job: str | DeadLetter) -> None:
+    async def drop(self, job: str | DeadLetter, *, reason: str = "") -> None:
         """Delete a dead letter.
 
         Args:
@@ -651,7 +657,8 @@ class Client(Operations):
             InvalidRequest: there are several; the text names them.
         """
         self._check_open()
-        await self._letters.drop(job)
+        async with self._noted("dead drop", job if isinstance(job, str) else job.job, reason):
+            await self._letters.drop(job)
 
     # -- schedules ------------------------------------------------------------------------------------------------
 
@@ -681,7 +688,7 @@ class Client(Operations):
         return await self._schedules.find(which)
 
     @frames_hidden
-    async def pause_schedule(self, which: str) -> Schedule:
+    async def pause_schedule(self, which: str, *, reason: str = "") -> Schedule:
         """Pause a schedule: it has no further runs until it is resumed, also if a program declares it again. Runs that
         have begun continue. Needs the permissions of an operator, as do the two below.
 
@@ -692,10 +699,11 @@ class Client(Operations):
             UnknownJob, InvalidRequest: as `schedule`.
         """
         self._check_open()
-        return await self._schedules.pause(which)
+        async with self._noted("schedules pause", which, reason):
+            return await self._schedules.pause(which)
 
     @frames_hidden
-    async def resume_schedule(self, which: str) -> Schedule:
+    async def resume_schedule(self, which: str, *, reason: str = "") -> Schedule:
         """Resume a paused schedule: its next run is at its next time; those it missed are not made up for. No error if
         it is not paused.
 
@@ -703,17 +711,19 @@ class Client(Operations):
             UnknownJob, InvalidRequest: as `schedule`.
         """
         self._check_open()
-        return await self._schedules.resume(which)
+        async with self._noted("schedules resume", which, reason):
+            return await self._schedules.resume(which)
 
     @frames_hidden
-    async def delete_schedule(self, which: str) -> Schedule:
+    async def delete_schedule(self, which: str, *, reason: str = "") -> Schedule:
         """Delete a schedule; returns what it was. Runs that have begun continue.
 
         Raises:
             UnknownJob, InvalidRequest: as `schedule`.
         """
         self._check_open()
-        return await self._schedules.delete(which)
+        async with self._noted("schedules rm", which, reason):
+            return await self._schedules.delete(which)
 
     # -- introspection --------------------------------------------------------------------------------------------
 

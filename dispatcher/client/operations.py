@@ -1,12 +1,13 @@
-"""Operator functions of the client: list workers and leases, drain, resize, statistics, change routes and standing
-sets."""
+"""Operator functions of the client: list workers and leases, drain, resize, statistics, end gangs, change routes and
+standing sets. What changes something is recorded in the audit trail, with its `reason`."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,6 +16,7 @@ from ...bus.port.bus import Bus, KeyValue, NoResponders
 from ...bus.rpc.requester import read_answer
 from ...schemas.catalogue.task_schemas import TaskSchema, schema_hash, schema_text
 from ...schemas.errors.base import MalformedMessage, NoWorkers, Unavailable, UnknownGang
+from ...schemas.messages.gangs import EndRequest, GangReply
 from ...schemas.messages.operations import (
     DrainReply,
     DrainRequest,
@@ -25,7 +27,7 @@ from ...schemas.messages.operations import (
     StatsReply,
     parse_request,
 )
-from ...schemas.names import Names, Operation, WorkerId, check_name, split_target
+from ...schemas.names import GangOperation, Names, Operation, WorkerId, check_name, split_target
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus
 from ...schemas.records.routes import RouteRecord, parse_route
 from ...schemas.records.workers import Heartbeat, LeaseRecord, LimitRecord, Record, Registration
@@ -35,7 +37,9 @@ from ..gangs.declarations import declare_one, declared_sets, delete, parse_set, 
 from ..jobs.job import ASK_TIMEOUT_S
 from ..jobs.storage import TaskStreams
 from ..router.router import Router
+from .audit import AuditTrail
 
+END_TIMEOUT_S: Final = 60.0
 R = TypeVar("R", bound=BaseModel)
 V = TypeVar("V", bound=Record)
 
@@ -67,6 +71,11 @@ class Operations:
     _options: CallOptions
     _router: Router
     _streams: TaskStreams
+    _audit: AuditTrail | None
+
+    def _noted(self, action: str, target: str, reason: str) -> AbstractAsyncContextManager[None]:
+        """See AuditTrail.noted."""
+        return contextlib.nullcontext() if self._audit is None else self._audit.noted(action, target, reason)
 
     def _check_open(self) -> None:
         raise NotImplementedError
@@ -96,9 +105,10 @@ class Operations:
         records = await _read(await router.ledger(), router.names.leases_of(pool or "*", worker or "*"), LeaseRecord)
         return sorted(records.values(), key=lambda record: (record.granted_at, record.token))
 
-    async def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
+    async def drain(self, worker: str, *, grace_s: float | None = None, reason: str = "") -> DrainReply:
         """Drain a worker (`POOL.WORKER`): it accepts nothing new, finishes its tasks and leaves; tasks still running
-        after `grace_s` are cancelled. Returns as soon as draining has begun.
+        after `grace_s` are cancelled. Returns as soon as draining has begun. `reason` says why, here and below: it
+        goes into the audit trail.
 
         Raises:
             NoWorkers: there is no such worker.
@@ -106,9 +116,10 @@ class Operations:
             RequestTimeout: it did not answer.
         """
         request = parse_request(DrainRequest, {"grace_s": grace_s})
-        return await self._ask(worker, Operation.DRAIN, request, DrainReply)
+        async with self._noted("drain", worker, reason):
+            return await self._ask(worker, Operation.DRAIN, request, DrainReply)
 
-    async def resize(self, worker: str, slots: int) -> ResizeReply:
+    async def resize(self, worker: str, slots: int, *, reason: str = "") -> ResizeReply:
         """Change the number of slots of a running worker (`POOL.WORKER`); 0 pauses it.
 
         Raises:
@@ -117,7 +128,23 @@ class Operations:
             RequestTimeout: it did not answer.
         """
         request = parse_request(ResizeRequest, {"slots": slots})
-        return await self._ask(worker, Operation.RESIZE, request, ResizeReply)
+        async with self._noted("resize", worker, reason):
+            return await self._ask(worker, Operation.RESIZE, request, ResizeReply)
+
+    async def end_gang(self, id: str, /, *, reason: str = "") -> GangReply:
+        """End a gang, whoever owns it: its owner gets the reason. Returns when its members have stopped.
+
+        Raises:
+            UnknownGang: there is no such gang.
+            InvalidRequest: the id is none, or the reason is longer than 256 characters.
+            NoCoordinator: no coordinator leads.
+            RequestTimeout: it did not answer.
+        """
+        self._check_open()
+        request = parse_request(EndRequest, {"id": id, "reason": reason})
+        async with self._noted("gang rm", id, reason):
+            coordinator, timeout_s = self._router.gangs.coordinator_client, self._options.timeout_s or END_TIMEOUT_S
+            return (await coordinator.ask_for(GangReply, GangOperation.END, request, timeout_s)).public()
 
     async def stats(self, worker: str) -> StatsReply:
         """Statistics of a worker (`POOL.WORKER`): load, leases, counts.
@@ -160,7 +187,9 @@ class Operations:
             bodies |= sent
         return {method: replace(task, body=bodies.get(task.info.schema_hash)) for method, task in sorted(tasks.items())}
 
-    async def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
+    async def set_route(
+        self, endpoint: str, route: RouteRecord | Mapping[str, Any], /, *, reason: str = ""
+    ) -> RouteRecord:
         """Set or replace the route of an endpoint, for the traffic of all clients.
 
         ```python
@@ -177,19 +206,22 @@ class Operations:
         body = route.model_dump(mode="json", exclude_defaults=True) if isinstance(route, RouteRecord) else dict(route)
         value = codec.to_json(body)
         record = parse_route(check_name(endpoint, "endpoint"), value)
-        await (await self._streams.routes()).put(endpoint, value)
-        await self._router.routes.refresh(endpoint)
+        async with self._noted("route set", endpoint, reason):
+            await (await self._streams.routes()).put(endpoint, value)
+            await self._router.routes.refresh(endpoint)
         return record
 
-    async def delete_route(self, endpoint: str, /) -> None:
+    async def delete_route(self, endpoint: str, /, *, reason: str = "") -> None:
         """Delete a route: the endpoint is the pool of its name again. No error if there is none.
 
         Raises:
             Disconnected, StorageUnavailable: it may still be in effect.
         """
         self._check_open()
-        await (await self._streams.routes()).delete(check_name(endpoint, "endpoint"))
-        await self._router.routes.refresh(endpoint)
+        check_name(endpoint, "endpoint")
+        async with self._noted("route rm", endpoint, reason):
+            await (await self._streams.routes()).delete(endpoint)
+            await self._router.routes.refresh(endpoint)
 
     async def routes(self) -> dict[str, RouteRecord]:
         """Routes in effect, by endpoint. Invalid routes are in `statistics()["routes"]["refused"]`.
@@ -202,7 +234,9 @@ class Operations:
         await table.ready()
         return dict(table.known)
 
-    async def set_gangset(self, name: str, declaration: GangSetRecord | Mapping[str, Any], /) -> GangSetRecord:
+    async def set_gangset(
+        self, name: str, declaration: GangSetRecord | Mapping[str, Any], /, *, reason: str = ""
+    ) -> GangSetRecord:
         """Declare a standing set of gangs, or replace its declaration. A coordinator forms the gangs. If the `gang` has
         changed, it rolls the set, gang by gang.
 
@@ -224,10 +258,11 @@ class Operations:
             record = declaration
         else:
             record = parse_set(name, declaration)
-        await declare_one(await self._router.ledger(), name, record)
+        async with self._noted("gangset apply", name, reason):
+            await declare_one(await self._router.ledger(), name, record)
         return record
 
-    async def scale_gangset(self, name: str, gangs: int, /) -> int:
+    async def scale_gangset(self, name: str, gangs: int, /, *, reason: str = "") -> int:
         """Change the number of gangs of a standing set; returns the previous number. Whole gangs are added or retired.
 
         Raises:
@@ -236,17 +271,19 @@ class Operations:
             Disconnected, StorageUnavailable: it may not have been written.
         """
         self._check_open()
-        return await scale(await self._router.ledger(), name, gangs)
+        async with self._noted("gangset scale", name, reason):
+            return await scale(await self._router.ledger(), name, gangs)
 
-    async def delete_gangset(self, name: str, /) -> None:
+    async def delete_gangset(self, name: str, /, *, reason: str = "") -> None:
         """Delete a standing set: its gangs retire and end. No error if there is none.
 
         Raises:
             Disconnected, StorageUnavailable: it may still exist.
         """
         self._check_open()
-        with contextlib.suppress(UnknownGang):
-            await delete(await self._router.ledger(), name)
+        async with self._noted("gangset rm", name, reason):
+            with contextlib.suppress(UnknownGang):
+                await delete(await self._router.ledger(), name)
 
     async def gangsets(self) -> dict[str, GangSetRecord]:
         """Declared standing sets, by name.

@@ -17,7 +17,7 @@ from ...runtime.tracebacks import FRAMES_HIDDEN
 from ...schemas.catalogue.task_schemas import TaskSchema
 from ...schemas.errors.base import GanglineError
 from ...schemas.handles import P, R, Result
-from ...schemas.messages.gangs import GangEvent
+from ...schemas.messages.gangs import GangEvent, GangReply
 from ...schemas.messages.jobs import JobInfo, JobWhyReply, QueueStats
 from ...schemas.messages.operations import DrainReply, ResizeReply, StatsReply
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus, HostPort
@@ -393,10 +393,11 @@ class SyncJob(SyncProxy[Job[Result]], Generic[Result]):
         with FRAMES_HIDDEN:
             return self._thread.run(self._target.status())
 
-    def cancel(self) -> bool:
-        """Cancel the job (or schedule). Returns False if it had already ended. See Job.cancel."""
+    def cancel(self, *, reason: str = "") -> bool:
+        """Cancel the job (or schedule). Returns False if it had already ended. With a `reason`, this is recorded
+        in the audit trail: only operators can do that. See Job.cancel."""
         with FRAMES_HIDDEN:
-            return self._thread.run(self._target.cancel())
+            return self._thread.run(self._target.cancel(reason=reason))
 
     def why(self) -> JobWhyReply:
         """Explain what the job is waiting for. See Job.why."""
@@ -647,15 +648,15 @@ class SyncClient(OwningProxy[Client]):
         with FRAMES_HIDDEN:
             return self._thread.run(self._target.dead_letter(job))
 
-    def replay(self, job: str | DeadLetter) -> SyncJob:
+    def replay(self, job: str | DeadLetter, *, reason: str = "") -> SyncJob:
         """Requeue a dead letter under its job id with a fresh set of attempts. See Client.replay."""
         with FRAMES_HIDDEN:
-            return SyncJob(self._thread, self._thread.run(self._target.replay(job)))
+            return SyncJob(self._thread, self._thread.run(self._target.replay(job, reason=reason)))
 
-    def drop(self, job: str | DeadLetter) -> None:
+    def drop(self, job: str | DeadLetter, *, reason: str = "") -> None:
         """Delete a dead letter. See Client.drop."""
         with FRAMES_HIDDEN:
-            self._thread.run(self._target.drop(job))
+            self._thread.run(self._target.drop(job, reason=reason))
 
     def schedules(self, endpoint: str | None = None) -> list[Schedule]:
         """Recurring tasks (`options(cron=...)`) of one endpoint, or of all, sorted by endpoint and name; paused
@@ -668,23 +669,23 @@ class SyncClient(OwningProxy[Client]):
         with FRAMES_HIDDEN:
             return self._thread.run(self._target.schedule(which))
 
-    def pause_schedule(self, which: str) -> Schedule:
+    def pause_schedule(self, which: str, *, reason: str = "") -> Schedule:
         """Pause a schedule: it has no further runs until it is resumed, also if a program declares it again. Runs
         that have begun continue. Needs the permissions of an operator, as do the two below. See
         Client.pause_schedule."""
         with FRAMES_HIDDEN:
-            return self._thread.run(self._target.pause_schedule(which))
+            return self._thread.run(self._target.pause_schedule(which, reason=reason))
 
-    def resume_schedule(self, which: str) -> Schedule:
+    def resume_schedule(self, which: str, *, reason: str = "") -> Schedule:
         """Resume a paused schedule: its next run is at its next time; those it missed are not made up for. No
         error if it is not paused. See Client.resume_schedule."""
         with FRAMES_HIDDEN:
-            return self._thread.run(self._target.resume_schedule(which))
+            return self._thread.run(self._target.resume_schedule(which, reason=reason))
 
-    def delete_schedule(self, which: str) -> Schedule:
+    def delete_schedule(self, which: str, *, reason: str = "") -> Schedule:
         """Delete a schedule; returns what it was. Runs that have begun continue. See Client.delete_schedule."""
         with FRAMES_HIDDEN:
-            return self._thread.run(self._target.delete_schedule(which))
+            return self._thread.run(self._target.delete_schedule(which, reason=reason))
 
     def statistics(self) -> dict[str, Any]:
         """A snapshot of this client: pools with workers and queues, requests in flight, slots held."""
@@ -700,16 +701,23 @@ class SyncClient(OwningProxy[Client]):
         with FRAMES_HIDDEN:
             return self._thread.run(self._target.leases(pool, worker))
 
-    def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
+    def drain(self, worker: str, *, grace_s: float | None = None, reason: str = "") -> DrainReply:
         """Drain a worker (`POOL.WORKER`): it accepts nothing new, finishes its tasks and leaves; tasks still
-        running after `grace_s` are cancelled. Returns as soon as draining has begun. See Client.drain."""
+        running after `grace_s` are cancelled. Returns as soon as draining has begun. `reason` says why, here
+        and below: it goes into the audit trail. See Client.drain."""
         with FRAMES_HIDDEN:
-            return self._thread.run(self._target.drain(worker, grace_s=grace_s))
+            return self._thread.run(self._target.drain(worker, grace_s=grace_s, reason=reason))
 
-    def resize(self, worker: str, slots: int) -> ResizeReply:
+    def resize(self, worker: str, slots: int, *, reason: str = "") -> ResizeReply:
         """Change the number of slots of a running worker (`POOL.WORKER`); 0 pauses it. See Client.resize."""
         with FRAMES_HIDDEN:
-            return self._thread.run(self._target.resize(worker, slots))
+            return self._thread.run(self._target.resize(worker, slots, reason=reason))
+
+    def end_gang(self, id: str, /, *, reason: str = "") -> GangReply:
+        """End a gang, whoever owns it: its owner gets the reason. Returns when its members have stopped. See
+        Client.end_gang."""
+        with FRAMES_HIDDEN:
+            return self._thread.run(self._target.end_gang(id, reason=reason))
 
     def stats(self, worker: str) -> StatsReply:
         """Statistics of a worker (`POOL.WORKER`): load, leases, counts. See Client.stats."""
@@ -722,16 +730,16 @@ class SyncClient(OwningProxy[Client]):
         with FRAMES_HIDDEN:
             return self._thread.run(self._target.schemas(pool))
 
-    def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
+    def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /, *, reason: str = "") -> RouteRecord:
         """Set or replace the route of an endpoint, for the traffic of all clients. See Client.set_route."""
         with FRAMES_HIDDEN:
-            return self._thread.run(self._target.set_route(endpoint, route))
+            return self._thread.run(self._target.set_route(endpoint, route, reason=reason))
 
-    def delete_route(self, endpoint: str, /) -> None:
+    def delete_route(self, endpoint: str, /, *, reason: str = "") -> None:
         """Delete a route: the endpoint is the pool of its name again. No error if there is none. See
         Client.delete_route."""
         with FRAMES_HIDDEN:
-            self._thread.run(self._target.delete_route(endpoint))
+            self._thread.run(self._target.delete_route(endpoint, reason=reason))
 
     def routes(self) -> dict[str, RouteRecord]:
         """Routes in effect, by endpoint. Invalid routes are in `statistics()["routes"]["refused"]`. See
@@ -739,22 +747,24 @@ class SyncClient(OwningProxy[Client]):
         with FRAMES_HIDDEN:
             return self._thread.run(self._target.routes())
 
-    def set_gangset(self, name: str, declaration: GangSetRecord | Mapping[str, Any], /) -> GangSetRecord:
+    def set_gangset(
+        self, name: str, declaration: GangSetRecord | Mapping[str, Any], /, *, reason: str = ""
+    ) -> GangSetRecord:
         """Declare a standing set of gangs, or replace its declaration. A coordinator forms the gangs. If the
         `gang` has changed, it rolls the set, gang by gang. See Client.set_gangset."""
         with FRAMES_HIDDEN:
-            return self._thread.run(self._target.set_gangset(name, declaration))
+            return self._thread.run(self._target.set_gangset(name, declaration, reason=reason))
 
-    def scale_gangset(self, name: str, gangs: int, /) -> int:
+    def scale_gangset(self, name: str, gangs: int, /, *, reason: str = "") -> int:
         """Change the number of gangs of a standing set; returns the previous number. Whole gangs are added or
         retired. See Client.scale_gangset."""
         with FRAMES_HIDDEN:
-            return self._thread.run(self._target.scale_gangset(name, gangs))
+            return self._thread.run(self._target.scale_gangset(name, gangs, reason=reason))
 
-    def delete_gangset(self, name: str, /) -> None:
+    def delete_gangset(self, name: str, /, *, reason: str = "") -> None:
         """Delete a standing set: its gangs retire and end. No error if there is none. See Client.delete_gangset."""
         with FRAMES_HIDDEN:
-            self._thread.run(self._target.delete_gangset(name))
+            self._thread.run(self._target.delete_gangset(name, reason=reason))
 
     def gangsets(self) -> dict[str, GangSetRecord]:
         """Declared standing sets, by name. See Client.gangsets."""

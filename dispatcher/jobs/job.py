@@ -432,13 +432,15 @@ class Job(Generic[Result]):
         return await self._queries.status(self._ref, ASK_TIMEOUT_S)
 
     @frames_hidden
-    async def cancel(self) -> bool:
-        """Cancel the job (or schedule). Returns False if it had already ended.
+    async def cancel(self, *, reason: str = "") -> bool:
+        """Cancel the job (or schedule). Returns False if it had already ended. With a `reason`, this is recorded in the
+        audit trail: only operators can do that.
 
         Raises:
             UnknownJob: there is no such job.
         """
-        return await self._queries.cancel(self._ref, ASK_TIMEOUT_S)
+        async with self._queries.noted("cancel", self._ref.id, reason) if reason else contextlib.nullcontext():
+            return await self._queries.cancel(self._ref, ASK_TIMEOUT_S)
 
     @frames_hidden
     async def why(self) -> JobWhyReply:

@@ -8,6 +8,8 @@ import base64
 import contextlib
 import functools
 import re
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -83,8 +85,20 @@ _log = logger_for("dispatcher")
 class JobQueries:
     """One per client."""
 
-    def __init__(self, bus: Bus, streams: TaskStreams, ambient: Environment) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        streams: TaskStreams,
+        ambient: Environment,
+        *,
+        noted: Callable[[str, str, str], AbstractAsyncContextManager[None]],
+    ) -> None:
+        """
+        Args:
+            noted: records an action of an operator (what, to what, why) in the audit trail.
+        """
         self.bus = bus
+        self.noted = noted
         self.streams = streams
         self.waits = ResultWaits(bus, streams.names)
         self._names = streams.names

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from inspect import isfunction, signature
 
 import pytest
 
 from gangline.bus.port.bus import NotPermitted, StorageUnavailable
 from gangline.dispatcher.client.audit import NOBODY, AuditTrail
-from gangline.schemas.errors.base import NoWorkers
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.client.sync import SyncClient
+from gangline.schemas.errors.base import InvalidRequest, InvalidRoute, NoCoordinator, NoWorkers
 
 from ...support.dispatcher.jobs_rig import JobsRig, on_both_buses
 
@@ -82,3 +85,84 @@ async def test_an_unrecorded_action_that_fails_is_warned_of_unless_it_was_forbid
                 raise error
         told = [record.action for record in caplog.records if hasattr(record, "action")]
         assert told == ["audit.not_recorded"] * warned
+
+
+async def told(rig: JobsRig) -> list[tuple[str, str, str, str]]:
+    records = [entry.record for entry in await trail_of(rig).entries()]
+    return [
+        (record.action, record.target, record.reason, record.error or record.stage.value)
+        for record in records
+        if record.stage.value != "begun"
+    ]
+
+
+@on_both_buses
+async def test_what_a_client_does_as_an_operator_is_recorded_with_its_reason(rig: JobsRig) -> None:
+    client = rig.client
+    await client.set_route("images", {"to": {"images-v2": 1}}, reason="new model")
+    await client.delete_route("images")
+    with pytest.raises(InvalidRoute):
+        await client.set_route("images", {"to": {"images-v2": -1}})
+    with pytest.raises(NoWorkers):
+        await client.drain("images.w1", reason="new kernel")
+    await rig.bury("images.j1")
+    await rig.bury("images.j2")
+    await client.drop("images.j1", reason="test")
+    await client.replay((await client.dead_letters())[0])
+    with pytest.raises(NoCoordinator):
+        await client.end_gang("g1", reason="hangs")
+    assert await told(rig) == [
+        ("route set", "images", "new model", "done"),
+        ("route rm", "images", "", "done"),
+        ("drain", "images.w1", "new kernel", "no_workers"),
+        ("dead drop", "images.j1", "test", "done"),
+        ("dead replay", "images.j2", "", "done"),
+        ("gang rm", "g1", "hangs", "no_coordinator"),
+    ]
+
+
+@on_both_buses
+async def test_a_cancel_is_recorded_if_it_has_a_reason_since_producers_cancel_too(rig: JobsRig) -> None:
+    await rig.take_queue()
+    jobs = [await rig.client.submit("images.render") for _ in range(2)]
+    await jobs[0].cancel()
+    await jobs[1].cancel(reason="wrong input")
+    assert await told(rig) == [("cancel", jobs[1].id, "wrong input", "done")]
+
+
+@on_both_buses
+async def test_actions_within_a_recorded_one_are_parts_of_it(rig: JobsRig) -> None:
+    async with trail_of(rig).noted("roll-out", "images", "v2"):
+        await rig.client.set_route("images", {"to": {"images-v2": 1}})
+        async with trail_of(rig).noted("drain", "images.w1"):
+            pass
+    await rig.client.delete_route("images", reason="done")
+    assert await told(rig) == [("roll-out", "images", "v2", "done"), ("route rm", "images", "done", "done")]
+
+
+@on_both_buses
+async def test_a_reason_that_is_too_long_is_refused_before_anything_is_done(rig: JobsRig) -> None:
+    with pytest.raises(InvalidRequest, match="at most 1000 characters, not 1001"):
+        await rig.client.set_route("images", {"to": {"images-v2": 1}}, reason="x" * 1001)
+    assert await rig.client.routes() == {} and await told(rig) == []
+
+
+@on_both_buses
+async def test_a_client_can_do_without_a_record(rig: JobsRig) -> None:
+    client = Client(rig.bus, names=rig.names, audit=False)
+    async with client:
+        await client.set_route("images", {"to": {"images-v2": 1}})
+    assert await told(rig) == []
+
+
+OPERATOR_FUNCTIONS = {
+    "drain", "resize", "end_gang", "set_route", "delete_route", "set_gangset", "scale_gangset", "delete_gangset",
+    "replay", "drop", "pause_schedule", "resume_schedule", "delete_schedule",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Client, SyncClient])
+def test_each_function_of_operators_takes_a_reason(kind: type) -> None:
+    functions = [name for name in dir(kind) if not name.startswith("_") and isfunction(getattr(kind, name))]
+    taking = {name for name in functions if "reason" in signature(getattr(kind, name)).parameters}
+    assert taking == OPERATOR_FUNCTIONS

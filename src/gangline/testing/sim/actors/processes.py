@@ -299,7 +299,7 @@ class ClientProcess(Process):
 
     async def _main(self, bus: MemoryBus) -> None:
         world = self.world
-        client = Client(bus, names=world.names, ambient=world.ambient(self.node))
+        client = Client(bus, names=world.names, ambient=world.ambient(self.node), audit=False)
         await client.start()
         self.client = client
         waiting, self._waiting = self._waiting, []

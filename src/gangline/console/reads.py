@@ -14,6 +14,7 @@ from ..board.feed import BoardFeed
 from ..board.outlook import gang_outlook, job_outlook
 from ..board.rank_readings import gang_times
 from ..board.reasons import gang_sentences, job_sentences
+from ..board.shares import why_job
 from ..bus.port.bus import NotPermitted
 from ..dispatcher.client.audit import AuditTrail
 from ..dispatcher.client.client import Client
@@ -114,7 +115,7 @@ class Reads:
             found = await coordinator.ask_for(GangWhyReply, GangOperation.WHY, query, ANSWER_S)
             told = [sentence.row() for sentence in gang_sentences(found, time.time())]
             return {**found.model_dump(mode="json"), "told": told}
-        why = await self._client.job(check_job(_given(fields, "job"))).why()
+        why = await why_job(self._client, self._client.job(check_job(_given(fields, "job"))))
         return {**why.model_dump(mode="json"), "told": [sentence.row() for sentence in job_sentences(why)]}
 
     async def when(self, fields: Fields) -> Answer:
@@ -125,7 +126,7 @@ class Reads:
             query = GangQuery.model_validate({"id": gang})
             found = await coordinator.ask_for(GangWhyReply, GangOperation.WHY, query, ANSWER_S)
             return gang_outlook(self._feed.board, found, durations, time.time()).row()
-        why = await self._client.job(check_job(_given(fields, "job"))).why()
+        why = await why_job(self._client, self._client.job(check_job(_given(fields, "job"))))
         return job_outlook(self._feed.board, why, durations, time.time()).row()
 
     async def job(self, fields: Fields) -> Answer:

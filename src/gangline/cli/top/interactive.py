@@ -19,6 +19,7 @@ from ...board.board_core import Delta, Table
 from ...board.durations import DurationHistory
 from ...board.feed import BoardFeed
 from ...board.outlook import Outlook, gang_outlook, job_outlook
+from ...board.shares import why_job
 from ...dispatcher.client.client import Client
 from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import EndRequest, GangQuery, GangReply, GangWhyReply
@@ -306,7 +307,8 @@ class Top(App[None]):
         lines = list(job_lines(info))
         if info.state in _WAITING:
             board, durations = self._feed.board, await self._durations.durations()
-            lines += self._lines_of(job_outlook(board, await job.why(), durations, time.time()))
+            why = await why_job(self._client, job)
+            lines += self._lines_of(job_outlook(board, why, durations, time.time()))
         return "\n".join(lines)
 
     async def _inspect_waiting_gang(self, id: str) -> str:
@@ -319,7 +321,7 @@ class Top(App[None]):
         return [sentence_line(sentence, now) for sentence in outlook.sentences]
 
     async def _why_job(self, id: str) -> str:
-        return "\n".join(why_lines(await self._client.job(id).why()))
+        return "\n".join(why_lines(await why_job(self._client, self._client.job(id))))
 
     @work(exclusive=True)
     async def action_why(self) -> None:

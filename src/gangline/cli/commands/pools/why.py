@@ -27,7 +27,7 @@ def command(connection: ConnectionOptions, id: str, as_json: bool) -> None:
     gangs, leases with their expiry, tasks.
 
     For a submitted task: how many tasks of its queue are ahead, and what it is waiting for: slots, a limit, the order
-    of its key, its next attempt, or its start time.
+    of its key, its next attempt, or its start time. For a limit over all workers, also which of them have its units.
     """
     from ....schemas.names import check_job
     from ...console.output import print_lines
@@ -48,6 +48,7 @@ def _lines(why: gang_messages.GangWhyReply | jobs.JobWhyReply) -> Iterable[str]:
 
 async def _ask(client: Client, id: str) -> gang_messages.GangWhyReply | jobs.JobWhyReply:
     """Ask the coordinator for a gang, then dispatchers for a task, unless the id names an endpoint."""
+    from ....board.shares import why_job
     from ....schemas.errors.base import Unavailable, UnknownGang, UnknownJob
     from ....schemas.messages.gangs import GangQuery, GangWhyReply
     from ....schemas.messages.operations import parse_request
@@ -55,12 +56,12 @@ async def _ask(client: Client, id: str) -> gang_messages.GangWhyReply | jobs.Job
     from ...views.gang_follow import ask_of
 
     if job_endpoint(id) is not None:
-        return await (await client.find_job(id)).why()
+        return await why_job(client, await client.find_job(id))
     try:
         return await ask_of(client, GangWhyReply, GangOperation.WHY, parse_request(GangQuery, {"id": id}))
     except (UnknownGang, Unavailable) as error:
         try:
-            return await (await client.find_job(id)).why()
+            return await why_job(client, await client.find_job(id))
         except UnknownJob as unknown:
             text = f"and there is no submitted task {id!r} either"
             raise type(error)(f"{error.message}; {text}", details=unknown.details) from error

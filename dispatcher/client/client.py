@@ -23,7 +23,7 @@ from ...runtime.clock import Environment
 from ...runtime.tracebacks import FRAMES_HIDDEN, frames_hidden
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidRequest, UnknownJob
 from ...schemas.handles import NamedTask, P, R, decoded, name_of, task_of
-from ...schemas.messages.jobs import ListRequest, QueueStats
+from ...schemas.messages.jobs import ListRequest, QueueStats, run_of
 from ...schemas.messages.operations import parse_request
 from ...schemas.names import Names, check_job, check_name, job_endpoint
 from ...schemas.records.jobs import JobState
@@ -570,7 +570,7 @@ class Client(Operations):
         """A handle to the job whose id this is, or begins with; `job` sends nothing and takes complete ids only.
 
         Args:
-            id: at least four characters of it, with or without the endpoint.
+            id: at least four characters of it, with or without the endpoint; or `JobInfo.title` of a schedule's run.
 
         Raises:
             UnknownJob: there is none among unfinished jobs and the last 2000 ended ones.
@@ -581,11 +581,25 @@ class Client(Operations):
         try:
             await job.status()
         except UnknownJob as unknown:
+            if (run := await self._run(id, endpoint)) is not None:
+                return run
             try:
                 return self.job(await self._list.resolve(id, endpoint, ASK_TIMEOUT_S))
             except UnknownJob:
                 raise unknown from None
         return job
+
+    async def _run(self, title: str, endpoint: str | None) -> Job | None:
+        """The run of a schedule that has this title, if there is one."""
+        named = run_of(title)
+        if named is None:
+            return None
+        schedule, id = named
+        try:
+            job = self.job(id, job_endpoint(schedule) or endpoint)
+            return job if (await job.status()).schedule == schedule else None
+        except UnknownJob:
+            return None
 
     async def queues(self) -> list[QueueStats]:
         """Queues of all endpoints that have waiting or running tasks, or a dispatcher: depth, oldest task, running

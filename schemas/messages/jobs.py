@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ..limits import MAX_LISTED_JOBS, MAX_NAME_CHARS, MAX_RESULT_WAIT_S, MAX_TOKEN_CHARS, MAX_WAITED_JOBS
+from ..names import is_name
 from ..records.jobs import FailedTry, JobFailure, JobState, ResultRecord
 from .operations import Reply, Request
 
@@ -75,6 +76,20 @@ class JobInfo(Reply):
     """It is a schedule: each of its runs is a job of its own."""
     schedule: str | None = None
     """It is a run of this schedule."""
+
+    @property
+    def title(self) -> str:
+        """For people: of a run `<schedule>-<job>`, since its id is only a number. `find_job` and commands take it."""
+        if self.schedule is None or not self.job.isdecimal():
+            return self.job
+        title = f"{self.schedule}-{self.job}"
+        return title if is_name(title.rpartition(".")[2]) else self.job
+
+
+def run_of(title: str) -> tuple[str, str] | None:
+    """Schedule and id of the run with this title; None: no run can have it."""
+    schedule, dash, job = title.rpartition("-")
+    return (schedule, job) if dash and schedule and job.isascii() and job.isdecimal() else None
 
 
 class ListRequest(Request):

@@ -170,7 +170,7 @@ def job_outlook(board: Board, why: JobWhyReply, durations: Durations, now: float
         kinds |= {"key", "method", "order"}
     open_ends = [each.text.rstrip(".") for each in why.obstacles if each.until is None and each.kind not in kinds]
     not_before = max((obstacle.until for obstacle in known if obstacle.until is not None), default=None)
-    sentences = [Sentence(text=f"{info.job} ({info.endpoint}.{info.method}) is {info.state.value}")]
+    sentences = [Sentence(text=f"{info.title} ({info.endpoint}.{info.method}) is {info.state.value}")]
     if not_before is not None:
         sentences.append(Sentence(text="not before ", until=max(now, not_before), after=" from now"))
         for each in known:

@@ -71,7 +71,7 @@ def job_sentences(why: JobWhyReply) -> Iterator[Sentence]:
     """The first says what it is, the others what it waits for."""
     info = why.job
     where = f" on {info.worker}" if info.worker and info.state.value == "running" else ""
-    yield Sentence(text=f"{info.job} ({info.endpoint}.{info.method}) is {info.state.value}{where}")
+    yield Sentence(text=f"{info.title} ({info.endpoint}.{info.method}) is {info.state.value}{where}")
     if why.position == 0:
         yield Sentence(text="it is next")
     elif why.position is not None:

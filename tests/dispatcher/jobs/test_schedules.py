@@ -16,6 +16,7 @@ from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidRequest, InvalidSchedule, InvalidSettings, JobDead, UnknownJob
+from gangline.schemas.messages.jobs import JobInfo, run_of
 from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import JobState
 from gangline.testing import cluster
@@ -103,6 +104,38 @@ async def test_each_run_names_its_schedule() -> None:
         assert [info.schedule for info in ran] == [schedule.id] * 2
         assert [info.state for info in ran] == [JobState.DONE] * 2
         assert [info.key for info in ran] == ["k"] * 2
+
+
+async def test_a_run_is_found_by_a_title_that_names_its_schedule() -> None:
+    scene = Scene()
+    async with scene.client() as client:
+        schedule = await declared(client, "ticks")
+        await until(lambda: len(scene.ran) == 1)
+        run = await client.job("2").status()
+        assert run.title == f"{schedule.id}-2" and run.model_dump()["job"] == "2"
+        assert (await client.find_job(run.title)).id == "2"
+        with pytest.raises(UnknownJob):
+            await client.find_job(f"{schedule.id}-9")
+        with pytest.raises(UnknownJob):
+            await client.find_job("images.another-2")
+
+
+async def test_a_job_whose_own_id_looks_like_a_title_is_found_by_it() -> None:
+    scene = Scene()
+    async with scene.client() as client:
+        schedule = await declared(client, "ticks")
+        await until(lambda: len(scene.ran) == 1)
+        job = await client.options(idempotency_key="mine-2").submit("images.echo")
+        assert (await job.status()).title == job.id and (await client.find_job(job.id)).id == job.id
+        assert (await client.find_job(f"{schedule.id}-2")).id == "2"
+
+
+def test_a_title_that_would_be_too_long_for_an_id_is_the_number() -> None:
+    run = JobInfo(job="17", endpoint="images", state=JobState.DONE, schedule=f"images.{'n' * 126}")
+    assert run.title == "17" and run.model_copy(update={"schedule": f"images.{'n' * 125}"}).title.endswith("nn-17")
+    assert (run_of("images.nightly-17"), run_of("17"), run_of("-17"), run_of("images.nightly-x")) == (
+        ("images.nightly", "17"), None, None, None,
+    )  # fmt: skip
 
 
 async def test_a_run_that_becomes_a_dead_letter_names_its_schedule() -> None:

@@ -36,7 +36,7 @@ def job_lines(info: JobInfo) -> Iterator[str]:
     ended = f" after {_times(info.attempts)}" if info.state is JobState.DEAD else ""
     yield from _fields(
         (
-            ("job", info.job),
+            ("job", info.title),
             ("task", f"{info.endpoint}.{info.method}" if info.method else info.endpoint),
             ("state", f"{info.state.value}{attempts}{tried}{ended}"),
             ("reason", info.reason),
@@ -95,7 +95,7 @@ def jobs_table(jobs: Sequence[JobInfo]) -> Listing:
     now = time.time()
     lines = [
         (
-            info.job,
+            info.title,
             f"[{_STATES.get(info.state, 'default')}]{info.state.value}[/]",
             f"{info.endpoint}.{info.method}" if info.method else info.endpoint,
             str(info.attempts) if info.attempts else "",

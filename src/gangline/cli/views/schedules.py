@@ -79,7 +79,7 @@ def schedule_lines(schedule: Schedule) -> Iterator[str]:
         ("declared", f"{duration(now - schedule.declared_at)} ago"),
         ("arguments", json.dumps(_plain(schedule.arguments), ensure_ascii=False) if schedule.data else "none"),
         *((name, value) for name, value in sorted(schedule.headers.items()) if name in _SHOWN),
-        ("runs", f"'gangline jobs ls --schedule {title(schedule)}' lists them"),
+        ("runs", f"'gangline jobs ls --schedule {title(schedule)}' lists them, as {schedule.id}-NUMBER"),
     )
     for name, value in fields:
         if value:

@@ -129,11 +129,11 @@ class Site:
         settings = WorkerSettings(id=id, node=id, start_timeout_s=PATIENCE_S, freeze_after_s=PATIENCE_S)
         return await self._stack.enter_async_context(Worker(pool, bus=await self.bus(user), settings=settings))
 
-    async def dispatcher(self, **settings: Any) -> Dispatcher:
+    async def dispatcher(self, *quotas: str, **settings: Any) -> Dispatcher:
         if self._jwt_folder is not None:
-            names = (self._jwt_folder / "tenants").read_text().split()
-            settings = {"quotas": parse_quotas(names), **settings}
-        made = Dispatcher(await self.bus("dispatcher"), settings=DispatcherSettings(**settings))
+            quotas = (*quotas, *(self._jwt_folder / "tenants").read_text().split())
+        found = DispatcherSettings(quotas=parse_quotas(quotas), **settings)
+        made = Dispatcher(await self.bus("dispatcher"), settings=found)
         return await self._stack.enter_async_context(made)
 
     async def gateway(self) -> Gateway:

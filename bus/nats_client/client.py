@@ -250,10 +250,6 @@ class BufferedNatsClient(ReconnectingClient):
                 self._lose(error)
             self._write_pending()
 
-        socket = self._socket()
-        if socket is not None and socket.get_extra_info("ssl_object") is not None:
-            # nats-py upgraded to TLS without telling the protocol, which otherwise complains at the end.
-            socket.get_protocol()._over_ssl = True  # type: ignore[attr-defined]
         buffered = bytes(reader._buffer)  # type: ignore[attr-defined]
         reader._buffer.clear()  # type: ignore[attr-defined]
         reader.feed_data = received  # type: ignore[method-assign, assignment]

@@ -146,7 +146,7 @@ def _explain(settings: ConnectionSettings, error: BaseException | None) -> Gangl
         )
     if isinstance(error, ssl.SSLError) or "TLS was asked for" in text:
         return ServerUnreachable(
-            f"no TLS with {urls} ({text}): check tls_ca, the certificate, and whether the server speaks TLS",
+            f"no TLS with {urls} ({text}): check tls_ca (--tlsca), the certificate, and whether the server speaks TLS",
             details=details,
         )
     if error is not None and not isinstance(error, OSError | TimeoutError) and type(error).__module__ != "nats.errors":

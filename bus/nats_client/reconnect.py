@@ -154,7 +154,13 @@ class ReconnectingClient(Client):
             writer.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
 
     def _connect_command(self) -> bytes:
-        if self._wants_tls and not self._is_encrypted():
+        if self._is_encrypted():
+            # nats-py upgraded to TLS without telling the protocol, which otherwise complains at the end.
+            transport: Any = self._transport
+            protocol = transport._io_writer.transport.get_protocol()
+            if protocol is not None:  # uvloop has none any more if the server has closed the connection
+                protocol._over_ssl = True
+        elif self._wants_tls:
             raise nats_errors.Error("nats: TLS was asked for, and the server does not offer it")
         return bytes(super()._connect_command())
 

@@ -113,6 +113,19 @@ def test_the_end_of_a_tls_connection_makes_no_noise_on_a_loop_of_asyncios_own(se
 
 
 @needs_keys
+def test_a_login_that_is_refused_over_tls_makes_no_noise_either(settings_of, secured, caplog):
+    server = secured(f"tls {{ {TLS_FILES} }}\nauthorization {{ user: bob, password: secret }}")
+
+    async def refused():
+        with pytest.raises(ServerUnreachable, match="rejected the credentials"):
+            await connect_jetstream(settings_of(server.url, user="bob", password="no", tls_ca=TLS / "ca.pem"))
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(refused())
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+@needs_keys
 async def test_tls_with_our_own_certificate(connect_to, settings_of, secured):
     server = secured(f'tls {{ {TLS_FILES}, ca_file: "{TLS}/ca.pem", verify: true }}')
     mine = {"tls_certificate": TLS / "client.pem", "tls_key": TLS / "client.key"}

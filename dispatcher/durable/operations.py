@@ -234,7 +234,7 @@ class QueueOperations:
             return NoDispatcher(f"the queue of {self._queue.endpoint} is being taken over: ask again")
         return UnknownJob(
             f"job {job} is not among the tasks of {self._queue.endpoint} that the dispatcher has fetched: it has "
-            "ended, is further back in the stream, or was never submitted",
+            "ended, is delayed, is further back in the stream, or was never submitted",
             details={"job": job},
         )
 

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from gangline.bus.port.bus import NotPermitted
+
 from ..waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
@@ -92,3 +94,13 @@ def test_ctrl_c_ends_a_call_with_130_and_stops_its_task(commands, worker):
     assert call.output == "gangline: interrupted\n"
     commands.await_file("cancelled")
     assert commands.json("stats", "words.w1")["tasks"]["cancelled"] == 1
+
+
+def test_a_producer_who_may_not_talk_to_workers_is_told_of_the_gateway(invoke, monkeypatch):
+    async def refused(*_: object, **__: object) -> None:
+        raise NotPermitted("this user may not")
+
+    monkeypatch.setattr("gangline.cli.commands.tasks.call._call", refused)
+    told = invoke("call", "words.count", "text=a").stderr
+    assert told == "gangline: this user may not; a producer gives --gateway\n"
+    assert "gives --gateway" not in invoke("call", "words.count", "text=a", "--gateway").stderr

@@ -56,7 +56,10 @@ def test_with_debug_nobody_is_told_to_use_debug():
 
 def test_only_a_server_that_does_not_answer_is_one_to_start():
     assert "gangline dev" in one_line(errors.ServerUnreachable("cannot connect to x within 5 s (refused)"))
-    for text in ("x rejected the credentials (authorization violation): check them", "no TLS with x: check tls_ca"):
+    for text in (
+        "x rejected the credentials (authorization violation): check them",
+        "no TLS with x: check tls_ca (--tlsca)",
+    ):
         assert one_line(errors.ServerUnreachable(text)) == text
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from gangline.cli.commands.tools.history import _table as history_table
 from gangline.cli.console.output import Listing, short_ids, table
 from gangline.cli.views.gangs import gangs_table
 from gangline.cli.views.jobs import jobs_table, letters_table, queues_table
@@ -15,6 +17,7 @@ from gangline.cli.views.workers import WorkerRow, workers_table
 from gangline.dispatcher.jobs.dead_letters import DeadLetter
 from gangline.schemas.messages.gangs import GangReply
 from gangline.schemas.messages.jobs import JobInfo, QueueStats
+from gangline.schemas.records.history import HistoryKind, HistoryRecord
 from gangline.schemas.records.jobs import JobFailure, JobState
 from gangline.schemas.records.workers import Heartbeat, Registration
 
@@ -126,6 +129,24 @@ def test_a_pipe_gets_whole_ids_and_whole_texts():
     lines = printed(letters_table([letter(1)]), 10_000, terminal=False)
     assert lines[2].split()[0] == f"thumbnails.j01{TOKEN}"
     assert lines[2].endswith(("a long story " * 20).strip())
+
+
+def test_a_dead_letter_does_not_give_its_reason_twice():
+    failed = JobFailure(code="invalid_arguments", message="no parameter 'txt'")
+    line = printed(letters_table([replace(letter(1), error=failed)]), 10_000, terminal=False)[2]
+    assert line.endswith("no parameter 'txt'") and line.count("invalid_arguments") == 1
+
+
+def test_a_narrow_terminal_shows_all_of_how_it_happened():
+    record = HistoryRecord(
+        kind=HistoryKind.LEASE_GRANTED, at=NOW, since=NOW - 2, by="worker.p.w", pool="thumbnails", worker="worker-1",
+        slots=2, gang="eval-9", lease="~tH2uWEIIZr476wKvdP_8Og", owner="somebody-on-the-machine-of-another",
+    )  # fmt: skip
+    head, _, *lines = printed(history_table([record]), 80)
+    assert max(map(len, lines)) <= 80
+    told = "".join(line[head.index("HOW") :].replace("worker", "") for line in lines)
+    assert told.replace(" ", "") == "2slots,2.0searlier,forsomebody-on-the-machine-of-another"
+    assert "eval-9 thumb" in lines[0]  # not eval-9#0: a lease does not know its generation
 
 
 def test_a_text_that_is_cut_ends_with_an_ellipsis():

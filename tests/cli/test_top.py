@@ -14,7 +14,7 @@ from gangline.board.board_core import Board
 from gangline.board.feed import BoardFeed, following
 from gangline.board.slots import Cells
 from gangline.cli.top.interactive import Confirm, Top
-from gangline.cli.top.screen import cells_text, headline, screen, wait_lines, worker_names
+from gangline.cli.top.screen import LEGEND, cells_text, headline, screen, wait_lines, worker_names
 from gangline.cli.views.gangs import why_lines
 from gangline.dispatcher.client.audit import AuditTrail
 from gangline.dispatcher.jobs.storage import TaskStreams
@@ -111,6 +111,14 @@ def test_the_first_line_says_since_when_there_is_a_leader():
     shown = headline(board).plain
     assert f"leader since {datetime.fromtimestamp(leader.since).astimezone():%H:%M:%S}" in shown
     assert "1795535920" not in shown
+    assert len(shown) <= len("gangline top  leader since 14:03:12  slots 12/32  waiting 3  workers 4, 1 lost") <= 78
+    assert len(LEGEND) <= 78  # with its padding, in 80 columns
+
+
+def test_a_queue_in_which_one_task_waits_is_said_so():
+    board = Board()
+    board.rows["waits"]["queue:words"] = {"kind": "queue", "id": "words", "owner": "", "count": 1, "unit": "tasks"}
+    assert wait_lines(board)[0].plain.startswith("queue words  1 task ")
 
 
 @pytest.mark.server

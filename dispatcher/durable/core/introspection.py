@@ -370,12 +370,12 @@ def _of_limit(queue: QueueState, task: Task, limit: KeyConcurrency, key: str) ->
         at = limit.rate.more_at(queue.now)
         return JobObstacle(
             kind="rate",
-            text=f"{method} declares that at most {plain(limit.rate.rate_per_s)} of it are started per second.",
+            text=f"{method} declares that at most {plain(limit.rate.rate_per_s)} may start per second.",
             until=None if at is None else _wall(queue, at),
         )
     return JobObstacle(
         kind="method",
-        text=f"{method} declares that at most {limit.limit} of it run at once.",
+        text=f"{method} declares that at most {limit.limit} may run at once.",
         jobs=_jobs(queue, limit.ahead(key)),
     )
 

@@ -114,7 +114,7 @@ async def test_at_most_so_many_of_a_task_run_at_once_and_others_pass_it() -> Non
         assert await passing.result() - began < 1.0, "it does not wait behind those that may not start"
         why = await jobs[7].why()
         assert [(each.kind, each.text) for each in why.obstacles] == [
-            ("method", "p.work declares that at most 2 of it run at once.")
+            ("method", "p.work declares that at most 2 may run at once.")
         ]
         assert len(why.obstacles[0].jobs) == 2
         await asyncio.gather(*(job.result() for job in jobs))

@@ -29,7 +29,7 @@ _CELLS: Final = {
 }
 """Character of a running slot and of another, and the style, by kind."""
 STATES: Final = {"serving": "green", "draining": "yellow", "lost": "red"}
-LEGEND: Final = "■ runs  ▤ gang  □ lease  ▨ kept for a gang  ▫ reserved  · free  - draining  ✕ lost"
+LEGEND: Final = "■ runs  ▤ gang  □ lease  ▨ for a gang  ▫ reserved  · free  - draining  ✕ lost"
 
 
 def cells_text(cells: Iterable[Cells], most: int = 64) -> Text:
@@ -63,8 +63,7 @@ def worker_names(board: Board, words: str = "") -> list[str]:
 
 
 def headline(board: Board) -> Text:
-    """`leader since 14:03:12   slots 12/32   waiting 3   workers 4, 1 lost`"""
-    pools = board.rows[Table.POOLS].values()
+    """`leader since 14:03:12  slots 12/32  waiting 3  workers 4, 1 lost`: 80 columns show it."""
     slots = board.slots.values()
     total = sum(each.total for each in slots if not each.lost)
     used = sum(each.total - each.free for each in slots if not each.lost)
@@ -76,9 +75,9 @@ def headline(board: Board) -> Text:
     text.append(
         f"leader since {_clock(since)}" if isinstance(since, float) else "no leader", "" if leaders else "yellow"
     )
-    text.append(f"   slots {used}/{total}")
-    text.append(f"   waiting {len(board.rows[Table.WAITS])}", "yellow" if board.rows[Table.WAITS] else "")
-    text.append(f"   pools {len(pools)}   workers {len(slots)}")
+    text.append(f"  slots {used}/{total}")
+    text.append(f"  waiting {len(board.rows[Table.WAITS])}", "yellow" if board.rows[Table.WAITS] else "")
+    text.append(f"  workers {len(slots)}")
     if lost:
         text.append(f", {lost} lost", "red")
     return text
@@ -124,7 +123,8 @@ def wait_lines(board: Board) -> list[Text]:
         line = Text()
         line.append(f"{row['kind']} ", "yellow")
         line.append(str(row["id"]), "bold")
-        line.append(f"  {row['count']} {row['unit']}  {row['owner']}")
+        unit = str(row["unit"]).removesuffix("s" if row["count"] == 1 else "")
+        line.append(f"  {row['count']} {unit}  {row['owner']}")
         since = row.get("since")
         if isinstance(since, float) and since:
             line.append(f"  {duration(now - since)}", "dim")

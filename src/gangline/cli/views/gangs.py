@@ -122,7 +122,7 @@ def summary(gang: GangReply) -> str:
     if gang.lost:
         parts.append(f"rank {', '.join(map(str, gang.lost))} lost and being replaced")
     if gang.reason:
-        parts.append(f"last because of {gang.reason}")
+        parts.append(f"last reason: {gang.reason}")
     return ", ".join(parts)
 
 

@@ -186,7 +186,7 @@ def letters_table(letters: Sequence[DeadLetter]) -> Listing:
             letter.reason,
             str(letter.attempts),
             duration(now - letter.dead_at),
-            "" if letter.error is None else escape(_one_line(letter.error)),
+            "" if letter.error is None else escape(_one_line(letter.error).removeprefix(f"{letter.reason}: ")),
         )
         for letter in letters
     ]

@@ -95,7 +95,7 @@ export function Slots() {
       <div class="tile"><span>slots in use</span><b>${number(sum.used)}<i>/${number(sum.total)}</i></b><${Spark} of="used" max="total" label="slots in use over five minutes" /></div>
       <div class="tile warm"><span>waiting</span><b>${number(sum.waiting)}</b><${Spark} of="waiting" label="what waited over five minutes" /></div>
       <div class="tile plain"><span>workers</span><b>${number(sum.workers)}</b><em class=${sum.lost ? 'bad' : ''}>${sum.lost ? `${sum.lost} lost` : 'all heard'}</em></div>
-      <div class="tile plain"><span>gangs</span><b>${number(Object.values(board.gangs).filter((g) => g.state === 'formed').length)}</b><em>${plural(sum.gangs, 'gang')} waiting</em></div>
+      <div class="tile plain"><span>gangs</span><b>${number(Object.values(board.gangs).filter((g) => g.state === 'formed').length)}</b><em>${number(sum.gangs)} waiting</em></div>
       <div class="tile plain"><span>leases</span><b>${number(Object.keys(board.leases).length)}</b><em>${plural(sum.kept, 'slot')} kept</em></div>
     </div>
     <div class="two">

@@ -49,4 +49,4 @@ def _show(stats: StatsReply) -> None:
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{number} {name}" for name, number in counts.items()) or "none"
+    return ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items()) or "none"

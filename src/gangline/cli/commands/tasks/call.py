@@ -48,6 +48,7 @@ def command(
     A text result is printed without quotes; with --json every result is printed as JSON, on one line. TIME
     is 90, 500ms, 5m, 2h or 1d, here and elsewhere.
     """
+    from ....bus.port.bus import NotPermitted
     from ....schemas.names import split_target
     from ...console.session import run
 
@@ -56,7 +57,12 @@ def command(
     options: dict[str, Any] = {"timeout_s": timeout_s, "deadline_s": deadline_s, "key": key, "model": model}
     if idempotent:
         options["idempotent"] = True
-    run(_call(connection, target, args, kwargs, options, stream=stream, gateway=gateway, as_json=as_json))
+    try:
+        run(_call(connection, target, args, kwargs, options, stream=stream, gateway=gateway, as_json=as_json))
+    except NotPermitted as error:
+        if gateway:
+            raise
+        raise NotPermitted(f"{error}; a producer gives --gateway", details=error.details) from error
 
 
 async def _call(

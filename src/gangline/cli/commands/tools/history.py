@@ -112,14 +112,17 @@ def _table(records: Sequence[HistoryRecord]) -> Listing:
         rows.append(
             (at, record.kind.value.replace("_", " "), _what(record), _more(record), record.by.partition(".")[0])
         )
-    return table(("WHEN (UTC)", "WHAT", "WHOM", "HOW", "BY"), rows, whole=("WHEN (UTC)", "WHAT"))
+    return table(
+        ("WHEN (UTC)", "WHAT", "WHOM", "HOW", "BY"), rows, whole=("WHEN (UTC)", "WHAT"), wrap=("HOW",), drop=("BY",)
+    )
 
 
 def _what(record: HistoryRecord) -> str:
     if record.details.get("target"):
         return str(record.details["target"])
     worker = f"{record.pool}.{record.worker}" if record.worker else record.pool
-    named = (record.gang and f"{record.gang}#{record.generation}", record.job or record.endpoint, worker, record.lease)
+    gang = f"{record.gang}#{record.generation}" if record.generation else record.gang  # leases do not know it
+    named = (gang, record.job or record.endpoint, worker, record.lease)
     return " ".join(filter(None, named))
 
 
@@ -138,6 +141,8 @@ def _more(record: HistoryRecord) -> str:
         told.append(f"attempt {record.attempt}")
     if record.kind in (HistoryKind.LEASES, HistoryKind.ATTEMPTS):
         told.append(f"{record.count} in a minute, {duration(record.seconds)} in all")
+    elif record.kind is HistoryKind.LEASE_GRANTED and record.since is not None:
+        told.append(f"{duration(record.at - record.since)} earlier")  # recorded when it turned out to last
     elif record.since is not None:
         told.append(f"after {duration(record.at - record.since)}")
     if record.kind is HistoryKind.WORKER_LOST:

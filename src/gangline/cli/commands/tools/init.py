@@ -52,7 +52,7 @@ def command(folder: Path, pool: str, debug: bool) -> None:
     here = "" if folder == Path() else f"cd {folder} && "
     click.echo(f"next   {here}gangline dev {pool}:pool")
     click.echo(f"then   gangline call {pool}.count text='a b c', in another terminal")
-    click.echo(f"test   {here}python -m pytest test_{pool}.py")
+    click.echo(f"test   {here}pip install pytest && python -m pytest test_{pool}.py")
 
 
 _POOL: Final = '''\

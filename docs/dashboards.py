@@ -428,7 +428,7 @@ ALERTS: Final = (
         severity="warning",
         summary="Workers with members of gangs are lost",
         means="More than two restarts or repairs in 15 minutes, because workers were lost.",
-        look=("gangline history --kind worker_left --since 30m", "gangline workers"),
+        look=("gangline history --kind worker_lost --since 30m", "gangline workers"),
         do=("Look for processes that the kernel killed (memory), machines that are gone, and networks that are cut.",),
         fires=(('[gangline.gang.restarts]{namespace="gangline", reason="worker_lost", kind="repair"}', "0+1x60"),),
     ),

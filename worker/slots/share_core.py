@@ -321,7 +321,7 @@ class ShareCore:
         self._allowed, self._withheld = self._room(record, own), 0
         before = shares[self.worker].units
         gave = self._give(shares, waiting, record.limit, in_use, pressed, now)
-        if not gave and self._take(shares, waiting, record.limit, in_use, now):
+        if not gave and self._take(shares, waiting, record.limit, in_use, pressed, now):
             taken = shares[self.worker].units - before
             rested = record.limit - (_units(shares) - taken) - record.spent
             self._spent = max(0, taken - rested) if record.spent else 0
@@ -420,12 +420,21 @@ class ShareCore:
             shares[self.worker] = shares[self.worker].model_copy(update={"units": units - given})
         return given > 0
 
-    def _take(self, shares: dict[str, HeldShare], waiting: list[str], limit: int, in_use: int, now: float) -> bool:
+    def _take(
+        self,
+        shares: dict[str, HeldShare],
+        waiting: list[str],
+        limit: int,
+        in_use: int,
+        pressed: bool,
+        now: float,
+    ) -> bool:
         """Take free units, or wait for one. Whether it takes any."""
         units = shares[self.worker].units
         wants = self._wants(now) and units <= in_use
         if self.leaving or units >= limit or not (wants or self._prefetch):
-            if self.worker in waiting and not wants:
+            # Between two executions it goes on waiting if more callers do: its unit is not idle for long.
+            if self.worker in waiting and not wants and not (pressed and self._wants(now)):
                 waiting.remove(self.worker)
             return False
         ahead = waiting.index(self.worker) if self.worker in waiting else len(waiting)

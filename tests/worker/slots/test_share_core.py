@@ -632,6 +632,36 @@ def test_a_unit_is_kept_for_a_caller_that_waits_for_something_else() -> None:
     assert a.units == 0
 
 
+def test_between_two_executions_a_worker_whose_callers_wait_goes_on_waiting() -> None:
+    a, b = nodes("a", "b", limit=2)
+    assert (a.units, b.units) == (1, 1) and a.start(0.1) and b.start(0.1) and not b.start(0.1)
+    b.pressed = True
+    b.settle(0.1 + WANT_AFTER_S)
+    writes = b.ledger.writes
+    b.running = 0
+    b.settle(0.15)
+    assert b.core.waiting and b.ledger.writes == writes, "it would ask again at once"
+    b.pressed = False
+    b.settle(0.16)
+    assert not b.core.waiting
+
+
+def test_who_gives_a_unit_that_its_callers_did_not_come_back_for_wants_none() -> None:
+    a, b = nodes("a", "b", limit=1)
+    a.running = 1
+    b.start(0.1)
+    b.settle(0.1 + WANT_AFTER_S)
+    a.start(0.12)
+    a.running = 0
+    a.settle(0.13)
+    assert b.units == 1
+    a.start(0.14)
+    for now in (0.17, 0.3, 0.4, 0.6):
+        a.settle(now)
+        b.settle(now)
+    assert a.units == 1 and not b.core.waiting, "an idle unit would move to and fro"
+
+
 def test_waits_are_ordered() -> None:
     assert share_core.NEEDED_S > PATIENCE_S
     assert WANT_AFTER_S < PATIENCE_S < AGAIN_S < share_core.RECLAIM_AFTER_S

@@ -170,8 +170,11 @@ async def test_an_idempotency_key_belongs_to_its_tenant_and_each_has_its_own_res
 RELOADS = 6
 
 
-async def test_a_reload_of_the_file_with_other_accounts_delivers_no_request_twice(site_of, tmp_path: Path):
-    """A server that gets an account in a JWT adds its new imports before it removes the old ones."""
+async def test_a_reload_of_the_file_with_other_accounts_delivers_each_request_once_or_says_that_nobody_answers(
+    site_of, tmp_path: Path
+):
+    """A server that gets an account in a JWT adds its new imports before it removes the old ones. A server that reads a
+    file has no imports for a moment, and keeps the connections of users that have not changed."""
     file = tmp_path / "accounts.conf"
     users = ("operator", "gateway", "web@shop=producer:images", "batch@lab=producer:images")
 
@@ -182,6 +185,13 @@ async def test_a_reload_of_the_file_with_other_accounts_delivers_no_request_twic
     site: Site = site_of(f'include "{"../" * 20}{file}"')
     gateway, web = await site.bus("gateway"), await site.bus("web")
     came: Counter[bytes] = Counter()
+    unanswerable: Counter[str] = Counter()
+    closed: list[str] = []
+    for bus in (gateway, web):
+        bus.on_connection(lambda event: closed.append(event.name))
+    # The gateway answers nothing, so what comes is the server's word that there are no responders.
+    await web.subscribe("_INBOX.web.*", lambda message: unanswerable.update([message.subject]))
+    await web.flush()
     await gateway.subscribe("gangline.call.>", lambda message: came.update([message.data]), queue="gangline-gateway")
     await gateway.flush()
     over = asyncio.Event()
@@ -208,7 +218,10 @@ async def test_a_reload_of_the_file_with_other_accounts_delivers_no_request_twic
     finally:
         over.set()
         await asking
+    await until(lambda: len(came) + len(unanswerable) == sent, lambda: f"{len(came)}, {len(unanswerable)}, {sent}")
     assert sum(came.values()) == len(came) > 200 * RELOADS
+    assert sum(unanswerable.values()) == len(unanswerable)
+    assert closed == []
 
 
 def test_the_server_takes_answers_to_tenants_for_a_day(tmp_path: Path):

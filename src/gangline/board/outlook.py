@@ -299,7 +299,9 @@ def _line_of(board: Board, endpoint: str, line: JobLine, *, alone: bool, now: fl
             continue
         if line.method not in registration.methods:
             continue
-        free += slots.free
+        # The board may not show leases yet that the dispatcher has: their slots are not free.
+        unseen = (lease for lease in line.leases if lease.worker == name and board.lease(lease.lease) is None)
+        free += max(0, slots.free - sum(lease.slots for lease in unseen))
         for cells in slots.cells:
             if cells.kind == "lease" and cells.holder not in own:
                 lease = board.lease(cells.holder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gangline.cli.views.workers import WorkerRow, tasks_of
-from gangline.schemas.records.workers import Registration
+from gangline.schemas.records.workers import HeldShare, LimitRecord, Registration
 from gangline.worker.pool.pool import Pool
 
 
@@ -41,3 +41,16 @@ def test_each_declaration_is_one_row_with_its_options():
     told = rows[2].to_json()
     assert (told["pool"], told["task"], told["workers"]) == ("p", "work", 1)
     assert told["policy"]["max_running"] == 2  # type: ignore[index]
+
+
+def test_shares_of_limits_over_all_workers_are_shown_with_what_declares_them():
+    limits = {
+        ("p", name): LimitRecord(
+            incarnation="i", limit=5, shares={"w1": HeldShare(instance="w1", units=3)}, interval_s=interval_s
+        )
+        for name, interval_s in (("work", 0.0), ("work=rate", 0.1), ("plain=rate", 0.1))
+    }
+    plain, work = tasks_of([row("w1", version(max_running=5, rate_per_s=50))], limits)
+    assert plain.options == "" and work.options.endswith("shares=w1:3 rate_shares=w1:30")
+    told = work.to_json()
+    assert (told["shares"], told["rate_shares"]) == ({"w1": 3}, {"w1": 30.0})

@@ -77,6 +77,7 @@ class ShareCore:
         "_settled_at",
         "_spent",
         "_tried_at",
+        "_unclear",
         "_unknown",
         "_waited_since",
         "_withheld",
@@ -143,6 +144,8 @@ class ShareCore:
         self._refused_at = float("-inf")
         self._pace = 0.0
         """Seconds between the last two refusals."""
+        self._unclear = False
+        """It tried to take units that count as in use, and that may have been stored before others wrote."""
         self._wanted_since = float("-inf")
         self._tried_at = float("-inf")
         """When it last looked for workers that are gone."""
@@ -228,7 +231,8 @@ class ShareCore:
             return 0
         if self._unknown == revision:
             return 0  # what is being given up may still be stored
-        unclear, self._unknown = self._unknown is not None, None
+        unclear = self._unknown is not None or self._unclear
+        self._unknown, self._unclear = None, False
         gained = self._allow(self._room(record, own), now)
         if unclear and self._interval_s:
             self._spent = gained  # they may be those that it took
@@ -254,7 +258,8 @@ class ShareCore:
 
     def conflict(self) -> None:
         """The planned write was refused: another worker was faster."""
-        self._planned, self._spent = None, 0
+        self._planned = None
+        self._unclear, self._spent = self._spent > 0, 0
         self.stale = True
 
     def unknown(self) -> None:

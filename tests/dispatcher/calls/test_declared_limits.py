@@ -170,6 +170,8 @@ async def test_a_rate_and_max_running_together_hold_over_all_workers_and_nobody_
         calls = [each.options(timeout_s=60.0).call("p.work", 0.05) for each in (client, second) for _ in range(8)]
         await asyncio.gather(*calls)
         scene.check(running)
+        told = [await client.stats(str(worker.id)) for worker in running.workers.values()]
+        assert all([(each.per_s, each.limit) for each in stats.limits] == [(None, 1), (4.0, 1)] for stats in told)
     assert len(scene.starts) == 16 and within(4.0, scene.starts) and scene.most == 1
     assert scene.starts[-1] - scene.starts[0] < 12.0
 

@@ -598,6 +598,24 @@ def test_a_worker_that_starts_anew_takes_what_it_used_before_for_used() -> None:
     assert new.units == 2 and new.core.spent() == 1
 
 
+@pytest.mark.parametrize("refuse", [ShareCore.unknown, ShareCore.conflict])
+def test_units_that_were_taken_without_an_answer_count_as_in_use(refuse: Callable[[ShareCore], None]) -> None:
+    a, b = rated("a", "b", limit=2, interval_s=10.0)
+    assert (a.units, b.units) == (1, 1)
+    a.settle(0.1)
+    gone = a.core.leave(1)
+    assert gone is not None and a.ledger.put(gone, a.core.revision)
+    b.read(0.2)
+    b.running = 1
+    b.start(0.2)
+    taken = b.core.plan(1, 0.3, pressed=True, fresh="")
+    assert taken is not None and b.ledger.put(taken, b.core.revision)
+    assert b.ledger.put(taken.model_copy(update={"waiting": ("c",)}), b.ledger.revision), "another one writes"
+    refuse(b.core)
+    b.read(0.4)
+    assert b.units == 2 and b.core.spent() == 1
+
+
 def test_the_rate_of_the_worker_that_started_last_counts() -> None:
     (a,) = rated("a", limit=1, interval_s=0.5)
     later = Node(a.ledger, "b", 3, at=5.0, interval_s=0.1)

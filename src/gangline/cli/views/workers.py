@@ -116,13 +116,18 @@ class TaskRow:
     """How many workers declare it so."""
     shares: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many executions each worker may run of the task's `max_running`."""
+    rate_shares: Mapping[str, float] = field(default_factory=dict[str, float])
+    """How many each worker may start per second of the task's `rate_per_s`."""
 
     def identity(self) -> tuple[str, str, MethodInfo]:
         return self.pool, self.method, self.info
 
     def to_json(self) -> dict[str, object]:
         told = self.info.model_dump(mode="json")
-        return {"pool": self.pool, "task": self.method, "workers": self.workers, **told, "shares": dict(self.shares)}
+        return {"pool": self.pool, "task": self.method, "workers": self.workers, **told} | {
+            "shares": dict(self.shares),
+            "rate_shares": dict(self.rate_shares),
+        }
 
     @property
     def options(self) -> str:
@@ -132,8 +137,9 @@ class TaskRow:
         if policy.get("cron"):
             policy["cron"] = short_cron(policy["cron"])
         told = [*flags, *(f"{name}={_shown(value)}" for name, value in policy.items())]
-        if self.shares:
-            told.append(f"shares={','.join(f'{worker}:{units}' for worker, units in sorted(self.shares.items()))}")
+        for name, shares in (("shares", self.shares), ("rate_shares", self.rate_shares)):
+            if shares:
+                told.append(f"{name}={','.join(f'{worker}:{plain(each)}' for worker, each in sorted(shares.items()))}")
         return " ".join(told)
 
 
@@ -157,7 +163,12 @@ def tasks_of(rows: Sequence[WorkerRow], limits: Mapping[tuple[str, str], LimitRe
             found[key] = found.get(key, 0) + 1
     tasks = [
         TaskRow(
-            pool=pool, method=name, info=info, workers=count, shares=_shares(info, (limits or {}).get((pool, name)))
+            pool=pool,
+            method=name,
+            info=info,
+            workers=count,
+            shares=_shares(info, (limits or {}).get((pool, name))),
+            rate_shares=_rate_shares(info, (limits or {}).get((pool, f"{name}=rate"))),
         )
         for (pool, name, info), count in found.items()
     ]
@@ -168,6 +179,12 @@ def _shares(info: MethodInfo, record: LimitRecord | None) -> dict[str, int]:
     if record is None or info.policy is None or info.policy.max_running is None:
         return {}
     return {worker: share.units for worker, share in record.shares.items()}
+
+
+def _rate_shares(info: MethodInfo, record: LimitRecord | None) -> dict[str, float]:
+    if record is None or not record.interval_s or info.policy is None or info.policy.rate_per_s is None:
+        return {}
+    return {worker: round(share.units / record.interval_s, 6) for worker, share in record.shares.items()}
 
 
 def tasks_table(rows: Sequence[TaskRow]) -> Listing:

@@ -14,16 +14,16 @@ from gangline.board.board_core import Board
 from gangline.board.feed import BoardFeed, following
 from gangline.board.slots import Cells
 from gangline.cli.top.interactive import Confirm, Top
-from gangline.cli.top.screen import LEGEND, cells_text, headline, screen, wait_lines, worker_names
+from gangline.cli.top.screen import LEGEND, cells_text, headline, owners_of, screen, wait_lines, worker_names
 from gangline.cli.views.gangs import why_lines
 from gangline.dispatcher.client.audit import AuditTrail
 from gangline.dispatcher.jobs.storage import TaskStreams
 from gangline.schemas.messages.gangs import GangAhead, GangObstacle, GangWhyReply
-from gangline.schemas.records.gangs import LeaderAlive, LeaderRecord
+from gangline.schemas.records.gangs import GangState, LeaderAlive, LeaderRecord
 from gangline.testing import cluster
 from gangline.worker.pool.pool import Pool
 
-from ..board.test_board_core import beat, gang, lease, register
+from ..board.test_board_core import beat, gang, lease, member, register
 
 POOL = Pool("train", slots=4)
 
@@ -99,6 +99,19 @@ def test_the_screen_and_why_say_the_same_of_a_gang_that_waits(monkeypatch):
     assert [line.plain.removeprefix("  ") for line in wait_lines(board)][1:] == told
     sentences = board.rows["waits"]["gang:g1"]["told"]
     assert [sentence["text"].strip() in line for sentence, line in zip(sentences, told, strict=True)] == [True] * 6
+
+
+def test_the_gangs_of_a_set_can_be_told_apart_on_their_worker():
+    board = Board()
+    register(board)
+    beat(board)
+    for id in ("llama-1795648424-1", "llama-1795648424-2"):
+        gang(board, id, GangState.FORMED, gangset="llama")
+        member(board, id, 1)
+    gang(board, "tJM0xzJEtoYemyoQRJiGg7", GangState.FORMED)
+    member(board, "tJM0xzJEtoYemyoQRJiGg7", 1)
+    board.take()
+    assert owners_of(board, "p.w1") == "gang llama-1795648424-1, gang llama-1795648424-2, gang tJM0xzJEtoYe"
 
 
 def test_the_first_line_says_since_when_there_is_a_leader():

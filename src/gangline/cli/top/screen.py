@@ -92,7 +92,10 @@ def _clock(at: float) -> str:
 def owners_of(board: Board, name: str) -> str:
     """Who holds slots of a worker, and until when."""
     now, entries = time.time(), board.workers[name]
-    found = [f"gang {gang[:12]}" for gang in sorted(entries.members)]
+    found = []
+    for gang in sorted(entries.members):
+        record = board.gangs.get(gang)  # the gangs of a set differ only at the ends of their ids
+        found.append(f"gang {gang if record is not None and record.gangset else gang[:12]}")
     for lease in sorted(entries.leases.values(), key=lambda lease: lease.granted_at)[:4]:
         found.append(f"{lease.owner or lease.token[:7]} {lease.slots} {duration(lease.expires_at - now)}")
     more = len(entries.leases) - 4

@@ -122,7 +122,7 @@ def configuration(
             "system_account: SYS",
             "",
             "accounts {",
-            _SYSTEM.format(exports=", ".join(f"{{ stream: {subject} }}" for subject in broken)),
+            _SYSTEM.format(exports=", ".join(f"{{ stream: {each}, accounts: [{account}] }}" for each in broken)),
             f"  {account} {{",
             f"    jetstream: {{ {jetstream} }}" if jetstream else "    jetstream: enabled",
             *_limits(own),

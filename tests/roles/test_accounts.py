@@ -235,6 +235,20 @@ def test_the_server_takes_answers_to_tenants_for_a_day(tmp_path: Path):
     assert services and {each["response_threshold"] for each in services} == {86_400 * 10**9}
 
 
+@pytest.mark.parametrize("form", ["passwords", pytest.param("JWT", marks=pytest.mark.long)])
+async def test_coordinators_are_told_whose_connection_broke(site_of, tmp_path: Path, form: str):
+    users = (*SERVERS, "w1@gpus=worker:images.w1")
+    site: Site = site_of(jwts(tmp_path, *users), tmp_path) if form == "JWT" else site_of(cut(*users))
+    coordinator, heard = await site.bus("coordinator"), collect()
+    await coordinator.subscribe("$SYS.ACCOUNT.*.DISCONNECT", heard)
+    await coordinator.flush()
+    for number, user in enumerate(("worker", "w1"), 1):
+        await (await site.bus(user)).close()
+        told = await heard.count(number)
+        assert json.loads(told[-1].data)["client"]["name"] == user
+    assert await site.refused() == []
+
+
 ATTACKS = {
     "delete a stream by an answer": (
         "$JS.API.STREAM.MSG.GET.KV_GANGLINE_RESULTS",

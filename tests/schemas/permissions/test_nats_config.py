@@ -81,3 +81,13 @@ def test_who_hears_private_subjects_answers_there_and_who_asks_there_may_not_hea
     assert set(public) <= set(allowed.subscribe), "nobody listens privately alone"
     assert (role in (Role.PRODUCER, Role.ROUTER, Role.OWNER, Role.OBSERVER, Role.OPERATOR)) == (not private)
     assert not [subject for subject in private if subject.endswith(".>") and ".call." not in subject]
+
+
+def test_only_ganglines_account_is_told_whose_connection_broke() -> None:
+    """The server's message has addresses and names of users."""
+    users = tuple(map(parse_user, ("coordinator", "w1@gpus=worker:images.w1")))
+    exports = [
+        line for line in configuration(Names(), users).splitlines() if "DISCONNECT" in line and "exports" in line
+    ]
+    both = [f'{{ stream: "$SYS.ACCOUNT.{each}.DISCONNECT", accounts: [GANGLINE] }}' for each in ("GANGLINE", "gpus")]
+    assert exports == [f"    exports: [ {', '.join(both)} ]"]

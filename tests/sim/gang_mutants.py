@@ -28,12 +28,13 @@ from gangline.coordinator.scheduling import placement as placement_module
 from gangline.coordinator.server import effect_executor as effects_module
 from gangline.dispatcher.gangs import owner_core as owner_module
 from gangline.schemas.names import MARK, Names
-from gangline.schemas.records.gangs import GangState, LeaderRecord
+from gangline.schemas.records.gangs import GangSetStatus, GangState, LeaderRecord, RestartPolicy
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.gang_plan import BadStart, Breaking, GangKind
-from gangline.testing.sim.plan.plan import POOLS, Accident, Plan
+from gangline.testing.sim.plan.plan import COORDINATOR_FAULTS, POOLS, Accident, Plan
 from gangline.worker.gangs.member_tasks import MemberTasks
 from gangline.worker.gangs.reconciler import form_request_of
+from gangline.worker.slots import gang_core as seats_module
 
 from .mutants import has, mutant
 
@@ -48,6 +49,13 @@ def _breaks(how: Breaking) -> Any:
         return any(step.kind is GangKind.RUN and step.breaking is how for step in plan.gangs.steps)
 
     return needs
+
+
+def _hardly_stops(plan: Plan) -> bool:
+    """Plans in which a rank without a grace time ignores its first cancellation."""
+    assert plan.gangs is not None
+    runs = (step for step in plan.gangs.steps if step.kind is GangKind.RUN and step.breaking is Breaking.STUBBORN)
+    return any(step.grace_s == 0 for step in runs)
 
 
 def _rivals(plan: Plan) -> bool:
@@ -180,6 +188,11 @@ def who_does_not_stop_when_told_is_let_be(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemberTasks, "insist", lambda self, leaving: 0)
 
 
+@gang_mutant("L8", needs=_hardly_stops)
+def who_has_no_grace_time_is_cancelled_twice_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seats_module, "FIRST_CANCEL_S", 0.0)
+
+
 @gang_mutant("L8")
 def a_restart_has_the_number_of_what_it_replaces(patch: pytest.MonkeyPatch) -> None:
     original = Teardown.stopped
@@ -268,3 +281,23 @@ def _rolls_badly(plan: Plan) -> bool:
 def old_gangs_go_when_new_ones_have_formed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StandingSets, "_steady", lambda self, gang, of_set: gang.step is GangStep.FORMED)
     patch.setattr(StandingSets, "_last_that_serves", lambda self, gang, live: False)
+
+
+def _repairs_sets(plan: Plan) -> bool:
+    """Plans with several candidates and a set whose gangs replace single members."""
+    assert plan.gangs is not None
+    sets = [json.loads(step.record) for step in plan.gangs.sets if step.record is not None]
+    repaired = any(
+        each["gang"]["restart"] == RestartPolicy.RESTART_MEMBER and each["gang"]["size"] > 1 for each in sets
+    )
+    return repaired and any(event.accident in COORDINATOR_FAULTS for event in plan.events)
+
+
+@gang_mutant("roll", needs=_repairs_sets, seeds=400)
+def a_new_leader_counts_a_failure_that_is_being_repaired_again(patch: pytest.MonkeyPatch) -> None:
+    original = StandingSets.remember
+
+    def remember(self: StandingSets, name: str, status: GangSetStatus) -> None:
+        original(self, name, status.model_copy(update={"repairing": 0}))
+
+    patch.setattr(StandingSets, "remember", remember)

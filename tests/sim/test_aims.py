@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 
@@ -9,7 +10,7 @@ import pytest
 
 from gangline.testing.sim.plan.gang_draw import draw_gang_plan
 from gangline.testing.sim.plan.plan import OF_OWNERS, Accident, Moment, draw_plan
-from gangline.testing.sim.plan.variants import draw_aims, with_aims
+from gangline.testing.sim.plan.variants import AIMED_AT, draw_aims, with_aims
 from gangline.testing.sim.run import run
 
 from ..scale import repetitions
@@ -29,17 +30,26 @@ def test_no_law_is_broken_by_accidents_at_the_worst_moments(kind, seed):
 
 def test_all_moments_are_aimed_at_and_owners_are_killed_at_each_of_theirs():
     aims = [aim for seed in range(100) for aim in draw_aims(draw_gang_plan(seed))]
-    assert {aim.moment for aim in aims if aim.accident is Accident.SERVER_RESTART} == set(Moment)
+    assert {aim.moment for aim in aims if aim.accident is Accident.SERVER_RESTART} == set(AIMED_AT)
     assert {aim.moment for aim in aims if aim.accident is Accident.CLIENT_CRASH} == set(OF_OWNERS)
+    assert {aim.accident for aim in aims if aim.moment is Moment.TO_RUN} == {Accident.PARTITION, Accident.WORKER_CRASH}
     assert {aim.moment for seed in range(20) for aim in draw_aims(draw_plan(seed))} == {Moment.STREAM}
 
 
 def test_nothing_but_the_aims_is_another():
-    for draw in (draw_plan, draw_gang_plan):
-        plan, aimed = draw(3), with_aims(draw(3))
+    more: Counter[int] = Counter()
+    for draw, seed in itertools.product((draw_plan, draw_gang_plan), range(20)):
+        plan, aimed = draw(seed), with_aims(draw(seed))
         assert not plan.aims and aimed.aims == draw_aims(plan)
-        assert (aimed.steps, aimed.events, aimed.gangs) == (plan.steps, plan.events, plan.gangs)
+        assert (aimed.steps, aimed.events) == (plan.steps, plan.events)
         assert not aimed.calm
+        if not any(aim.moment is Moment.TO_RUN for aim in aimed.aims):
+            assert aimed.gangs == plan.gangs
+            continue
+        assert plan.gangs is not None and aimed.gangs is not None
+        assert aimed.gangs.steps[:-1] == plan.gangs.steps, "and a gang whose owner is cut off"
+        more[seed] += 1
+    assert more
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from gangline.schemas.messages.gangs import (
     UnholdRequest,
 )
 from gangline.schemas.names import WorkerId
-from gangline.schemas.records.gangs import GangSetRecord, GangSetStatus, LeaderRecord
+from gangline.schemas.records.gangs import GangSetRecord, GangSetStatus, GangState, LeaderRecord
 
 from .model import NAMES, WALL, Ledger, Member, SimWorker
 from .transcript import said_effect, said_event
@@ -559,6 +559,9 @@ class World:
     def check(self) -> None:
         for worker in self.workers.values():
             worker.check()
+        for gang in self.ledger.gangs().values():
+            # One failure for each generation, and that of this one only once it is over.
+            assert gang.counted <= gang.generation - (gang.state in (GangState.FORMED, GangState.QUEUED)), gang
 
     def states(self) -> dict[str, str]:
         return {gang.id: gang.step for gang in self.core.gangs()}

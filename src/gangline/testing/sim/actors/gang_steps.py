@@ -13,7 +13,7 @@ from ....dispatcher.gangs.gang import Gang
 from ....schemas.errors.base import GangEnded, GanglineError, NotOwner, UnknownGang
 from ....schemas.messages.gangs import GangReply
 from ....schemas.names import GangOperation
-from ....schemas.records.gangs import GangState
+from ....schemas.records.gangs import GangState, RestartPolicy
 from ....schemas.wire import codec
 from ..calls.outcomes import SimulatedRequest
 from ..plan.gang_plan import Breaking, GangKind, GangStep
@@ -78,6 +78,9 @@ class GangStepRunner(RequestRecorder):
                 self._world.outcomes.failed(acquiring, "acquired", may_have_started=False)
                 self._world.gangs.owned[gang.id] = (self._node, gang)
                 self._world.aims.passes(Moment.FORMED, gang.id)
+                repaired = step.restart is RestartPolicy.RESTART_MEMBER
+                if step.kind is GangKind.RUN and repaired and len({each.worker for each in gang.members}) > 1:
+                    self._world.aims.passes(Moment.TO_RUN, gang.id)
                 try:
                     if step.hold_s:
                         await asyncio.sleep(step.hold_s)

@@ -14,7 +14,18 @@ from pydantic import ValidationError
 
 from ....bus.port.bus import KvEntry, KvOperation, KvWrite
 from ....schemas.names import Names, WorkerId
-from ....schemas.records.gangs import GangRecord, GangSetRecord, GangState, LeaderRecord, MemberRecord, Seat
+from ....schemas.records.gangs import (
+    GangRecord,
+    GangSetRecord,
+    GangSetStatus,
+    GangSpec,
+    GangState,
+    LeaderRecord,
+    MemberRecord,
+    Seat,
+    read_gang,
+    template_of,
+)
 from ....schemas.records.workers import Registration
 from ..history.checker import Checker
 
@@ -94,6 +105,9 @@ class GangLedger:
         self._draining: dict[WorkerId, bool] = {}
         self._sets: dict[str, tuple[float, GangSetRecord]] = {}
         """The declared sets, and since when."""
+        self._rolls: dict[str, dict[tuple[str, int], GangSpec]] = {}
+        """By set: the generations that its gangs have formed, without those that ended while its status told no
+        failure."""
         self._unsettled_until = 0.0
         """After the bucket vanished: until then, not everything may have been written again."""
         self.held: dict[str, Held] = {}
@@ -132,6 +146,8 @@ class GangLedger:
                 self._sets.pop(entry.key.partition(".")[2], None)
             case "gang":
                 self._gang(entry.key.partition(".")[2], value)
+            case "gangset_status" if value is not None:
+                self._status(entry.key.partition(".")[2], GangSetStatus.model_validate_json(value))
             case _:
                 pass
 
@@ -226,7 +242,8 @@ class GangLedger:
             return
         before = self._gangs.get(gang)
         self._gangs[gang] = record
-        if record.restarts != record.generation - 1 or record.counted > record.generation:
+        ended = record.state in (GangState.TEARING_DOWN, GangState.ENDED)
+        if record.restarts != record.generation - 1 or record.counted > record.generation - (not ended):
             self._fail("L8", f"{record.id} counts {record.restarts} restarts and {record.counted} failures")
         self._retires(record, before)
         if record.state in STANDING:
@@ -286,8 +303,23 @@ class GangLedger:
         ):
             self._fail("roll", f"gang {record.id} retires, and no other of the {declared.gangs} of {name} is ready")
 
+    def _status(self, name: str, status: GangSetStatus) -> None:
+        """Check that a failure counts once against a roll: a generation fails at most once, however many of its members
+        are lost, and however many leaders find that."""
+        formed = self._rolls.setdefault(name, {})
+        current = read_gang(status.current)
+        template = None if current is None else template_of(current)
+        most = sum(spec == template for spec in formed.values())
+        if status.failures > most:
+            self._fail("roll", f"set {name} counts {status.failures} failures of {most} generations")
+        if not status.failures:
+            stand = {(id, gang.generation) for id, gang in self._gangs.items() if gang.state in STANDING}
+            self._rolls[name] = {each: spec for each, spec in formed.items() if each in stand}
+
     def _granted(self, record: GangRecord, history: History) -> None:
         """A generation is formed: check that it is the next one, with new tokens."""
+        if record.gangset is not None:
+            self._rolls.setdefault(record.gangset, {})[record.id, record.generation] = record.spec
         before, history.formed = history.formed, record
         if before is not None and before.generation == record.generation and before.seats == record.seats:
             if history.torn >= record.generation and not history.lost:

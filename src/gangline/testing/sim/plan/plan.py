@@ -180,6 +180,8 @@ class Moment(StrEnum):
     SET_TOLD = "set told"
     STREAM = "stream"
     """A task that yields items starts."""
+    TO_RUN = "to run"
+    """A gang on several workers that replaces single members is formed, and its owner will run tasks on all ranks."""
 
 
 OF_OWNERS: Final = (Moment.QUEUED, Moment.GRANTED, Moment.COMMITTED, Moment.TOLD, Moment.FORMED)
@@ -192,7 +194,7 @@ class Aim:
     moment: Moment
     nth: int
     accident: Accident
-    """The crash of the owner, or a restart of the server."""
+    """The crash or a partition of the owner, the crash of a member's worker, or a restart of the server."""
     after_s: float
     for_s: float
 

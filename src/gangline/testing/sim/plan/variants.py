@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Final
 
+from ....schemas.records.gangs import Bundle, RestartPolicy, Strategy
 from ...loop import NodeClock
+from .gang_plan import Breaking, GangKind, GangStep, GangTraffic
 from .plan import OF_OWNERS, Accident, Aim, Moment, Plan, StepKind
 
 
@@ -13,10 +17,11 @@ def draw_aims(plan: Plan) -> tuple[Aim, ...]:
     """Faults at a step of something in progress, rather than at a time; the same on every machine.
 
     An owner is killed while its gang is queued, granted, committed, announced to its members, or formed; the server is
-    restarted at such a moment, or when a standing gang has been granted, or while a stream yields its items.
+    restarted at such a moment, or when a standing gang has been granted, or while a stream yields its items. An owner
+    is cut off while a member of its gang is replaced, so that its tasks reach members that are a generation ahead.
     """
     rng = random.Random(f"gangline aims {plan.seed}")
-    moments = tuple(Moment) if plan.gangs is not None else (Moment.STREAM,)
+    moments = AIMED_AT if plan.gangs is not None else (Moment.STREAM,)
     found: list[Aim] = []
     for _ in range(rng.choice((1, 2, 3))):
         moment = rng.choice(moments)
@@ -30,12 +35,70 @@ def draw_aims(plan: Plan) -> tuple[Aim, ...]:
                 for_s=rng.choice((0.02, 0.3, 1.0, 2.5)) * rng.uniform(0.5, 1.5),
             )
         )
-    return tuple(found)
+    return (*found, *_late_runs(plan))
+
+
+AIMED_AT: Final = tuple(moment for moment in Moment if moment is not Moment.TO_RUN)
+
+
+def _late_runs(plan: Plan) -> tuple[Aim, ...]:
+    rng = random.Random(f"gangline late runs {plan.seed}")
+    if _largest_pool(plan)[1] < 2 or rng.random() < 0.5:
+        return ()
+    moment, nth = Moment.TO_RUN, rng.choice((1, 1, 2))
+    crash_s, back_s = rng.uniform(0.0, 0.02), rng.uniform(0.01, 0.1)
+    return (
+        Aim(moment=moment, nth=nth, accident=Accident.PARTITION, after_s=0.0, for_s=rng.uniform(0.6, 2.0)),
+        Aim(moment=moment, nth=nth, accident=Accident.WORKER_CRASH, after_s=crash_s, for_s=back_s),
+    )
+
+
+def _largest_pool(plan: Plan) -> tuple[str, int]:
+    """The pool with the most workers, and their number; 0 without gangs."""
+    if plan.gangs is None:
+        return "", 0
+    [most] = Counter(worker.pool for worker in plan.workers).most_common(1)
+    return most
+
+
+def _aimed_at(plan: Plan) -> GangTraffic | None:
+    """The gangs of the plan, with one more if there are late runs."""
+    gangs = plan.gangs
+    if gangs is None or not _late_runs(plan):
+        return gangs
+    rng = random.Random(f"gangline late gang {plan.seed}")
+    step = GangStep(
+        number=len(gangs.steps),
+        at_s=rng.uniform(0, 1),
+        client=rng.choice(plan.clients),
+        kind=GangKind.RUN,
+        bundles=(Bundle(pool=_largest_pool(plan)[0], slots=1, count=2),),
+        strategy=Strategy.SPREAD,
+        priority=5,
+        preempt=True,
+        restart=RestartPolicy.RESTART_MEMBER,
+        max_restarts=3,
+        backoff_s=0.05,
+        grace_s=0.2,
+        ttl_s=4.0,
+        deadline_s=6.0,
+        runs=2,
+        together=False,
+        meets=True,
+        duration_s=rng.choice((0.002, 0.05)),
+        breaking=Breaking.NOTHING,
+        timeout_s=6.0,
+        retries=3,
+        partial=False,
+        hold_s=rng.uniform(0.001, 0.1),
+        cancel_after_s=None,
+    )
+    return replace(gangs, steps=(*gangs.steps, step))
 
 
 def with_aims(plan: Plan) -> Plan:
     """The same plan, with faults at its moments."""
-    return replace(plan, aims=draw_aims(plan))
+    return replace(plan, aims=draw_aims(plan), gangs=_aimed_at(plan))
 
 
 def with_limits(plan: Plan) -> Plan:

@@ -36,7 +36,7 @@ from ..gangs.wire import GangWire
 from ..history.checker import Checker, Trace
 from ..history.troubles import SERVER, SILENCE, WEATHER, Troubles, pool_name
 from ..plan.gang_plan import BadStart
-from ..plan.plan import CALM_RATES, POOLS, Accident, Moment, Plan, PlanEvent
+from ..plan.plan import CALM_RATES, POOLS, Accident, Aim, Moment, Plan, PlanEvent
 from ..plan.variants import Machine, draw_machine
 from ..tasks.tasks import COSTS, TaskBroke
 
@@ -64,6 +64,8 @@ class Aimer:
         self._prefix = f"{names.namespace}.worker."
         self._sets: set[str] = set()
         """Gangs of standing sets."""
+        self._last_workers: dict[str, str] = {}
+        """By gang: the worker of its last rank."""
         steps = plan.gangs.steps if plan.gangs is not None else ()
         self._owners = {f"q{step.number}": step.client for step in steps}
         """Owners of gangs whose ids are in the plan."""
@@ -73,9 +75,18 @@ class Aimer:
         self._counts[moment] += 1
         for aim in self._aims:
             if aim.moment is moment and aim.nth == self._counts[moment]:
-                target = self._owner(gang) if aim.accident is Accident.CLIENT_CRASH else ""
+                target = self._target(aim, gang)
                 event = PlanEvent(at_s=0.0, accident=aim.accident, target=target, for_s=aim.for_s)
                 self._later(aim.after_s, lambda event=event: self.happen(event))  # type: ignore[misc]
+
+    def _target(self, aim: Aim, gang: str) -> str:
+        match aim.accident:
+            case Accident.CLIENT_CRASH | Accident.PARTITION:
+                return self._owner(gang)
+            case Accident.WORKER_CRASH:
+                return self._last_workers[gang]
+            case _:
+                return ""
 
     def _owner(self, gang: str) -> str:
         """The client that acquired the gang, whose id contains the client's name unless it is in the plan."""
@@ -105,6 +116,7 @@ class Aimer:
             return
         if record.gangset:
             self._sets.add(record.id)
+        self._last_workers[record.id] = record.seats[-1].worker
         self.passes(Moment.SET_COMMITTED if record.gangset else Moment.COMMITTED, record.id)
 
 

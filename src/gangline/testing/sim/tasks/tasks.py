@@ -106,7 +106,7 @@ async def _break(breaking: str, gang: GangContext, request: str) -> None:
             await asyncio.sleep(1e6)
         case Breaking.STUBBORN:
             try:
-                await asyncio.sleep(1e6)
+                await asyncio.gather(asyncio.sleep(1e6), asyncio.sleep(1e6))  # sees a cancellation some turns later
             except asyncio.CancelledError:
                 await asyncio.sleep(1e6)
         case _:

@@ -241,15 +241,17 @@ def test_a_job_behind_tasks_that_start_once_has_the_bound_of_their_order(board, 
     assert job_outlook(board, job(line=line), NOTHING, NOW).told["no_later_than_s"] == bound_s
 
 
-def test_slots_that_the_queue_has_just_leased_are_not_free_although_the_board_shows_them_so(board):
+@pytest.mark.parametrize("read", [False, True], ids=["not read", "read since the slots were counted"])
+def test_slots_that_the_queue_has_just_leased_are_not_free_although_the_board_shows_them_so(board, read):
     board.see_entry("gang.me", None)
     worker(board, "w1", slots=2, used=0)
     board.take()
+    own = lease(board, "w1", "own", slots=2) if read else "~unseen"
     line = JobLine(
         pool="p",
         method="go",
         running=(LineRunning(seq=1, method="go", worker="p.w1", started_at=NOW, at_most_s=7.0),) * 2,
-        leases=(LineLease(lease="~unseen", worker="p.w1", slots=2),),
+        leases=(LineLease(lease=own, worker="p.w1", slots=2),),
     )
     assert job_outlook(board, job(line=line), NOTHING, NOW).told["no_later_than_s"] == 7.0
 

@@ -300,7 +300,8 @@ def _line_of(board: Board, endpoint: str, line: JobLine, *, alone: bool, now: fl
         if line.method not in registration.methods:
             continue
         # The board may not show leases yet that the dispatcher has: their slots are not free.
-        unseen = (lease for lease in line.leases if lease.worker == name and board.lease(lease.lease) is None)
+        shown = {cells.holder for cells in slots.cells}
+        unseen = (lease for lease in line.leases if lease.worker == name and lease.lease not in shown)
         free += max(0, slots.free - sum(lease.slots for lease in unseen))
         for cells in slots.cells:
             if cells.kind == "lease" and cells.holder not in own:

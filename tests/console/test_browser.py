@@ -31,6 +31,7 @@ from gangline.schemas.errors.base import GangFailed, GanglineError
 from gangline.schemas.messages.gangs import GangListReply, GangListRequest
 from gangline.schemas.names import GangOperation, Names, public_id
 from gangline.schemas.records.audit import AuditStage
+from gangline.worker.context.task_context import current_task
 from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
@@ -71,6 +72,7 @@ class Site:
         self.queued: Job
         self.dead: Job
         self.filled = False
+        self.go_on = asyncio.Event()
 
     def pool(self, name: str, slots: int) -> Pool:
         pool = Pool(name, slots=slots)
@@ -82,6 +84,13 @@ class Site:
         @pool.task
         async def fail(number: int) -> None:
             raise ValueError(f"cannot read line {number}")
+
+        @pool.task
+        async def wait_as_last_rank() -> None:
+            gang = current_task().gang
+            assert gang is not None
+            if gang.rank == gang.world_size - 1:
+                await self.go_on.wait()
 
         return pool
 
@@ -154,6 +163,19 @@ class Site:
             return any(gang.state == "queued" for gang in found.gangs)
 
         await until(queued)
+
+    async def queued_gang(self, priority: int) -> str:
+        """The id of the gang of this priority that waits, once it does."""
+        found: list[str] = []
+
+        async def queued() -> bool:
+            asked = self.client.router.gangs.coordinator_client
+            reply = await asked.ask_for(GangListReply, GangOperation.LIST, GangListRequest(), PATIENCE_S)
+            found[:] = [gang.id for gang in reply.gangs if gang.state == "queued" and gang.priority == priority]
+            return bool(found)
+
+        await until(queued)
+        return found[0]
 
     async def _led(self) -> bool:
         coordinator = self.client.router.gangs.coordinator_client
@@ -340,6 +362,75 @@ async def test_jobs_are_found_by_state_endpoint_and_the_beginning_of_their_id(si
         await page.run("document.querySelector('form.find').requestSubmit()")
         await page.until(f"location.hash === '#/jobs/{site.running.id}'")
         await page.until_text("running")
+
+
+# -- why, when, and how long ------------------------------------------------------------------------------------------
+
+WHEN = "document.querySelector('.why.when')"
+
+
+async def test_when_a_gang_can_start_is_told_while_it_waits(site, rig):
+    async with console(site, rig) as (page, _):
+        await site.worker("s1", "syllables", 2)
+        async with AsyncExitStack() as stack:
+            lease = await stack.enter_async_context(site.client.lease("syllables", slots=2, ttl_s=600))
+            wanted = site.client.gang(pool="syllables", size=2, priority=7)
+            waits = asyncio.create_task(stack.enter_async_context(wanted))
+            id = await site.queued_gang(7)
+            await page.go(f"gangs/{id}")
+            await page.until_text("When it can start")
+            await page.until_text("if nobody renews", ".why.when")
+            told = await page.text(".why.when")
+            assert "no later than" in told and f"syllables.s1: lease {public_id(lease.token)[:7]} (ann) ends in" in told
+            lease.release()
+            await waits
+            await page.until_text("Members")
+            await page.until(f"!{WHEN}")
+        assert page.errors == []
+
+
+async def test_when_a_job_can_start_is_told_while_it_waits_for_slots_and_while_it_waits_for_its_turn(site, rig):
+    async with console(site, rig) as (page, _):
+        await site.worker("s1", "syllables", 1)
+        tasks = site.client.options(timeout_s=500, max_attempts=1, key="u7", ordered=True)
+        first = await tasks.submit("syllables.wait")
+
+        async def runs() -> bool:
+            return (await first.status()).state == "running"
+
+        await until(runs)
+        other = await site.client.options(timeout_s=500, max_attempts=1).submit("syllables.wait")
+        second = await tasks.submit("syllables.wait")
+        await page.go(f"jobs/{other.id}")
+        await page.until_text("When it can start")
+        await page.until_text("no later than", ".why.when")
+        assert "syllables.s1: syllables.wait ends in" in await page.text(".why.when")
+        await page.go(f"jobs/{second.id}")
+        await page.until_text("its turn comes no later than", ".why.when")
+        assert "Tasks of key 'u7' run in order" in await page.text(".why.when")
+        await first.cancel()
+        await other.cancel()
+        await page.until(f"!{WHEN}")
+        await page.until_text("running")
+        assert page.errors == []
+
+
+async def test_the_slowest_rank_of_a_gang_is_marked(site, rig):
+    async with console(site, rig) as (page, _):
+        for name in ("s1", "s2"):
+            await site.worker(name, "syllables", 1)
+        async with site.client.gang(pool="syllables", size=2) as gang:
+            running = asyncio.create_task(gang.run("wait_as_last_rank"))
+            await page.go(f"gangs/{gang.id}")
+            await page.until_text("Time of each rank")
+            site.go_on.set()
+            await running
+            cells = "[...document.querySelectorAll('main .slowest')].map((e) => e.closest('tr').innerText)"
+            await page.until(f"{cells}.length === 1 && {cells}[0].startsWith('1')")
+            [row] = await page.run(cells)
+            assert "syllables.s" in row and "slowest" in row
+            await page.until_text("slowest in this generation: rank 1 on syllables.s")
+        assert page.errors == []
 
 
 # -- actions ----------------------------------------------------------------------------------------------------------

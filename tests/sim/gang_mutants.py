@@ -188,7 +188,7 @@ def who_does_not_stop_when_told_is_let_be(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemberTasks, "insist", lambda self, leaving: 0)
 
 
-@gang_mutant("L8", needs=_hardly_stops)
+@gang_mutant("L8", needs=_hardly_stops, seeds=60)
 def who_has_no_grace_time_is_cancelled_twice_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(seats_module, "FIRST_CANCEL_S", 0.0)
 

@@ -52,12 +52,13 @@ async def put_schedule(schedules: Stream, names: Names, subject: str, data: byte
         before = None if earlier == subject else await schedules.last(earlier)
         if before is not None and _tenant_of(before.headers or {}) != _tenant_of(given):
             before = None
-        known = found or before
+        known = before if found is None or _tenant_of(found.headers or {}) != _tenant_of(given) else found
         since = None if known is None else header_of(known.headers or {}, headers.PAUSED)
         fields = dict(given) if since is None else _as_paused(names, given, since)
         if await _replace(schedules, subject, data, fields, 0 if found is None else found.sequence):
             if before is not None:
-                await schedules.purge(earlier)
+                # One of our own account may have taken its place meanwhile.
+                await schedules.purge(earlier, before=before.sequence + 1)
             return
 
 

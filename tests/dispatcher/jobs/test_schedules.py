@@ -14,6 +14,7 @@ from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.service import Dispatcher
+from gangline.dispatcher.jobs.schedules import put_schedule
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidRequest, InvalidSchedule, InvalidSettings, JobDead, UnknownJob
 from gangline.schemas.messages.jobs import JobInfo, run_of
@@ -297,3 +298,33 @@ async def test_a_real_server_pauses_resumes_and_links_runs(nats_url: str, namesp
 
 async def runs(tasks: Any, names: Names) -> bool:
     return await tasks.next(names.tasks_of("images")) is not None
+
+
+async def test_a_tenants_schedule_replaces_the_one_of_an_earlier_version_and_never_one_of_our_own_account() -> None:
+    async with Scene().client() as client:
+        streams, names = client._submitter._streams, client._submitter._streams.names
+        schedules = await streams.schedules()
+        earlier, now = names.schedule("images.i7"), names.schedule("images.t3-lab-i7")
+
+        def given(tenant: str) -> dict[str, str]:
+            target = names.due_of(names.of_tenant(names.task("images", "echo"), tenant))
+            return {"Nats-Schedule": "0 0 3 * * *", "Nats-Schedule-Target": target}
+
+        paused = {"Gangline-Paused": "2026-01-01T00:00:00Z", "Gangline-Cron": "0 0 3 * * *"}
+        theirs = {**paused, "Gangline-Subject": names.of_tenant(names.task("images", "echo"), "lab")}
+        await schedules.publish(earlier, b"[1]", headers=theirs)
+
+        class Raced:
+            """Our own account's schedule comes when the tenant's is stored, before the earlier one is removed."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(schedules, name)
+
+            async def purge(self, pattern: str, **bounds: Any) -> int:
+                await put_schedule(schedules, names, earlier, b"[2]", given(""))
+                return await schedules.purge(pattern, **bounds)
+
+        raced: Any = Raced()
+        await put_schedule(raced, names, now, b"[3]", given("lab"))
+        found = {each.id: (each.arguments, each.paused) for each in await client.schedules()}
+        assert found == {"images.t3-lab-i7": ([3], True), "images.i7": ([2], False)}

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from pydantic import ValidationError
+
 from ...bus.lifecycle import StartPatience, run_until_left
 from ...bus.port.bus import BucketSettings, Bus
 from ...bus.rpc.responder import CountingResponder
@@ -15,6 +17,7 @@ from ...bus.streams.history_recorder import HistoryRecorder, HistorySettings
 from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
 from ...runtime.tasks import TaskSet
+from ...schemas.errors.base import GanglineError
 from ...schemas.messages.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
 from ...schemas.records.history import HistoryKind
@@ -24,6 +27,7 @@ from ...telemetry.metrics.durable import DurableMetrics, QueueLevels
 from ..jobs.storage import TaskStorage, TaskStreams
 from ..router.router import Router
 from ..routing.settings import RouterSettings
+from ..routing.worker_table import WorkerEntry
 from .operations import DispatcherNatsService, QueueOperations
 from .ownership.declared_schedules import DeclaredSchedules
 from .ownership.endpoint_discovery import EndpointDiscovery
@@ -31,6 +35,7 @@ from .ownership.manager import OwnershipManager
 from .ownership.ownership_core import Take
 from .policies.settings import DispatcherSettings
 from .queue.queue_runner import QueueRunner
+from .queue.recovery import jobs_on
 from .queue.stray_sweeper import StraySweeper
 from .workers.context import DispatcherContext
 from .workers.failure_detector import DoubtMonitor, WorkerFailureDetector
@@ -182,6 +187,7 @@ class Dispatcher(Service[DispatcherState]):
         self._context.guard.start()
         self._nats_service = DispatcherNatsService(self._context, responder=self._responder, statistics=self._told)
         await self._nats_service.start()
+        self._context.failure_detector.on_returned = self._on_returned
         self._context.failure_detector.start()
         self._sweeper.start()
         await self._ownership.start()
@@ -323,6 +329,19 @@ class Dispatcher(Service[DispatcherState]):
             operations = self._all_operations.pop(queue.endpoint, None)
         self._background.start(_end(queue, operations))
         self._ownership.gone(queue.endpoint)
+
+    async def _on_returned(self, worker: WorkerEntry) -> bool:
+        """Tell the queues what a worker runs and keeps that has appeared or come back."""
+        done = True
+        try:
+            async for job in jobs_on(self.bus, self.names, worker.id, worker.channel, None, self._log):
+                queue = self._queues.get(job.endpoint)
+                done = (queue is None or queue.returned(str(worker.id), job)) and done
+        except (GanglineError, ValidationError) as error:
+            extra = {"action": "returned.ask", "worker": str(worker.id)}
+            self._log.debug("worker %s does not report its jobs: %s", worker.id, error, extra=extra)
+            return False
+        return done
 
     # -- history --------------------------------------------------------------------------------------------------
 

@@ -249,7 +249,9 @@ class WorkerChannel:
         "lost",
         "messages",
         "number",
+        "open_checks",
         "reply",
+        "settled_checks",
         "subject",
         "token",
         "unheard",
@@ -278,6 +280,10 @@ class WorkerChannel:
         self.doubted_to = 0
         """Number of the last message covered by the current doubt; 0: there is none."""
         self.checks = 0
+        self.open_checks = 0
+        """How many CHECKs of the current doubt nobody has reported as not received."""
+        self.settled_checks = 0
+        """Number of the last CHECK of earlier doubts."""
         self.lost: list[InFlightRequest] = []
         """Flights that end as lost when the doubt is settled, unless it shows that they were not received."""
         self.gone = False
@@ -348,7 +354,7 @@ class WorkerChannel:
 
     def resume(self) -> None:
         """The connection is back: send kept frames. Doubts are dropped, because the exchange checks all tasks again."""
-        self.unheard = self.doubted_to = 0
+        self.settle()
         if self._kept:
             kept, self._kept = self._kept, deque()
             for frame in kept:
@@ -357,6 +363,11 @@ class WorkerChannel:
                 outbound.frames.append(frame)
                 outbound.flights.append(None)
             self.flush()
+
+    def settle(self) -> None:
+        """The current doubt is over."""
+        self.unheard = self.doubted_to = self.open_checks = 0
+        self.settled_checks = self.checks
 
     def doubt(self, check: InFlightRequest, task_ids: list[int]) -> None:
         """Send a CHECK for these tasks in a separate message. Its answer (or "no responders") settles the fate of all
@@ -372,6 +383,7 @@ class WorkerChannel:
         data = join_request(self.worker.epoch, self._sink.sender, [frame])
         self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks + 1}")
         self.checks += 1
+        self.open_checks += 1
         self.doubted_to = self.messages
 
     def _parcel_for(self, frame: bytes, values: Frame) -> OutboundMessage:

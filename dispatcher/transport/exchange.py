@@ -286,7 +286,7 @@ class RequestExchange:
         except GanglineError:
             pass
         if channel.checks == check:
-            channel.unheard = channel.doubted_to = 0
+            channel.settle()
             self._end_lost(channel)
 
     def _end_lost(self, channel: WorkerChannel) -> None:
@@ -379,7 +379,7 @@ class RequestExchange:
             return
         self._take(channel, envelope)
         if check == str(channel.checks):
-            channel.unheard = channel.doubted_to = 0
+            channel.settle()
             self._end_lost(channel)
 
     def _take(self, channel: WorkerChannel, envelope: AnswerEnvelope) -> None:
@@ -438,8 +438,8 @@ class RequestExchange:
     def _on_unheard(self, channel: WorkerChannel, check: str) -> None:
         worker = channel.worker
         if check:
-            if check == str(channel.checks):
-                self._nobody_there(channel)
+            if check.isdecimal():
+                self._on_unheard_check(channel, int(check))
             return
         channel.unheard += 1
         listener = self._listener(worker.id.pool)
@@ -447,6 +447,19 @@ class RequestExchange:
             listener.unreachable(worker)
         if channel.messages > channel.doubted_to:  # else the question that is on its way covers it
             self._doubt(channel)
+
+    def _on_unheard_check(self, channel: WorkerChannel, check: int) -> None:
+        if check <= channel.settled_checks:
+            return
+        channel.open_checks -= 1
+        if check < channel.checks:
+            return
+        if channel.open_checks:
+            # An earlier CHECK was received, but not its answer: so was what was sent around it, and nobody knows what.
+            channel.settle()
+            self._end_lost(channel)
+        else:
+            self._nobody_there(channel)
 
     def _doubt(self, channel: WorkerChannel) -> bool:
         """Ask whether anybody receives what is sent there; False if not even that can be sent."""
@@ -463,10 +476,10 @@ class RequestExchange:
         return True
 
     def _nobody_there(self, channel: WorkerChannel) -> None:
-        """There was no responder for the CHECK either: the last `unheard` messages before it were not received."""
+        """There was no responder for any CHECK either: the last `unheard` messages before it were not received."""
         first = channel.doubted_to - channel.unheard + 1
         last = channel.doubted_to
-        channel.unheard = channel.doubted_to = 0
+        channel.settle()
         for flight in self._flights_on(channel):
             if first <= flight.message <= last:
                 self.lose(flight, TryOutcome.UNHEARD)
@@ -475,7 +488,7 @@ class RequestExchange:
     def _doubt_over(self, channel: WorkerChannel, check: int, flight: InFlightRequest) -> None:
         self.forget(flight)
         if channel.checks == check:
-            channel.unheard = channel.doubted_to = 0
+            channel.settle()
             self._end_lost(channel)
 
     def _on_connection(self, event: ConnectionEvent) -> None:

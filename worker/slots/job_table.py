@@ -299,11 +299,14 @@ class JobTable:
         if not acks and job.kept is not None:
             self._let_go(job, now)
 
-    def stored(self, key: JobKey, attempt: int, now: float) -> None:
-        """The end of this attempt is stored, or no longer of interest. No-op if it is unknown."""
+    def stored(self, key: JobKey, attempt: int, now: float) -> RunningJob | None:
+        """The end of this attempt is stored, or no longer of interest. Returns the execution that should stop, if it
+        still runs: it has a twin, on another worker, because this one was taken for lost."""
         job = self._jobs.get(key)
-        if job is not None and job.attempt <= attempt:
-            self.asked(job, acks=False, now=now)
+        if job is None or job.attempt > attempt:
+            return None
+        self.asked(job, acks=False, now=now)
+        return job if job.running else None
 
     def _let_go(self, job: RunningJob, now: float) -> None:
         """From now on keep its end like any other."""

@@ -258,7 +258,10 @@ class DurableJobServer:
     def stored(self, frame: Frame, now: float) -> None:
         """Handle an ACK frame: a dispatcher has stored the end of a job."""
         _, endpoint, job, sequence, rank, attempt = frame
-        self._core.jobs.stored(JobKey(endpoint, job, sequence, rank), attempt, now)
+        twin = self._core.jobs.stored(JobKey(endpoint, job, sequence, rank), attempt, now)
+        run = None if twin is None else twin.record.handle
+        if isinstance(run, TaskRun) and isinstance(run.caller, JobRun):
+            run.caller.fail(run, TaskCancelled("another worker has run this attempt: this one was taken for lost"))
 
     def on_list(self, responder: Responder, body: Any) -> None:
         """The operation `jobs`."""

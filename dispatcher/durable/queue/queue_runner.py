@@ -262,7 +262,7 @@ class QueueRunner:
         self.tell(on.Recovered)
         self.waiters.locate_again()
         self._forget_orphans(self._tries)
-        self._acknowledge(jobs, noted)
+        self._settle_reported(jobs, noted)
         self._log.info(
             "took over the queue in %.3f s: found %s, %d running",
             self.recovery_s,
@@ -316,14 +316,37 @@ class QueueRunner:
                 if job not in jobs and not self._executor.has(record.sequence):
                     self._executor.outcomes.forget_try(self.endpoint, job)
 
-    def _acknowledge(self, jobs: list[tuple[WorkerId, WorkerJob]], noted: dict[tuple[str, int], int]) -> None:
-        """Workers keep ends for a previous owner that has stored them but could not acknowledge them: acknowledge
-        these."""
+    def _settle_reported(self, jobs: list[tuple[WorkerId, WorkerJob]], noted: dict[tuple[str, int], int]) -> None:
+        """Workers keep ends for a previous owner that has stored them but could not acknowledge them, or run what was
+        started on another worker as well: acknowledge these."""
         for worker, job in jobs:
-            if not job.unstored:
-                continue
-            if self._end_stored(job) or job.attempt <= noted.get((job.job, job.sequence), 0):
+            if job.attempt <= noted.get((job.job, job.sequence), 0):
                 self._acknowledge_again(str(worker), job)
+            else:
+                self._settle_one(str(worker), job)
+
+    def returned(self, worker: str, job: WorkerJob) -> bool:
+        """A worker that was away runs or keeps this job of ours. False: we are taking over the queue, and do not know
+        yet what that means."""
+        if self.core.open:
+            self._settle_one(worker, job)
+        return self.core.open
+
+    def _settle_one(self, worker: str, job: WorkerJob) -> None:
+        entry = self.entries.get(job.sequence)
+        if self._end_stored(job) or (entry is not None and self._is_twin(entry, worker, job)):
+            if job.running or job.unstored:
+                self._acknowledge_again(worker, job)
+        elif entry is not None and job.attempt > entry.attempt and not job.ranks:
+            self.tell(on.TaskAdopted, job=job.job, worker=worker, attempt=job.attempt, pool=job.pool)
+
+    @staticmethod
+    def _is_twin(entry: QueuedMessage, worker: str, job: WorkerJob) -> bool:
+        """Whether this attempt runs on another worker, too, which is the one that counts."""
+        if not entry.started or job.attempt != entry.attempt:
+            return False
+        counts = entry.workers[job.rank] if job.rank < len(entry.workers) else entry.worker
+        return bool(counts) and counts != worker
 
     def _end_stored(self, job: WorkerJob) -> bool:
         """Whether the attempt's end is stored or no longer matters."""

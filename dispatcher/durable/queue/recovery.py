@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from pydantic import ValidationError
 
 from ....bus.key_value.wire import made_at
-from ....bus.port.bus import KeyValue, NoResponders
+from ....bus.port.bus import Bus, KeyValue, NoResponders
 from ....bus.rpc.requester import error_in, parse_answer
 from ....schemas.errors.base import GanglineError, InvalidName
 from ....schemas.messages.jobs import JobsReply, JobsRequest, WorkerJob
-from ....schemas.names import Operation, WorkerId
+from ....schemas.names import Names, Operation, WorkerId
 from ....schemas.records.jobs import TryRecord
 from ....schemas.records.workers import Registration, complaint
 from ....telemetry.logs import Log
@@ -45,10 +45,11 @@ class Try(NamedTuple):
 
 
 def by_try(found: Iterable[tuple[WorkerId, WorkerJob]]) -> list[Try]:
-    """The attempts found; one on several workers counts once."""
+    """The attempts found; one on all ranks of a gang counts once. Those that have ended come first: of several
+    executions of one attempt, the first counts."""
     alone: list[Try] = []
     jointly: dict[tuple[str, int], tuple[WorkerJob, dict[int, tuple[bool, str]]]] = {}
-    for worker, job in found:
+    for worker, job in sorted(found, key=lambda one: one[1].running):
         if not job.ranks:
             alone.append(Try(job.job, job.attempt, job.pool, str(worker)))
             continue
@@ -59,6 +60,30 @@ def by_try(found: Iterable[tuple[WorkerId, WorkerJob]]) -> list[Try]:
         workers = tuple(ranks[rank][1] if rank in ranks else "" for rank in range(job.ranks))
         alone.append(Try(job.job, job.attempt, job.pool, next(filter(None, workers)), workers))
     return alone
+
+
+async def jobs_on(
+    bus: Bus, names: Names, worker: WorkerId, channel: str, endpoint: str | None, log: Log
+) -> AsyncIterator[WorkerJob]:
+    """The jobs of an endpoint (None: of all) that one worker runs and keeps, asked once.
+
+    Raises:
+        GanglineError, ValidationError: no answer, or an incomplete one.
+    """
+    after: str | None = None
+    while True:
+        body = JobsRequest(endpoint=endpoint, after=after).model_dump_json(exclude_none=True).encode()
+        answer = await bus.request(names.worker(worker, Operation.JOBS, channel), body, timeout_s=_ASK_S)
+        if (error := error_in(answer)) is not None:
+            extra = {"action": "recovery.refused", "worker": str(worker)}
+            log.warning("worker %s cannot report its durable tasks: %s", worker, error, extra=extra)
+            return
+        reply = parse_answer(answer, JobsReply, worker)
+        for job in reply.jobs:
+            yield job
+        after = reply.next
+        if after is None:
+            return
 
 
 class QueueRecovery:
@@ -164,28 +189,9 @@ class QueueRecovery:
                     )
                     await asyncio.sleep(_PAUSE_S)
 
-    async def pages(self, worker: WorkerId, channel: str) -> AsyncIterator[WorkerJob]:
-        """The jobs that one worker runs and keeps, asked once.
-
-        Raises:
-            GanglineError, ValidationError: no answer, or an incomplete one.
-        """
-        after: str | None = None
-        while True:
-            request = JobsRequest(endpoint=self._endpoint, after=after)
-            body = request.model_dump_json(exclude_none=True).encode()
-            subject = self._names.worker(worker, Operation.JOBS, channel)
-            answer = await self._bus.request(subject, body, timeout_s=_ASK_S)
-            if (error := error_in(answer)) is not None:
-                extra = {"action": "recovery.refused", "worker": str(worker)}
-                self._log.warning("worker %s cannot report its durable tasks: %s", worker, error, extra=extra)
-                return
-            reply = parse_answer(answer, JobsReply, worker)
-            for job in reply.jobs:
-                yield job
-            after = reply.next
-            if after is None:
-                return
+    def pages(self, worker: WorkerId, channel: str) -> AsyncIterator[WorkerJob]:
+        """This queue's jobs on a worker; see jobs_on."""
+        return jobs_on(self._bus, self._names, worker, channel, self._endpoint, self._log)
 
     async def _know(self, workers: set[WorkerId]) -> None:
         """Let the router discover these workers, so that the dispatcher can attach to their jobs."""

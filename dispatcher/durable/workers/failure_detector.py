@@ -4,7 +4,10 @@ DoubtMonitor detects that this process was frozen, that the connection was lost,
 Then each queue must ask the server whether it is still ours, before anything starts or is written. After a freeze
 asyncio runs the sockets before the timers, so every event checks for the gap, not only a timer.
 
-WorkerFailureDetector detects within about a second that a worker with durable tasks is gone. It sends each worker a
+WorkerFailureDetector also detects that a worker has appeared, or come back after a freeze: it may still run what was
+started elsewhere meanwhile, so it is asked what it runs.
+
+It detects within about a second that a worker with durable tasks is gone. It sends each worker a
 cheap request twice a second. After several NoResponders in a row while we are well connected (the server knows at once
 when a process has died), the router looks the worker up in the ledger immediately, instead of after missed heartbeats.
 The worker is lost when its heartbeat has expired: servers that are cut off from each other also report no responders
@@ -14,7 +17,7 @@ for each other's workers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from ....bus.port.bus import Bus, ConnectionEvent, NoResponders
@@ -155,6 +158,10 @@ class WorkerFailureDetector:
         self._gone_after_s = gone_after_s
         self._log = log
         self._watched: dict[WorkerEntry, _Watched] = {}
+        self._asked: dict[WorkerEntry, int] = {}
+        """The epoch in which each worker was asked what it runs."""
+        self.on_returned: Callable[[WorkerEntry], Awaitable[bool]] | None = None
+        """Called when a worker has appeared or has a new epoch; again later if it returns False."""
         self._pings = TaskSet("pings of workers")
         self.lost = 0
 
@@ -188,6 +195,8 @@ class WorkerFailureDetector:
             await asyncio.sleep(self._ping_s)
             if not self._bus.connected:
                 continue
+            if self.on_returned is not None:
+                self._find_returned(self.on_returned)
             for watched in list(self._watched.values()):
                 self._pings.start(self._ping(watched))
 
@@ -213,6 +222,18 @@ class WorkerFailureDetector:
         else:
             watched.absent_since = None
             watched.suspected = False
+
+    def _find_returned(self, on_returned: Callable[[WorkerEntry], Awaitable[bool]]) -> None:
+        before, self._asked = self._asked, {}
+        for pool in self._router.pools.values():
+            for worker in pool.core.view.workers.values():
+                self._asked[worker] = worker.confirmed
+                if before.get(worker) != worker.confirmed:
+                    self._pings.start(self._ask(worker, on_returned))
+
+    async def _ask(self, worker: WorkerEntry, on_returned: Callable[[WorkerEntry], Awaitable[bool]]) -> None:
+        if not await on_returned(worker):
+            self._asked.pop(worker, None)
 
     def _suspect(self, watched: _Watched) -> None:
         watched.suspected = True

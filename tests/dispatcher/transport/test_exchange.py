@@ -229,3 +229,27 @@ async def test_one_that_took_a_new_epoch_is_believed_when_its_heartbeat_says_so(
     assert await call == ["w1", "echo"]
     assert worker.epochs[-1] == 9
     rig.balanced()
+
+
+async def test_what_a_worker_received_between_two_absences_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    @on_rig()
+    async def run(rig: Rig) -> None:
+        worker = await rig.worker(behave=silent, slots=10)
+        exchange = rig.client.router.exchange
+        on_unheard = exchange._on_unheard
+        # As if it had been back for the first CHECK, and gone again before its answer left.
+        monkeypatch.setattr(exchange, "_on_unheard", lambda channel, check: check == "1" or on_unheard(channel, check))
+        calls = []
+        for what in ("away", "here", "away again"):
+            if what != "here":
+                await worker._subscription.unsubscribe()
+            calls.append(asyncio.ensure_future(rig.client.call("images.echo", what)))
+            await asyncio.sleep(0.01)
+            if what != "here":
+                await worker.listen()
+            await worker.beat()
+            await asyncio.sleep(0.01)
+        assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [["here"]]
+        await give_up(calls)
+
+    await run()

@@ -389,6 +389,22 @@ def ack(job: str = "j1", attempt: int = 1, sequence: int = 0, rank: int = 0) -> 
 
 
 @on_rig()
+async def test_an_execution_whose_end_is_of_no_interest_any_more_is_stopped(rig: Rig):
+    rig.hand.send(task(1, "count", [10], flags=STREAM, meta=meta(attempt=2, acks=True, window=4)))
+    await rig.hand.quiet()
+    other = await rig.new_hand("other")
+    other.send(ack(attempt=1), ack(attempt=2, sequence=3))
+    await other.quiet()
+    assert rig.worker.core.load.running == 1, "of an earlier attempt, and of another job"
+    other.send(ack(attempt=2))
+    await rig.hand.quiet()
+    assert rig.hand.answers_to(1)[-1][:3] == [ERROR, 1, "task_cancelled"]
+    body, _ = await rig.hand.request("jobs", None)
+    assert [(entry["running"], entry["unstored"]) for entry in body["jobs"]] == [(False, False)]
+    assert rig.at_rest()
+
+
+@on_rig()
 async def test_a_draining_worker_waits_until_the_end_of_a_job_is_stored(rig: Rig):
     rig.hand.send(task(1, "wait", ["a"], meta=meta(acks=True)))
     await rig.hand.quiet()

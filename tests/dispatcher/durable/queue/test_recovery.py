@@ -40,3 +40,8 @@ def test_a_rank_of_which_nobody_knows_is_left_open() -> None:
 def test_of_two_workers_with_one_rank_the_one_that_runs_counts() -> None:
     found = [(on("w1"), job("a", ranks=1)), (on("w2"), job("a", running=False, ranks=1))]
     assert by_try(found)[0].workers == by_try(found[::-1])[0].workers == ("train.w1",)
+
+
+def test_of_two_workers_with_one_attempt_the_one_that_has_ended_counts() -> None:
+    found = [(on("w1"), job("a")), (on("w2"), job("a", running=False))]
+    assert by_try(found)[0].worker == by_try(found[::-1])[0].worker == "train.w2"

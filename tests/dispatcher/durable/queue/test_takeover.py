@@ -26,7 +26,7 @@ from gangline.schemas.records.jobs import JobState, TryRecord
 from gangline.testing.loop import current_node
 
 from ....scale import repetitions
-from ....support.durable.site import DispatcherNode, Site, simulate
+from ....support.durable.site import DispatcherNode, Site, WorkerNode, simulate
 
 SEEDS = range(0, 10, repetitions(5, whole=1))
 
@@ -621,6 +621,73 @@ def test_a_worker_frozen_for_a_minute_cannot_overwrite_the_result_of_its_success
             await asyncio.sleep(10.0)
             assert await site.result(job) == record
             assert [(job, 1), (job, 2)] == sorted((job, attempt) for job, attempt, _, _ in site.ends)
+
+    simulate(story())
+
+
+async def _started_again(site: Site, lost: WorkerNode, job: str) -> WorkerNode:
+    """Another dispatcher starts the job again on another worker, as nobody knows of the first execution."""
+    lost.freeze()
+    site.holder().kill()
+    other = site.worker()
+    site.dispatcher()
+    await site.eventually(lambda: len(site.starts) == 2)
+    assert (site.starts[1][0], site.starts[1][2]) == (job, other.name)
+    return other
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["while its twin runs", "when its twin has ended"])
+def test_a_stream_on_a_worker_that_was_taken_for_lost_does_not_wait_for_a_reader_for_ever(ended: bool) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            lost = site.worker(slots=1)
+            site.dispatcher()
+            job = await site.submit("items", {"count": 1000, "pause_s": 0.01})
+            await site.eventually(lambda: bool(site.starts))
+            other = await _started_again(site, lost, job)
+            if ended:
+                await site.ended(job)
+            lost.thaw()
+            await site.eventually(lambda: lost.worker.core.load.running == 0, within_s=5.0)
+            assert ended or other.worker.core.load.running == 1
+            assert (await site.ended(job)).state is JobState.DONE
+
+    simulate(story())
+
+
+def test_of_two_workers_with_one_attempt_the_next_owner_stops_one() -> None:
+    async def story() -> None:
+        async with Site() as site:
+            lost = site.worker(slots=1)
+            site.dispatcher()
+            job = await site.submit("items", {"count": 2000, "pause_s": 0.01})
+            await site.eventually(lambda: bool(site.starts))
+            other = await _started_again(site, lost, job)
+            site.holder().kill()
+            lost.thaw()
+            await asyncio.sleep(2.0)
+            assert lost.worker.core.load.running == other.worker.core.load.running == 1
+            site.dispatcher()
+            await site.eventually(lambda: lost.worker.core.load.running + other.worker.core.load.running == 1, 20.0)
+            assert (await site.ended(job)).state is JobState.DONE
+
+    simulate(story())
+
+
+def test_a_worker_that_comes_back_with_what_nobody_has_started_again_goes_on_with_it() -> None:
+    async def story() -> None:
+        async with Site() as site:
+            lost = site.worker(slots=1)
+            site.dispatcher()
+            job = await site.submit("items", {"count": 1000, "pause_s": 0.01})
+            await site.eventually(lambda: bool(site.starts))
+            lost.freeze()
+            site.holder().kill()
+            site.dispatcher()
+            await asyncio.sleep(20.0)
+            lost.thaw()
+            assert (await site.ended(job)).state is JobState.DONE
+            assert site.attempts(job) == [1]
 
     simulate(story())
 

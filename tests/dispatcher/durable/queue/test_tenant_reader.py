@@ -8,6 +8,7 @@ import random
 import pytest
 
 from gangline.dispatcher.durable.queue.tenant_reader import TenantReader
+from gangline.schemas.names import job_of_tenant
 from gangline.schemas.records.jobs import JobState
 
 from ....scale import repetitions
@@ -17,19 +18,24 @@ WINDOW = 16
 SEEDS = range(0, 12, repetitions(4, whole=1))
 
 
+def id_of(site: Site, sequence: int, tenant: str) -> str:
+    """The id of a job that was published without one."""
+    return job_of_tenant(str(sequence), site.pool, tenant) if tenant else str(sequence)
+
+
 async def fill(site: Site, count: int = 300, seconds: float = 0.2) -> list[str]:
     """The tenant `lab` submits many tasks."""
     stream = await site.streams.tasks()
     subject = site.names.of_tenant(site.names.task(site.pool, "square"), "lab")
     body = f'{{"x": 1, "seconds": {seconds}}}'.encode()
-    return [str((await stream.publish(subject, body)).sequence) for _ in range(count)]
+    return [id_of(site, (await stream.publish(subject, body)).sequence, "lab") for _ in range(count)]
 
 
 async def submit(site: Site, tenant: str = "shop", method: str = "square", body: str = '{"x": 3}', **given: str) -> str:
     stream = await site.streams.tasks()
     subject = site.names.of_tenant(site.names.task(site.pool, method), tenant)
     headers = {name.replace("_", "-"): value for name, value in given.items()}
-    return str((await stream.publish(subject, body.encode(), headers=headers or None)).sequence)
+    return id_of(site, (await stream.publish(subject, body.encode(), headers=headers or None)).sequence, tenant)
 
 
 async def began(site: Site) -> None:

@@ -449,13 +449,16 @@ class Router:
         """The same, if it is known already."""
         return self.sets.pool_of(name) or self._pools.get(name)
 
-    async def hold(self, pool: str, *, slots: int, ttl_s: float, method: str | None = None) -> HeldSlots:
+    async def hold(
+        self, pool: str, *, slots: int, ttl_s: float, method: str | None = None, prefers: str = ""
+    ) -> HeldSlots:
         """Slots of one worker of the pool, or of one gang of the standing set of that name (then a GangHeldSlots), for
         callers that send on them by themselves. Released by `HeldSlots.release`, or by `stop`. Cancelling releases
         slots that may have been granted. Raises the errors of `lease`.
 
         Args:
             method: only workers that have this task.
+            prefers: the worker to take if it has room.
         """
         self.check_open()
         options = CallOptions(pool=pool)
@@ -468,6 +471,7 @@ class Router:
             options=options,
             deadline=self.deadline(options),
             sets=True,
+            prefers=prefers,
         )
 
     def observed(self, order: Call, since: float | None = None) -> RequestTelemetry:

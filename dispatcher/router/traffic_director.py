@@ -383,6 +383,7 @@ class EndpointReserver:
         options: CallOptions,
         deadline: float | None,
         sets: bool = False,
+        prefers: str = "",
         parent: Parent = None,
     ) -> HeldSlots:
         """Reserve slots of one worker, or of one gang of a standing set.
@@ -391,6 +392,7 @@ class EndpointReserver:
             endpoint: the endpoint, or the pool.
             method: the task that they are for, if that matters; with `slots=None`, as many slots as it takes.
             sets: whether the pool in the options may be a standing set.
+            prefers: the worker to take if it has room.
 
         Raises:
             Unavailable: see RoutedPool.place.
@@ -405,6 +407,7 @@ class EndpointReserver:
             patient=deadline is not None,
             max_attempts=options.max_attempts or self._max_attempts,
             queue=options.queue,
+            prefers=prefers,
         )
         asked = SlotRequest(routed_request, ttl_s, flags, deadline)
         facts = {"gangline.pool": endpoint}

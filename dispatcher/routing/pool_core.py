@@ -77,6 +77,8 @@ class RoutedRequest:
     """`idempotent`, or as the task of the last attempt declares."""
     number = 0
     tenant = ""
+    prefers = ""
+    """The worker that it goes to if that has room, whatever the policy says."""
     queue: Hashable = None
     waits: object | None = None
     queued_at = 0.0
@@ -121,6 +123,7 @@ class RoutedRequest:
         max_attempts: int = 10_000,
         queue: bool | None = None,
         tenant: str = "",
+        prefers: str = "",
     ) -> None:
         self.method = method
         self.max_attempts = max_attempts
@@ -140,6 +143,8 @@ class RoutedRequest:
             self.in_line = False
         if tenant:
             self.tenant = tenant
+        if prefers:
+            self.prefers = prefers
 
     def __repr__(self) -> str:
         where = "waits" if self.waits is not None else f"on {self.worker.id}" if self.worker else "idle"
@@ -631,7 +636,10 @@ class RoutingCore:
     def _try(self, routed_request: RoutedRequest, now: float, *, anyhow: bool = False) -> bool:
         if self._limits_tenants and self._held_back(routed_request):
             return False
-        worker = self.policy.choose(self._candidates.of(routed_request, anyhow=anyhow), routed_request)
+        candidates = self._candidates.of(routed_request, anyhow=anyhow)
+        worker = self.view.workers.get(routed_request.prefers) if routed_request.prefers else None
+        if worker is None or not candidates.fits(worker):
+            worker = self.policy.choose(candidates, routed_request)
         if worker is None:
             return False
         if routed_request.idempotent is None and routed_request.method is not None:

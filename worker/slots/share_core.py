@@ -72,6 +72,7 @@ class ShareCore:
         "_limit",
         "_planned",
         "_pace",
+        "_paced_at",
         "_prefetch",
         "_refused_at",
         "_settled_at",
@@ -82,6 +83,7 @@ class ShareCore:
         "_waited_since",
         "_withheld",
         "_wanted_since",
+        "_wants_until",
         "id_lease",
         "instance",
         "leaving",
@@ -143,10 +145,13 @@ class ShareCore:
         """Until then it gives up nothing that it is not using yet."""
         self._refused_at = float("-inf")
         self._pace = 0.0
-        """Seconds between the last two refusals."""
+        """Seconds between the last refusals, of which several may come at once: a dispatcher tries all of its tasks."""
+        self._paced_at = float("-inf")
+        """When that was measured."""
         self._unclear = False
         """It tried to take units that count as in use, and that may have been stored before others wrote."""
         self._wanted_since = float("-inf")
+        self._wants_until = float("-inf")
         self._tried_at = float("-inf")
         """When it last looked for workers that are gone."""
         self._waited_since: dict[str, float] = {}
@@ -192,8 +197,10 @@ class ShareCore:
         if not self._wants(now):
             self._wanted_since = now
         pace = now - self._refused_at
-        self._pace = pace if pace < PACE_S else 0.0
+        if pace >= HOLD_S or now >= self._paced_at + PACE_S:
+            self._pace, self._paced_at = pace if pace < PACE_S else 0.0, now
         self._refused_at = now
+        self._wants_until = now + WANTED_S
 
     def needed(self, now: float) -> None:
         """A caller that could have used a unit was refused for lack of something else, which is on its way."""
@@ -416,7 +423,7 @@ class ShareCore:
                     waiting.remove(name)
                     given += part
                 if not pressed:
-                    self._refused_at = float("-inf")  # its callers did not come back: it wants nothing until one does
+                    self._wants_until = float("-inf")  # its callers did not come back: it wants nothing until one does
             elif long and idle <= 0:
                 self._withheld = min(units, len(others))  # the next that become idle here are for them
         elif self.leaving:
@@ -457,7 +464,7 @@ class ShareCore:
         return False
 
     def _wants(self, now: float) -> bool:
-        return now < self._refused_at + WANTED_S
+        return now < self._wants_until
 
     # -- bookkeeping --------------------------------------------------------------------------------------------------
 

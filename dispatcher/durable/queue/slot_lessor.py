@@ -213,16 +213,24 @@ class SlotLessor:
         method, self._missing = self._missing, None
         # Many slots of one worker may never be free together: request fewer after a while.
         patience_s = None if slots <= self._largest else _IN_ONE_PIECE_S
-        task = self._loop.create_task(self._lease(slots, method, patience_s), name=f"gangline-lease-{self.pool}")
+        # Where a share is, or soon will be, and no lease: the one there may have been released for others. Elsewhere,
+        # the next try would be refused like the last one, and the share would only follow it, for ever.
+        leased = {lease.worker.id.worker for lease in self._leases}
+        shared = () if self._asks else self._sharing.values()
+        prefers = next((worker for worker in shared if worker not in leased), "")
+        lease = self._lease(slots, method, patience_s, prefers)
+        task = self._loop.create_task(lease, name=f"gangline-lease-{self.pool}")
         self._asks[task] = slots
         if patience_s is None:
             self._patient.add(task)
         task.add_done_callback(self._asked)
 
-    async def _lease(self, slots: int, method: str | None, patience_s: float | None) -> None:
+    async def _lease(self, slots: int, method: str | None, patience_s: float | None, prefers: str) -> None:
         try:
             async with asyncio.timeout(patience_s):
-                hold = await self._router.hold(self.pool, slots=slots, ttl_s=self._settings.lease_ttl_s, method=method)
+                hold = await self._router.hold(
+                    self.pool, slots=slots, ttl_s=self._settings.lease_ttl_s, method=method, prefers=prefers
+                )
         except TimeoutError:
             return
         except GanglineError as error:

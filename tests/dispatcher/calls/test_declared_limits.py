@@ -232,6 +232,23 @@ async def test_calls_and_submissions_share_the_limit() -> None:
     assert (scene.most, len(scene.starts)) == (2, 12)
 
 
+async def test_a_queue_comes_back_to_the_worker_that_has_got_the_unit_though_no_slot_may_be_kept() -> None:
+    scene = Scene(slots=1, max_running=1)
+    running = cluster(scene.pool, workers=3, dispatcher=True)
+    async with running as client:
+        loop = asyncio.get_running_loop()
+        waits: list[float] = []
+        for _ in range(8):
+            await client.call("p.other")  # the worker without the unit may be the next
+            began = loop.time()
+            job = await client.submit("p.work", 0.0)
+            async with asyncio.timeout(60):
+                await job.result()
+            waits.append(scene.starts[-1] - began)
+        scene.check(running)
+    assert max(waits) < 0.5, waits
+
+
 async def test_a_plain_request_above_the_limit_is_told_so() -> None:
     scene = Scene(max_running=1)
     running = cluster(scene.pool)

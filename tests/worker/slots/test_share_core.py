@@ -684,3 +684,40 @@ def test_waits_are_ordered() -> None:
     assert share_core.NEEDED_S > PATIENCE_S
     assert WANT_AFTER_S < PATIENCE_S < AGAIN_S < share_core.RECLAIM_AFTER_S
     assert TTL_S < share_core.RECLAIM_AFTER_S and TTL_S < SETTLE_S
+
+
+def test_a_unit_is_kept_for_a_caller_that_tries_several_tasks_at_once_and_comes_back_later() -> None:
+    a, b = nodes("a", "b", limit=1)
+    for now in (0.1, 0.101, 0.6, 0.601):
+        assert not b.start(now)
+    for each, now in ((b, 0.63), (a, 0.64), (b, 0.65)):
+        each.settle(now)
+    assert b.units == 1 and not a.start(0.8)
+    for now in (0.83, 1.0):
+        a.settle(now)
+        b.settle(now)
+    assert a.core.waiting and b.start(1.1), "two that come in turn would take it from each other for ever"
+    for now in (1.3, 1.5):
+        assert not b.start(now) and not b.start(now + 0.001)
+    b.running = 0
+    b.settle(1.51)
+    a.settle(1.51)
+    assert a.start(1.52), "who waits gets the next one that becomes idle"
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 9])
+def test_two_that_come_in_turn_do_not_take_the_unit_from_each_other_for_ever(tasks: int) -> None:
+    a, b = nodes("a", "b", limit=1)
+    starts = {"a": 0, "b": 0}
+    for turn in range(40):
+        now = 0.1 + 0.25 * turn
+        each = (b, a)[turn % 2]
+        beat_all([a, b], now)
+        for task in range(tasks):
+            if each.start(now + 0.001 * task):
+                starts[each.name] += 1
+                each.running = 0
+        for after_s in (0.03, 0.04, 0.15, 0.2):
+            b.settle(now + after_s)
+            a.settle(now + after_s)
+    assert min(starts.values()) >= 3, starts

@@ -8,7 +8,7 @@ from typing import Any
 
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.queue.slot_lessor import SlotLessor
-from gangline.schemas.records.workers import MethodInfo
+from gangline.schemas.records.workers import MethodInfo, TaskPolicy
 from gangline.schemas.wire.frames import AnswerOp, Frame, Load, Reason, RequestOp
 from gangline.telemetry.logs import logger_for
 
@@ -136,6 +136,27 @@ async def test_a_task_is_only_put_on_a_worker_that_has_it() -> None:
                 await asyncio.sleep(0.05)
         assert lease.worker.id.worker == "new"
         bench.lessor.give(lease, 1)
+
+
+async def test_the_next_lease_is_on_the_worker_that_was_asked_for_a_share_if_it_has_room_and_more_are_elsewhere() -> (
+    None
+):
+    async with Bench() as bench:
+        methods = {"echo": MethodInfo(policy=TaskPolicy(max_running=1))}
+        workers = [await bench.worker(name, methods=methods, slots=1) for name in ("w1", "w2", "w3")]
+        asked = ""
+        for _ in range(8):
+            bench.lessor.want(1, 1)
+            await bench.has(1)
+            lease = bench.lessor.take(1, "echo", None)
+            assert lease is not None and asked in ("", lease.name)
+            asked = lease.name
+            bench.lessor.give(lease, 1)
+            bench.lessor.want(0, 0)
+            await bench.has()
+        bench.lessor.want(3, 1)
+        await bench.has(1, 1, 1)
+        assert [len(worker.heard_of(RequestOp.RESERVE)) for worker in workers].count(1) == 2
 
 
 async def test_a_lease_that_has_had_its_turn_is_asked_for_anew_while_tasks_wait() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 
 def count_of(number: int, noun: str) -> str:
@@ -62,3 +62,19 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise ValueError(f"{text[:40]!r} is not a duration: write 90, 500ms, 90s, 5m, 2h or 1d")
     return float(match[1]) * _UNITS[match[2]]
+
+
+_MOST_PLACE: Final = 200
+
+
+def problem_of(item: Mapping[str, Any]) -> str:
+    """One error of pydantic's `ValidationError.errors()`: where, and what is wrong."""
+    where = ".".join(map(str, item["loc"]))[:_MOST_PLACE]
+    match item["type"]:
+        case "extra_forbidden":
+            return f"no field {where!r}"
+        case "missing":
+            return f"{where}: missing"
+        case _:
+            text = str(item["msg"]).removeprefix("Value error, ")
+            return f"{where}: {text}" if where else text

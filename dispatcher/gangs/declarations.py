@@ -20,6 +20,7 @@ from ...schemas.records.gangs import (
     template_of,
     write_gang,
 )
+from ...schemas.text import problem_of
 
 
 def parse_set(name: str, fields: Mapping[str, Any], where: str = "") -> GangSetRecord:
@@ -36,15 +37,10 @@ def parse_set(name: str, fields: Mapping[str, Any], where: str = "") -> GangSetR
     try:
         return GangSetRecord.model_validate(dict(fields))
     except ValidationError as error:
-        complaints = "; ".join(_complaint(item) for item in error.errors(include_url=False))
-        raise InvalidRequest(f"{where}set {name}: {complaints}") from error
-
-
-def _complaint(item: Any) -> str:
-    place = ".".join(str(part) for part in item["loc"])
-    # The short form of one bundle was used.
-    place = place.replace("gang.bundles.0.count", "gang.size").replace("gang.bundles.0.", "gang.")
-    return f"{place}: {item['msg']}" if place else str(item["msg"])
+        problems = "; ".join(map(problem_of, error.errors(include_url=False)))
+        # The short form of one bundle was used.
+        problems = problems.replace("gang.bundles.0.count", "gang.size").replace("gang.bundles.0.", "gang.")
+        raise InvalidRequest(f"{where}set {name}: {problems}") from error
 
 
 async def declared_sets(ledger: KeyValue) -> dict[str, GangSetRecord]:

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from ..errors.base import InvalidRequest
 from ..limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S, WIRE_VERSION
+from ..text import problem_of
 from ..wire.frames import Load
 
 _GIVEN_CHARS = 60
@@ -333,13 +334,13 @@ def _reason(item: ErrorDetails) -> Exception:
 
 
 def _complaint(model: type[BaseModel], item: ErrorDetails) -> str:
-    where = ".".join(str(part) for part in item["loc"])
     match item["type"]:
         case "extra_forbidden":
-            return f"no field {where!r}; {_fields(model)}"
+            return f"{problem_of(item)}; {_fields(model)}"
         case "missing":
-            return f"{where}: missing"
+            return problem_of(item)
         case _:
+            where = ".".join(map(str, item["loc"]))
             return f"{where}: {_reason(item)}, given {repr(item['input'])[:_GIVEN_CHARS]}"
 
 

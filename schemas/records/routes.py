@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ..errors.base import GanglineError, InvalidRoute
 from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_RECORD_ITEMS, MAX_RESULT_TTL_S, MAX_SLOTS, WIRE_VERSION
+from ..text import problem_of
 from ..wire import codec
 from .gangs import PoolName
 
@@ -129,13 +130,8 @@ def parse_route(endpoint: str, value: bytes) -> RouteRecord:
     except ValidationError as error:
         problems = error.errors(include_url=False)
         where = ".".join(str(part) for part in problems[0]["loc"])
-        text = "; ".join(_told(".".join(map(str, item["loc"])), item["msg"]) for item in problems[:_MOST_PROBLEMS])
+        text = "; ".join(map(problem_of, problems[:_MOST_PROBLEMS]))
         raise InvalidRoute(f"route {endpoint}: {text}", details={"field": where}) from error
-
-
-def _told(where: str, message: str) -> str:
-    plain = message.removeprefix("Value error, ")
-    return f"{where}: {plain}" if where else plain
 
 
 EXAMPLE: Final = '{"to": {"resize-v1": 90, "resize-v2": 10}, "shadow": {"resize-v3": 5}}'

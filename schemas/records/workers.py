@@ -17,6 +17,7 @@ from ..limits import (
     WIRE_VERSION,
 )
 from ..names import is_name
+from ..text import problem_of
 
 
 class Record(BaseModel):
@@ -42,12 +43,7 @@ class Record(BaseModel):
 def complaint(error: ValidationError) -> str:
     """What is wrong with a record, in one line; the first three places."""
     items = error.errors(include_url=False, include_input=False, include_context=False)
-    told = [f"{where}: {item['msg']}" if (where := _place(item["loc"])) else item["msg"] for item in items[:3]]
-    return "; ".join(told) + (f"; and {len(items) - 3} more" if len(items) > 3 else "")
-
-
-def _place(parts: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in parts)[:200]
+    return "; ".join(map(problem_of, items[:3])) + (f"; and {len(items) - 3} more" if len(items) > 3 else "")
 
 
 MAX_PRIORITY: Final = 1_000_000

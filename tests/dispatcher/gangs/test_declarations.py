@@ -68,8 +68,8 @@ async def test_declaring_the_same_again_writes_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "declaration", "error", "text"),
     [
-        ("llama", {"gangs": 2, "gang": {"pool": "gpu", "sise": 2}}, InvalidRequest, "set llama: gang.sise: "),
-        ("llama", {"gang": {"pool": "gpu"}}, InvalidRequest, "set llama: gangs: Field required"),
+        ("llama", {"gangs": 2, "gang": {"pool": "gpu", "sise": 2}}, InvalidRequest, "set llama: no field 'gang.sise'"),
+        ("llama", {"gang": {"pool": "gpu"}}, InvalidRequest, "set llama: gangs: missing"),
         ("llama", {"gangs": -1, "gang": {"pool": "gpu"}}, InvalidRequest, "set llama: gangs: "),
         ("a b", TWO, InvalidName, "a b"),
     ],

@@ -110,7 +110,7 @@ async def test_changes_are_followed_live_also_in_a_bucket_that_is_made_later() -
         (b"[1, 2]", "write an object"),
         ({"to": {"v1": 0, "v2": 0}}, "add up to 0"),
         ({"to": {"v1": -1}}, "greater than or equal to 0"),
-        ({"two": {"v1": 1}}, "two: Extra inputs"),
+        ({"two": {"v1": 1}}, "no field 'two'"),
         ({"to": {"no.name": 1}}, "no.name"),
         ({"to": {"v1": 1}, "shadow": {"v1": 5}}, "cannot shadow itself"),
         ({"to": {"v1": 1}, "queue": {"rate_per_s": "fast"}}, "queue.rate_per_s"),

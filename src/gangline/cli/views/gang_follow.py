@@ -191,6 +191,8 @@ async def keep(coordinator_client: CoordinatorClient, gang: GangReply, stop: asy
     assert gang.owner_token is not None, "it is ours"
     owned = OwnedRequest(id=gang.id, owner_token=gang.owner_token)
     generation = gang.generation
+    loop, told = asyncio.get_running_loop(), ""
+    renewed_at = loop.time()
     while not stop.is_set():
         try:
             async with asyncio.timeout(gang.ttl_s / 3):
@@ -204,8 +206,17 @@ async def keep(coordinator_client: CoordinatorClient, gang: GangReply, stop: asy
         except LeaseError:
             raise
         except GanglineError as error:
-            click.echo(f"not renewed: {error}", err=True)
+            late = loop.time() - renewed_at >= gang.ttl_s
+            text = (
+                f"not renewed for {gang.ttl_s:g} s: the gang ends, if a coordinator leads"
+                if late
+                else f"not renewed: {error}"
+            )
+            if text != told:
+                click.echo(text, err=True)
+            told = text
             continue
+        renewed_at, told = loop.time(), ""
         if now.generation != generation:
             generation = now.generation
             click.echo(f"gang {gang.id} is in generation {generation}: {now.reason or now.step}", err=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any, cast
 
 import click
 import pytest
 
 from gangline.cli.console.arguments import slots_by_pool
+from gangline.cli.serving.supervisor import WorkerSupervisor
 
 from .conftest import until, wait_gone
 
@@ -116,6 +118,22 @@ def test_processes_that_reject_their_options_end_with_the_error(two):
     assert running.wait() == 2
     assert "pool 'words' is not served here" in running.output
     assert "supervisor.restart" not in running.output
+
+
+async def test_a_process_that_has_just_exited_does_not_keep_the_others_from_being_drained():
+    class Process:
+        def __init__(self, gone: bool) -> None:
+            self.gone, self.terminated = gone, False
+
+        def terminate(self) -> None:
+            if self.gone:
+                raise ProcessLookupError
+            self.terminated = True
+
+    supervisor, processes = WorkerSupervisor([], {}), [Process(gone) for gone in (True, False, True)]
+    supervisor._running.update(cast("Any", processes))
+    supervisor.drain()
+    assert [process.terminated for process in processes] == [False, True, False]
 
 
 @pytest.mark.server

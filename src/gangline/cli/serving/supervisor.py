@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ class WorkerSupervisor:
 
     def _terminate(self) -> None:
         for process in self._running:
-            process.terminate()
+            _ask_to_end(process)
 
     async def _keep(self, number: int) -> None:
         loop = asyncio.get_running_loop()
@@ -90,9 +91,14 @@ class WorkerSupervisor:
         process = await spawn("worker", *self._arguments[number], environment=self._environment)
         self._running.add(process)
         if self._stopping.is_set():
-            process.terminate()
+            _ask_to_end(process)
         try:
             return await process.wait()
         finally:
             if process.returncode is not None:
                 self._running.discard(process)
+
+
+def _ask_to_end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just exited by itself
+        process.terminate()

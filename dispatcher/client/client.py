@@ -737,7 +737,9 @@ class Client(Operations):
         """
         self._check_open()
         async with self._noted("schedules rm", which, reason):
-            return await self._schedules.delete(which)
+            schedule = await self._schedules.find(which)
+            await self._queries.unschedule(schedule, self._options.timeout_s or ASK_TIMEOUT_S)
+            return schedule
 
     # -- introspection --------------------------------------------------------------------------------------------
 

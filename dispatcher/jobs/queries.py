@@ -54,11 +54,13 @@ from .storage import TaskStreams, until_answered
 from .stored import (
     SCANNED,
     JobRef,
+    Schedule,
     SearchResult,
     find,
     find_due,
     info_of_schedule,
     info_of_task,
+    submission_of,
     target_of,
 )
 
@@ -397,9 +399,25 @@ class JobQueries:
                     return False  # its time came and it has ended
             except NotPermitted:
                 pass  # the purge reports what is missing
-        if not await (await self.streams.schedules()).purge(self._names.schedule(ref.id)):
+        came = await self._cancel_submission(ref, schedule)
+        if not await (await self.streams.schedules()).purge(self._names.schedule(ref.id)) or came:
             await self._stop_started(ref, timeout_s)
         return True
+
+    async def _cancel_submission(self, ref: JobRef, schedule: StreamMessage) -> bool:
+        """Cancel the message that a schedule was made from, if it is still there: its dispatcher, or the next owner of
+        the queue, may store the schedule once more, and then finds the record."""
+        try:
+            message = await submission_of(await self.streams.tasks(), schedule)
+            return message is not None and await self._cancel_stored(ref, message, held=True)
+        except NotPermitted:
+            return False
+
+    async def unschedule(self, schedule: Schedule, timeout_s: float) -> None:
+        """Remove a recurring schedule. No-op if it is gone."""
+        ref = JobRef(schedule.id, schedule.endpoint)
+        if (message := await self._schedule(ref)) is not None:
+            await self._unschedule(ref, message, timeout_s)
 
     async def _stop_started(self, ref: JobRef, timeout_s: float) -> None:
         """A dispatcher may have just fetched it, and then it knows the job."""

@@ -120,7 +120,7 @@ def _as_active(names: Names, given: Mapping[str, str]) -> dict[str, str]:
 
 
 class Schedules:
-    """Lists, pauses, resumes and deletes schedules. One per client."""
+    """Lists, pauses and resumes schedules. One per client."""
 
     def __init__(self, streams: TaskStreams, ambient: Environment) -> None:
         self._streams = streams
@@ -173,12 +173,6 @@ class Schedules:
     async def resume(self, which: str) -> Schedule:
         """See Client.resume_schedule."""
         return await self._change(which, lambda given: _as_active(self._names, given) if _is_paused(given) else None)
-
-    async def delete(self, which: str) -> Schedule:
-        """See Client.delete_schedule."""
-        found = await self.find(which)
-        await (await self._streams.schedules()).purge(self._names.schedule(found.id))
-        return found
 
     async def _change(self, which: str, change: Callable[[Mapping[str, str]], dict[str, str] | None]) -> Schedule:
         """Store it with other headers; `change`: None if they are right already."""

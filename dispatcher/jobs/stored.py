@@ -185,6 +185,23 @@ async def find(tasks: Stream, names: Names, ref: JobRef) -> SearchResult:
     return await _search(tasks, pattern, ref, prefix, since)
 
 
+async def submission_of(tasks: Stream, schedule: StreamMessage) -> StreamMessage | None:
+    """The message that a schedule was made from, if no dispatcher has acknowledged it.
+
+    Raises:
+        NotPermitted, StorageUnavailable, Disconnected.
+    """
+    id = header_of(schedule.headers or {}, headers.MESSAGE_ID) or ""
+    sequence = id.removeprefix("sched-").partition("-")[0]
+    message = await tasks.get(int(sequence)) if sequence.isdecimal() else None
+    return None if message is None or schedule_id(message) != id else message
+
+
+def schedule_id(message: StreamMessage) -> str:
+    """`Nats-Msg-Id` of the schedule that is made from a message in the stream of tasks."""
+    return f"sched-{message.sequence}-{round(message.at * 1000)}"
+
+
 async def find_due(schedules: Stream, names: Names, ref: JobRef) -> StreamMessage | None:
     """The job's task as its schedule has published it, if that was not long ago."""
     pattern = names.due if ref.endpoint is None else names.due_of(names.tasks_of(ref.endpoint))

@@ -20,7 +20,7 @@ from ....schemas.text import parse_duration
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
 from ...jobs.dead_letters import BURIED
-from ...jobs.stored import DUE_KEPT, header_of, split_subject
+from ...jobs.stored import DUE_KEPT, header_of, schedule_id, split_subject
 from ...jobs.submitter import number
 from ..core.effects import Persist, RecordKind
 from ..messages.entry import QueuedMessage
@@ -254,7 +254,7 @@ def schedule_of(
     }
     given[headers.SCHEDULE_TARGET] = names.due_of(message.subject)
     given[headers.SCHEDULE_TTL] = DUE_KEPT
-    given[headers.MESSAGE_ID] = f"sched-{message.sequence}-{round(message.at * 1000)}"
+    given[headers.MESSAGE_ID] = schedule_id(message)
     if submission.cron is not None:
         given[headers.SCHEDULE] = submission.cron
         given[headers.SCHEDULE_JOB] = submission.job

@@ -13,9 +13,10 @@ from gangline.bus.memory.connection import MemorySubscription
 from gangline.bus.port.bus import NoResponders, StreamMessage
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.core import effects as do
-from gangline.dispatcher.durable.messages.entry import QueuedMessage
+from gangline.dispatcher.durable.messages.entry import QueuedMessage, read_message
 from gangline.dispatcher.durable.operations import QueueOperations
 from gangline.dispatcher.durable.persistence.outcome_store import Answer, OutcomeStore
+from gangline.dispatcher.durable.persistence.records import schedule_of
 from gangline.dispatcher.durable.queue import queue_runner as queue
 from gangline.dispatcher.durable.queue.effect_executor import QueueEffectExecutor
 from gangline.dispatcher.durable.queue.queue_runner import QueueRunner
@@ -621,6 +622,32 @@ def test_a_worker_frozen_for_a_minute_cannot_overwrite_the_result_of_its_success
             await asyncio.sleep(10.0)
             assert await site.result(job) == record
             assert [(job, 1), (job, 2)] == sorted((job, attempt) for job, attempt, _, _ in site.ends)
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "deleted"])
+def test_a_schedule_that_is_removed_does_not_come_back_with_the_message_that_it_was_made_from(how: str) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            job = await site.submit("square", {"x": 1}, Gangline_Cron="@every 1s", Gangline_Job="tick")
+            tasks, schedules = await site.streams.tasks(), await site.streams.schedules()
+            message = await tasks.next(site.names.tasks_of(site.pool))
+            assert message is not None
+            read = read_message(site.names, message)
+            assert not isinstance(read, GanglineError)
+            # As by a dispatcher that died before it acknowledged the message; later, a duplicate is no longer known.
+            subject, given = schedule_of(site.names, message, read[0], wall=message.at)
+            await schedules.publish(subject, message.data, headers=given)
+            schedule = await schedules.last(subject)
+            assert schedule is not None
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+                if how == "cancelled":
+                    assert await client.job(job, site.pool).cancel()
+                else:
+                    await client.delete_schedule(job)
+            assert await tasks.next(site.names.tasks_of(site.pool)) is None
+            assert await schedules.last(subject) is None
 
     simulate(story())
 

@@ -124,6 +124,7 @@ FINDINGS: dict[str, tuple[str, ...]] = {
     ),
     "M8 silence at a change of leader": (
         "tests/coordinator/server/test_shard_router.py::test_requests_on_their_way_to_a_leader_that_leaves_are_answered",
+        "tests/coordinator/test_service.py::test_requests_that_the_only_leader_reads_too_late_are_told_to_ask_again",
         f"{THREATS}: Silence at a change of leader",
     ),
     "M9 an operator of one namespace owns the account": (

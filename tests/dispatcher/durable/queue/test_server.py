@@ -195,13 +195,13 @@ async def test_a_tenant_that_fills_the_window_does_not_delay_the_next_task_of_an
     async with system:
         await system.worker(pool)
         await system.dispatcher(window_tasks=32)
-        await system.publish_of("lab", "words.note", [{"name": "lab"}] * 600)
+        await system.publish_of("lab", "words.note", [{"name": "lab"}] * 300)
         await until(lambda: bool(starts))
         (job,) = await system.publish_of(tenant, "words.note", [{"name": "late"}])
         assert (await system.result(job)).result == "late"
-        assert starts.count("lab") < 600
+        assert starts.count("lab") < 300
         await system.empty()
-        assert (starts.count("lab"), starts.count("late")) == (600, 1)
+        assert (starts.count("lab"), starts.count("late")) == (300, 1)
 
 
 def faults(journal: list[tuple[str, int]], slots: int = 4) -> Pool:
@@ -356,7 +356,9 @@ async def test_a_delayed_task_waits_with_the_server_and_keeps_its_id(system: Sys
     async with system:
         await system.worker(words())
         later = await system.publish("words.count", {"text": "a b"}, Gangline_Delay="1h")
-        job = await system.publish("words.count", {"text": "a b"}, Gangline_Delay="1s")
+        job = await system.publish(
+            "words.count", {"text": "a b"}, Gangline_Delay="4s"
+        )  # a dispatcher that starts later finds it due
         stream = await system.streams.tasks()
         published = await stream.next(system.names.tasks_of("words"), job)
         assert published is not None and published.sequence == job
@@ -364,7 +366,7 @@ async def test_a_delayed_task_waits_with_the_server_and_keeps_its_id(system: Sys
         record = await system.result(job)
         assert (record.state, record.result) == ("done", 2)
         # By the server's clock, which wrote both; the schedule is written in milliseconds.
-        assert record.submitted_at >= published.at + 1.0 - 0.001
+        assert record.submitted_at >= published.at + 4.0 - 0.001
         await until(lambda: _is_empty(stream))
         schedule = await (await system.streams.schedules()).last(system.names.schedule(str(later)))
         assert schedule is not None and (schedule.headers or {})[headers.SCHEDULE].startswith("@at ")

@@ -58,7 +58,7 @@ def home_pool(weights: Iterable[tuple[str, float]], key: str) -> str | None:
         if weight > 0:
             # An exponential variate of rate `weight`: the smallest wins, with a probability equal to the pool's share.
             distance = -math.log((score(print_, _print_of(pool)) + 0.5) / _FULL) / weight
-            if distance < least:
+            if best is None or distance < least:  # it is infinite if the weight is hardly above 0
                 best, least = pool, distance
     return best
 

@@ -74,6 +74,11 @@ def homes(**weights: float) -> list[str | None]:
     return [home_pool(weights.items(), key) for key in KEYS]
 
 
+def test_a_pool_whose_weight_is_hardly_above_0_is_a_home_if_there_is_no_other():
+    assert home_pool([("a", 5e-324)], "key") == "a"
+    assert home_pool([("a", 5e-324), ("b", 1.0)], "key") == "b"
+
+
 def test_keys_are_spread_as_the_weights_say() -> None:
     counted = Counter(homes(a=70, b=20, c=10))
     for pool, share in (("a", 0.7), ("b", 0.2), ("c", 0.1)):

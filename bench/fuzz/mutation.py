@@ -71,6 +71,9 @@ HEADER_VALUES: Final = (
 )
 
 
+_MOST_VALUES: Final = 200_000
+
+
 class Mutator:
     """Draws mutations, determined by the seed."""
 
@@ -82,7 +85,7 @@ class Mutator:
         changed = copy.deepcopy(document)
         for _ in range(self._random.choice((1, 1, 1, 2, 3))):
             changed = self._changed(changed)
-        return changed
+        return changed if _is_encodable(changed) else copy.deepcopy(self._random.choice(HOSTILE))
 
     def _changed(self, document: Any) -> Any:
         random = self._random
@@ -161,6 +164,17 @@ def encoded(document: Any, *, as_msgpack: bool) -> bytes:
         return bytes(msgpack.packb(document, default=str))
     except (ValueError, OverflowError, UnicodeEncodeError):
         return bytes(msgpack.packb(str(document).encode("utf-8", "replace")[:1000]))
+
+
+def _is_encodable(document: Any) -> bool:
+    """Whether encoding it takes no more than a moment: lists in lists, each a thousand times, would take minutes."""
+    left, count = [document], 0
+    while left and count <= _MOST_VALUES:
+        item = left.pop()
+        count += 1
+        if isinstance(item, (dict, list)):
+            left += item.values() if isinstance(item, dict) else item
+    return count <= _MOST_VALUES
 
 
 def _places(document: Any) -> Iterator[tuple[Any, Any]]:

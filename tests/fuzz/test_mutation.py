@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from bench.fuzz.doors import OPERATIONS, Doors, Shot
-from bench.fuzz.mutation import Mutator
+from bench.fuzz.mutation import Mutator, _is_encodable
 
 COUNT = 300
 
@@ -36,3 +36,11 @@ def test_a_mutation_changes_a_copy() -> None:
     changed = [mutator.value(document) for _ in range(COUNT)]
     assert document == before
     assert sum(each != document for each in changed) > COUNT * 0.8
+
+
+def test_a_value_that_would_take_minutes_to_encode_is_not_sent():
+    lists: list[object] = [1]
+    for _ in range(4):
+        lists = [lists] * 1000
+    assert not _is_encodable({"a": lists})
+    assert _is_encodable({"a": [[1] * 1000] * 100})

@@ -21,6 +21,7 @@ from gangline.worker.ledger.settings import WorkerSettings
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 
+from ..waiting import until
 from .conftest import Rig, Visitor
 
 pytestmark = pytest.mark.server
@@ -249,6 +250,11 @@ async def test_no_token_is_in_any_page_log_or_address(rig, options, caplog, nats
         link = rig.link()
         await signed_in(rig, visitor)
         session = visitor.cookie.partition("=")[2]
+
+        async def shown() -> bool:
+            return bool((await visitor.get("/api/board")).json["rows"]["leases"])
+
+        await until(shown)  # the ledger is written after the grant
         seen = [await visitor.get(path) for path in ("/", "/api/meta", "/api/board", "/api/worker?name=words.w1")]
         assert [answer.status for answer in seen] == [200] * 4
         assert lease.worker and seen[2].json["rows"]["leases"]

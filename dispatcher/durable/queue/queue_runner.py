@@ -700,7 +700,7 @@ class QueueRunner:
             entry = self.entries.get(info.sequence or 0)
             worker = info.worker if entry is None else entry.worker or info.worker
             found.append(without_details(info.model_copy(update={"worker": worker})))
-        return ListReply(jobs=tuple(found), next=following, read_to=max(self._newest, self._old_to))
+        return ListReply(jobs=tuple(found), next=following, read_to=self._newest)
 
     async def cancel(self, job: str) -> JobInfo | None:
         """Cancel a job. Returns its state when its end or its cancellation is stored; None: it is not fetched.

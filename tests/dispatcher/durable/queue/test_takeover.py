@@ -412,6 +412,26 @@ def test_a_task_that_is_cancelled_while_its_message_is_on_its_way_does_not_start
     simulate(story())
 
 
+def test_all_waiting_tasks_are_listed_however_few_of_them_the_new_dispatcher_has_fetched() -> None:
+    async def story() -> None:
+        async with Site(window_tasks=64) as site:
+            site.worker(slots=1)
+            first = site.dispatcher()
+            await site.taken()
+            await site.submit("square", {"x": 1, "seconds": 3600.0})
+            jobs = [await site.submit("square", {"x": 2}) for _ in range(200)]
+            first.kill()
+            site.dispatcher()
+            await site.taken()
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+                for _ in range(100):  # from the moment in which it takes the queue
+                    page = await client.jobs(states=["queued"], endpoint=site.pool, limit=1000)
+                    assert [info.job for info in page.jobs] == jobs
+                    await asyncio.sleep(0.01)
+
+    simulate(story())
+
+
 async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -60,10 +60,16 @@ class Format(StrEnum):
         raise MalformedMessage(f"Content-Type {named!r} is not known: use {cls.JSON.value} or {cls.MSGPACK.value}")
 
 
+_MODEL_DUMP: Final = BaseModel.model_dump
+
+
 def _plain(value: Any) -> Any:
     """msgpack's hook for types that it cannot write itself."""
+    kind = type(value)
+    # Models by alias, without excluded fields, with their own serializers: as in JSON, but bytes stay bytes.
+    if getattr(kind, "model_dump", None) is _MODEL_DUMP:  # which takes twice as long as what it calls
+        return kind.__pydantic_serializer__.to_python(value, by_alias=True)
     if isinstance(value, BaseModel):
-        # By alias, without excluded fields, with its own serializers: as in JSON, but bytes stay bytes.
         return value.model_dump(by_alias=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -1,4 +1,4 @@
-"""Converts values that a task returns, yields or reports into plain wire values, always as a copy."""
+"""Converts values that a task returns, yields or reports into plain wire values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,36 @@ from ..limits import MAX_DEPTH
 
 SCALARS = frozenset({type(None), bool, float, bytes})
 """Types whose values are already wire values. (But integers may be too large, and text may not be valid Unicode.)"""
+_ATOMS = SCALARS | {str, int}
 _PLAIN_BASES: tuple[Any, ...] = (str, int, float, bytes, dict)
 _SMALLEST, _GREATEST = -(1 << 63), (1 << 64) - 1
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `value` can be packed as it is. Numbers and texts are not checked: whoever packs them does that."""
+    return _is_plain(value, 0)
+
+
+_all_atoms = _ATOMS.issuperset
+_all_texts = frozenset({str}).issuperset
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    kind = type(value)
+    if kind is dict:
+        if not _all_texts(map(type, value)):
+            return False
+        value = value.values()
+    elif kind is not list and kind is not tuple:
+        return kind in _ATOMS
+    if _all_atoms(map(type, value)):
+        return True
+    if depth >= MAX_DEPTH:
+        return False
+    for item in value:  # noqa: SIM110 - a generator costs more than most values
+        if type(item) not in _ATOMS and not _is_plain(item, depth + 1):
+            return False
+    return True
 
 
 def to_wire(value: Any, where: str, place: str = "result") -> Any:

@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError
 
 from ...schemas.errors.base import InvalidArguments, InvalidResult, InvalidSettings
 from ...schemas.handles import item_annotation
-from ...schemas.wire.plain_values import SCALARS, close_awaitable, to_wire
+from ...schemas.wire.plain_values import SCALARS, close_awaitable, is_plain, to_wire
 from ..context.task_context import current_task
 from .base64_arguments import Decoder, decoder_for
 
@@ -164,8 +164,8 @@ def adapter_for(annotation: Any, where: str) -> TypeAdapter[Any]:
 class Signature:
     """The parameters of one task."""
 
-    __slots__ = ("_by_name", "_exact", "_function", "_only_by_place", "_places", "_required", "_rest", "_rest_named",
-                 "_where", "filled", "resolved", "returns")  # fmt: skip
+    __slots__ = ("_by_name", "_converted", "_exact", "_function", "_only_by_place", "_places", "_required", "_rest",
+                 "_rest_named", "_where", "filled", "resolved", "returns")  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], where: str, namespace: dict[str, Any] | None = None) -> None:
         """Resolve annotations now if possible; otherwise `resolve()` does so when the module is complete.
@@ -188,6 +188,8 @@ class Signature:
         """Position (a huge number for keyword-only ones) and name of each parameter without default."""
         self._exact: list[type] | None = None
         """Types of the positional arguments that need no conversion at all; None: this does not apply."""
+        self._converted: list[Converter] = []
+        """How the arguments are converted, if all can be positional, and none is accepted as it is; otherwise empty."""
         self._rest: Parameter | None = None
         self._rest_named: Parameter | None = None
         self.resolved = False
@@ -250,6 +252,9 @@ class Signature:
         exact = [parameter.exact for parameter in places if parameter.exact is not None]
         if len(exact) == len(places) and len(by_name) == len(places):
             self._exact = exact
+        converters = [each.convert for each in places if each.convert is not None]
+        if len(converters) == len(places) == len(by_name):
+            self._converted = converters
         self.returns = hints.get("return", inspect.Parameter.empty)
         self.resolved = True
 
@@ -272,6 +277,13 @@ class Signature:
             kinds = [type(args[0])] if len(args) == 1 else [*map(type, args)]  # one is common, and this is faster
             if kinds == self._exact:
                 return args, {}  # all positional, and each of exactly its type
+        if not kwargs and not json and args is not None and len(args) == len(self._converted):
+            try:
+                if len(args) == 1:
+                    return [self._converted[0](args[0])], {}
+                return [convert(value) for convert, value in zip(self._converted, args, strict=True)], {}
+            except (ValidationError, ValueError):
+                pass  # there may be another way; otherwise the error is made below
         if not self.resolved:
             self.resolve()
         problems: list[_Problem] = []
@@ -488,7 +500,7 @@ class ResultEncoder:
         self._resolved = True
 
     def write(self, value: Any) -> Any:
-        """Convert.
+        """Convert, always to a copy.
 
         Raises:
             InvalidResult: names the type and place of the value that cannot be serialized, or how it differs from the
@@ -500,6 +512,13 @@ class ResultEncoder:
         if kind in SCALARS or (kind is str and value.isascii()):
             return value
         return to_wire(value, self._where)
+
+    def to_pack(self, value: Any) -> Any:
+        """Convert for packing in the same step: like `write`, but without a copy of what is plain already, and without
+        its errors about numbers and texts that cannot be packed."""
+        if self._adapter is not None and type(value) is not self._exact:
+            value = self._as_annotated(value)
+        return value if type(value) in SCALARS or is_plain(value) else to_wire(value, self._where)
 
     def _as_annotated(self, value: Any) -> Any:
         assert self._adapter is not None

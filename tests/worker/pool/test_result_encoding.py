@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, field_serializer
 
-from gangline.schemas.errors.base import InvalidResult, InvalidSettings
+from gangline.schemas.errors.base import InvalidRequest, InvalidResult, InvalidSettings
+from gangline.schemas.limits import MAX_DEPTH
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.plain_values import to_wire
 from gangline.worker.pool.pool import Pool
@@ -56,6 +57,10 @@ class Pair(NamedTuple):
 
 def writer(annotation: Any = None, *, streams: bool = False):
     """The result writer of a task with that return annotation (None: without one)."""
+    return encoder(annotation, streams=streams).write
+
+
+def encoder(annotation: Any = None, *, streams: bool = False):
     if streams:
 
         def work():
@@ -69,7 +74,7 @@ def writer(annotation: Any = None, *, streams: bool = False):
         work.__annotations__["return"] = annotation
     pool = Pool("p")
     pool.task(work)
-    return pool.tasks["work"].result.write
+    return pool.tasks["work"].result
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,7 @@ def test_a_result_becomes_plain_wire_values(value, plain):
         assert written == plain
         assert type(written) is type(plain)
         codec.pack(written)
+    assert codec.pack(encoder().to_pack(value)) == codec.pack(plain)
 
 
 def test_a_model_is_checked_again_only_where_its_configuration_says_so():
@@ -224,3 +230,31 @@ def test_whatever_is_let_through_can_be_written(value):
     except InvalidResult:
         return
     codec.check_depth(codec.unpack(codec.pack(plain)))
+
+
+@given(value=_values)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
+def test_what_is_packed_at_once_has_the_same_bytes_as_its_copy(value):
+    result = encoder()
+
+    def packed(convert):
+        try:
+            return codec.pack(convert(value))
+        except (InvalidResult, InvalidRequest):
+            return None
+
+    assert packed(result.to_pack) == packed(result.write)
+
+
+def test_what_is_packed_at_once_is_not_nested_deeper_than_a_copy():
+    def nested(levels: int) -> list[Any]:
+        return [nested(levels - 1)] if levels else []
+
+    for levels in (MAX_DEPTH, MAX_DEPTH + 1, MAX_DEPTH + 2):
+        results = []
+        for convert in (encoder().to_pack, writer()):
+            try:
+                results.append(convert(nested(levels)))
+            except InvalidResult:
+                results.append(None)
+        assert results[0] == results[1]

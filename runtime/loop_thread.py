@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import os
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import TracebackType
@@ -20,12 +21,73 @@ _CLEAN_UP_S = 2.0
 """How long an interrupted call may clean up."""
 
 
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where there is one; None: asyncio's own."""
+    if sys.platform == "win32":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+class _ThreadCall(Generic[T]):
+    """A coroutine that the loop runs while a thread waits for it.
+
+    A lock is all that wakes the thread: a concurrent Future takes about as long as the rest of an empty call.
+    """
+
+    __slots__ = ("_context", "_coroutine", "_loop", "_task", "ended")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._loop = loop
+        self._coroutine = coroutine
+        # The caller's context, so that deadline and trace of a surrounding task are inherited.
+        self._context = contextvars.copy_context()
+        self._task: asyncio.Task[T]
+        """Exists once it has begun."""
+        self.ended = threading.Lock()
+        """Released when it has ended."""
+        self.ended.acquire()
+
+    def begin(self) -> None:
+        """Called on the loop."""
+        self._task = self._loop.create_task(self._coroutine, context=self._context)
+        self._task.add_done_callback(self._end)
+
+    def cancel(self) -> None:
+        """Called on the loop, after `begin`."""
+        self._task.cancel()
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # if the thread was interrupted, nobody else looks at it
+        self.ended.release()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended. For any thread."""
+        return hasattr(self, "_task") and self._task.done()
+
+    def wait(self) -> T:
+        """Called by the thread: its result.
+
+        Raises:
+            concurrent.futures.CancelledError: it was cancelled by itself.
+        """
+        self.ended.acquire()
+        if self._task.cancelled():
+            raise concurrent.futures.CancelledError
+        return self._task.result()
+
+
 class LoopThread:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = (loop_factory() or asyncio.new_event_loop)()
         self._thread = threading.Thread(target=self._main, name="gangline-client", daemon=True)
         self._thread.start()
 
@@ -53,17 +115,14 @@ class LoopThread:
             if self._process != os.getpid():
                 raise ClosedError("this client was made before a fork: connect in the child process")
             raise ClosedError("this client was closed")
-        # The caller's context, so that deadline and trace of a surrounding task are inherited.
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        begun: concurrent.futures.Future[asyncio.Task[T]] = concurrent.futures.Future()
-        context = contextvars.copy_context()
-        self._loop.call_soon_threadsafe(self._begin, coroutine, begun, future, context)
+        call = _ThreadCall(self._loop, coroutine)
+        self._loop.call_soon_threadsafe(call.begin)
         try:
-            return future.result()
+            return call.wait()
         except BaseException as error:
-            if not future.done():
-                self._loop.call_soon_threadsafe(begun.result().cancel)
-                concurrent.futures.wait((future,), timeout=_CLEAN_UP_S)
+            if not call.done:
+                self._loop.call_soon_threadsafe(call.cancel)
+                call.ended.acquire(timeout=_CLEAN_UP_S)
             hide_frames(error)
             raise
 
@@ -74,26 +133,6 @@ class LoopThread:
             return function()
 
         return self.run(on_loop())
-
-    def _begin(
-        self,
-        coroutine: Coroutine[Any, Any, T],
-        begun: concurrent.futures.Future[asyncio.Task[T]],
-        future: concurrent.futures.Future[T],
-        context: contextvars.Context,
-    ) -> None:
-        task = self._loop.create_task(coroutine, context=context)
-        begun.set_result(task)
-
-        def done(ended: asyncio.Task[T]) -> None:
-            if ended.cancelled():
-                future.set_exception(concurrent.futures.CancelledError())
-            elif (error := ended.exception()) is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(ended.result())
-
-        task.add_done_callback(done)
 
     def stop(self) -> None:
         """Stop the loop and join its thread. Idempotent."""

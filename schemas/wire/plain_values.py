@@ -17,7 +17,8 @@ from ..limits import MAX_DEPTH
 
 SCALARS = frozenset({type(None), bool, float, bytes})
 """Types whose values are already wire values. (But integers may be too large, and text may not be valid Unicode.)"""
-_ATOMS = SCALARS | {str, int}
+ATOMS = SCALARS | {str, int}
+"""Types of everything but lists and maps."""
 _PLAIN_BASES: tuple[Any, ...] = (str, int, float, bytes, dict)
 _SMALLEST, _GREATEST = -(1 << 63), (1 << 64) - 1
 
@@ -27,7 +28,7 @@ def is_plain(value: Any) -> bool:
     return _is_plain(value, 0)
 
 
-_all_atoms = _ATOMS.issuperset
+_all_atoms = ATOMS.issuperset
 _all_texts = frozenset({str}).issuperset
 
 
@@ -38,13 +39,13 @@ def _is_plain(value: Any, depth: int) -> bool:
             return False
         value = value.values()
     elif kind is not list and kind is not tuple:
-        return kind in _ATOMS
+        return kind in ATOMS
     if _all_atoms(map(type, value)):
         return True
     if depth >= MAX_DEPTH:
         return False
     for item in value:  # noqa: SIM110 - a generator costs more than most values
-        if type(item) not in _ATOMS and not _is_plain(item, depth + 1):
+        if type(item) not in ATOMS and not _is_plain(item, depth + 1):
             return False
     return True
 

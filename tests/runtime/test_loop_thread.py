@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, Generator
@@ -142,6 +143,47 @@ def test_it_cannot_be_used_on_its_own_loop() -> None:
                 proxy._thread.call(asyncio.get_running_loop)
 
         proxy._thread.run(inside())
+
+
+def test_the_outcome_of_what_it_runs_is_the_callers() -> None:
+    async def fail() -> None:
+        raise KeyError("mine")
+
+    async def give_up() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    with Proxy(opened) as proxy:
+        with pytest.raises(KeyError, match="mine"):
+            proxy._thread.run(fail())
+        with pytest.raises(concurrent.futures.CancelledError):
+            proxy._thread.run(give_up())
+
+
+def test_an_interrupt_cancels_what_runs_and_waits_until_it_has_cleaned_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+    cleaned_up: list[str] = []
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned_up.append("slots")
+
+    def interrupted(call: object) -> None:
+        assert begun.wait(30)
+        raise KeyboardInterrupt
+
+    with Proxy(opened) as proxy:
+        monkeypatch.setattr("gangline.runtime.loop_thread._ThreadCall.wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            proxy._thread.run(work())
+        monkeypatch.undo()
+        assert cleaned_up == ["slots"]
 
 
 @pytest.mark.processes

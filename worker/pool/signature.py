@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError
 
 from ...schemas.errors.base import InvalidArguments, InvalidResult, InvalidSettings
 from ...schemas.handles import item_annotation
-from ...schemas.wire.plain_values import SCALARS, close_awaitable, is_plain, to_wire
+from ...schemas.wire.plain_values import ATOMS, SCALARS, close_awaitable, is_plain, to_wire
 from ..context.task_context import current_task
 from .base64_arguments import Decoder, decoder_for
 
@@ -518,7 +518,7 @@ class ResultEncoder:
         its errors about numbers and texts that cannot be packed."""
         if self._adapter is not None and type(value) is not self._exact:
             value = self._as_annotated(value)
-        return value if type(value) in SCALARS or is_plain(value) else to_wire(value, self._where)
+        return value if type(value) in ATOMS or is_plain(value) else to_wire(value, self._where)
 
     def _as_annotated(self, value: Any) -> Any:
         assert self._adapter is not None

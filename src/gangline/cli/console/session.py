@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from ...runtime.loop_thread import loop_factory
 from .exits import refusals
 from .options import ConnectionOptions
 
@@ -27,16 +28,6 @@ def run(coroutine: Coroutine[object, object, T]) -> T:
             return runner.run(coroutine)
     finally:
         coroutine.close()  # an early Ctrl-C comes before it has begun, and Python would warn of that
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 @asynccontextmanager

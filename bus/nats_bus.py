@@ -38,6 +38,8 @@ _AGAIN_S: Final = 0.05
 _MAX_CHECKED_SUBJECTS: Final = 4096
 _MAX_PUBLISHED_BYTES: Final = MAX_SUBJECT_BYTES // 2
 """Half for the subject, half for the reply subject."""
+_MAX_SIBLING_CHARS: Final = _MAX_PUBLISHED_BYTES // 4
+"""No character takes more than four bytes."""
 _PLAIN_SUBJECT: Final = re.compile(r"[-$\w]++(\.[-$\w]++)*+", re.ASCII)
 """Quick check for valid subjects without wildcards."""
 _BAD_SUBJECT: Final = re.compile(r"[\s\x00-\x1f\x7f]|^\.|\.$|\.\.")
@@ -82,7 +84,8 @@ class NatsBus:
         # A different level from `<inbox>.*`, to which callers subscribe.
         self._replies = ReplyMultiplexer(f"{self.inbox}.r", self._loop, ambient.token)
         self._checked: set[str] = set()
-        """Subjects that may be published to, so that each is checked only once. Limited in number."""
+        """Subjects that may be published to, and all but their last parts, so that each is checked only once. Limited
+        in number."""
         self._listeners: dict[object, Callable[[ConnectionEvent], None]] = {}
         self._opened = OpenedStorage(self)
         self._closed = False
@@ -195,6 +198,10 @@ class NatsBus:
     def _check_subject(self, subject: str) -> None:
         if subject in self._forbidden:
             raise _not_permitted("publish to", subject)
+        # A requester has an inbox for each of its requests: another last part, behind what was checked before.
+        stem, _, last = subject.rpartition(".")
+        if stem in self._checked and last.isalnum() and len(subject) <= _MAX_SIBLING_CHARS:
+            return
         # The first is true for nearly all, including each new inbox and key.
         if len(subject) > _MAX_PUBLISHED_BYTES or _PLAIN_SUBJECT.fullmatch(subject) is None:
             if not subject or _BAD_SUBJECT.search(subject):
@@ -205,6 +212,8 @@ class NatsBus:
         if len(self._checked) >= _MAX_CHECKED_SUBJECTS:
             self._checked.clear()
         self._checked.add(subject)
+        if stem:
+            self._checked.add(stem)
 
     @staticmethod
     def _check_length(subject: str) -> None:

@@ -22,6 +22,7 @@ from ...telemetry.logs import Log
 from ..port.bus import Bus, Handler, Message
 from ..port.subjects import SubjectSubscription
 
+_MSGPACK: Final = Format.MSGPACK
 _ENVELOPE_BYTES: Final = 1024
 """Room for an answer's headers."""
 _MAX_HEADER_CHARS: Final = 500
@@ -155,7 +156,7 @@ class Responder:
         if not self._message.reply:
             return
         fields = dict(more or {})
-        if self.fmt is Format.MSGPACK:
+        if self.fmt is _MSGPACK:
             fields[CONTENT_TYPE] = self.fmt.value
         try:
             self._bus.publish(self._message.reply, body, headers=fields or None)

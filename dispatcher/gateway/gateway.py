@@ -204,6 +204,7 @@ _ENDPOINT: Final = "call"
 _MAX_TARGETS: Final = 4096
 _OK: Final = int(AnswerOp.OK)
 _JSON: Final = int(TaskFlag.JSON)
+_JSON_FORMAT: Final = Format.JSON
 
 
 @dataclass(slots=True)
@@ -368,6 +369,8 @@ class Gateway(Service[GatewayState]):
 
     def _full(self, tenant: str, pending: _Pending, size: int) -> QueueFull | None:
         settings, share, everyone = self.settings, self.settings.tenant_share, self._everyone
+        if not tenant and everyone.calls < settings.max_pending and everyone.bytes + size <= settings.max_pending_bytes:
+            return None  # as is nearly always the case
         for used, now, more, most, what in (
             (pending.calls, everyone.calls, 1, settings.max_pending, "calls"),
             (pending.bytes, everyone.bytes, size, settings.max_pending_bytes, "bytes of calls"),
@@ -473,7 +476,7 @@ class GatewayCall(Responder):
 
     @property
     def _flags(self) -> int:
-        return _JSON if self.fmt is Format.JSON else 0
+        return _JSON if self.fmt is _JSON_FORMAT else 0
 
     def start(self) -> None:
         """Send it, or have a task send it."""

@@ -50,7 +50,7 @@ class Format(StrEnum):
             MalformedMessage: a content type that is neither.
         """
         if not headers:
-            return cls.JSON
+            return _JSON
         named = headers.get(CONTENT_TYPE, "")
         media = named.partition(";")[0].strip().lower()
         if media in ("", cls.JSON.value, "text/json", "text/plain"):
@@ -61,6 +61,11 @@ class Format(StrEnum):
 
 
 _MODEL_DUMP: Final = BaseModel.model_dump
+
+
+# Reading a member of an enum takes longer than comparing it.
+_JSON: Final = Format.JSON
+_MSGPACK: Final = Format.MSGPACK
 
 
 def _plain(value: Any) -> Any:
@@ -276,13 +281,13 @@ def from_json(data: bytes) -> Any:
 
 def encode(value: Any, fmt: Format) -> bytes:
     """Write a body in the given format. None is written as an explicit null, never as an empty body."""
-    return pack(value) if fmt is Format.MSGPACK else to_json(value)
+    return pack(value) if fmt is _MSGPACK else to_json(value)
 
 
 def encode_model(model: BaseModel, fmt: Format) -> bytes:
     """Write one of our own messages: the same bytes as `encode` of its JSON dump, but in one step if the format is
     JSON."""
-    if fmt is Format.JSON:
+    if fmt is _JSON:
         return model.model_dump_json().encode()
     return pack(model.model_dump(mode="json"))
 
@@ -299,7 +304,7 @@ def decode(data: bytes, fmt: Format, *, budget: int | None = None) -> Any:
     """
     if not data:
         return None
-    if fmt is Format.MSGPACK:
+    if fmt is _MSGPACK:
         value, found = unpack(data, budget=budget), _containers(data)
     else:
         found = _brackets(data)

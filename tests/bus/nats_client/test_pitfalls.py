@@ -206,6 +206,10 @@ async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_re
         bus.publish(long, b"")
     with pytest.raises(InvalidName):
         bus.publish("ok", b"", reply=long)
+    bus.publish("ok.a", b"")
+    for sibling in ("a" * 1534, "ä" * 1000):
+        with pytest.raises(InvalidName):
+            bus.publish(f"ok.{sibling}", b"")
     with pytest.raises(InvalidName):
         await bus.request(long, b"", timeout_s=1)
     with pytest.raises(InvalidName):

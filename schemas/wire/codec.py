@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, StrEnum
 from pathlib import PurePath
 from typing import Any, Final
@@ -98,26 +98,36 @@ def _fallback(value: Any) -> Any:
     )
 
 
-_pack = msgpack.Packer(default=_plain, use_bin_type=True, autoreset=True).pack
+def packing(**options: Any) -> Callable[[Any], bytes]:
+    """A function that writes msgpack, with these options of msgpack.Packer.
 
-
-def pack(value: Any) -> bytes:
-    """Write msgpack.
-
-    Raises:
-        InvalidRequest: the value (or something in it) cannot be serialized.
+    Its packers are used again, but each writes one value at a time: while a hook runs, another thread may want to
+    write, or the hook itself. One that raised keeps what it had written, and is dropped.
     """
-    try:
-        return _pack(value)  # type: ignore[no-any-return]
-    except Exception as error:  # also errors of a model's own serializer or property
-        # A Packer that raised keeps the bytes it had written; msgpack offers no reset, so create a new one.
-        _renew_packer()
-        raise InvalidRequest(f"cannot be written as msgpack: {error}") from error
+    free: list[Callable[[Any], bytes]] = []
+    take, give_back = free.pop, free.append
+
+    def pack(value: Any) -> bytes:
+        """Write msgpack.
+
+        Raises:
+            InvalidRequest: the value (or something in it) cannot be serialized.
+        """
+        try:
+            write = take()
+        except IndexError:
+            write = msgpack.Packer(**options).pack
+        try:
+            data = write(value)
+        except Exception as error:  # also errors of a model's own serializer or property
+            raise InvalidRequest(f"cannot be written as msgpack: {error}") from error
+        give_back(write)
+        return data
+
+    return pack
 
 
-def _renew_packer() -> None:
-    global _pack
-    _pack = msgpack.Packer(default=_plain, use_bin_type=True, autoreset=True).pack
+pack: Final = packing(default=_plain)
 
 
 def unpack(data: bytes, *, budget: int | None = None) -> Any:

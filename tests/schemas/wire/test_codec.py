@@ -366,3 +366,26 @@ def test_the_content_type_chooses_the_format_and_json_is_the_default(headers, fm
 def test_an_unknown_content_type_is_refused_with_what_is_known():
     with pytest.raises(MalformedMessage, match="application/msgpack"):
         Format.of({"Content-Type": "application/xml"})
+
+
+def test_a_value_may_be_packed_while_another_one_is_half_written():
+    """By another thread, while a model's own serializer runs, or by that serializer."""
+
+    class Nested(pydantic.BaseModel):
+        inner: dict[str, int]
+
+        @pydantic.field_serializer("inner")
+        def packed(self, inner: dict[str, int]) -> bytes:
+            return codec.pack(inner)
+
+    class Wrong(pydantic.BaseModel):
+        inner: int
+
+        @pydantic.field_serializer("inner")
+        def refuse(self, inner: int) -> int:
+            raise ValueError("not today")
+
+    value = ["before", Nested(inner={"a": 1}), "after"]
+    with pytest.raises(InvalidRequest):
+        codec.pack(["before", Wrong(inner=1)])
+    assert codec.unpack(codec.pack(value)) == ["before", {"inner": codec.pack({"a": 1})}, "after"]

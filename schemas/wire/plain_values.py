@@ -6,14 +6,15 @@ import collections.abc
 import dataclasses
 import inspect
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import pydantic_core
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
-from ..errors.base import InvalidResult
+from ..errors.base import InvalidRequest, InvalidResult
 from ..limits import MAX_DEPTH
+from .codec import packing
 
 SCALARS = frozenset({type(None), bool, float, bytes})
 """Types whose values are already wire values. (But integers may be too large, and text may not be valid Unicode.)"""
@@ -48,6 +49,37 @@ def _is_plain(value: Any, depth: int) -> bool:
         if type(item) not in ATOMS and not _is_plain(item, depth + 1):
             return False
     return True
+
+
+_CONTAINERS: Final = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+"""First bytes of lists and maps in msgpack."""
+_NEITHER: Final = bytes(set(range(256)) - {*_CONTAINERS, *range(0xC7, 0xCA), *range(0xD4, 0xD9)})
+"""First bytes of neither these nor extension types."""
+
+
+def pack_plain(value: Any) -> bytes | None:
+    """Write msgpack of `to_wire(value)`, in one step. None: that takes more steps, or raises an error."""
+    try:
+        data = _write(value)
+    except InvalidRequest:
+        return None
+    # The packer would also write an extension type, and nests deeper than we do. A text may contain the same bytes.
+    found = data.translate(None, _NEITHER)
+    if (len(found) > MAX_DEPTH or found.strip(_CONTAINERS)) and not is_plain(value):
+        return None
+    return data
+
+
+def _atom(value: Any) -> Any:
+    """msgpack's hook for types that it does not know: only for those that become a single value. What becomes a list
+    cannot be a key, which nobody knows here."""
+    plain = _plain(value, "", "")
+    if type(plain) not in ATOMS:
+        raise _Unusual
+    return plain
+
+
+_write: Final = packing(default=_atom, strict_types=True)
 
 
 def to_wire(value: Any, where: str, place: str = "result") -> Any:

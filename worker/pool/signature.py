@@ -20,7 +20,8 @@ from pydantic_core import PydanticSerializationError
 
 from ...schemas.errors.base import InvalidArguments, InvalidResult, InvalidSettings
 from ...schemas.handles import item_annotation
-from ...schemas.wire.plain_values import ATOMS, SCALARS, close_awaitable, is_plain, to_wire
+from ...schemas.wire.codec import pack
+from ...schemas.wire.plain_values import ATOMS, SCALARS, close_awaitable, is_plain, pack_plain, to_wire
 from ..context.task_context import current_task
 from .base64_arguments import Decoder, decoder_for
 
@@ -444,7 +445,17 @@ def shown_type(annotation: Any) -> str:
 class ResultEncoder:
     """Turns what one task returns (or each item it yields) into wire values."""
 
-    __slots__ = ("_adapter", "_dump", "_exact", "_model", "_resolved", "_signature", "_streams", "_where")
+    __slots__ = (
+        "_adapter",
+        "_dump",
+        "_exact",
+        "_in_one_step",
+        "_model",
+        "_resolved",
+        "_signature",
+        "_streams",
+        "_where",
+    )
 
     def __init__(self, signature: Signature, where: str, *, streams: bool) -> None:
         self._signature = signature
@@ -456,6 +467,8 @@ class ResultEncoder:
         """A model of exactly this class is as annotated, and only has to be dumped."""
         self._adapter: TypeAdapter[Any] | None = None
         self._dump: Callable[..., Any] | None = None
+        self._in_one_step = True
+        """Until a result could not be packed so: one in vain costs more than one saves."""
         self._resolved = False
         try:
             self._resolve()
@@ -513,12 +526,19 @@ class ResultEncoder:
             return value
         return to_wire(value, self._where)
 
-    def to_pack(self, value: Any) -> Any:
-        """Convert for packing in the same step: like `write`, but without a copy of what is plain already, and without
-        its errors about numbers and texts that cannot be packed."""
+    def pack(self, place: tuple[int, int], value: Any) -> bytes:
+        """Encode the frame of a result, which starts with `place`. Raises the errors of `write`, and of `codec.pack`
+        for numbers and texts that cannot be packed."""
         if self._adapter is not None and type(value) is not self._exact:
             value = self._as_annotated(value)
-        return value if type(value) in ATOMS or is_plain(value) else to_wire(value, self._where)
+        if type(value) not in ATOMS:
+            if self._in_one_step:
+                if (packed := pack_plain([*place, value])) is not None:
+                    return packed
+                self._in_one_step = False
+            if not is_plain(value):
+                value = to_wire(value, self._where)
+        return pack((*place, value))
 
     def _as_annotated(self, value: Any) -> Any:
         assert self._adapter is not None

@@ -255,7 +255,7 @@ class InlineRunner:
     def _written(self, task_id: int, task: DeclaredTask, value: Any) -> bytes | None:
         """The encoded answer; None: the general way must handle this result."""
         try:
-            frame = pack((_OK, task_id, task.result.to_pack(value)))
+            frame = task.result.pack((_OK, task_id), value)
         except Exception:
             return None
         return frame if len(frame) <= self._room else None

@@ -182,6 +182,12 @@ class GangOperation(StrEnum):
     versions use the subject without it."""
 
 
+def rate_of(method: str) -> str:
+    """The name under which the rate of a method is divided, beside the limit of how many run. No method has such a name,
+    and permissions for limits cover it."""
+    return f"{method}=rate"
+
+
 _seen: Final[set[str]] = set()
 """Names known to be valid: pools, endpoints and methods come with every request. Bounded; only short names, which
 leaves out most that occur once, such as ids of jobs."""
@@ -242,11 +248,17 @@ def job_of_tenant(job: str, endpoint: str, tenant: str) -> str:
     the tenant ends.
     """
     name = job.rpartition(".")[2]
-    mark, long_mark = f"t{len(tenant)}-{tenant}-", f"t-{_hashed(tenant, 16)}-"
+    mark, long_mark = _marks_of(tenant)
     if not name.startswith((mark, long_mark)):
         short = mark + name
         name = short if len(short) <= MAX_NAME_CHARS else long_mark + _hashed(name, 26)
     return f"{endpoint}.{name}"
+
+
+@functools.lru_cache(maxsize=1024)  # every task of a tenant has such an id
+def _marks_of(tenant: str) -> tuple[str, str]:
+    """How names of its jobs begin, and how those begin that would be too long so."""
+    return f"t{len(tenant)}-{tenant}-", f"t-{_hashed(tenant, 16)}-"
 
 
 def short_job(job: str) -> str:
@@ -645,8 +657,7 @@ class Names:
         return f"limit.{check_name(pool, 'pool')}.{check_name(method, 'method')}"
 
     def rate_key(self, pool: str, method: str) -> str:
-        """No method has such a name, and permissions for limits cover it."""
-        return f"{self.limit_key(pool, method)}=rate"
+        return rate_of(self.limit_key(pool, method))
 
     def limits_of(self, pool: str = "*") -> str:
         return f"limit.{pool}.*"

@@ -107,22 +107,19 @@ class ShardRouter:
     # -- every request -----------------------------------------------------------------------------------------------
 
     def _take(self, message: Message) -> None:
-        operation, body = self._read(message)
-        if not self._is_ours(operation, body):
+        _, request, gang = self._read(message)
+        if not self._is_ours(request, gang):
             return
-        request = _acquire_of(body) if operation == GangOperation.ACQUIRE else None
         if request is not None:
             self._acquire(message, request)
         else:
             self._server.take(message)
 
-    def _is_ours(self, operation: str, body: Any) -> bool:
+    def _is_ours(self, request: AcquireRequest | None, gang: str) -> bool:
         """Whether our shard answers it, and no fallback responder."""
-        if operation == GangOperation.ACQUIRE:
-            request = _acquire_of(body)
-            return request is not None and self._shard.owns(request)
-        gang = _id_of(body)
-        return operation in _OF_ONE and (gang in self._had or self._core.get(gang) is not None)
+        if request is not None:
+            return self._shard.owns(request)
+        return gang in self._had or self._core.get(gang) is not None
 
     def _acquire(self, message: Message, request: AcquireRequest) -> None:
         if not self._trusted() or (
@@ -158,11 +155,9 @@ class ShardRouter:
     # -- one of all leaders for each request --------------------------------------------------------------------------
 
     def _fall_back(self, message: Message) -> None:
-        operation, body = self._read(message)
-        if self._is_ours(operation, body):
+        operation, request, gang = self._read(message)
+        if self._is_ours(request, gang):
             return
-        request = _acquire_of(body) if operation == GangOperation.ACQUIRE else None
-        gang = _id_of(body) if operation in _OF_ONE else ""
         if operation == GangOperation.LIST and self._trusted():
             self._start(message, self._list(message))
         elif request is None and not gang:
@@ -243,13 +238,17 @@ class ShardRouter:
         bare = tuple(gang.model_copy(update={"seats": ()}) for gang in gangs)
         responder.reply(whole, shorter=GangListReply(gangs=bare, missing=silent))
 
-    def _read(self, message: Message) -> tuple[str, Any]:
-        """The operation and the body; None for one that cannot be read."""
+    def _read(self, message: Message) -> tuple[str, AcquireRequest | None, str]:
+        """The operation; what an acquire asks for; and the id of the gang that another request is about. None and "" if
+        it has none that can be read."""
         operation, _ = self._names.parse_gang(message.subject)
         try:
-            return operation, codec.decode_request(message.data, Format.of(message.headers))
+            body = codec.decode_request(message.data, Format.of(message.headers))
+            if operation == GangOperation.ACQUIRE:
+                return operation, parse_request(AcquireRequest, body), ""
         except GanglineError:
-            return operation, None
+            return operation, None, ""
+        return operation, None, _id_of(body) if operation in _OF_ONE else ""
 
     # -- among leaders ------------------------------------------------------------------------------------------------
 
@@ -296,13 +295,6 @@ class ShardRouter:
                 responder.reply(found, shorter=GangListReply(gangs=bare))
         except GanglineError as error:
             responder.fail(error)
-
-
-def _acquire_of(body: Any) -> AcquireRequest | None:
-    try:
-        return parse_request(AcquireRequest, body)
-    except GanglineError:
-        return None
 
 
 def _id_of(body: Any) -> str:

@@ -344,7 +344,7 @@ async def registered(ledger: KeyValue, names: Names, pool: str = "*") -> list[tu
 
 
 async def shared_limits(ledger: KeyValue, names: Names, pool: str = "*") -> dict[tuple[str, str], LimitRecord]:
-    """How the workers divide the `max_running` of tasks, by pool and method."""
+    """How the workers divide the limits of tasks, by pool and method; rates by pool and `rate_of(method)`."""
     found = await _read(ledger, names.limits_of(pool), LimitRecord)
     return {(key.split(".")[1], key.split(".")[2]): record for key, record in found.items()}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..schemas.errors.base import GanglineError
 from ..schemas.messages.jobs import JobObstacle, JobWhyReply
+from ..schemas.names import rate_of
 from ..schemas.records.workers import LimitRecord
 from ..schemas.text import count_of, plain
 
@@ -34,7 +35,7 @@ async def why_job(client: Client, job: Job[object]) -> JobWhyReply:
         limits = await shared_limits(await client.router.ledger(), client.router.names, pool)
     except GanglineError:
         return why
-    records = (limits.get((pool, name)) for name in (why.job.method, f"{why.job.method}=rate"))
+    records = (limits.get((pool, name)) for name in (why.job.method, rate_of(why.job.method)))
     shares = [share_obstacle(pool, why.job.method, record) for record in records if record is not None]
     return why.model_copy(update={"obstacles": (*why.obstacles, *shares)})
 

@@ -19,7 +19,7 @@ from ...bus.port.bus import ConnectionEvent
 from ...dispatcher.client.client import Client
 from ...dispatcher.client.operations import shared_limits
 from ...schemas.errors.base import Disconnected
-from ...schemas.names import public_id
+from ...schemas.names import public_id, rate_of
 from ...schemas.records.workers import Heartbeat, LeaseRecord, LimitRecord, MethodInfo, Registration
 from ...schemas.schedules import short_cron
 from ...schemas.text import count_of, plain
@@ -168,7 +168,7 @@ def tasks_of(rows: Sequence[WorkerRow], limits: Mapping[tuple[str, str], LimitRe
             info=info,
             workers=count,
             shares=_shares(info, (limits or {}).get((pool, name))),
-            rate_shares=_rate_shares(info, (limits or {}).get((pool, f"{name}=rate"))),
+            rate_shares=_rate_shares(info, (limits or {}).get((pool, rate_of(name)))),
         )
         for (pool, name, info), count in found.items()
     ]

@@ -183,8 +183,8 @@ class GangOperation(StrEnum):
 
 
 def rate_of(method: str) -> str:
-    """The name under which the rate of a method is divided, beside the limit of how many run. No method has such a name,
-    and permissions for limits cover it."""
+    """The name under which the rate of a method is divided, beside the limit of how many run. No method has such a
+    name, and permissions for limits cover it."""
     return f"{method}=rate"
 
 

@@ -109,11 +109,14 @@ class JobQueries:
     # -- one job --------------------------------------------------------------------------------------------------
 
     async def own(self, ref: JobRef) -> JobRef:
-        """The job that this user means by an id: a tenant's ids are its own, whatever others call their jobs.
+        """The job that this user means by an id: a tenant's ids are its own, whatever others call their jobs. What this
+        client submitted has its full id already.
 
         Raises:
             UnknownJob: the id does not say which endpoint it is of, and no dispatcher knows it.
         """
+        if ref.submitted:
+            return ref
         tenant = await self.streams.tenant()
         if not tenant:
             return ref
@@ -159,8 +162,7 @@ class JobQueries:
         Raises:
             UnknownJob: it is not known; `details["certain"]` is False if it may be further down a very long queue.
         """
-        if not ref.submitted:
-            ref = await self.own(ref)
+        ref = await self.own(ref)
         if (record := await self.record(ref)) is not None:
             return info_of_record(record)
         told, held = await self._asked(ref, QueueOperation.GET, JobInfo, timeout_s)
@@ -189,8 +191,7 @@ class JobQueries:
         Raises:
             UnknownJob: it is not known.
         """
-        if not ref.submitted:
-            ref = await self.own(ref)
+        ref = await self.own(ref)
         record = await self.record(ref)
         if record is not None and record.state is not JobState.CANCELLED:
             return False
@@ -224,8 +225,7 @@ class JobQueries:
         Raises:
             UnknownJob: it is not known.
         """
-        if not ref.submitted:
-            ref = await self.own(ref)
+        ref = await self.own(ref)
         reply, _ = await self._asked(ref, QueueOperation.WHY, JobWhyReply, timeout_s)
         if reply is not None:
             return reply
@@ -519,8 +519,6 @@ LOOKS_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 async def owned(queries: JobQueries, ref: JobRef) -> JobRef:
     """See JobQueries.own; waits through lost connections."""
-    if ref.submitted:
-        return ref
     return await until_answered("asking for the id of a job", functools.partial(queries.own, ref), _log)
 
 

@@ -198,7 +198,8 @@ class TaskStreams:
         self._storage = storage or TaskStorage.from_environment()
         self._opened: dict[str, Any] = {}
         self._opening: dict[str, asyncio.Lock] = {}
-        self._tenant: str | None = None
+        self.known_tenant: str | None = None
+        """What `tenant` answers; None: it was not asked yet."""
 
     async def tasks(self) -> Stream:
         """Tasks that wait or run."""
@@ -250,7 +251,7 @@ class TaskStreams:
         Raises:
             Disconnected, StorageUnavailable: the server did not answer.
         """
-        if self._tenant is None:
+        if self.known_tenant is None:
             told: Any = None
             try:
                 answer = await self._bus.request(USER_INFO, b"", timeout_s=_ACCOUNT_S)
@@ -263,8 +264,8 @@ class TaskStreams:
             except (TypeError, KeyError, AttributeError):  # an error of the server
                 accounts = []
             names = [name for name in accounts if isinstance(name, str) and is_name(name)]
-            self._tenant = "" if not names or _OWN_ACCOUNTS.intersection(names) else names[-1]
-        return self._tenant
+            self.known_tenant = "" if not names or _OWN_ACCOUNTS.intersection(names) else names[-1]
+        return self.known_tenant
 
     async def _once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
         if name not in self._opened:

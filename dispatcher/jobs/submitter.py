@@ -308,7 +308,9 @@ class Submitter:
         part: int | None,
         span: Span = NO_SPAN,
     ) -> Submitted:
-        message = self._message(target, args, kwargs, options, part, span, await self._tenant())
+        known = self._streams.known_tenant
+        tenant = await self._ask_tenant() if known is None else known
+        message = self._message(target, args, kwargs, options, part, span, tenant)
         return Submitted(message, await self._stored(message))
 
     def _message(
@@ -344,7 +346,8 @@ class Submitter:
         """Submit a task with each of the arguments; results and errors in order. AT_ONCE messages are sent in one
         turn."""
         found: list[Submitted | GanglineError] = []
-        tenant = await self._tenant()
+        known = self._streams.known_tenant
+        tenant = await self._ask_tenant() if known is None else known
         for start in range(0, len(arguments), AT_ONCE):
             made = [
                 self._made(target, arguments[part], options, part, tenant)
@@ -376,8 +379,7 @@ class Submitter:
         messages = [Publication(one.subject, one.data, one.headers) for _, one in first]
         try:
             stream = await self._streams.tasks()
-            left_s = self._give_up_at() - asyncio.get_running_loop().time()
-            outcomes = await stream.publish_many(messages, timeout_s=min(TRY_S, max(0.001, left_s)))
+            outcomes = await stream.publish_many(messages, timeout_s=_try_s(self._give_up_at()))
         except GanglineError as error:
             outcomes = [error] * len(first)
         for (index, message), outcome in zip(first, outcomes, strict=True):
@@ -397,7 +399,7 @@ class Submitter:
         await asyncio.gather(*(settle(index, message) for index, message in tasks if found[index] is None))
         return [one for one in found if one is not None]
 
-    async def _tenant(self) -> str:
+    async def _ask_tenant(self) -> str:
         """TaskStreams.tenant, asked for as long as a submission may take."""
         give_up_at, failures = self._give_up_at(), 0
         while True:
@@ -434,8 +436,9 @@ class Submitter:
                 stream = self._tasks
                 if stream is None:
                     stream = self._tasks = await self._streams.tasks()
-                try_s = min(TRY_S, max(0.001, give_up_at - loop.time()))
-                stored = await stream.publish(message.subject, message.data, headers=fields, timeout_s=try_s)
+                stored = await stream.publish(
+                    message.subject, message.data, headers=fields, timeout_s=_try_s(give_up_at)
+                )
                 if not stored.duplicate or await self._is_ours(stream, message, stored.sequence):
                     return stored.sequence
                 taken += 1
@@ -489,6 +492,11 @@ class Submitter:
             if await results.get(self._streams.names.result_key(job)) is not None:
                 return True
         return False
+
+
+def _try_s(give_up_at: float) -> float:
+    """How long an attempt that begins now may take."""
+    return min(TRY_S, max(0.001, give_up_at - asyncio.get_running_loop().time()))
 
 
 async def at_once(count: int, attempt: Callable[[int], Awaitable[T]]) -> list[T]:

@@ -11,7 +11,7 @@ from typing import Final
 from ..bus.lifecycle import StartPatience
 from ..bus.port.bus import Bus, ConnectionEvent
 from ..bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, statistics_of
-from ..bus.streams.history_recorder import HistoryRecorder, HistorySettings
+from ..bus.streams.history_recorder import HistoryRecorder
 from ..runtime.clock import Environment, EventClock
 from ..runtime.lifecycle import Service
 from ..runtime.tasks import TaskSet
@@ -163,6 +163,15 @@ class Coordinator(Service[CoordinatorState]):
             on_outage=worker_registry.outage,
             log=self._log,
         )
+        self._history = HistoryRecorder.of_service(
+            self._bus,
+            self.names,
+            f"coordinator.{self.instance}",
+            self.shell.history,
+            makes_stream=True,
+            ambient=self.ambient,
+            log=self._log,
+        )
         self._context = CoordinatorContext(
             bus=self._bus,
             kv=kv,
@@ -175,7 +184,7 @@ class Coordinator(Service[CoordinatorState]):
             shell=self.shell,
             shard=self.shard,
             registry=registry,
-            history=self._new_history(),
+            history=self._history,
             unfit=self._unfit,
             counts=self._counts,
             late=LateRequests(self._bus, self._log),
@@ -188,21 +197,6 @@ class Coordinator(Service[CoordinatorState]):
         self._log.info("joined the election", extra={"action": "coordinator.started"})
         await patiently(elector.start)
         await patiently(self._bus.flush)
-
-    def _new_history(self) -> HistoryRecorder | None:
-        settings = HistorySettings.or_default(self.shell.history)
-        if not settings.enabled:
-            return None
-        self._history = HistoryRecorder(
-            self._bus,
-            self.names,
-            f"coordinator.{self.instance}",
-            settings=settings,
-            makes_stream=True,
-            ambient=self.ambient,
-            log=self._log,
-        )
-        return self._history
 
     async def _stop(self) -> None:
         context = self._context

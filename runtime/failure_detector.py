@@ -39,7 +39,8 @@ class _Suspicion:
     def __init__(self, why: str, now: float) -> None:
         self.why = why
         self.asked_at = float("-inf")
-        self.since = self.answered_at = now
+        self.since = now
+        self.answered_at = now
         """Time of the last answer that counted; initially, of the suspicion."""
         self.gone_at: float | None = None
         """Time of the first of the consecutive answers that it is gone."""

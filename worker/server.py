@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from ..bus.port.bus import ConnectionEvent, KeyValue, Message
-from ..bus.streams.history_recorder import HistoryRecorder, HistorySettings
+from ..bus.streams.history_recorder import HistoryRecorder
 from ..runtime.failure_detector import TICK_S, FreezeDetector
 from ..schemas.errors.base import MalformedMessage, PayloadTooLarge, TaskCancelled
 from ..schemas.messages.operations import StatsReply
@@ -120,17 +120,12 @@ class WorkerServer:
 
     def _new_history(self) -> LeaseHistory | None:
         place, core = self._place, self.core
-        settings = HistorySettings.or_default(place.settings.history)
-        if not settings.enabled:
-            return None
-        recorder = HistoryRecorder(
-            place.bus,
-            place.names,
-            f"worker.{place.worker.pool}.{place.worker.worker}",
-            settings=settings,
-            ambient=place.ambient,
-            log=place.log,
+        writer = f"worker.{place.worker.pool}.{place.worker.worker}"
+        recorder = HistoryRecorder.of_service(
+            place.bus, place.names, writer, place.settings.history, ambient=place.ambient, log=place.log
         )
+        if recorder is None:
+            return None
         return LeaseHistory(
             recorder,
             place.worker,

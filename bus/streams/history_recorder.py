@@ -87,11 +87,6 @@ class HistorySettings:
             given["max_bytes"] = most
         return cls(**given)
 
-    @classmethod
-    def or_default(cls, given: HistorySettings | None) -> HistorySettings:
-        """These settings; None: those of the environment, which record unless GANGLINE_HISTORY is `off`."""
-        return cls.from_environment() if given is None else given
-
     def stream(self, names: Names) -> StreamSettings:
         """The stream. No record disappears earlier because its writer says so."""
         return StreamSettings(
@@ -171,6 +166,28 @@ class HistoryRecorder:
         self._counts = history_records.of(self)
         for outcome in ("written", "dropped"):
             self._counts[self._role, outcome] = 0  # so that the first is an increase
+
+    @classmethod
+    def of_service(
+        cls,
+        bus: Bus,
+        names: Names,
+        writer: str,
+        settings: HistorySettings | None,
+        *,
+        makes_stream: bool = False,
+        ambient: Environment,
+        log: Log,
+    ) -> HistoryRecorder | None:
+        """The history of a service with these settings; None: it records nothing.
+
+        Args:
+            settings: None: those of the environment, which record unless GANGLINE_HISTORY is `off`.
+        """
+        settings = HistorySettings.from_environment() if settings is None else settings
+        if not settings.enabled:
+            return None
+        return cls(bus, names, writer, settings=settings, makes_stream=makes_stream, ambient=ambient, log=log)
 
     @property
     def enabled(self) -> bool:

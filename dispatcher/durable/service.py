@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from ...bus.lifecycle import StartPatience, run_until_left
 from ...bus.port.bus import BucketSettings, Bus
 from ...bus.rpc.responder import CountingResponder
-from ...bus.streams.history_recorder import HistoryRecorder, HistorySettings
+from ...bus.streams.history_recorder import HistoryRecorder
 from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
 from ...runtime.tasks import TaskSet
@@ -128,7 +128,15 @@ class Dispatcher(Service[DispatcherState]):
             makes_routes=True,
             name=name or "gangline-dispatcher",
         )
-        self._history = self._new_history()
+        self._history = HistoryRecorder.of_service(
+            bus,
+            names,
+            f"dispatcher.{self.id}",
+            settings.history,
+            makes_stream=True,
+            ambient=ambient,
+            log=log,
+        )
         self._route_revisions: dict[str, int] = {}
         """The last known ones, for the history."""
         guard = DoubtMonitor(bus, settings.freeze_after_s)
@@ -344,20 +352,6 @@ class Dispatcher(Service[DispatcherState]):
         return done
 
     # -- history --------------------------------------------------------------------------------------------------
-
-    def _new_history(self) -> HistoryRecorder | None:
-        settings = HistorySettings.or_default(self.settings.history)
-        if not settings.enabled:
-            return None
-        return HistoryRecorder(
-            self.bus,
-            self.names,
-            f"dispatcher.{self.id}",
-            settings=settings,
-            makes_stream=True,
-            ambient=self.ambient,
-            log=self._log,
-        )
 
     def _recorded(self, kind: HistoryKind, endpoint: str, reason: str = "") -> None:
         if self._history is not None:

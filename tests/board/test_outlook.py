@@ -11,7 +11,7 @@ from gangline.board.board_core import Board
 from gangline.board.durations import durations_of
 from gangline.board.forecast_core import Durations
 from gangline.board.outlook import gang_outlook, job_outlook
-from gangline.schemas.messages.gangs import GangObstacle, GangWhyReply
+from gangline.schemas.messages.gangs import GangObstacle, GangReply, GangWhyReply
 from gangline.schemas.messages.jobs import (
     JobInfo,
     JobLine,
@@ -137,6 +137,16 @@ def test_a_gang_that_fits_nowhere_is_told_which_workers_drain(board):
         "unknown: no worker of pool 'p'",
         "p.w4 drains: its 4 slots do not come back, and it is gone in ",
     ]
+
+
+def test_drains_are_told_also_of_a_gang_that_has_not_formed_yet(board):
+    worker(board, "w4", drain_by=NOW + 30)
+    asked = GangReply(id="new", state=GangState.QUEUED, step="queued", generation=0, size=1, ttl_s=15)
+    board.answer_gangs([asked])
+    board.answer_why(GangWhyReply(id="new", step="queued", place=0, target={"p.w4": 1}), NOW)
+    board.take()
+    why = GangWhyReply(id="new", step="queued", place=0, lacks=("no worker of pool 'p'",))
+    assert texts(gang_outlook(board, why, NOTHING, NOW))[-1].startswith("p.w4 drains")
 
 
 class SimulatedDrains:

@@ -164,7 +164,7 @@ class PoolCredits:
         self.common: TenantTurns | None = None
         """Whose turn it is in all pools, while a limit of the queue makes tenants compete across pools; None: each pool
         has its own turns."""
-        self[endpoint].told = (0, 0)
+        self.add(endpoint).told = (0, 0)
         self._route = RouteRecord()
         self._weights = self._route.pools(endpoint)
         self._chosen: dict[str, str] = {}
@@ -175,6 +175,10 @@ class PoolCredits:
         return iter(self._views.values())
 
     def __getitem__(self, name: str) -> PoolCredit:
+        return self._views[name]
+
+    def add(self, name: str) -> PoolCredit:
+        """The pool of this name; a new one, unless it is known already."""
         view = self._views.get(name)
         if view is None:
             view = self._views[name] = PoolCredit(name, len(self._views), self.common or TenantTurns(self._weight_of))
@@ -192,7 +196,8 @@ class PoolCredits:
         self._explicit = explicit
         self._chosen.clear()
         for name in (*self._weights, *route.limits):
-            self[name].told = self[name].told or (0, 0)
+            pool = self.add(name)
+            pool.told = pool.told or (0, 0)
         for view in self._views.values():
             view.limit = route.limits.get(view.name)
             self.touch(view)
@@ -206,7 +211,7 @@ class PoolCredits:
 
     def seen(self, event: PoolSeen) -> bool:
         """Update a pool. True: tasks may need other slots now, fit no worker, or follow other limits."""
-        view = self[event.pool]
+        view = self.add(event.pool)
         before = (view.largest, dict(view.costs), dict(view.policies))
         view.known, view.workers, view.largest = event.known, event.workers, event.largest
         view.costs, view.once, view.policies = event.costs, event.once, event.policies
@@ -215,7 +220,7 @@ class PoolCredits:
     def choose(self, task: Submission, draw: float) -> PoolCredit:
         """Law 1."""
         if task.pool is not None:
-            return self[task.pool]
+            return self.add(task.pool)
         if len(self._weights) == 1:
             return self[next(iter(self._weights))]
         if task.key is None or not self._route.by_key:

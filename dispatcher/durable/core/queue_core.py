@@ -150,10 +150,6 @@ class QueueCore:
         """Whether the window is full, so that tasks behind it are hidden."""
         return self._state.open and self._state.window.full
 
-    def read_ahead(self, tenant: str) -> int:
-        """How many of the tenant's tasks were read beyond the window, and not delivered since."""
-        return self._state.ahead[tenant]
-
     def statistics(self) -> QueueCounts:
         """Counts, as of the last event."""
         return counts(self._state, self._scheduler)
@@ -173,9 +169,7 @@ class QueueCore:
             assert event.now >= queue.now, "time went backwards"
             queue.now, queue.wall, queue.draw = event.now, event.wall, event.draw
             scheduler.tick()
-            if isinstance(event, on.Unheard):
-                self._wait_longer(event.seconds)
-            if queue.agenda:
+            if queue.agenda and type(event) is not on.Unheard:
                 self._tick()
             HANDLERS[type(event)](self, event)
         scheduler.pump()
@@ -264,7 +258,7 @@ class QueueCore:
 
     def credited(self, event: on.SlotsGranted) -> None:
         pools = self._scheduler.pools
-        pool = pools[event.pool]
+        pool = pools.add(event.pool)
         pool.credit(event.free)
         pools.touch(pool)
 
@@ -277,19 +271,18 @@ class QueueCore:
         self._scheduler.route(event.route, event.explicit)
         self._know_anew()
 
-    def unheard(self, _: on.Unheard) -> None:
-        """`handle` has already prolonged the waits, before anything was due."""
-
-    def ticked(self, _: on.Tick) -> None:
-        """What is due has already been handled."""
-
-    def _wait_longer(self, seconds: float) -> None:
-        """The workers that tasks wait for may have come and gone while we heard nothing."""
+    def unheard(self, event: on.Unheard) -> None:
+        """The workers that tasks wait for may have come and gone while we heard nothing: prolong these waits before any
+        of them is due."""
         agenda = self._state.agenda
         for entry in list(agenda):
             at = agenda.at(entry)
             if at is not None and entry[0] in (TimerKind.UNKNOWN, TimerKind.MISFIT):
-                agenda.set(entry, at + seconds)
+                agenda.set(entry, at + event.seconds)
+        self._tick()
+
+    def ticked(self, _: on.Tick) -> None:
+        """What is due has already been handled."""
 
     def _know_anew(self) -> None:
         """Routes or registrations have changed: find the tasks whose endpoints are unknown now."""
@@ -530,7 +523,7 @@ class QueueCore:
         task.attempts, task.worker = attempt, worker
         self._tenants.accept(task)
         if not later:
-            task.pool = pool or worker.partition(".")[0]
+            task.pool = self._scheduler.pools.add(pool or worker.partition(".")[0]).name
             self._scheduler.begin(task)
         self._state.out.append(ReattachAttempt(seq=task.seq, job=task.job, attempt=attempt, worker=worker))
         self._scheduler.set_timeout(task)  # an upper bound: its worker knows since when it runs

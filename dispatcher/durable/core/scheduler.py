@@ -7,6 +7,7 @@ as the limits allow. Only pools that have changed are checked.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final
 
 from ....runtime.rate import RateLimiter, burst_of
@@ -141,7 +142,7 @@ class StartScheduler:
                 list((pools.untold | pools.startable).values()) if pools.startable else list(pools.untold.values())
             )
             if len(changed) > 1:
-                changed.sort(key=_number)
+                changed.sort(key=attrgetter("number"))
         else:
             changed = list(pools)
         for pool in changed:
@@ -425,10 +426,6 @@ class StartScheduler:
             pool = self.pools[task.pool]
             pool.line.discard(task.seq, task.submission.tenant)
             self.pools.touch(pool)
-
-
-def _number(pool: PoolCredit) -> int:
-    return pool.number
 
 
 def _number_of(limit: KeyConcurrency, task: Task) -> int:

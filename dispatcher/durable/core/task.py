@@ -260,10 +260,9 @@ class QueueState:
         """Tasks by step."""
         self.agenda = TaskTimers()
         self.window = PrefetchWindow(count=settings.window_tasks, bytes_=settings.window_bytes)
-        self.ahead: Counter[str] = Counter()
-        """Tasks that were read beyond the window, by tenant."""
         self.removed: dict[int, None] = {}
-        """Sequences of such tasks that are gone, oldest first: the consumer's delivery may have been on its way."""
+        """Sequences of tasks that were read beyond the window and are gone, oldest first: the consumer's delivery may
+        have been on its way."""
         self.totals: Counter[str] = Counter()
         """Counts since the takeover: started, done, dead, cancelled, retried, repeated, scheduled."""
         self.out: list[Effect] = []
@@ -292,9 +291,7 @@ class QueueState:
         """Add a task that has arrived."""
         self.tasks[task.seq] = task
         self.count[task.step] += 1
-        if task.ahead:
-            self.ahead[task.submission.tenant] += 1
-        else:
+        if not task.ahead:
             self.window.add(task.size)
 
     def drop(self, task: Task) -> None:
@@ -303,7 +300,6 @@ class QueueState:
         if not task.ahead:
             self.window.remove(task.size)
             return
-        self._read(task)
         self.removed[task.seq] = None
         if len(self.removed) > _REMEMBERED:
             del self.removed[next(iter(self.removed))]
@@ -312,14 +308,7 @@ class QueueState:
         """The consumer has delivered it, perhaps once more."""
         if task.ahead:
             task.ahead = False
-            self._read(task)
             self.window.add(task.size)
-
-    def _read(self, task: Task) -> None:
-        tenant = task.submission.tenant
-        self.ahead[tenant] -= 1
-        if not self.ahead[tenant]:
-            del self.ahead[tenant]
 
     def settle(self, effect: Persist | Ack, *told: EmitJobEvent) -> None:
         """Request what only the owner of the queue may do."""

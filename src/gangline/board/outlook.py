@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from ..schemas.messages.gangs import GangObstacle, GangWhyReply
@@ -53,7 +53,8 @@ def gang_outlook(board: Board, why: GangWhyReply, durations: Durations, now: flo
     """
     if why.step == GangState.FORMED.value:
         return Outlook(told={"step": why.step}, sentences=(Sentence(text=f"gang {why.id} is formed"),))
-    drains = list(_drains(board, {worker.partition(".")[0] for worker in why.target} or _pools_of(board, why.id), now))
+    pools = {worker.partition(".")[0] for worker in why.target} or board.pools_of(why.id)
+    drains = list(_drains(board, pools, now))
     if why.place is None or not why.target:
         lacks = why.lacks or ("it does not wait for slots",)
         sentences = [
@@ -136,12 +137,7 @@ def _missing(board: Board, why: GangWhyReply) -> dict[str, int]:
     return {name: max(0, slots - max(0, totals.get(name, 0) - used.get(name, 0))) for name, slots in why.target.items()}
 
 
-def _pools_of(board: Board, gang: str) -> set[str]:
-    known = board.gangs.get(gang)
-    return set() if known is None else set(known.spec.pools)
-
-
-def _drains(board: Board, pools: set[str], now: float) -> Iterator[Sentence]:
+def _drains(board: Board, pools: Set[str], now: float) -> Iterator[Sentence]:
     """Workers whose slots do not come back."""
     for name in sorted(name for name in board.workers if name.partition(".")[0] in pools):
         registration = board.registration(name)

@@ -48,7 +48,7 @@ def limited_in(why: JobWhyReply) -> str:
     if error is not None and error.code == _REFUSED:
         return str(error.details.get("worker", why.job.worker)).partition(".")[0]
     if why.turn is not None and why.turn.kind == "method":
-        return "" if why.turn.line is None else why.turn.line.pool
+        return why.turn.line.pool
     return ""
 
 

@@ -261,6 +261,11 @@ class World:
         """Read a message that the consumer has not delivered."""
         self._arrives(seq, ahead=True)
 
+    @property
+    def ahead(self) -> list[str]:
+        """Jobs that were read beyond the window, and not delivered since."""
+        return [task.job for task in self.core._state.tasks.values() if task.ahead]
+
     def deliver_again(self, seq: int) -> None:
         self.stream[seq].delivered += 1
         self._arrives(seq)

@@ -92,14 +92,19 @@ async def ended(process: asyncio.subprocess.Process, timeout_s: float) -> int | 
 async def end(process: asyncio.subprocess.Process, patience_s: float) -> None:
     """Send SIGTERM, then SIGKILL if it does not exit in time or if we are cancelled. Returns when it has exited."""
     try:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        terminate(process)
         if await ended(process, patience_s) is None:
             _kill(process)
             await process.wait()
     except BaseException:
         _kill(process)
         raise
+
+
+def terminate(process: asyncio.subprocess.Process) -> None:
+    """Send SIGTERM, unless it has just exited by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import signal
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from ...bus.lifecycle import on_signals
 from ...runtime.tasks import set_within
 from ...runtime.timers import Backoff
 from ...telemetry.logs import logger_for
-from ..console.children import end, how_it_ended, spawn
+from ..console.children import end, how_it_ended, spawn, terminate
 from ..console.exits import Exit
 
 RESTART_FIRST_S: Final = 0.5
@@ -58,7 +57,7 @@ class WorkerSupervisor:
 
     def _terminate(self) -> None:
         for process in self._running:
-            _ask_to_end(process)
+            terminate(process)
 
     async def _keep(self, number: int) -> None:
         loop = asyncio.get_running_loop()
@@ -91,14 +90,9 @@ class WorkerSupervisor:
         process = await spawn("worker", *self._arguments[number], environment=self._environment)
         self._running.add(process)
         if self._stopping.is_set():
-            _ask_to_end(process)
+            terminate(process)
         try:
             return await process.wait()
         finally:
             if process.returncode is not None:
                 self._running.discard(process)
-
-
-def _ask_to_end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has just exited by itself
-        process.terminate()

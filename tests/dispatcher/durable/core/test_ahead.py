@@ -37,13 +37,13 @@ def test_the_queue_is_crowded_until_the_window_has_room_and_the_stream_has_no_mo
 def test_a_task_that_was_read_starts_at_its_turn_and_takes_no_room_in_the_window():
     world = crowded()
     world.read_ahead(9)
-    assert world.core.read_ahead("shop") == 1
+    assert world.ahead == ["hidden"]
     world.credit(2)
     assert [job for job, _ in world.started] == ["j1", "hidden"]
     world.end("hidden")
     world.flush()
     assert 9 in world.acked
-    assert world.core.read_ahead("shop") == 0
+    assert not world.ahead
 
 
 def test_a_task_that_was_read_counts_in_the_window_when_it_is_delivered_and_is_not_started_again():
@@ -55,7 +55,7 @@ def test_a_task_that_was_read_counts_in_the_window_when_it_is_delivered_and_is_n
             world.end(run.job)
         world.flush()
     assert world.stream[9].delivered
-    assert world.core.read_ahead("shop") == 0
+    assert not world.ahead
     assert [job for job, _ in world.started].count("hidden") == 1
     assert world.core.statistics().seen == 1
 
@@ -78,5 +78,5 @@ def test_a_delivery_that_comes_after_the_message_was_removed_is_acknowledged_and
 def test_a_task_that_was_delivered_is_not_read_again():
     world = crowded()
     world.read_ahead(1)
-    assert world.core.read_ahead("lab") == 0
+    assert not world.ahead
     world.core.check()

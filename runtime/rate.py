@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import floor
 from typing import Final
 
-_HAIR: Final = 1e-9
+HAIR_S: Final = 1e-9
 """A timer that fires at the computed time must not be a rounding error too early."""
 
 
@@ -42,7 +42,7 @@ class RateLimiter:
         return self._tat - (self.burst - 1) * self._interval_s
 
     def ready(self, now: float) -> bool:
-        return now >= self.next_at - _HAIR
+        return now >= self.next_at - HAIR_S
 
     def take(self, now: float) -> None:
         """Something starts."""
@@ -52,7 +52,7 @@ class RateLimiter:
     def allowed(self, now: float, until: float) -> int:
         """How many starts are allowed from `now` to `until`, if each comes as early as possible."""
         first = max(self.next_at, now - (self.burst - 1) * self._interval_s)
-        return 0 if until < first - _HAIR else 1 + floor((until - first + _HAIR) * self.rate_per_s)
+        return 0 if until < first - HAIR_S else 1 + floor((until - first + HAIR_S) * self.rate_per_s)
 
     def more_at(self, now: float) -> float | None:
         """When one more start than now is allowed; None: the bucket is full."""

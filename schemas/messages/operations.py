@@ -237,7 +237,7 @@ class LimitShare(BaseModel):
     limit: int
     """Over all workers."""
     share: int
-    """How many units this worker may use now: for each execution one."""
+    """How many units this worker may use now, one for each execution."""
     running: int
     """How many units are in use: executions that run or, of a rate, have started in the last moment."""
     waiting: bool = False

@@ -153,9 +153,9 @@ class Submission(NamedTuple):
                 raise InvalidRequest(f"{headers.TIME_ZONE} needs a {headers.CRON}: it is the time zone of that")
             check_schedule(fields["cron"], fields["time_zone"])
         # A delayed task was published by a schedule with its own id; a cron of an older version does not name itself.
-        schedule = fields.get("schedule") or names.parse_schedule(fields.pop("scheduler", ""))
+        scheduler = fields.pop("scheduler", "")
+        schedule = fields.get("schedule") or names.parse_schedule(scheduler)
         fields["schedule"] = schedule if is_job_of(schedule, endpoint) else None
-        fields.pop("scheduler", None)
         if not is_job_of(fields["job"], endpoint):
             raise InvalidRequest(f"{headers.JOB}: {fields['job']} is a job of another endpoint than {endpoint}")
         if tenant:

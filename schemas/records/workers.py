@@ -219,10 +219,10 @@ class LimitRecord(Record):
     waiting: tuple[str, ...] = ()
     """Workers that ask for a unit, in order."""
     interval_s: float = Field(default=0.0, ge=0)
-    """Of a rate: a unit is in use for so long after each start. As declared by the worker that started last."""
+    """Of a rate: how long a unit is in use after each start. As declared by the worker that started last."""
     spent: int = Field(default=0, ge=0, le=MAX_SLOTS)
-    """Of a rate: so many units that no worker has may have been in use when they were freed. Who takes them counts them
-    as in use from then on."""
+    """Of a rate: how many of the units that no worker has may have been in use when they were freed. A worker that
+    takes them counts them as in use from then on."""
 
     @property
     def rate_per_s(self) -> float | None:

@@ -26,12 +26,12 @@ def record(limit: int, waiting: tuple[str, ...] = (), interval_s: float = 0.0, *
 def test_it_tells_the_limit_who_has_its_units_and_who_waits_for_one() -> None:
     told = share_obstacle("p", "work", record(4, ("w3",), w1=2, w2=1, w3=0))
     assert told.kind == "method" and told.text == (
-        "p.work declares that at most 4 of it run at once, over all workers and with calls: "
+        "p.work declares that at most 4 may run at once, over all workers and with calls: "
         "of 4 units, w1 has 2, w2 has 1; 1 is free; w3 waits for one."
     )
     told = share_obstacle("p", "work", record(1, ("a", "b"), interval_s=0.5))
     assert told.kind == "rate" and told.text == (
-        "p.work declares that at most 2 of it are started per second, over all workers and with calls: "
+        "p.work declares that at most 2 may start per second, over all workers and with calls: "
         "of 1 unit, nobody has any; 1 is free; a, b wait for one."
     )
 
@@ -61,7 +61,7 @@ async def test_why_names_the_worker_whose_calls_use_the_units() -> None:
         await asyncio.sleep(1.0)
         why = await why_job(client, job)
         (text,) = [each.text for each in why.obstacles if each.kind == "method"]
-        assert f"at most 1 of it run at once, over all workers and with calls: of 1 unit, {holder} has 1" in text
+        assert f"at most 1 may run at once, over all workers and with calls: of 1 unit, {holder} has 1" in text
         assert any(text.rstrip(".") in sentence.text for sentence in job_sentences(why))
         call.cancel()
         await job.result()

@@ -13,14 +13,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sized
 from typing import Final
 
-from ...runtime.rate import burst_of
+from ...runtime.rate import HAIR_S, burst_of
 from ...schemas.records.workers import TaskPolicy
 from .share_core import ShareCore
 
 MOST_WAITING: Final = 1024
 """Routers that are remembered after a refusal. Others try again after a pause."""
-_HAIR: Final = 1e-9
-"""A timer that fires at the computed time must not be a rounding error too early."""
 
 
 class DividedLimit:
@@ -96,7 +94,7 @@ class Starts(DividedLimit):
         return self._interval_s if self.share is None else self.share.interval_s
 
     def in_use(self, now: float) -> int:
-        times, over = self._times, now - self.interval_s + _HAIR
+        times, over = self._times, now - self.interval_s + HAIR_S
         while times and times[0] <= over:
             times.popleft()
         return len(times)

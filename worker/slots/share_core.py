@@ -21,8 +21,8 @@ Laws:
    heartbeat. So a worker that was frozen or cut off stops using its share before another can have it.
 4. *Spent.* Units of a rate that may have been in use when they were freed (their worker left, died or was started
    anew) count as in use from when somebody takes them.
-5. *No waiting for ever.* Who waits for a unit gets an idle one at once. If all are in use, it gets one of the next that
-   become idle at a worker, `PATIENCE_S` after that worker has learnt that it waits.
+5. *No waiting for ever.* A worker that waits for a unit gets an idle one at once. If all are in use, it gets one of the
+   next that become idle at another worker, `PATIENCE_S` after that worker has learnt that it waits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Where they come back more slowly, as dispatchers do, it waits for the next one."
 PACE_S: Final = 0.6
 """Callers that come back more rarely than this are not waited for."""
 NEEDED_S: Final = 0.6
-"""A worker keeps a unit of `max_running` for so long after its caller was refused because of the rate. Without that,
+"""A worker keeps a unit of `max_running` for this long after its caller was refused because of the rate. Without that,
 two workers that each have what the other one needs would exchange it for ever. Longer than callers take to come back.
 """
 WANTED_S: Final = 1.0

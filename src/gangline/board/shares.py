@@ -55,7 +55,7 @@ def limited_in(why: JobWhyReply) -> str:
 def share_obstacle(pool: str, method: str, record: LimitRecord) -> JobObstacle:
     """Which limit it is, who has its units, and who asks for one."""
     rate = record.rate_per_s
-    limit = f"{record.limit} of it run at once" if rate is None else f"{plain(rate)} of it are started per second"
+    limit = f"{record.limit} may run at once" if rate is None else f"{plain(rate)} may start per second"
     told = "; ".join(_shares(record))
     return JobObstacle(
         kind="method" if rate is None else "rate",

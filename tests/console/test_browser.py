@@ -26,7 +26,6 @@ from gangline.dispatcher.durable.policies.settings import DispatcherSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.gangs.gang import Gang
 from gangline.dispatcher.jobs.job import Job
-from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.errors.base import GangFailed, GanglineError, NoCoordinator
 from gangline.schemas.messages.gangs import GangListReply, GangListRequest, GangReply
 from gangline.schemas.names import GangOperation, Names, public_id
@@ -100,8 +99,7 @@ class Site:
         return bus
 
     async def worker(self, name: str, pool: str = "words", slots: int = 4) -> Worker:
-        # Nothing here freezes, but a busy machine may look as if it did.
-        settings = WorkerSettings(id=name, freeze_after_s=20.0, drain_grace_s=0.2, history=HISTORY)
+        settings = WorkerSettings(id=name, drain_grace_s=0.2, history=HISTORY)
         worker = Worker(self.pool(pool, slots), bus=await self.bus(name), names=self.names, settings=settings)
         return await self.stack.enter_async_context(worker)
 
@@ -121,9 +119,7 @@ class Site:
         await self.stack.enter_async_context(
             Dispatcher(await self.bus("dispatcher"), names=self.names, settings=DispatcherSettings(history=HISTORY))
         )
-        # A grant that nobody has renewed after `claim_s` ends, and on a busy machine its first renewal may be late.
-        router = RouterSettings(claim_s=PATIENCE_S)
-        client = Client(await self.bus("client"), names=self.names, settings=router, name="ann")
+        client = Client(await self.bus("client"), names=self.names, name="ann")
         self.client = await self.stack.enter_async_context(client)
         lease = await self.stack.enter_async_context(client.lease("words", slots=2, ttl_s=600))
         await until(self._led)

@@ -125,8 +125,7 @@ class Site:
         if not self._ledger:
             self._ledger = True
             await self.make_ledger()
-        # Nothing here freezes, but a busy machine may look as if it did, and a new epoch voids leases.
-        settings = WorkerSettings(id=id, node=id, start_timeout_s=PATIENCE_S, freeze_after_s=PATIENCE_S)
+        settings = WorkerSettings(id=id, node=id, start_timeout_s=PATIENCE_S)
         return await self._stack.enter_async_context(Worker(pool, bus=await self.bus(user), settings=settings))
 
     async def dispatcher(self, *quotas: str, **settings: Any) -> Dispatcher:

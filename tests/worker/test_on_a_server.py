@@ -55,8 +55,7 @@ class Real:
             make_pool(self.gates, settings.pop("slots", 2)),
             bus=await self.connect("worker"),
             names=self.names,
-            # Nothing here freezes, but a busy machine may look as if it did.
-            settings=WorkerSettings(**{"id": "w1", "freeze_after_s": 20.0, **settings}),
+            settings=WorkerSettings(**{"id": "w1", **settings}),
         )
         self._stack.push_async_callback(worker.stop)
         return worker
@@ -292,7 +291,7 @@ async def test_a_rate_holds_over_several_workers(nats_url: str, namespace: str, 
 
             bus = await connect(ConnectionSettings.from_url(nats_url), name=f"worker {number}")
             stack.push_async_callback(bus.close)
-            settings = WorkerSettings(id=f"w{number}", freeze_after_s=20.0)
+            settings = WorkerSettings(id=f"w{number}")
             worker = Worker(pool, bus=bus, names=Names(namespace), settings=settings)
             stack.push_async_callback(worker.stop)
             await worker.start()

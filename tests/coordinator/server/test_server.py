@@ -38,8 +38,8 @@ from ...waiting import PATIENCE_S, until, until_nobody_responds
 pytestmark = pytest.mark.server
 
 
-PATIENT = ElectionSettings(alive_ttl_s=30.0)
-"""Nobody is deposed because the machine, or a test that asks for much at once, kept a leader from its renewals."""
+QUICK = ElectionSettings(alive_ttl_s=2.0)
+"""For leaders in this process that are to be lost."""
 
 
 class RealSystem(System):
@@ -63,8 +63,7 @@ class RealSystem(System):
             declared,
             bus=await self.bus(f"worker {name}"),
             names=self.names,
-            # Nothing here freezes, but a busy machine may look as if it did.
-            settings=WorkerSettings(**{"id": name, "bucket": self.bucket, "freeze_after_s": 20.0, **settings}),
+            settings=WorkerSettings(**{"id": name, "bucket": self.bucket, **settings}),
         )
         self.served.append(made)
         await self.stack.enter_async_context(made)
@@ -80,7 +79,6 @@ class RealSystem(System):
 async def opened(
     url: str, namespace: str, bucket: BucketSettings | None = None, *, election: ElectionSettings | None = None
 ) -> RealSystem:
-    """`election`: PATIENT where no leader is to be lost."""
     system = RealSystem(url, namespace)
     system.served = []
     system.election = election
@@ -99,7 +97,7 @@ async def leading(system: RealSystem, name: str = "coordinator", **shard: Any) -
 
 
 async def test_a_gang_by_plain_requests_from_acquire_to_release(nats_url, namespace):
-    system = await opened(nats_url, namespace, election=PATIENT)
+    system = await opened(nats_url, namespace)
     try:
         for name in ("w1", "w2"):
             await system.serve(name, slots=2)
@@ -141,7 +139,7 @@ async def test_a_gang_by_plain_requests_from_acquire_to_release(nats_url, namesp
 
 
 async def test_a_coordinator_shows_as_a_service(nats_url, namespace):
-    system = await opened(nats_url, namespace, election=PATIENT)
+    system = await opened(nats_url, namespace)
     try:
         coordinator = await leading(system)
         message = await system.owner.bus.request(
@@ -161,7 +159,7 @@ async def test_a_coordinator_shows_as_a_service(nats_url, namespace):
 
 
 async def test_nobody_responds_when_nobody_leads(nats_url, namespace):
-    system = await opened(nats_url, namespace, election=PATIENT)
+    system = await opened(nats_url, namespace)
     try:
         with pytest.raises(NoResponders):
             await system.owner.ask("list", timeout_s=PATIENCE_S)
@@ -241,7 +239,7 @@ async def test_a_standby_takes_over_from_a_frozen_leader_while_gangs_run_on(nats
         await until(lambda: "coordinator.leads" in process.actions)
         for name in ("w1", "w2"):
             await system.serve(name)
-        gang = await system.owner.acquire(pool="train", size=4, ttl_s=30, strategy="spread")
+        gang = await system.owner.acquire(pool="train", size=4, ttl_s=600, strategy="spread")
         entry = await system.ledger.get(Names.leader_key)
         assert entry is not None
         second = await system.coordinator("second")
@@ -277,7 +275,7 @@ async def test_a_standby_takes_over_from_a_frozen_leader_while_gangs_run_on(nats
 
 @pytest.mark.parametrize("shard", [{}, {"shard": "s", "pools": ("train", "more")}], ids=["all pools", "one shard"])
 async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(nats_url, namespace, shard):
-    system = await opened(nats_url, namespace)
+    system = await opened(nats_url, namespace, election=QUICK)
     try:
         await system.serve("w1")
         first = await leading(system, "first", **shard)
@@ -334,7 +332,7 @@ async def test_a_leader_that_is_killed_is_followed_by_the_standby(nats_url, name
     try:
         await until(lambda: "coordinator.leads" in process.actions)
         await system.serve("w1")
-        gang = await system.owner.acquire(pool="train", size=2, ttl_s=30)
+        gang = await system.owner.acquire(pool="train", size=2, ttl_s=600)
         second = await system.coordinator("second")
         process.signal(signal.SIGKILL)
         await second.wait_leading()
@@ -375,7 +373,7 @@ def bus_of(system: RealSystem) -> list[bool]:
 
 
 async def test_gangs_on_file_survive_a_long_outage_of_the_server(nats_server, namespace):
-    system = await opened(nats_server.url, namespace, BucketSettings(storage=Storage.FILE))
+    system = await opened(nats_server.url, namespace, BucketSettings(storage=Storage.FILE), election=QUICK)
     try:
         worker = await system.serve("w1")
         coordinator = await leading(system)
@@ -426,7 +424,7 @@ async def test_a_lost_connection_of_a_worker_is_told_of_by_the_server_where_it_o
 
 
 async def test_a_lost_worker_is_noticed_while_somebody_watches_all_that_passes(nats_url, namespace):
-    system = await opened(nats_url, namespace, election=PATIENT)
+    system = await opened(nats_url, namespace)
     try:
         watcher = await system.bus("everything")
         await watcher.subscribe(f"{namespace}.>", lambda message: None)
@@ -436,7 +434,6 @@ async def test_a_lost_worker_is_noticed_while_somebody_watches_all_that_passes(n
         made = Coordinator(
             bus=await system.bus("coordinator"),
             names=system.names,
-            election=PATIENT,
             # Pings alone can find it while the test waits.
             shell=ServiceSettings(bucket=system.bucket, silence_s=60.0),
         )

@@ -11,13 +11,13 @@ from gangline.dispatcher.client.client import Client
 from gangline.schemas.errors.base import InvalidRequest, NoCoordinator, ShardConflict
 
 from ...waiting import PATIENCE_S
-from .test_server import PATIENT, leading, opened
+from .test_server import leading, opened
 
 pytestmark = pytest.mark.server
 
 
 async def test_plain_requests_and_the_client_find_the_shard_of_their_pools(nats_url, namespace):
-    system = await opened(nats_url, namespace, election=PATIENT)
+    system = await opened(nats_url, namespace)
     try:
         for pool in ("train", "gpu", "cpu"):
             await system.serve(f"w-{pool}", pool)
@@ -25,7 +25,9 @@ async def test_plain_requests_and_the_client_find_the_shard_of_their_pools(nats_
         second = await leading(system, "second", shard="serve", pools=("gpu", "cpu"))
         standby = await system.coordinator("standby", shard="serve", pools=("gpu", "cpu"))
         request = system.owner.bus.request
-        answer = await request(f"{namespace}.gang.acquire", b'{"pool": "train", "size": 2}', timeout_s=PATIENCE_S)
+        answer = await request(
+            f"{namespace}.gang.acquire", b'{"pool": "train", "size": 2, "ttl_s": 600}', timeout_s=PATIENCE_S
+        )
         plain = json.loads(answer.data)
         assert (plain["state"], first.statistics().gangs["formed"]) == ("formed", 1)
 
@@ -56,7 +58,7 @@ async def test_plain_requests_and_the_client_find_the_shard_of_their_pools(nats_
 
 
 async def test_many_gangs_of_two_shards_at_once_share_one_ledger(nats_url, namespace):
-    system = await opened(nats_url, namespace, election=PATIENT)
+    system = await opened(nats_url, namespace)
     try:
         for pool in ("a", "b"):
             for number in range(2):

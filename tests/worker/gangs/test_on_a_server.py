@@ -57,7 +57,7 @@ class Real:
             self.samples.pool,
             bus=await self.connect("worker"),
             names=self.names,
-            settings=WorkerSettings(id="w1", freeze_after_s=20.0),
+            settings=WorkerSettings(id="w1"),
         )
         self.stack.push_async_callback(self.worker.stop)
         await self.worker.start()

@@ -34,7 +34,7 @@ async def test_a_job_in_a_child_is_attached_to_and_its_progress_can_be_read_late
     names = Names(namespace)
     buses = [await connect(ConnectionSettings.from_url(nats_url), name=name) for name in ("worker", "first", "second")]
     worker_bus, first_bus, second_bus = buses
-    settings = WorkerSettings(id="w1", freeze_after_s=20.0)
+    settings = WorkerSettings(id="w1")
     stream = await second_bus.stream(names.jobs_stream, StreamSettings(subjects=(names.jobs,)))
     async with Worker(job_samples.pool, bus=worker_bus, names=names, settings=settings) as worker:
         first = await Hand(first_bus, worker, "first").listen()

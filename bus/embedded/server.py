@@ -14,6 +14,7 @@ import importlib.metadata
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -171,6 +172,7 @@ class EmbeddedServer(Startable):
         self._data = None if data is None else Path(data).expanduser()
         self._given_port = port
         self._port = port
+        self._held_port: socket.socket | None = None
         self._binary = None if binary is None else Path(binary)
         self._config = config
         self._name = name
@@ -261,9 +263,27 @@ class EmbeddedServer(Startable):
             raise ServerUnreachable(f"cannot run {program}: {error}") from error
         _running.add(self)
 
+    def _free_port(self) -> int:
+        """One that nobody else gets while the server is down; -1: the server picks one. On Linux, a second socket may
+        bind to a port and listen there if both have SO_REUSEADDR, as the server's has."""
+        if sys.platform != "linux":
+            return -1
+        if self._held_port is None:
+            self._held_port = socket.socket()
+            self._held_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held_port.bind(("127.0.0.1", 0))
+        port: int = self._held_port.getsockname()[1]
+        return port
+
+    def _forget_port(self) -> None:
+        self._port = self._given_port
+        if self._held_port is not None:
+            self._held_port.close()
+            self._held_port = None
+
     def _configuration(self) -> str:
         assert self._folder is not None
-        lines = ["host: 127.0.0.1", f"port: {self._port or -1}"]
+        lines = ["host: 127.0.0.1", f"port: {self._port or self._free_port()}"]
         if self._name:
             lines.append(f"server_name: {self._name}")
         if self._jetstream:
@@ -297,6 +317,8 @@ class EmbeddedServer(Startable):
             self._port = self._seen_port
             return
         process.kill()
+        if not self._port:
+            self._forget_port()
         why = f"ended with code {process.exit_code}" if answered else f"was not ready within {_START_TIMEOUT_S:g} s"
         fatal = _FATAL.findall(process.log_tail())
         said = f": {fatal[-1]}" if fatal else f"; its log ends with:\n{process.log_tail()}"
@@ -332,7 +354,7 @@ class EmbeddedServer(Startable):
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
-        self._port = self._given_port
+        self._forget_port()
 
     def kill(self) -> None:
         """Kill it like a crash (SIGKILL). Data and port are kept for `start`."""

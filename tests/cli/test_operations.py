@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from gangline.bus.embedded.cluster import free_ports
 from gangline.bus.nats_bus import connect
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.messages.operations import ReleaseReply, ReleaseRequest, ReserveReply, ReserveRequest
@@ -210,12 +211,9 @@ def test_logs_are_json_lines_with_actions_when_asked_for(commands):
 
 
 def test_prometheus_reads_a_workers_gauges(commands):
-    import socket
     import urllib.request
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     worker = commands.start(
         "worker",
         "words:pool",

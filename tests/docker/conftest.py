@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from gangline.bus.embedded.cluster import free_ports
 
 from .plain import Identity
 
@@ -70,13 +71,6 @@ def make_secrets(folder: Path, ports: dict[str, int]) -> Path:
     return folder
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="session")
 def engine() -> None:
     try:
@@ -93,7 +87,7 @@ def engine() -> None:
 
 @pytest.fixture(scope="session")
 def system(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    ports = {f"nats-{number}": free_port() for number in (1, 2, 3)}
+    ports = {f"nats-{number}": port for number, port in enumerate(free_ports(3), 1)}
     secrets = make_secrets(tmp_path_factory.mktemp("compose") / "secrets", ports)
     made = System(f"gangline-test-{os.getpid()}", ports, secrets)
     try:

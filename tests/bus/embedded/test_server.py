@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
+import sys
 import textwrap
 import threading
 from pathlib import Path
@@ -118,6 +120,18 @@ def test_killed_it_is_gone_at_once_and_can_be_started_again():
         server.thaw()
         server.start()
         assert server.port == port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="two sockets cannot share a port so")
+def test_nobody_else_gets_its_port_while_it_is_down():
+    with EmbeddedServer() as server:
+        server.kill()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", server.port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+        server.start()
+        socket.create_connection(("127.0.0.1", server.port)).close()
 
 
 def test_frozen_it_is_stopped_by_the_kernel_and_can_still_be_ended():

@@ -195,8 +195,8 @@ async def test_of_several_addresses_the_one_that_lives_is_found(connect_to, nats
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         dead = f"nats://127.0.0.1:{unused.getsockname()[1]}"
-    for _ in range(4):  # they are tried in random order
-        assert await works(await connect_to(f"{dead},{nats_url}"))
+        for _ in range(4):  # they are tried in random order
+            assert await works(await connect_to(f"{dead},{nats_url}"))
 
 
 async def test_a_command_does_not_wait_for_a_server_that_refuses_connections(settings_of):

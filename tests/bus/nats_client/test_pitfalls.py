@@ -397,9 +397,9 @@ async def test_12_a_dead_address_is_an_error_within_the_timeout(settings_of):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"nats://name:secret@127.0.0.1:{unused.getsockname()[1]}"
-    with pytest.raises(ServerUnreachable) as caught:
-        async with asyncio.timeout(PATIENCE_S):
-            await connect_jetstream(settings_of(url, connect_timeout_s=1))
+        with pytest.raises(ServerUnreachable) as caught:
+            async with asyncio.timeout(PATIENCE_S):
+                await connect_jetstream(settings_of(url, connect_timeout_s=1))
     text = str(caught.value)
     assert url.rpartition("@")[2] in text
     assert "secret" not in text

@@ -13,6 +13,7 @@ import pytest
 from gangline.bus.port.bus import NotPermitted
 
 from ..waiting import PATIENCE_S
+from .conftest import until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -93,7 +94,7 @@ def test_ctrl_c_ends_a_call_with_130_and_stops_its_task(commands, worker):
     assert call.wait() == 130
     assert call.output == "gangline: interrupted\n"
     commands.await_file("cancelled")
-    assert commands.json("stats", "words.w1")["tasks"]["cancelled"] == 1
+    until(lambda: commands.json("stats", "words.w1")["tasks"]["cancelled"] == 1, "its end is counted")
 
 
 def test_a_producer_who_may_not_talk_to_workers_is_told_of_the_gateway(invoke, monkeypatch):

@@ -652,7 +652,9 @@ async def test_python_programs_of_tenants_call_stream_and_submit_to_their_own_en
 async def test_a_tenant_cannot_read_or_close_another_ones_stream(programs: Site):
     web, other = await programs.bus("web"), await programs.bus("other")
     fields = {"Gangline-Stream": "3"}
-    first = json.loads((await web.request("gangline.call.images.count", b"[9]", headers=fields, timeout_s=9.0)).data)
+    first = json.loads(
+        (await web.request("gangline.call.images.count", b"[9]", headers=fields, timeout_s=PATIENCE_S)).data
+    )
     got = first["items"]
     for body in (b"", b'{"close": true}', b'{"after": 0}'):
         stolen = await other.request(first["next"], body, timeout_s=PATIENCE_S)

@@ -137,7 +137,11 @@ async def test_an_operator_does_all_that_operators_do(site: Site):
     dead = await producer.options(max_attempts=1).submit("images.fail")
     with pytest.raises(JobDead):
         await dead.result(PATIENCE_S)
-    assert [queue.dead for queue in await operator.queues()] == [1]
+
+    async def counted() -> bool:  # once the server has confirmed what the client may have read already
+        return [queue.dead for queue in await operator.queues()] == [1]
+
+    await until(counted)
     assert [letter.job for letter in await operator.dead_letters()] == [dead.id]
     with pytest.raises(JobDead):
         await (await operator.replay(dead.id)).result(PATIENCE_S)

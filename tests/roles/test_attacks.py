@@ -222,7 +222,11 @@ async def test_a_producer_of_one_endpoint_delays_and_repeats_its_tasks(site_of):
     assert await (await shop.options(delay_s=0.5).submit("images.double", 2)).result(PATIENCE_S) == 4
     cron = await shop.options(cron="@every 1s").submit("images.double", 3)
     schedules = await TaskStreams(await site.bus("operator"), NAMES).schedules()
-    assert await schedules.last(NAMES.schedule(cron.id)) is not None
+
+    async def scheduled() -> bool:
+        return await schedules.last(NAMES.schedule(cron.id)) is not None
+
+    await until(scheduled)
     assert await (await site.client("operator")).job(cron.id).cancel()
     assert await site.refused() == []
 

@@ -139,14 +139,16 @@ async def test_the_result_of_another_account_is_not_that_of_a_tenants_job(tenant
 async def test_delayed_tasks_of_the_same_id_do_not_replace_each_other(tenants: Site):
     await tenants.everything()
     users = await buses(tenants)
-    for number, user in enumerate(("web", "batch"), 1):
-        await publish(users[user], "double", number, Gangline_Delay="3")
+    for user in ("web", "batch"):
+        await publish(users[user], "double", 0, job="images.later", Gangline_Delay="1h")
     schedules = await opened(tenants, stream="schedules")
 
     async def both_wait() -> bool:
         return len((await schedules.state("gangline.sched.>")).subjects) == 2
 
     await until(both_wait)
+    for number, user in enumerate(("web", "batch"), 1):
+        await publish(users[user], "double", number, Gangline_Delay="1")
     for number, user in enumerate(("web", "batch"), 1):
         assert await result(users[user], user) == 2 * number
 

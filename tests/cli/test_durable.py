@@ -102,7 +102,7 @@ def test_schedules_are_listed_paused_resumed_and_removed(commands):
     until(lambda: commands.json("schedules", "ls"), "the dispatcher takes the schedule")
     shown = commands.run("schedules", "ls").stdout
     assert "nightly" in shown and "words.count" in shown and "  0 3 * * * Europe/Berlin" in shown
-    assert re.search(r" 20\d\d-\d\d-\d\d 03:00:00\+0[12]00, in \d+ (h|min|s)\b", shown)
+    assert re.search(r" 20\d\d-\d\d-\d\d 03:00:00\+0[12]00, in \d+ (d|h|min|s)\b", shown)
     paused = commands.run("schedules", "pause", "nightly", "--reason", "quiet, please")
     assert paused.stdout == "nightly is paused\n"
     assert "paused" in commands.run("schedules", "ls").stdout

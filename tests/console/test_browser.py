@@ -130,7 +130,7 @@ class Site:
         self.dead = await client.options(max_attempts=1).submit("letters.fail", 7)
         await client.set_route("paused", {"to": {"letters": 1}, "queue": {"paused": True}})
         self.queued = await client.submit("paused.wait")
-        await client.options(cron="0 0 3 * * *", idempotency_key="nightly").submit("words.wait")
+        await client.options(cron="0 0 3 1 1 *", idempotency_key="yearly").submit("words.wait")
         record = b'{"gangs": 0, "gang": {"pool": "letters", "size": 1}}'
         await (await client.router.ledger()).put(self.names.gangset_key("serving"), record)
 
@@ -241,7 +241,7 @@ PAGES = {
     "jobs": ("words.wait", "running", "paused.wait", "queued", "letters.fail", "dead"),
     "jobs/{running}": ("words.wait", "running"),
     "jobs/{dead}": ("letters.fail", "cannot read line 7", "Traceback"),
-    "schedules": ("nightly", "words.wait", "0 0 3 * * *", "active"),
+    "schedules": ("yearly", "words.wait", "0 0 3 1 1 *", "active"),
     "dead": ("1 task", "letters.fail", "cannot read line #"),
     "routes": ("paused", "letters 100%"),
     "routes/paused": ("Route paused", "Change"),
@@ -550,10 +550,10 @@ async def test_a_schedule_is_paused_resumed_and_removed(site, rig):
         await page.go("schedules")
         await act(page, "Pause")
         await page.until_text("paused")
-        assert (await site.client.schedule("nightly")).paused
+        assert (await site.client.schedule("yearly")).paused
         await act(page, "Resume")
         await page.until_text("active")
-        assert not (await site.client.schedule("nightly")).paused
+        assert not (await site.client.schedule("yearly")).paused
         await act(page, "Remove")
         await page.until_text("No schedules.")
         assert await site.client.schedules() == []

@@ -159,7 +159,7 @@ async def test_schedules_are_listed_paused_resumed_and_removed_and_that_is_recor
         rig.open(options, operator=options, actions="schedule") as visitor,
     ):
         await visitor.sign_in(rig.link())
-        await client.options(cron="0 0 3 * * *", idempotency_key="nightly").submit("words.fail", 7)
+        await client.options(cron="0 0 3 1 1 *", idempotency_key="yearly").submit("words.fail", 7)
 
         async def listed():
             return (await visitor.get("/api/schedules")).json["schedules"]
@@ -167,14 +167,14 @@ async def test_schedules_are_listed_paused_resumed_and_removed_and_that_is_recor
         await until(listed)
         (row,) = await listed()
         assert (row["name"], row["target"], row["cron"], row["paused_at"]) == (
-            "nightly",
+            "yearly",
             "words.fail",
-            "0 0 3 * * *",
+            "0 0 3 1 1 *",
             None,
         )
         assert row["next_at"] and "arguments" not in row
         assert (await visitor.act("schedule", target=row["id"], change="pause")).json["paused"]
-        assert (await client.schedule("nightly")).paused
+        assert (await client.schedule("yearly")).paused
         assert not (await visitor.act("schedule", target=row["id"], change="resume")).json["paused"]
         assert (await visitor.act("schedule", target=row["id"])).status == 400
         assert (await visitor.act("schedule", target=row["id"], change="rm")).status == 200

@@ -99,19 +99,26 @@ async def test_subscribers_see_what_is_published_into_a_stream(connect, open_str
 
 
 async def test_a_message_id_is_stored_once_within_the_window(open_stream, task):
-    stream = await open_stream(duplicates_s=1.0)
+    stream = await open_stream()
     headers = {"Nats-Msg-Id": "order-7"}
     first = await stream.publish(task("a.x"), b"1", headers=headers)
     again = await stream.publish(task("a.x"), b"2", headers=headers)
     other = await stream.publish(task("a.x"), b"3", headers={"Nats-Msg-Id": "order-8"})
     assert (again.sequence, again.duplicate) == (first.sequence, True)
     assert (other.sequence, other.duplicate) == (first.sequence + 1, False)
+    assert (await stream.state()).messages == 2
+
+
+async def test_a_message_id_is_forgotten_after_the_window(open_stream, task):
+    stream = await open_stream(duplicates_s=1.0)
+    headers = {"Nats-Msg-Id": "order-7"}
+    await stream.publish(task("a.x"), b"1", headers=headers)
 
     async def forgotten():
-        return not (await stream.publish(task("a.x"), b"4", headers=headers)).duplicate
+        return not (await stream.publish(task("a.x"), b"2", headers=headers)).duplicate
 
     await until(forgotten)
-    assert (await stream.state()).messages == 3
+    assert (await stream.state()).messages == 2
 
 
 async def test_what_no_stream_could_take_is_refused_before_it_is_sent(open_stream, namespace, task):
@@ -209,10 +216,10 @@ async def test_a_message_scheduled_for_a_time_comes_then_once_with_its_other_hea
     stream, got = await open_stream(), collect()
     consumer = await stream.consume("c", ConsumerSettings(filter=task(">")), got)
     consumer.pull(5)
-    subject = f"{namespace}.sched.one"
+    subject, due = f"{namespace}.sched.one", time.time() + 1
     headers = {"Nats-Schedule": f"@at {at(1)}", "Nats-Schedule-Target": task("a.x"), "Key": "k", "Nats-Msg-Id": "m"}
     await stream.publish(subject, b"body", headers=headers)
-    assert got.items == []
+    assert got.items == [] or time.time() >= due
     await got.count(1)
     (message,) = got.items
     assert (message.subject, message.data) == (task("a.x"), b"body")

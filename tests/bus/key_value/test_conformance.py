@@ -177,11 +177,16 @@ async def test_renewing_a_key_puts_its_end_off_and_writing_without_ttl_makes_it_
     bucket = await open_bucket()
     seen = collect()
     await bucket.watch(">", seen)
-    renewed = await bucket.put("renewed", b"1", ttl_s=1)
-    await bucket.put("permanent", b"1", ttl_s=1)
-    await bucket.put("permanent", b"2")
-    await bucket.put("witness", b"1", ttl_s=1)
-    await bucket.put("renewed", b"2", ttl_s=60, revision=renewed)
+    # Sent together: one after the other, they might take longer than a second on a busy machine.
+    await bucket.write(
+        [
+            KvWrite(key="renewed", value=b"1", ttl_s=1),
+            KvWrite(key="permanent", value=b"1", ttl_s=1),
+            KvWrite(key="permanent", value=b"2"),
+            KvWrite(key="renewed", value=b"2", ttl_s=60),
+            KvWrite(key="witness", value=b"1", ttl_s=1),
+        ]
+    )
     await seen.until(lambda entries: any(gone(entry) for entry in entries))
     assert [entry.key for entry in seen.items if gone(entry)] == ["witness"]
     assert {entry.key for entry in await bucket.entries(">")} == {"renewed", "permanent"}

@@ -250,12 +250,13 @@ async def test_7_a_watch_reports_what_changed_while_it_was_blind(connect_to, nat
         bucket, other = [await bus.bucket(namespace, BucketSettings()) for bus in (behind, direct)]
         seen = collect()
         for key in ("kept", "changed", "deleted", "expired"):
-            await other.put(key, b"1", ttl_s=1 if key == "expired" else None)
+            await other.put(key, b"1")
         await bucket.watch(">", seen)
         proxy.refusing = True
         await happens(behind, ConnectionEvent.DISCONNECTED, proxy.cut)
         gone = collect()
         await other.watch("expired", gone)
+        await other.put("expired", b"1", ttl_s=1)
         await other.put("changed", b"2")
         await other.delete("deleted")
         await other.put("new", b"1")

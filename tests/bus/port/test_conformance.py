@@ -216,7 +216,7 @@ async def test_no_answer_is_a_timeout_that_says_the_request_may_have_arrived(con
     with pytest.raises(RequestTimeout) as caught:
         await one.request(f"{namespace}.mute", b"", timeout_s=0.05)
     assert caught.value.may_have_started
-    assert len(got.items) == 1
+    await got.count(1)
 
 
 async def test_a_cancelled_request_is_forgotten_and_its_late_answer_dropped(connect, namespace):

@@ -34,7 +34,7 @@ from gangline.schemas.records.jobs import DeadReason, JobFailure, JobState
 from gangline.schemas.wire import codec
 
 from ...support.dispatcher.jobs_rig import STORAGE, JobsRig, failing, on_both_buses
-from ...waiting import until
+from ...waiting import PATIENCE_S, until
 
 FAILURE = JobFailure(code="task_failed", message="no such file", details={"type": "OSError", "traceback": "Traceback"})
 
@@ -55,7 +55,7 @@ async def test_a_result_that_is_there_is_given_at_once(rig: JobsRig) -> None:
     job = await rig.client.submit("images.echo")
     await rig.end(job.id, result={"size": 3})
     assert await job.result() == {"size": 3}
-    assert await rig.client.job(job.id).result(1) == {"size": 3}
+    assert await rig.client.job(job.id).result(PATIENCE_S) == {"size": 3}
 
 
 @on_both_buses

@@ -38,7 +38,7 @@ func run(words []string) error {
 	if namespace == "" {
 		namespace = "gangline"
 	}
-	conn, err := nats.Connect(url)
+	conn, err := nats.Connect(url, nats.Timeout(patience))
 	if err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func number(value any) (float64, bool) {
 
 func main() {
 	conn, err := nats.Connect(setting("NATS_URL", nats.DefaultURL), nats.MaxReconnects(-1),
-		nats.ReconnectWait(100*time.Millisecond), nats.Name("gangline go worker"))
+		nats.ReconnectWait(100*time.Millisecond), nats.Timeout(30*time.Second), nats.Name("gangline go worker"))
 	if err != nil {
 		log.Fatal(err)
 	}

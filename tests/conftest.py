@@ -74,10 +74,11 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 hypothesis.settings.load_profile(PROFILE)
 
 
-# A machine that is busy with tests may take longer to connect than a user would wait.
+# A machine that is busy with tests may take longer to connect, or to store something, than a user would wait.
 _CONNECTION_DEFAULTS = ConnectionSettings.__init__.__kwdefaults__
-assert _CONNECTION_DEFAULTS is not None and "connect_timeout_s" in _CONNECTION_DEFAULTS
+assert _CONNECTION_DEFAULTS is not None and {"connect_timeout_s", "storage_timeout_s"} <= _CONNECTION_DEFAULTS.keys()
 _CONNECTION_DEFAULTS["connect_timeout_s"] = PATIENCE_S
+_CONNECTION_DEFAULTS["storage_timeout_s"] = PATIENCE_S / 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

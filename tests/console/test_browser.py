@@ -123,7 +123,7 @@ class Site:
         self.client = await self.stack.enter_async_context(client)
         lease = await self.stack.enter_async_context(client.lease("words", slots=2, ttl_s=600))
         await until(self._led)
-        self.gang = await self.stack.enter_async_context(client.gang(pool="letters", size=1))
+        self.gang = await self.stack.enter_async_context(client.gang(pool="letters", size=1, ttl_s=600))
         with pytest.raises(GangFailed):  # so that its rank has run something
             await self.gang.run("fail", 7)
         self.running = await client.submit("words.wait")
@@ -185,7 +185,7 @@ class Site:
         return False
 
     async def _wait_for_a_large_gang(self) -> None:
-        async with self.client.gang(pool="words", size=2, slots=4):
+        async with self.client.gang(pool="words", size=2, slots=4, ttl_s=600):
             pass
 
     async def __aenter__(self) -> Site:
@@ -328,7 +328,7 @@ async def test_what_changes_is_shown_without_a_reload(site, rig):
         await page.until(f"document.querySelector('main').innerHTML.includes('{new.id}')")
         await page.go("gangs")
         await page.until(f"{FORMED} === 1")
-        async with site.client.gang(pool="syllables", size=1):
+        async with site.client.gang(pool="syllables", size=1, ttl_s=600):
             await page.until(f"{FORMED} === 2")
         assert await page.run("window.same") is True
         assert page.errors == []
@@ -374,7 +374,7 @@ async def test_when_a_gang_can_start_is_told_while_it_waits(site, rig):
         await site.worker("s1", "syllables", 2)
         async with AsyncExitStack() as stack:
             lease = await stack.enter_async_context(site.client.lease("syllables", slots=2, ttl_s=600))
-            wanted = site.client.gang(pool="syllables", size=2, priority=7)
+            wanted = site.client.gang(pool="syllables", size=2, priority=7, ttl_s=600)
             waits = asyncio.create_task(stack.enter_async_context(wanted))
             id = await site.queued_gang(7)
             await page.go(f"gangs/{id}")
@@ -419,7 +419,7 @@ async def test_the_slowest_rank_of_a_gang_is_marked(site, rig):
     async with console(site, rig) as (page, _):
         for name in ("s1", "s2"):
             await site.worker(name, "syllables", 1)
-        async with site.client.gang(pool="syllables", size=2) as gang:
+        async with site.client.gang(pool="syllables", size=2, ttl_s=600) as gang:
             running = asyncio.create_task(gang.run("wait_as_last_rank"))
             await page.go(f"gangs/{gang.id}")
             await page.until_text("Time of each rank")
@@ -631,7 +631,7 @@ async def test_a_leader_that_is_killed_is_seen_to_go_and_its_successor_to_come(
             await page.until(f"!['{first}', 'no leader'].includes(document.querySelector('.leader').innerText)")
             await page.until_text("formed")
             await page.go("gangs")
-            async with site.client.gang(pool="letters", size=1):
+            async with site.client.gang(pool="letters", size=1, ttl_s=600):
                 await page.until(f"{FORMED} === 2")
             assert page.errors == []
 

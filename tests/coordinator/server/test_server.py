@@ -46,7 +46,8 @@ class RealSystem(System):
     """With real workers."""
 
     def __init__(self, url: str, namespace: str) -> None:
-        self.settings = ConnectionSettings.from_url(url, reconnect_wait_s=0.05)
+        # A watch that waits longer for a dead leader may miss deletions, which the server forgets after 10 s.
+        self.settings = ConnectionSettings.from_url(url, reconnect_wait_s=0.05, storage_timeout_s=5.0)
         super().__init__(self._open_bus, Names(namespace))
 
     async def _open_bus(self, name: str) -> NatsBus:

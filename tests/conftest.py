@@ -36,14 +36,12 @@ import pytest
 
 from gangline import pytest_plugin
 from gangline.bus.settings.connection import ConnectionSettings
-from gangline.coordinator.election.election_core import ElectionSettings
-from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.runtime import clock
 from gangline.testing.loop import VirtualLoop
-from gangline.worker.ledger.settings import WorkerSettings
 
 from . import scale
 from .processes import ForkServer
+from .processes.fork_server import be_patient
 from .waiting import PATIENCE_S
 
 REAL = ("docker", "processes", "server", "realtime")
@@ -178,29 +176,15 @@ def _method(draw: Callable[..., Any]) -> Callable[..., Any]:
     return lambda _self, *args: draw(*args)
 
 
-# -- patience on real time ----------------------------------------------------------------------------------------
-
-# Nothing freezes in this process, but where others use the cores it may look as if it did: then a worker would void
-# its leases, a slot that was chosen would free itself, and a leader would be deposed.
-PATIENT: dict[type, dict[str, float]] = {
-    ElectionSettings: {"alive_ttl_s": 30.0},
-    RouterSettings: {"claim_s": 20.0},
-    WorkerSettings: {"freeze_after_s": 20.0},
-}
-
-
 @contextlib.contextmanager
 def _patient() -> Iterator[None]:
-    """With other defaults for settings that a test does not give."""
-    defaults = {kind: dict(kind.__init__.__kwdefaults__) for kind in PATIENT}
-    for kind, values in PATIENT.items():
-        assert values.keys() <= defaults[kind].keys()
-        kind.__init__.__kwdefaults__.update(values)
+    """Nothing freezes in this process, but where others use the cores it may look as if it did."""
+    before = be_patient()
     try:
         yield
     finally:
-        for kind, values in defaults.items():
-            kind.__init__.__kwdefaults__.update(values)
+        for kind, defaults in before.items():
+            kind.__init__.__kwdefaults__.update(defaults)  # type: ignore[misc]
 
 
 @pytest.hookimpl(wrapper=True)

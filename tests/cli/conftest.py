@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from gangline.cli.app import gangline
 
 from ..processes import ForkServer
+from ..processes.fork_server import PATIENT
 from ..waiting import PATIENCE_S
 
 COMMAND = ("-m", "gangline.cli")
@@ -137,14 +138,13 @@ class Commands:
             "XDG_CONFIG_HOME": str(folder),
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "200",
+            PATIENT: "1",
         }
         self.folder = folder
         self._running: list[Running] = []
 
     def start(self, *arguments: str, **environment: str) -> Running:
         """Start a process that keeps running."""
-        if arguments[0] == "worker":  # nobody freezes one here, but a busy machine may, and then its leases are void
-            arguments = (*arguments, "--freeze-after", "20s")
         running = Running(self._forks, arguments, {**self.environment, **environment}, self.folder)
         self._running.append(running)
         return running

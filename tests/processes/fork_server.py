@@ -50,6 +50,29 @@ PRELOADED = (
     "uvloop",
 )
 LENGTH_BYTES = 4
+PATIENT = "GANGLINE_TEST_PATIENT"
+"""Environment variable: processes that have it are patient, and so are those that they start."""
+
+
+def be_patient() -> dict[type, dict[str, Any]]:
+    """From now on, settings that are not given have other defaults: a worker that gets no CPU for seconds keeps its
+    leases, a slot that was chosen stays so, and a leader leads on. Tells the defaults that were."""
+    from gangline.coordinator.election.election_core import ElectionSettings
+    from gangline.dispatcher.routing.settings import RouterSettings
+    from gangline.worker.ledger.settings import WorkerSettings
+
+    before = {}
+    patient: dict[Any, dict[str, float]] = {
+        ElectionSettings: {"alive_ttl_s": 30.0},
+        RouterSettings: {"claim_s": 20.0},
+        WorkerSettings: {"freeze_after_s": 20.0},
+    }
+    for kind, values in patient.items():
+        defaults = kind.__init__.__kwdefaults__
+        assert values.keys() <= defaults.keys()
+        before[kind] = dict(defaults)
+        defaults.update(values)
+    return before
 
 
 def serve(path: str) -> None:
@@ -199,6 +222,8 @@ def _be(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["environment"])
+        if PATIENT in os.environ:
+            be_patient()
         _open_streams()
         # With `-m` and `-c`, Python looks for modules in the current folder first.
         sys.path[0] = request["cwd"]

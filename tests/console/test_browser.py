@@ -485,7 +485,7 @@ async def test_release(site, rig):
         await act(page, "End")
         await page.until_text("ended")
         await until(lambda: site.gang.lost is not None)
-        await recorded(page, "gang release", site.gang.id)
+        await recorded(page, "gang rm", site.gang.id)
 
 
 @pytest.mark.parametrize("where", ["dead", "jobs/{dead}"])

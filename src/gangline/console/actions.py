@@ -12,9 +12,8 @@ from ..dispatcher.client.audit import AuditTrail
 from ..dispatcher.client.client import Client
 from ..dispatcher.jobs.storage import TaskStreams
 from ..schemas.errors.base import GanglineError, InvalidRequest
-from ..schemas.messages.gangs import EndRequest, GangReply
 from ..schemas.messages.operations import Request, parse_request
-from ..schemas.names import GangOperation, check_job, check_name
+from ..schemas.names import check_job, check_name
 from ..schemas.records.audit import MAX_REASON_CHARS
 from ..schemas.records.gangs import GangSetRecord
 from ..schemas.records.routes import parse_route
@@ -67,7 +66,7 @@ class Actions:
             "drain": ("drain", self._drain),
             "resize": ("resize", self._resize),
             "cancel": ("cancel", self._cancel),
-            "release": ("gang release", self._release),
+            "release": ("gang rm", self._release),
             "replay": ("dead replay", self._replay),
             "drop": ("dead drop", self._drop),
             "route": ("route set", self._route),
@@ -108,10 +107,8 @@ class Actions:
         return {"cancelled": await self._client.job(check_job(request.target)).cancel()}
 
     async def _release(self, request: ActionRequest) -> Done:
-        end = parse_request(EndRequest, {"id": request.target, "reason": request.reason[:256]})
-        coordinator = self._client.router.gangs.coordinator_client
-        reply = await coordinator.ask_for(GangReply, GangOperation.END, end, ANSWER_S)
-        return reply.public().model_dump(mode="json")
+        ended = await self._client.end_gang(request.target, reason=request.reason[:256])
+        return ended.model_dump(mode="json")
 
     async def _replay(self, request: ActionRequest) -> Done:
         return await self._each(request.jobs, self._client.replay)

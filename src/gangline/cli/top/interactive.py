@@ -22,11 +22,10 @@ from ...board.outlook import Outlook, gang_outlook, job_outlook
 from ...board.shares import why_job
 from ...dispatcher.client.client import Client
 from ...schemas.errors.base import GanglineError
-from ...schemas.messages.gangs import EndRequest, GangQuery, GangReply, GangWhyReply
+from ...schemas.messages.gangs import GangQuery, GangWhyReply
 from ...schemas.messages.jobs import JobInfo
 from ...schemas.names import GangOperation
 from ...schemas.records.jobs import JobState
-from ..console.session import audit_of
 from ..views.gang_follow import ask_of
 from ..views.gangs import sentence_line
 from ..views.jobs import job_lines, why_lines
@@ -346,8 +345,7 @@ class Top(App[None]):
             await self._try(self._drain(name, reason))
 
     async def _drain(self, name: str, reason: str) -> str:
-        async with audit_of(self._client).noted("drain", name, reason):
-            reply = await self._client.drain(name)
+        reply = await self._client.drain(name, reason=reason)
         return f"{name} is draining: {reply.load.ongoing} slots still in use"
 
     @work(exclusive=True)
@@ -362,14 +360,12 @@ class Top(App[None]):
             await self._try(end(id, reason))
 
     async def _cancel(self, id: str, reason: str) -> str:
-        async with audit_of(self._client).noted("cancel", id, reason):
-            cancelled = await self._client.job(id).cancel()
+        cancelled = await self._client.job(id).cancel(reason=reason)
         self._list_jobs()
         return f"job {id} is cancelled" if cancelled else f"job {id} had already ended"
 
     async def _end(self, id: str, reason: str) -> str:
-        async with audit_of(self._client).noted("gang release", id, reason):
-            await ask_of(self._client, GangReply, GangOperation.END, EndRequest(id=id, reason=reason[:256]))
+        await self._client.end_gang(id, reason=reason[:256])
         return f"gang {id} ends"
 
     async def _try(self, work: Awaitable[str]) -> None:

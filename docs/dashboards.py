@@ -61,6 +61,10 @@ E: Final = '{endpoint=~"$endpoint"}'
 N: Final = '{namespace=~"$namespace"}'
 QUANTILE: Final = "histogram_quantile({0}, sum by ({1}) (rate([{2}:bucket]{3}[{4}])))"
 USED: Final = "sum by (pool) ([gangline.worker.slots.running]{0} + [gangline.worker.slots.reserved]{0})"
+WAITS: Final = (
+    "sum by ({0}) (rate([gangline.worker.gang_wait_time:sum][{1}])) / sum by ({0}) ([gangline.worker.gang_members] > 0)"
+)
+"""The share of its time that a rank waits for the other ranks of its gang."""
 
 DASHBOARDS: Final = (
     Dashboard(
@@ -258,6 +262,23 @@ DASHBOARDS: Final = (
                         expressions=(
                             (f"sum by (namespace) ([gangline.gang.formed]{N})", "formed"),
                             (f"sum by (namespace) ([gangline.gang.queue_length]{N})", "wait"),
+                        ),
+                    ),
+                ),
+            ),
+            (
+                "Whom do the others wait for?",
+                (
+                    Panel(
+                        title="Share of its time that a rank waits for the others",
+                        unit="percentunit",
+                        expressions=((WAITS.format("pool, worker", "5m"), "{{pool}}.{{worker}}"),),
+                    ),
+                    Panel(
+                        title="Waits for the others, 99 of 100 below",
+                        unit="s",
+                        expressions=(
+                            (QUANTILE.format(0.99, "le, pool", "gangline.worker.gang_wait_time", "", "5m"), "{{pool}}"),
                         ),
                     ),
                 ),
@@ -513,6 +534,30 @@ ALERTS: Final = (
         fires=(('[gangline.worker.epochs]{pool="images", worker="w1", reason="frozen"}', "0+1x60"),),
     ),
     Alert(
+        name="GangStraggler",
+        expression=(f"{WAITS.format('pool, worker', '15m')} < 0.05 and on (pool) {WAITS.format('pool', '15m')} > 0.3"),
+        lasts="5m",
+        severity="info",
+        summary="Ranks of {{ $labels.pool }} wait for those on worker {{ $labels.worker }}",
+        means="The ranks of a pool wait for each other for more than 30 % of their time, and those of one worker "
+        "hardly ever: it is the slowest.",
+        look=("gangline gang ls", "gangline gang show GANG", "gangline stats POOL.WORKER"),
+        do=(
+            "`gang show` names the [slowest rank](use-gangs.md#find-the-slowest-rank) of a gang. If the pool has "
+            "several gangs, one that is well balanced can be named here too.",
+            "If it is the same worker in each gang: look at its machine (heat, other processes, a slow disk or link), "
+            "and drain the worker, `gangline drain POOL.WORKER`: its gangs form again elsewhere.",
+            "If it is another rank each time, the work is divided unevenly.",
+        ),
+        fires=(
+            *(
+                (f'[gangline.worker.gang_wait_time:sum]{{pool="train", worker="{worker}"}}', values)
+                for worker, values in (("w1", "0+1x60"), ("w2", "0+50x60"), ("w3", "0+40x60"))
+            ),
+            *((f'[gangline.worker.gang_members]{{pool="train", worker="w{n}"}}', "1x60") for n in (1, 2, 3)),
+        ),
+    ),
+    Alert(
         name="CallsFail",
         expression=(
             "sum by (endpoint) (rate([gangline.router.errors][5m])) "
@@ -672,10 +717,23 @@ def alerts_page() -> str:
         "- import the dashboards of [`deploy/grafana`](../../deploy/grafana): overview, pool, gangs, submitted tasks;",
         "- load [`deploy/prometheus/rules.yaml`](../../deploy/prometheus/rules.yaml) as `rule_files`.",
         "",
-        "Both are made from the [catalogue of metrics](../reference/metrics.md). Tests evaluate every panel and",
-        "every alert against scrapes of running processes, and have each alert fire. Change numbers to your needs. The",
-        "annotation `runbook_url` of each alert names its section below; if you publish these pages, give it your",
-        "address:",
+        "To see them filled, let Prometheus scrape the demo, which exports the metrics of all its processes on one",
+        "port (with `pip install opentelemetry-exporter-prometheus`), and waits at some points until they were read:",
+        "",
+        "```console",
+        "$ gangline demo --metrics-port 9464",
+        "```",
+        "",
+        "```yaml",
+        "scrape_configs:",
+        "  - job_name: gangline",
+        "    scrape_interval: 1s",
+        "    static_configs: [{targets: [127.0.0.1:9464]}]",
+        "```",
+        "",
+        "Both are made from the [catalogue of metrics](../reference/metrics.md). Tests evaluate every panel against",
+        "scrapes of the demo, and have each alert fire. Change numbers to your needs. The annotation `runbook_url` of",
+        "each alert names its section below; if you publish these pages, give it your address:",
         "",
         "```console",
         "$ sed -i 's|runbook_url: docs|runbook_url: https://docs.example.org|' deploy/prometheus/rules.yaml",

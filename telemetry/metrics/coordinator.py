@@ -154,7 +154,7 @@ class CoordinatorMetrics:
         # So that the first of them is an increase.
         for outcome in ("refused", "unknown"):
             self._refused[namespace, "form", outcome] = 0
-        for reason in ("worker_lost", "crashed", "failed"):
+        for reason in ("worker_lost", "crashed", "failed", "failed_at_start"):
             self._restarts[namespace, reason, "restart"] = 0
         _leaders.add(self)
 

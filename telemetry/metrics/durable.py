@@ -147,14 +147,9 @@ def wanted_by_jobs() -> list[tuple[str, float]]:
     return [(pool, float(slots)) for metrics in list(_owners) for (_, pool), slots in list(metrics._wanted.items())]
 
 
-def _read(level: Callable[[QueueLevels], float | None]) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
+def _read(level: Callable[[QueueLevels], float]) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
     def read() -> Iterable[tuple[tuple[str, ...], float]]:
-        return [
-            ((levels.endpoint,), number)
-            for metrics in list(_owners)
-            for levels in metrics.levels
-            if (number := level(levels)) is not None
-        ]
+        return [((levels.endpoint,), level(levels)) for metrics in list(_owners) for levels in metrics.levels]
 
     return read
 
@@ -177,13 +172,13 @@ gauge(
         ((levels.endpoint, obstacle), float(tasks))
         for metrics in list(_owners)
         for levels in metrics.levels
-        for obstacle, tasks in levels.pending.items()
+        for obstacle, tasks in {"slots": 0, **levels.pending}.items()  # so that a panel is not empty while none waits
     ],
 )
 gauge(
     "gangline.queue.oldest",
     "s",
-    "Age of the oldest task that has not started",
+    "Age of the oldest task that has not started; 0: there is none",
     _ENDPOINT,
-    _read(lambda levels: levels.oldest_s),
+    _read(lambda levels: levels.oldest_s or 0.0),
 )

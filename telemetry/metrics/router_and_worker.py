@@ -27,6 +27,8 @@ gangline.worker.gangs                pool, worker, event      held, refused, fre
                                                               failed, alone
 gangline.worker.gang_members         pool, worker             members of formed gangs now
 gangline.worker.gang_teardown_time   pool, worker             seconds until all members have ended (histogram)
+gangline.worker.gang_wait_time       pool, worker             seconds in which a rank waited for the others, in one
+                                                              barrier, broadcast or all-gather (histogram)
 ===================================  =======================  =====================================================
 
 Callers can use names of endpoints and pools that nobody serves. When a router has seen more than a thousand names,
@@ -309,6 +311,13 @@ _teardown = histogram(
     _WORKER,
     SECONDS,
 )
+_wait = histogram(
+    "gangline.worker.gang_wait_time",
+    "s",
+    "How long a rank waited for the others of its gang in one barrier, broadcast or all-gather",
+    _WORKER,
+    SECONDS,
+)
 
 
 class WorkerGangMetrics:
@@ -326,6 +335,11 @@ class WorkerGangMetrics:
     def members(self, change: int) -> None:
         """This many members started (+n) or ended (-n)."""
         self._members[self._where] += change
+
+    def waited(self, seconds: float) -> None:
+        """A rank has waited for the others."""
+        if metrics_enabled():
+            _wait.record(seconds, self._where)
 
     def torn_down(self, seconds: float) -> None:
         """A teardown is complete and took this long."""

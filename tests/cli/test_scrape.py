@@ -1,17 +1,15 @@
-"""Every panel and every alert finds what it needs in what running processes export."""
+"""Every panel shows something after the demo, and every alert fires when what it is about happens to processes."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import math
-import os
 import re
 import runpy
-import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,20 +17,30 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from .conftest import Commands, until
+from gangline import connect_sync
 
-pytestmark = [pytest.mark.server, pytest.mark.processes, pytest.mark.long]
+from ..support.promtool import GET_PROMTOOL, PROMTOOL
+from .conftest import Commands, Running, until
+from .test_demo import environment
+
+pytestmark = [pytest.mark.server, pytest.mark.processes, pytest.mark.long, pytest.mark.xdist_group("scrape")]
 made: Any = runpy.run_path(str(Path(__file__).resolve().parents[2] / "docs" / "dashboards.py"))
-PROMTOOL: Final = os.environ.get("PROMTOOL") or shutil.which("promtool") or ""
-STEP_S: Final = 15
-"""Time between two scrapes, as Prometheus is told; here they follow each other faster."""
+STEP_S: Final = 60
+"""Time between two scrapes, as Prometheus is told."""
+EVERY_S: Final = 0.2
+"""Time between two scrapes of the demo."""
+FASTER: Final = 60
+"""In alerts' tests, a second that a process measures counts as a minute, as scrapes a second apart do."""
+UNPROVOKED: Final = {"CommitsRefused", "HistoryLost"}
+"""Only broken storage makes these fire, for minutes or 10,000 records: tests/docs/test_dashboards.py has them fire."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """A name and sorted labels."""
+Scrape = dict[Series, float]
 
 
-def scrape(port: int) -> dict[Series, float]:
-    """What one process exports, with the label that Prometheus adds."""
+def scrape(port: int) -> Scrape:
+    """What is exported on that port, with the label that Prometheus adds."""
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         link.request("GET", "/metrics")
@@ -47,20 +55,24 @@ def scrape(port: int) -> dict[Series, float]:
     }
 
 
-def scraped(port: int) -> dict[str, set[str]]:
-    """Names of series, and their labels."""
-    found: dict[str, set[str]] = {}
-    for name, labels in scrape(port):
-        found.setdefault(name, set()).update(dict(labels))
-    return found
-
-
-def has(port: int, metric: str, **labels: str) -> bool:
-    """Whether a process exports a series with these labels, and not only as 0."""
-    return any(
-        name == metric and labels.items() <= dict(its).items() and value > 0
-        for (name, its), value in scrape(port).items()
+def amount(scraped: Scrape, metric: str, **labels: str) -> float:
+    """The sum of a metric's series with these labels."""
+    return sum(
+        value for (name, its), value in scraped.items() if name == metric and labels.items() <= dict(its).items()
     )
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def panels() -> Iterable[tuple[str, str]]:
+    """Where each stands, and the expression with Prometheus's names, for all values of the variables."""
+    for dashboard in made["DASHBOARDS"]:
+        for _, row in dashboard.rows:
+            for panel in row:
+                for number, (expression, _) in enumerate(panel.expressions, 1):
+                    where = f"{dashboard.name}: {panel.title} ({number})"
+                    yield where, re.sub(r"\$\w+", ".*", made["resolved"](expression))
 
 
 def needs(expression: str) -> set[tuple[str, frozenset[str]]]:
@@ -71,116 +83,7 @@ def needs(expression: str) -> set[tuple[str, frozenset[str]]]:
     return {(name, frozenset(labels)) for name in names}
 
 
-def expressions() -> Iterable[tuple[str, str]]:
-    """Where each stands, and the expression with Prometheus's names, for all values of the variables."""
-    for dashboard in made["DASHBOARDS"]:
-        for _, row in dashboard.rows:
-            for panel in row:
-                for number, (expression, _) in enumerate(panel.expressions, 1):
-                    where = f"{dashboard.name}: {panel.title} ({number})"
-                    yield where, re.sub(r"\$\w+", ".*", made["resolved"](expression))
-    for alert in made["ALERTS"]:
-        yield alert.name, without_bounds(made["resolved"](alert.expression))
-
-
-def without_bounds(expression: str) -> str:
-    """An alert's expression without comparisons: what is compared must be there while the alert is silent, too."""
-    return re.sub(r"\s*(==|!=|>=|<=|>|<)\s*[\d.]+", "", expression)
-
-
-class System:
-    """One process of each kind, each with a port for scrapes."""
-
-    def __init__(self, commands: Commands) -> None:
-        self.commands = commands
-        self.ports: list[int] = []
-        self.scrapes: list[dict[Series, float]] = []
-        for arguments, started in (
-            (("coordinator",), r"coordinator\.leads"),
-            (("dispatcher",), r"dispatcher\.started"),
-            (("gateway",), r"gateway\.started"),
-            (("worker", "words:pool", "--id", "w1"), r"worker\.started"),
-        ):
-            process = commands.start(*arguments, "--health-port", "0")
-            self.ports.append(int(process.await_output(r"probes +http://127\.0\.0\.1:\d+").rpartition(":")[2]))
-            process.await_output(started)
-
-    @property
-    def coordinator(self) -> int:
-        return self.ports[0]
-
-    def scrape(self) -> None:
-        self.scrapes.append({series: value for port in self.ports for series, value in scrape(port).items()})
-
-    def work(self) -> None:
-        """A bit of everything that ends by itself."""
-        commands = self.commands
-        commands.run("call", "words.count", '{"text": "a b"}', "--gateway")
-        commands.run("call", "words.fail", "--gateway")
-        commands.run("submit", "words.count", '{"text": "a"}', "--wait")
-        commands.run("submit", "words.fail", '{"why": "no"}', "--max-attempts", "2", "--backoff", "10ms", "--wait")
-        gang = commands.json("gang", "acquire", "words", "1", "--ttl", "60")
-        assert commands.run("gang", "release", gang["id"], "--force").returncode == 0
-
-    def lose_a_worker(self) -> None:
-        """One with a member of a gang is killed."""
-        victim = self.commands.start("worker", "words:pool", "--id", "w2")
-        victim.await_output(r"worker\.started")
-        self.commands.json("gang", "acquire", "words", "8", "--ttl", "600")
-        victim.signal(signal.SIGKILL)
-        assert victim.wait() != 0
-        until(lambda: has(self.coordinator, "gangline_gang_restarts_total"), "the gang restarts")
-
-    def have_an_impossible_gang(self) -> None:
-        """One waits for more slots than there are; it is left."""
-        (broken,) = self.commands.json("gang", "ls")
-        self.commands.run("gang", "release", broken["id"], "--force")
-        self.commands.run("gang", "acquire", "words", "64", "--ttl", "600", "--wait-for-workers", "--no-wait")
-        until(
-            lambda: has(self.coordinator, "gangline_gang_waiting", obstacle="impossible"),
-            "a gang is said to wait for more than there is",
-        )
-
-    def let_others_wait(self) -> None:
-        """The slots are in use or kept, and a gang, a call and a task wait."""
-        (impossible,) = self.commands.json("gang", "ls")
-        self.commands.run("gang", "release", impossible["id"], "--force")
-        for _ in range(3):
-            self.commands.start("call", "words.hold", "--gateway")
-        until(lambda: self.commands.json("stats", "words.w1")["load"]["running"] == 3, "three slots are in use")
-        self.commands.start("gang", "acquire", "words", "3", "--ttl", "600")
-        until(lambda: has(self.coordinator, "gangline_gang_kept_slots"), "the free slot is kept for the gang")
-        self.commands.start("call", "words.count", '{"text": "waits"}', "--gateway")
-        self.commands.run("submit", "words.count", '{"text": "waits"}')
-        until(lambda: has(self.ports[1], "gangline_queue_pending", obstacle="slots"), "a task waits for slots")
-        until(lambda: has(self.ports[2], "gangline_router_queue_size"), "a call waits")
-
-
-def test_each_expression_finds_its_series_in_what_a_running_system_exports(commands):
-    system = System(commands)
-    system.work()
-    system.lose_a_worker()
-    system.have_an_impossible_gang()
-    system.let_others_wait()
-
-    def missing() -> set[str]:
-        found: dict[str, set[str]] = {}
-        for port in system.ports:
-            for name, labels in scraped(port).items():
-                found.setdefault(name, set()).update(labels)
-        lacking = set()
-        for _, expression in expressions():
-            for name, labels in needs(expression):
-                if name not in found:
-                    lacking.add(name)
-                else:
-                    assert labels - {"source"} <= found[name], (name, labels, found[name])
-        return lacking
-
-    until(lambda: not missing(), "all series are exported")
-
-
-def series_of(scrapes: list[dict[Series, float]]) -> list[dict[str, str]]:
+def series_of(scrapes: Sequence[Scrape]) -> list[dict[str, str]]:
     """For promtool: each series with its values. One that ends is stale, as Prometheus marks it."""
     found = []
     for name, labels in sorted({series for each in scrapes for series in each}):
@@ -194,52 +97,269 @@ def series_of(scrapes: list[dict[Series, float]]) -> list[dict[str, str]]:
     return found
 
 
-def evaluated(folder: Path, scrapes: list[dict[Series, float]], asked: Mapping[str, str]) -> dict[str, bool]:
-    """Whether each expression has a number at any time of the scrapes, by promtool."""
+def evaluated(
+    folder: Path, scrapes: Sequence[Scrape], asked: Mapping[str, str], rules: Sequence[Path] = ()
+) -> set[str]:
+    """Which of these expressions have a number at any time of the scrapes, by promtool."""
     over_s = STEP_S * len(scrapes)
-    shows = {
-        where: f"count(count_over_time((({expression}) > {-math.inf})[{over_s}s:{STEP_S}s])) > bool 0".replace(
-            "inf", "Inf"
-        )
+    tests = {
+        where: f"count(count_over_time((({expression}) > -Inf)[{over_s}s:{STEP_S}s])) > bool 0"
         for where, expression in asked.items()
     }
-    found = {}
-    series = series_of(scrapes)
-    for where, expression in shows.items():
-        test = {
-            "interval": f"{STEP_S}s",
-            "input_series": series,
-            "promql_expr_test": [
-                {"expr": expression, "eval_time": f"{over_s}s", "exp_samples": [{"labels": "{}", "value": 1}]}
-            ],
-        }
-        path = folder / "test.yaml"
+    expected = [{"labels": "{}", "value": 1}]
+    whole = {
+        "rule_files": [str(path) for path in rules],
         # Samples are loaded up to the last evaluation of rules, also if there are none.
-        path.write_text(yaml.safe_dump({"evaluation_interval": f"{STEP_S}s", "tests": [test]}))
-        done = subprocess.run([PROMTOOL, "test", "rules", str(path)], capture_output=True, text=True, check=False)
-        told = done.stdout + done.stderr
-        assert done.returncode == 0 or "got: nil" in told, f"{where}: {told}"
-        found[where] = done.returncode == 0
-    return found
+        "evaluation_interval": f"{STEP_S}s",
+        "tests": [
+            {
+                "interval": f"{STEP_S}s",
+                "input_series": series_of(scrapes),
+                "promql_expr_test": [
+                    {"expr": test, "eval_time": f"{over_s}s", "exp_samples": expected} for test in tests.values()
+                ],
+            }
+        ],
+    }
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump(whole))
+    done = subprocess.run([PROMTOOL, "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    told = done.stdout + done.stderr
+    empty = {where for where, test in tests.items() if json.dumps(test) in told}
+    # Each failure is one of an expression that has nothing: anything else is an error of ours.
+    assert told.count("got: nil") == len(empty) and (done.returncode == 0) == (not empty), told
+    return set(asked) - empty
 
 
-@pytest.mark.skipif(not PROMTOOL, reason="no promtool: install it, or set PROMTOOL to its path")
-def test_no_panel_is_empty_and_each_alert_has_what_it_compares_by_promtool(commands, tmp_path):
-    system = System(commands)
-    system.scrape()
-    for _ in range(2):
-        system.work()
-        system.scrape()
-    system.lose_a_worker()
-    system.scrape()
-    system.have_an_impossible_gang()
-    system.scrape()
-    system.let_others_wait()
-    for _ in range(2):
-        system.scrape()
-    asked = dict(expressions())
+# -- the demo ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo(forks, tmp_path_factory) -> Iterator[list[Scrape]]:
+    """What is scraped while the demo runs, which waits for that at some points."""
+    folder = tmp_path_factory.mktemp("demo")
+    running = Running(forks, ("demo", "--files", "40", "--metrics-port", "0"), environment(folder), folder)
+    try:
+        port = int(running.await_output(r"Metrics .* http://127\.0\.0\.1:\d+").rpartition(":")[2])
+        found = []
+        while True:
+            try:
+                found.append(scrape(port))
+            except (OSError, http.client.HTTPException):
+                break  # it has ended
+            time.sleep(EVERY_S)
+        assert running.wait() == 0, running.output
+        assert "Nobody reads the metrics" not in running.output
+        yield found
+    finally:
+        running.close()
+
+
+def test_the_demo_exports_each_series_and_label_that_a_panel_names(demo):
+    found: dict[str, set[str]] = {}
+    for name, labels in {series for each in demo for series in each}:
+        found.setdefault(name, set()).update(dict(labels))
+    for where, expression in panels():
+        for name, labels in needs(expression):
+            assert name in found and labels - {"source"} <= found[name], (where, name, labels, found.get(name))
+
+
+@pytest.mark.skipif(not PROMTOOL, reason=GET_PROMTOOL)
+def test_no_panel_is_empty_after_the_demo_by_promtool(demo, tmp_path):
+    asked = dict(panels())
     absent = 'sum by (pool) (gangline_worker_slots_total{pool="nobody"})'
-    shown = evaluated(tmp_path, system.scrapes, {**asked, "absent": absent})
-    assert not shown.pop("absent"), "an empty panel would be noticed"
-    assert [where for where, any_ in shown.items() if not any_] == []
-    assert len(shown) == len(asked) > 30
+    shown = evaluated(tmp_path, demo, {**asked, "absent": absent})
+    assert "absent" not in shown, "an empty panel would be noticed"
+    assert set(asked) - shown == set()
+    assert len(asked) > 30
+
+
+# -- accidents on purpose ---------------------------------------------------------------------------------------------
+
+TRAIN: Final = """
+import asyncio
+import pathlib
+import gangline
+
+pool = gangline.Pool("train", slots=1)
+
+
+@pool.gang_start
+async def start(gang: gangline.GangContext) -> None:
+    if pathlib.Path("broken").exists():
+        raise RuntimeError("no device")
+
+
+@pool.task(idempotent=True)
+async def step(works_s: float) -> None:
+    '''Rank 0 works so long, and the others wait for it.'''
+    gang = gangline.current_task().gang
+    if gang.rank == 0:
+        await asyncio.sleep(works_s)
+    await gang.barrier()
+"""
+WORKERS: Final = ("t1", "t2", "t3")
+
+
+class System:
+    """Some processes, each with a port for scrapes."""
+
+    def __init__(self, commands: Commands, workers: Sequence[str] = WORKERS) -> None:
+        self.commands = commands
+        self.scrapes: list[Scrape] = []
+        self.processes: dict[str, Running] = {}
+        self._ports: dict[str, int] = {}
+        self._frozen: set[str] = set()
+        (commands.folder / "train.py").write_text(TRAIN)
+        for name, started, *arguments in (
+            ("coordinator", r"coordinator\.leads", "coordinator"),
+            ("dispatcher", r"dispatcher\.started", "dispatcher"),
+            ("gateway", r"gateway\.started", "gateway"),
+            ("w1", r"worker\.started", "worker", "words:pool", "--id", "w1"),
+            *((name, r"worker\.started", "worker", "train:pool", "--id", name, "--node", name) for name in workers),
+        ):
+            self.start(name, started, *arguments)
+
+    def start(self, name: str, started: str, *arguments: str) -> None:
+        self.processes[name] = process = self.commands.start(*arguments, "--health-port", "0")
+        self._ports[name] = int(process.await_output(r"probes +http://127\.0\.0\.1:\d+").rpartition(":")[2])
+        process.await_output(started)
+
+    def now(self) -> Scrape:
+        """Of all processes that are not frozen."""
+        ports = [port for name, port in self._ports.items() if name not in self._frozen]
+        return {series: value for port in ports for series, value in scrape(port).items()}
+
+    def scrape(self, minutes: int = 1) -> None:
+        """What is exported now, and does not change for so long."""
+        self.scrapes += [self.now()] * minutes
+
+    def until(self, more: float, metric: str, **labels: str) -> None:
+        """Wait until it has so much."""
+        until(lambda: amount(self.now(), metric, **labels) >= more, f"{more:g} of {metric} {labels}")
+
+    def freeze_until(self, name: str, metric: str, **labels: str) -> None:
+        """Freeze a process until others have counted one more."""
+        now = amount(self.now(), metric, **labels)
+        frozen = amount(scrape(self._ports[name]), metric, **labels)
+        self._frozen.add(name)
+        self.processes[name].signal(signal.SIGSTOP)
+        try:
+            self.until(now - frozen + 1, metric, **labels)
+        finally:
+            self.processes[name].signal(signal.SIGCONT)
+            self._frozen.remove(name)
+
+    def left(self, name: str) -> None:
+        """That process has exited."""
+        del self._ports[name]
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def calls_and_jobs_fail(self) -> None:
+        self.commands.run("submit", "words.count", '{"text": "a"}', "--wait")
+        for _ in range(4):
+            self.commands.run("call", "words.fail", '{"why": "no"}', "--gateway")
+            self.scrape(minutes=3)
+        self.commands.run("submit", "words.fail", '{"why": "no"}', "--max-attempts", "1", "--wait")
+        self.scrape()
+
+    def a_lease_has_all_slots(self, client: Any) -> None:
+        """Nothing runs there; a task, a gang and a gang that is too large wait."""
+        with client.lease("words", slots=4):
+            self.commands.run("submit", "words.count", '{"text": "waits"}')
+            self.commands.run("gang", "acquire", "words", "64", "--ttl", "600", "--wait-for-workers", "--no-wait")
+            self.until(6, "gangline_gang_queue_oldest_seconds")
+            self.until(6, "gangline_queue_oldest_seconds")
+            self.until(1, "gangline_gang_waiting", obstacle="impossible")
+            self.scrape(minutes=20)
+        (impossible,) = self.commands.json("gang", "ls")
+        self.commands.run("gang", "rm", impossible["id"], "--force")
+
+    def a_gang_has_accidents(self, client: Any) -> None:
+        """One rank is slow; its workers freeze one after the other; and in the end its members cannot start."""
+        broken = self.commands.folder / "broken"
+        wanted = {"pool": "train", "size": 2, "strategy": "strict_spread", "max_restarts": 100, "backoff_s": 0.05}
+        with client.gang(**wanted, ttl_s=600) as gang:
+            gang.run("step", 0.0)
+            self.scrape()
+            gang.run("step", 12.0)
+            self.scrape(minutes=8)
+            for _ in range(3):
+                until(lambda: self._members(gang.id), "the gang is formed")
+                self._freeze_worker(self._members(gang.id)[0])
+                self.scrape()
+            until(lambda: self._members(gang.id), "the gang is formed")
+            broken.touch()
+            self._freeze_worker(self._members(gang.id)[0])
+            self.until(7, "gangline_gang_restarts_total", reason="failed_at_start")
+            broken.unlink()
+            self.scrape()
+
+    def _members(self, gang: str) -> list[str]:
+        """Names of the workers of a formed gang."""
+        found = self.commands.json("gang", "show", gang)
+        return [seat["worker"].rpartition(".")[2] for seat in found["seats"]] if found["state"] == "formed" else []
+
+    def _freeze_worker(self, name: str) -> None:
+        before = amount(self.now(), "gangline_worker_epochs_total", reason="frozen")
+        self.freeze_until(name, "gangline_gang_restarts_total", reason="worker_lost")
+        self.until(before + 1, "gangline_worker_epochs_total", reason="frozen")
+
+    def leaders_change(self) -> None:
+        """Each of two coordinators is frozen until the other one leads."""
+        self.start("coordinator2", r"coordinator\.started", "coordinator")
+        for _ in range(3):
+            for name in ("coordinator", "coordinator2"):
+                self.freeze_until(name, "gangline_coordinator_terms_total")
+                self.scrape()
+
+
+@pytest.mark.skipif(not PROMTOOL, reason=GET_PROMTOOL)
+def test_each_alert_fires_when_what_it_is_about_happens_by_promtool(commands, nats_url, namespace, tmp_path):
+    system = System(commands)
+    system.scrape(minutes=30)
+    fires = {
+        alert.name: f'ALERTS{{alertname="{alert.name}", alertstate="firing"}}'
+        for alert in made["ALERTS"]
+        if alert.name not in UNPROVOKED
+    }
+    assert evaluated(tmp_path, system.scrapes, fires, [made["RULES"]]) == set(), "none fires while all is well"
+    with connect_sync(nats_url, namespace=namespace) as client:
+        system.calls_and_jobs_fail()
+        system.a_lease_has_all_slots(client)
+        system.a_gang_has_accidents(client)
+    system.leaders_change()
+    faster = [
+        {
+            series: value * FASTER if re.search("_seconds(_sum)?$", series[0]) else value
+            for series, value in each.items()
+        }
+        for each in system.scrapes
+    ]
+    fired = evaluated(tmp_path, faster, fires, [made["RULES"]])
+    assert set(fires) - fired == set()
+    assert len(fired) == len(made["ALERTS"]) - len(UNPROVOKED)
+
+
+def test_leases_gang_sets_schedules_and_drains_are_counted(commands, nats_url, namespace):
+    system = System(commands)
+    (commands.folder / "set.yaml").write_text("{name: llama, gangs: 1, gang: {pool: train, size: 2, strategy: spread}}")
+    assert commands.run("gangset", "apply", "set.yaml").returncode == 0
+    system.until(1, "gangline_gang_formed")
+    system.until(2, "gangline_worker_gang_members", pool="train")
+    assert commands.run("submit", "words.count", '{"text": "a"}', "--cron", "@every 1s").returncode == 0
+    system.until(2, "gangline_queue_started_total", endpoint="words")
+    system.until(1, "gangline_queue_pending", endpoint="words", obstacle="schedule")
+    with connect_sync(nats_url, namespace=namespace) as client:
+        with client.lease("words", slots=2):
+            system.until(2, "gangline_worker_slots_reserved", pool="words")
+        system.until(1, "gangline_worker_leases_total", pool="words", event="released")
+        busy = [
+            name for name in WORKERS if amount(system.now(), "gangline_worker_gang_members", pool="train", worker=name)
+        ]
+        client.drain(f"train.{busy[0]}")
+    assert system.processes[busy[0]].wait() == 0
+    system.left(busy[0])
+    system.until(2, "gangline_worker_gang_members", pool="train")
+    assert amount(system.now(), "gangline_worker_slots_total", pool="train") == 2

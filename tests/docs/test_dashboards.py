@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +15,10 @@ import yaml
 
 from gangline.telemetry.metrics.catalogue import METRICS
 
+from ..support.promtool import GET_PROMTOOL, PROMTOOL
+
 ROOT = Path(__file__).resolve().parents[2]
 made: Any = runpy.run_path(str(ROOT / "docs" / "dashboards.py"))
-PROMTOOL: Final = os.environ.get("PROMTOOL") or shutil.which("promtool") or ""
 KEYWORDS: Final = {"by", "without", "on", "ignoring", "and", "or", "unless", "bool", "offset"}
 FUNCTIONS: Final = {"sum", "max", "min", "rate", "increase", "histogram_quantile"}
 KNOWN: Final = {
@@ -124,7 +123,7 @@ def firing(alert: Any) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not PROMTOOL, reason="no promtool: install it, or set PROMTOOL to its path")
+@pytest.mark.skipif(not PROMTOOL, reason=GET_PROMTOOL)
 def test_each_alert_fires_by_promtool(tmp_path):
     tests = {
         "rule_files": [str(made["RULES"])],

@@ -142,8 +142,9 @@ class CollectiveSession:
             raise InvalidRequest("a member makes one collective call at a time: another one waits in this run")
         core, loop = self._core, asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
+        began = loop.time()
         if self._timed is not None:
-            self._timed.waits(self.run, 1, loop.time())
+            self._timed.waits(self.run, 1, began)
         try:
             await self._open()
             self._check()
@@ -156,6 +157,7 @@ class CollectiveSession:
             self._waiter = None
             if self._timed is not None:
                 self._timed.waits(self.run, -1, loop.time())
+                self._timed.waited(loop.time() - began)
 
     def _check(self) -> None:
         if self._error is not None:

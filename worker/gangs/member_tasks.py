@@ -265,12 +265,19 @@ class _Early:
 class MemberTasks:
     """Implements MemberSeats for one worker."""
 
-    def __init__(self, core: AdmissionCore, bus: Bus, names: Names, *, fail: Fail) -> None:
-        """`fail`: called when a rank of a generation has failed."""
+    def __init__(
+        self, core: AdmissionCore, bus: Bus, names: Names, *, fail: Fail, waited: Callable[[float], None]
+    ) -> None:
+        """
+        Args:
+            fail: called when a rank of a generation has failed.
+            waited: called when a rank has waited this many seconds for the others.
+        """
         self._core = core
         self._bus = bus
         self._names = names
         self._fail = fail
+        self._waited = waited
         self._loop = asyncio.get_running_loop()
         self.hooks: GangLifecycleHooks | None = None
         self._talks: dict[str, tuple[int, CollectiveSessions]] = {}
@@ -312,7 +319,7 @@ class MemberTasks:
         token = here.lease.token
         timer = self.timers.get(token)
         if timer is None:
-            timer = self.timers[token] = RankTimer(here.rank)
+            timer = self.timers[token] = RankTimer(here.rank, self._waited)
         timer.began(run, self._loop.time())
         self._timed[id(context)] = timer, run
 

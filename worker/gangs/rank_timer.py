@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...schemas.messages.operations import RankTimes
 
 
@@ -32,10 +34,12 @@ class _Meter:
 class RankTimer:
     """Measures one rank on this worker. Times are those of the event loop."""
 
-    __slots__ = ("_busy", "_ended", "_run", "_run_busy", "_run_waiting", "_waiting", "rank")
+    __slots__ = ("_busy", "_ended", "_run", "_run_busy", "_run_waiting", "_waiting", "rank", "waited")
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, waited: Callable[[float], None]) -> None:
+        """`waited`: called with the duration of each wait for other ranks."""
         self.rank = rank
+        self.waited = waited
         self._ended = 0
         self._busy, self._waiting = _Meter(), _Meter()
         self._run = 0

@@ -187,7 +187,7 @@ class GangServer:
         """Of active members, by token."""
         self.metrics = WorkerGangMetrics(driver.worker.pool, driver.worker.worker)
         self.reports = FailureReporter(bus, names, driver.worker, log=log)
-        self.seats = MemberTasks(self._core, bus, names, fail=self._fail)
+        self.seats = MemberTasks(self._core, bus, names, fail=self._fail, waited=self.metrics.waited)
         self.hooks = GangLifecycleHooks(
             pool,
             context=self.seats.hook_context,

@@ -6,7 +6,7 @@ from gangline.worker.gangs.rank_timer import RankTimer
 
 
 def test_waiting_is_told_apart_from_running_and_counts_until_now():
-    timer = RankTimer(3)
+    timer = RankTimer(3, [].append)
     timer.began(1, 10.0)
     timer.waits(1, 1, 14.0)
     now = timer.times(15.0)
@@ -19,7 +19,7 @@ def test_waiting_is_told_apart_from_running_and_counts_until_now():
 
 
 def test_the_times_of_the_last_run_are_its_own():
-    timer = RankTimer(0)
+    timer = RankTimer(0, [].append)
     timer.began(1, 0.0)
     timer.began(2, 1.0)
     timer.ended(1, 4.0)
@@ -31,14 +31,14 @@ def test_the_times_of_the_last_run_are_its_own():
 
 
 def test_tasks_at_once_count_each():
-    timer = RankTimer(0)
+    timer = RankTimer(0, [].append)
     timer.began(0, 0.0)
     timer.began(0, 1.0)
     assert timer.times(2.0).busy_s == 3.0
 
 
 def test_in_a_new_generation_a_rank_that_continues_counts_from_zero():
-    timer = RankTimer(0)
+    timer = RankTimer(0, [].append)
     timer.began(1, 0.0)
     timer.waits(1, 1, 2.0)
     timer.restart(10.0)

@@ -112,6 +112,7 @@ class Show:
             self.screen.say(f"Two leases of {SLOTS} slots hold every slot of w3 and w4. This is the ledger:")
             await self._show_ledger(held)
             await self._refused_while_held()
+            await self.stage.read()
             await self._feed("lease", [self.drive.lease(one)] * SLOTS + [self.drive.lease(two)] * SLOTS, files)
 
     async def _show_ledger(self, held: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...dispatcher.gangs.gang import Gang
 from ...schemas.errors.base import GangRestarted
@@ -18,9 +18,6 @@ from ..views.gangs import why_lines
 from .checks import CountedPart
 from .pools import WORD_SLOTS, Counted, Tally, tally_files
 from .stage import Stage
-
-if TYPE_CHECKING:
-    pass
 
 POOL: Final = "words"
 METHOD: Final = "count"
@@ -153,9 +150,10 @@ class GangShow:
         coordinator_client = self.client.router.gangs.coordinator_client
         while True:
             why = await coordinator_client.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), PATIENCE_S)
-            if why.lacks or why.step == "formed":
+            if (why.lacks and (why.kept or self.stage.metrics is None)) or why.step == "formed":
                 break
-            await asyncio.sleep(0.02)  # it is being placed
+            await asyncio.sleep(0.02)  # it is being placed; or the free slot is not kept for it yet
+        await self.stage.read()
         gangs = await list_gangs(self.client)
         self.screen.show(_gangs(gangs.gangs))
         self.screen.say(f"$ gangline why {gang}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from ...bus.embedded.server import EmbeddedServer
@@ -13,6 +14,7 @@ from ..console.options import ConnectionOptions
 from ..console.signals import until_signal
 from .calls import GATEWAY_SHARE, Show
 from .gangs import GangShow
+from .metrics import exporting, own_metrics
 from .pools import expectations, library_files
 from .report import (
     figures,
@@ -28,32 +30,47 @@ from .stage import STOP_S, Gauges, Stage
 from .tasks import TaskShow
 
 
-async def perform(screen: Screen, namespace: str, *, limit: int | None = None, console: bool = False) -> bool:
+async def perform(
+    screen: Screen,
+    namespace: str,
+    *,
+    limit: int | None = None,
+    console: bool = False,
+    metrics_port: int | None = None,
+) -> bool:
     """Run the whole demo; returns True if every check passed.
 
     Args:
         limit: use only this many files, spread over the library. None: all.
         console: serve the web console meanwhile, and go on with that until a signal.
+        metrics_port: export the metrics of all processes there, and wait at some points until they were read. 0: a free
+            one.
+
+    Raises:
+        InvalidSettings: the port cannot be used, or the exporter is not installed.
     """
     began = time.monotonic()
-    gauges = Gauges()
-    files = _spread(library_files(), limit)
-    async with (
-        EmbeddedServer() as server,
-        open_testbed(Stage, url=server.url, namespace=namespace, owner="demo", audit=False, grace_s=STOP_S) as stage,
-    ):
+    async with AsyncExitStack() as stack:
+        own = None if metrics_port is None else own_metrics()
+        gauges = Gauges() if own is None else Gauges(own[0])
+        files = _spread(library_files(), limit)
+        server = await stack.enter_async_context(EmbeddedServer())
+        bed = open_testbed(Stage, url=server.url, namespace=namespace, owner="demo", audit=False, grace_s=STOP_S)
+        stage = await stack.enter_async_context(bed)
         stage.screen, stage.gauges = screen, gauges
         screen.title(f"Gangline demo: nats-server {server.version} at {server.url}")
-        if not console:
-            return await _perform(stage, files, began)
-        from ..serving.console import beside
+        if own is not None and metrics_port is not None:
+            await stack.enter_async_context(exporting(stage, metrics_port, own[1]))
+        if console:
+            from ..serving.console import beside
 
-        async with beside(ConnectionOptions(server=server.url, namespace=namespace)):
-            good = await _perform(stage, files, began)
+            await stack.enter_async_context(beside(ConnectionOptions(server=server.url, namespace=namespace)))
+        good = await _perform(stage, files, began)
+        if console:
             screen.note("The console goes on until Ctrl-C.")
             with until_signal() as stop:
                 await stop.wait()
-            return good
+        return good
 
 
 async def _perform(stage: Stage, files: list[Path], began: float) -> bool:

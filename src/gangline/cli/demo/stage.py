@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricReader, NumberDataPoint
 
 from ...testing.kit.journals import interrupted
 from ...testing.kit.judge import judge
@@ -15,6 +15,9 @@ from ...testing.kit.processes import remaining
 from ...testing.kit.testbed import Testbed, still_held
 from ..views.workers import WorkerRow, read_workers
 from .screen import Screen
+
+if TYPE_CHECKING:
+    from .metrics import DemoMetrics
 
 STOP_S: Final = 10.0
 HERE: Final = socket.gethostname()
@@ -27,9 +30,10 @@ GAUGES: Final = ("gangline.router.reserved_slots", "gangline.router.queue_size")
 class Gauges:
     """A meter provider that stores what it collects."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: MetricReader) -> None:
+        """`more`: others that collect."""
         self._reader = InMemoryMetricReader()
-        metrics.set_meter_provider(MeterProvider([self._reader]))
+        metrics.set_meter_provider(MeterProvider([self._reader, *more]))
 
     def read(self) -> dict[str, float]:
         """The sum of each gauge over all pools; a gauge that was never used is missing."""
@@ -50,6 +54,8 @@ class Stage(Testbed):
     journals_kept = True
     screen: Screen
     gauges: Gauges
+    metrics: DemoMetrics | None = None
+    """What is exported, if anything is."""
     slots = 0
     """Slots of each worker."""
     _told = 0
@@ -64,6 +70,11 @@ class Stage(Testbed):
         await self.served()
         return await read_workers(self.client, self.pool)
 
+    async def read(self) -> None:
+        """Wait until Prometheus has read what is now, if metrics are exported."""
+        if self.metrics is not None:
+            await self.metrics.read()
+
     async def end_part(self) -> Facts:
         """Wait for rest, stop all processes, and return what they recorded."""
         names = [life.name for life in self.lives[self._told :] if life.role == "worker"]
@@ -74,6 +85,7 @@ class Stage(Testbed):
         held += [f"the gauge {name} shows {number:g}" for name, number in gauges.items() if number != 0]
         held += [] if gauges else ["no gauge could be read"]
         held += [] if self.workers else ["no worker is left to ask"]
+        await self.read()
         await self.close(STOP_S)
         self.workers.clear()
         return Facts(self, names, held)

@@ -10,8 +10,15 @@ from ...console.options import reporting
 @click.command(short_help="Run a real workload with faults, and check it.")
 @click.option("--files", type=click.IntRange(min=20), metavar="N", help="Use only this many files. [all]")
 @click.option("--console", is_flag=True, help="Serve the web console meanwhile, and until Ctrl-C.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Export the metrics of all its processes there, for Prometheus, and wait now and then until they were read; "
+    "0: on a free port.",
+)
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
-def command(files: int | None, console: bool, debug: bool) -> None:
+def command(files: int | None, console: bool, metrics_port: int | None, debug: bool) -> None:
     """Run a real workload on a real nats-server, with faults, and check every claim.
 
     Starts an embedded nats-server, a gateway and three workers with four slots each, and compresses and hashes every
@@ -37,7 +44,7 @@ def command(files: int | None, console: bool, debug: bool) -> None:
     configure_logging(level="warning" if debug else "error")
 
     def play() -> bool:
-        return run(perform(Screen(), "demo", limit=files, console=console))
+        return run(perform(Screen(), "demo", limit=files, console=console, metrics_port=metrics_port))
 
     if not reporting(play, debug)():
         raise SystemExit(1)

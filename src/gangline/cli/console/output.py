@@ -101,12 +101,17 @@ class Listing:
     def fitted(self, width: int, *, short: bool) -> Table:
         """The table in a terminal of that width; `short`: with abbreviated ids."""
         from rich.box import SIMPLE_HEAD
+        from rich.cells import cell_len
         from rich.table import Table
+        from rich.text import Text
 
         cells = dict(zip(self.columns, zip(*self.rows, strict=True), strict=True)) if self.rows else {}
         for name in self._ids if short else ():
             cells[name] = tuple(map(short_ids(cells[name]).__getitem__, cells[name]))
-        widths = {name: max([len(name), *(_length(cell) for cell in cells.get(name, ()))]) for name in self.columns}
+        texts = {name: [Text.from_markup(cell) for cell in column] for name, column in cells.items()}
+        widths = {
+            name: max([len(name), *(cell_len(cell.plain) for cell in texts.get(name, ()))]) for name in self.columns
+        }
         for name in self._drop:
             least = {each: size if each in self._whole else min(size, _LEAST) for each, size in widths.items()}
             if self._total(least) <= width:
@@ -114,6 +119,7 @@ class Listing:
             if name in widths:
                 del widths[name]
         cut = self._cut(widths, width)
+        fits = self._total({**widths, **cut}) <= width
         table = Table(
             box=SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, padding=(0, _GAP - 1, 0, 0)
         )
@@ -123,10 +129,12 @@ class Listing:
                 justify="right" if name in self._right else "left",
                 overflow="fold" if name in self._wrap else "ellipsis",
                 no_wrap=name not in self._wrap,
+                # A given width saves measuring each cell again, which takes a quarter of the time of a long table.
+                width=min(natural, cut.get(name, natural)) if fits and name not in self._wrap else None,
                 min_width=min(natural, cut.get(name, natural)),
                 max_width=cut.get(name),
             )
-        for row in zip(*(cells[name] for name in widths), strict=True) if cells else ():
+        for row in zip(*(texts[name] for name in widths), strict=True) if cells else ():
             table.add_row(*row)
         return table
 
@@ -147,13 +155,6 @@ class Listing:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.fitted(options.max_width, short=console.is_terminal)
-
-
-def _length(cell: str) -> int:
-    from rich.cells import cell_len
-    from rich.text import Text
-
-    return cell_len(Text.from_markup(cell).plain)
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:

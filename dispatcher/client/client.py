@@ -526,8 +526,8 @@ class Client(Operations):
         endpoint, then delayed ones, then ended ones, the last first.
 
         An ended job is listed as long as its result is kept (an hour by default), and not at all if it was submitted
-        with `result_ttl_s=0`; dead letters are kept for thirty days, see `dead_letters`. Far down a queue, at most
-        20 000 tasks of an endpoint are looked through.
+        with `result_ttl_s=0`; dead letters are kept for thirty days, see `dead_letters`. For one page, at most 20 000
+        waiting tasks of an endpoint are looked through; the next page goes on behind them.
 
         Args:
             states: of these states; default: of all.

@@ -18,7 +18,6 @@ from ...schemas.errors.base import InvalidRequest, MalformedMessage, NoDispatche
 from ...schemas.messages.jobs import JobInfo, ListReply, ListRequest
 from ...schemas.names import Names, QueueOperation, check_job, check_name, job_endpoint
 from ...schemas.records.jobs import JobState
-from ...schemas.wire import headers
 from .queries import JobQueries, info_of_record, parse_result
 from .storage import TaskStreams
 from .stored import (
@@ -26,7 +25,6 @@ from .stored import (
     JobRef,
     abbreviates,
     begins_with,
-    header_of,
     info_of_schedule,
     info_of_task,
     job_of,
@@ -38,7 +36,8 @@ MAX_LISTED: Final = 10_000
 _PAGE: Final = 128
 _RESOLVED: Final = 2000
 """How many ended jobs are looked through for an abbreviated id."""
-_UNFETCHED: Final = (JobState.QUEUED, JobState.SCHEDULED)
+_UNREAD: Final = frozenset({JobState.QUEUED, JobState.SCHEDULED})
+"""States of tasks that no dispatcher has read."""
 _ACTIVE: Final = (JobState.QUEUED, JobState.WAITING, JobState.RUNNING)
 _ENDED: Final = (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
 
@@ -50,7 +49,11 @@ class JobPage:
     jobs: tuple[JobInfo, ...]
     """Without results, earlier attempts and tracebacks: `Client.job(...)` has those."""
     next: str | None = None
-    """There may be more: the `cursor` of the next page."""
+    """There may be more: the `cursor` of the next page. This page may have fewer jobs than its limit, or none: for one
+    page, at most 20 000 waiting tasks of an endpoint are looked through."""
+    unanswered: tuple[str, ...] = ()
+    """Endpoints with tasks whose queues change hands, or whose dispatcher did not answer: tasks of theirs that run are
+    `queued` or `waiting` in the list."""
 
 
 class JobList:
@@ -71,17 +74,20 @@ class JobList:
         if endpoint is not None:
             check_name(endpoint, "endpoint")
         found: list[JobInfo] = []
+        unanswered: dict[str, None] = {}
         place = cursor
-        listing = self._all(wanted, endpoint, cursor or "", timeout_s)
+        listing = self._all(wanted, endpoint, cursor or "", timeout_s, unanswered)
         try:
             async for info, here in listing:
-                if len(found) == limit:
-                    return JobPage(jobs=tuple(found), next=place)
-                found.append(info)
-                place = here
+                if info is not None and len(found) < limit:
+                    found.append(info)
+                    place = here
+                    continue
+                after = here if info is None else place
+                return JobPage(jobs=tuple(found), next=after, unanswered=tuple(unanswered))
         finally:
             await listing.aclose()
-        return JobPage(jobs=tuple(found))
+        return JobPage(jobs=tuple(found), unanswered=tuple(unanswered))
 
     async def resolve(self, text: str, endpoint: str | None, timeout_s: float) -> str:
         """The id that begins with this text.
@@ -94,10 +100,13 @@ class JobList:
         owner = endpoint or job_endpoint(text)
         found: dict[str, None] = {}
         ended = 0
-        listing = self._all(ListRequest(prefix=text), owner, "", timeout_s) if abbreviates(text) else None
+        wanted = ListRequest(prefix=text)
+        listing = self._all(wanted, owner, "", timeout_s, {}) if abbreviates(text) else None
         if listing is not None:
             try:
                 async for info, _ in listing:
+                    if info is None:
+                        continue
                     ended += info.state.final
                     found[info.job] = None
                     if len(found) > 5:
@@ -113,9 +122,10 @@ class JobList:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _all(
-        self, wanted: ListRequest, endpoint: str | None, cursor: str, timeout_s: float
-    ) -> AsyncGenerator[tuple[JobInfo, str], None]:
-        """Matching jobs from a place on, each with the place after it: `<part>/<endpoint>/<position>`."""
+        self, wanted: ListRequest, endpoint: str | None, cursor: str, timeout_s: float, unanswered: dict[str, None]
+    ) -> AsyncGenerator[tuple[JobInfo | None, str], None]:
+        """Matching jobs from a place on, each with the place after it: `<part>/<endpoint>/<position>`. None: enough of
+        a part was looked through; beyond that place may be more, and the next part follows."""
         part, _, rest = cursor.partition("/")
         owner, _, position = rest.partition("/")
         if cursor and (part not in ("active", "delayed", "ended") or not position.isdecimal()):
@@ -124,14 +134,13 @@ class JobList:
         states = frozenset(wanted.states or JobState)
         if part in ("", "active"):
             if states.intersection(_ACTIVE):
-                async for info in self._active(wanted, endpoint, owner, start, timeout_s):
-                    yield info, f"active/{info.endpoint}/{info.sequence}"
+                async for each, place in self._active(wanted, endpoint, owner, start, timeout_s, unanswered):
+                    yield each, f"active/{place}"
             start = 0
         if part in ("", "active", "delayed"):
             if JobState.SCHEDULED in states:
-                async for info, place in self._delayed(endpoint, start):
-                    if info_matches(info, wanted):
-                        yield info, f"delayed//{place}"
+                async for each, sequence in self._delayed(wanted, endpoint, start):
+                    yield each, f"delayed//{sequence}"
             start = 0
         if states.intersection(_ENDED):
             async for info, revision in self._ended(wanted, endpoint, start or None):
@@ -139,46 +148,87 @@ class JobList:
                     yield without_details(info), f"ended//{revision}"
 
     async def _active(
-        self, wanted: ListRequest, endpoint: str | None, owner: str, start: int, timeout_s: float
-    ) -> AsyncGenerator[JobInfo, None]:
+        self,
+        wanted: ListRequest,
+        endpoint: str | None,
+        owner: str,
+        start: int,
+        timeout_s: float,
+        unanswered: dict[str, None],
+    ) -> AsyncGenerator[tuple[JobInfo | None, str], None]:
         """In the streams of tasks, endpoint by endpoint, in the order of publication."""
-        endpoints = sorted({*await self._queries.depths(), *await self._queries.had()})
+        depths = await self._queries.depths()
+        endpoints = sorted({*depths, *await self._queries.had()})
         for name in endpoints if endpoint is None else [endpoint]:
             if name < owner:
                 continue
-            after = start if name == owner else 0
-            seen: set[str] = set()
-            try:
-                while True:
-                    asked = wanted.model_copy(update={"after": after})
-                    reply = await self._queries.ask(name, QueueOperation.LIST, asked, ListReply, timeout_s)
-                    for info in reply.jobs:
-                        seen.add(info.job)
-                        yield info
-                    if reply.next is None:
-                        after = max(after, reply.read_to)
-                        break
-                    after = reply.next
-            except (NoDispatcher, Unavailable, InvalidRequest):
-                pass  # nobody has the queue, or a dispatcher of an earlier version: all that is known is in the stream
-            async for message in _following(await self._streams.tasks(), self._names.tasks_of(name), after + 1):
-                info = info_of_task(JobRef(id=job_of(message, self._names.tasks[:-1])), message, self._names)
-                info = info.model_copy(update={"key": header_of(message.headers or {}, headers.KEY)})
-                if info.job not in seen and info_matches(info, wanted):
-                    yield info
+            silent = unanswered if depths.get(name) else {}
+            listing = self._active_of(name, wanted, start if name == owner else 0, timeout_s, silent)
+            async for info, sequence in listing:
+                yield info, f"{name}/{sequence}"
 
-    async def _delayed(self, endpoint: str | None, start: int) -> AsyncGenerator[tuple[JobInfo, int], None]:
+    async def _active_of(
+        self, name: str, wanted: ListRequest, place: int, timeout_s: float, unanswered: dict[str, None]
+    ) -> AsyncGenerator[tuple[JobInfo | None, int], None]:
+        """Of one endpoint: first those of which its dispatcher knows, up to where it has read the stream, then those in
+        the stream. Of these it may know some, too, which it has read for tenants."""
+        unread = not wanted.states or not _UNREAD.isdisjoint(wanted.states)
+        # Whatever it does: so that it is known which tasks in the stream are not in these states.
+        asked = wanted.model_copy(update={"states": ()}) if unread else wanted
+        known: dict[str, JobInfo] = {}
+        read_to: int | None = None
+        try:
+            following: int | None = place
+            while following is not None:
+                asked = asked.model_copy(update={"after": following})
+                reply = await self._queries.ask(name, QueueOperation.LIST, asked, ListReply, timeout_s)
+                if reply.recovering:
+                    unanswered[name] = None
+                read_to = reply.read_to if read_to is None else read_to
+                for info in reply.jobs:
+                    known[info.job] = info
+                    if (info.sequence or 0) <= read_to:
+                        place = info.sequence or place
+                        if info_matches(info, wanted):
+                            yield info, place
+                following = reply.next
+            place = max(place, read_to or 0)
+        except (NoDispatcher, Unavailable, InvalidRequest):
+            unanswered[name] = None  # nobody has the queue, or a dispatcher of an earlier version
+        if not unread:
+            for info in known.values():
+                if (info.sequence or 0) > place and info_matches(info, wanted):
+                    yield info, info.sequence or place
+            return
+        looked = 0
+        async for message in _following(await self._streams.tasks(), self._names.tasks_of(name), place + 1):
+            if looked == SCANNED:
+                yield None, place
+                return
+            looked, place = looked + 1, message.sequence
+            info = info_of_task(JobRef(id=job_of(message, self._names.tasks[:-1])), message, self._names)
+            told = known.get(info.job, info)
+            if told.sequence == message.sequence and info_matches(told, wanted):
+                yield told, place
+
+    async def _delayed(
+        self, wanted: ListRequest, endpoint: str | None, place: int
+    ) -> AsyncGenerator[tuple[JobInfo | None, int], None]:
         """Held by the server until their time; in the order in which they were stored."""
         stream = await self._streams.schedules()
-        async for message in _following(stream, self._names.schedules, start + 1):
+        looked = 0
+        async for message in _following(stream, self._names.schedules, place + 1):
+            if looked == SCANNED:
+                yield None, place
+                return
+            looked, place = looked + 1, message.sequence
             wall = self._ambient.wall()
             if recurring(self._names, message, wall=wall) is not None:
                 continue  # a schedule, each of whose runs is a job
             id = self._names.parse_schedule(message.subject)
             info = info_of_schedule(JobRef(id=id), message, self._names, wall=wall)
-            info = info.model_copy(update={"key": header_of(message.headers or {}, headers.KEY)})
-            if endpoint in (None, info.endpoint):
-                yield info, message.sequence
+            if endpoint in (None, info.endpoint) and info_matches(info, wanted):
+                yield info, place
 
     async def _ended(
         self, wanted: ListRequest, endpoint: str | None, before: int | None
@@ -204,9 +254,9 @@ class JobList:
 
 
 async def _following(stream: Stream, pattern: str, start: int) -> AsyncGenerator[StreamMessage, None]:
-    """Stored messages from a sequence on, at most SCANNED."""
+    """Stored messages from a sequence on."""
     state = await stream.state(pattern)
-    count = min(SCANNED, sum(state.subjects.values()))
+    count = sum(state.subjects.values())
     place = max(start, state.first_sequence)
     while count > 0 and place <= state.last_sequence:
         step = max(1, min(_PAGE, state.last_sequence - place + 1))

@@ -260,22 +260,24 @@ def info_of_task(ref: JobRef, message: StreamMessage, names: Names) -> JobInfo:
     try:
         given, at = message.headers, message.at
         task = Submission.parse(names, message.subject, given, sequence=message.sequence, published_at=at)
-        moment, cron, zone, schedule = task.not_before, task.cron, task.time_zone, task.schedule
     except GanglineError:  # its dispatcher says what is wrong
-        moment = cron = schedule = None
-        zone = ""
+        task = Submission(endpoint, method, ref.id)
+    moment, cron = task.not_before, task.cron
     later = moment is not None or cron is not None
     return JobInfo(
         job=ref.id,
         endpoint=endpoint,
         method=method,
         state=JobState.SCHEDULED if later else JobState.QUEUED,
+        attempts=task.attempts,
         sequence=message.sequence,
+        priority=task.priority or 0,
+        key=task.key,
         submitted_at=message.at,
         next_try_at=moment,
-        reason=_reason(moment, cron, zone) if later else None,
+        reason=_reason(moment, cron, task.time_zone) if later else None,
         cron=cron,
-        schedule=schedule,
+        schedule=task.schedule,
     )
 
 
@@ -304,6 +306,7 @@ def info_of_schedule(ref: JobRef, message: StreamMessage, names: Names, *, wall:
         state=JobState.SCHEDULED,
         sequence=message.sequence,
         submitted_at=message.at,
+        key=header_of(fields, headers.KEY),
         next_try_at=moment,
         reason=_reason(moment, None),
     )

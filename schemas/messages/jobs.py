@@ -114,7 +114,10 @@ class ListReply(Reply):
     next: int | None = None
     """There are more: ask again with this as `after`."""
     read_to: int = 0
-    """The sequence up to which the dispatcher has read the stream."""
+    """The sequence up to which the dispatcher has read the stream. Behind that, it knows only tasks that it has read
+    ahead for tenants."""
+    recovering: bool = False
+    """It is taking the queue over: tasks that are `queued` or `waiting` here may run."""
 
 
 class CancelReply(Reply):

@@ -111,8 +111,8 @@ def info(queue: QueueState, job: str) -> JobInfo | None:
 
 
 def listed(queue: QueueState, after: int) -> Iterator[JobInfo]:
-    """All tasks that the consumer has delivered with a sequence above `after`, in the order of publication."""
-    for seq in sorted(seq for seq, task in queue.tasks.items() if seq > after and not task.ahead):
+    """All tasks with a sequence above `after`, in the order of publication, also those read ahead."""
+    for seq in sorted(seq for seq in queue.tasks if seq > after):
         yield _info(queue, queue.tasks[seq])
 
 
@@ -123,11 +123,12 @@ def promised(queue: QueueState, job: str) -> bool:
 
 def _info(queue: QueueState, task: Task) -> JobInfo:
     submission, error = task.submission, task.error
+    state = TOLD.get(task.step) or task.end or JobState.DONE
     return JobInfo(
         job=task.job,
         endpoint=queue.endpoint,
         method=submission.method,
-        state=TOLD.get(task.step) or task.end or JobState.DONE,
+        state=state,
         attempts=task.attempts,
         worker=task.worker,
         sequence=task.seq,
@@ -137,9 +138,13 @@ def _info(queue: QueueState, task: Task) -> JobInfo:
         started_at=task.started_at,
         next_try_at=_wall(queue, task.ready_at) if task.step in (TaskStep.NOTING, TaskStep.WAITING) else None,
         error=None if error is None else JobFailure(code=error.code, message=error.message, details=error.details),
-        reason=task.reason,
+        reason=_TAKEOVER if not queue.open and state in _MAY_RUN else task.reason,
         schedule=submission.schedule,
     )
+
+
+_MAY_RUN: Final = (JobState.QUEUED, JobState.WAITING)
+_TAKEOVER: Final = "a dispatcher is taking the queue over, and does not know yet whether it runs"
 
 
 def _wall(queue: QueueState, mono: float) -> float:

@@ -700,7 +700,7 @@ class QueueRunner:
             entry = self.entries.get(info.sequence or 0)
             worker = info.worker if entry is None else entry.worker or info.worker
             found.append(without_details(info.model_copy(update={"worker": worker})))
-        return ListReply(jobs=tuple(found), next=following, read_to=self._newest)
+        return ListReply(jobs=tuple(found), next=following, read_to=self._newest, recovering=not self.core.open)
 
     async def cancel(self, job: str) -> JobInfo | None:
         """Cancel a job. Returns its state when its end or its cancellation is stored; None: it is not fetched.
@@ -733,7 +733,7 @@ class QueueRunner:
         entry = self.entries.get(sequence)
         if entry is not None and entry.submission is not None and entry.submission.job == job:
             return JobPlace.FETCHED
-        return JobPlace.UNSEEN if sequence > max(self._newest, self._old_to) else JobPlace.UNKNOWN
+        return JobPlace.UNSEEN if sequence > self._newest else JobPlace.UNKNOWN
 
     def _changing_hands(self) -> NoDispatcher:
         return NoDispatcher(f"the queue of {self.endpoint} is changing hands: ask again")

@@ -156,7 +156,8 @@ class Reads:
             page = await self._client.jobs(
                 states=states, endpoint=endpoint, schedule=schedule, limit=MOST_JOBS, cursor=cursor
             )
-            return {"jobs": [job.model_dump(mode="json") for job in page.jobs], "next": page.next}
+            jobs = [job.model_dump(mode="json") for job in page.jobs]
+            return {"jobs": jobs, "next": page.next, "unanswered": page.unanswered}
 
         return await self._shared(f"jobs {states} {endpoint} {schedule} {cursor}", ask)
 

@@ -15,6 +15,7 @@ from gangline.bus.port.bus import BucketSettings
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.policies.settings import DispatcherSettings
+from gangline.dispatcher.jobs import listing
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidRequest, UnknownJob
 from gangline.schemas.records.jobs import JobState
@@ -152,6 +153,46 @@ async def test_tasks_that_no_dispatcher_has_fetched_are_listed_from_the_stream()
         jobs = [await client.options(key=str(number)).submit("images.echo", number) for number in range(3)]
         assert await states(client) == [(job.id, QUEUED) for job in jobs]
         assert await states(client, key="1", limit=1) == [(jobs[1].id, QUEUED)]
+
+
+async def test_what_is_known_of_a_task_that_no_dispatcher_has_fetched_is_told_of_one_job_and_in_the_list() -> None:
+    async with Scene().client(dispatcher=False) as client:
+        job = await client.options(key="k", priority=3).submit("images.echo", 1)
+        later = await client.options(key="k", delay_s=3600).submit("images.echo", 2)
+        for each in (job, later):
+            info = await each.status()
+            [listed] = [one for one in (await client.jobs()).jobs if one.job == each.id]
+            assert info.key == "k" and info == listed.model_copy(update={"reason": info.reason})
+        assert (await job.status()).priority == 3
+
+
+async def test_a_list_whose_dispatcher_does_not_answer_says_so() -> None:
+    async with Scene().client(dispatcher=False) as client:
+        assert (await client.jobs(endpoint="images")).unanswered == ()
+        await client.submit("images.echo", 1)
+        for states in ([], [RUNNING]):
+            assert (await client.jobs(states=states)).unanswered == ("images",)
+    async with Scene().client() as client:
+        await mixed(client)
+        assert (await client.jobs()).unanswered == ()
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+async def test_pages_go_on_behind_those_tasks_that_one_look_goes_through(
+    monkeypatch: pytest.MonkeyPatch, delayed: bool
+) -> None:
+    monkeypatch.setattr(listing, "SCANNED", 10)
+    async with Scene().client(dispatcher=delayed) as client:
+        jobs = []
+        for number in range(45):
+            options = client.options(key=str(number % 15), delay_s=3600 if delayed else None)
+            jobs.append((await options.submit("images.echo", number)).id)
+        if delayed:
+            await asyncio.sleep(1.0)
+        state = SCHEDULED if delayed else QUEUED
+        for limit in (3, 100):
+            assert sorted(await states(client, limit=limit)) == sorted((job, state) for job in jobs)
+            assert sorted(await states(client, limit=limit, key="14")) == sorted((job, state) for job in jobs[14::15])
 
 
 async def test_tasks_beyond_the_window_of_the_dispatcher_are_listed_too() -> None:

@@ -432,6 +432,46 @@ def test_all_waiting_tasks_are_listed_however_few_of_them_the_new_dispatcher_has
     simulate(story())
 
 
+@pytest.mark.parametrize("how", ["killed", "stopped", "frozen"])
+def test_whoever_asks_while_the_queue_changes_hands_is_told_what_runs_or_that_it_is_not_known(how: str) -> None:
+    async def story() -> None:
+        async with Site(window_tasks=16) as site:
+            site.worker(slots=3)
+            first = site.dispatcher()
+            await site.taken()
+            site.dispatcher()
+            running = {await site.submit("square", {"x": 1, "seconds": 3600.0}) for _ in range(3)}
+            await site.eventually(lambda: len(site.starts) == 3)
+            jobs = running | {await site.submit("square", {"x": 2}) for _ in range(20)}
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+                if how == "frozen":
+                    first.freeze()
+                elif how == "killed":
+                    first.kill()
+                else:
+                    site.loop.spawn(first.name, first.dispatcher.stop(), name="stop")
+                told: list[bool] = []
+                began = site.loop.time()
+                while site.loop.time() < began + 8.0:
+                    job = next(iter(running))
+                    info, why = await client.job(job, site.pool).status(), await client.job(job, site.pool).why()
+                    assert info.state is JobState.RUNNING or info.reason, info
+                    assert why.job.state is JobState.RUNNING or why.obstacles, why
+                    page = await client.jobs(states=["running"])
+                    every = await client.jobs(limit=1000)
+                    assert {one.job for one in every.jobs} == jobs
+                    for states in (page, every):
+                        found = {one.job for one in states.jobs if one.state is JobState.RUNNING}
+                        assert found == running or (found <= running and states.unanswered == (site.pool,))
+                    told.append(bool(page.unanswered))
+                    await asyncio.sleep(0.1)
+                assert not told[-1] and (any(told) or how == "stopped")
+                if how == "frozen":
+                    first.thaw()
+
+    simulate(story())
+
+
 async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

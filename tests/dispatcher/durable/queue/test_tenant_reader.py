@@ -7,7 +7,9 @@ import random
 
 import pytest
 
+from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.queue.tenant_reader import TenantReader
+from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.names import job_of_tenant
 from gangline.schemas.records.jobs import JobState
 
@@ -100,6 +102,44 @@ def test_a_task_that_was_read_is_retried_and_buried_and_cancelled_like_others() 
             }
             await site.empty(120.0)
             assert await site.tries() == []
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_tasks_that_were_read_are_listed_as_what_they_do(limit: int) -> None:
+    async def story() -> None:
+        async with Site(window_tasks=WINDOW, backoff_s=100.0) as site:
+            await began(site)
+            lab = await fill(site, 60, seconds=100.0)
+            await site.eventually(lambda: len(site.starts) == 2)
+            jobs = {
+                await submit(site, method="fail", body='{"times": 1}'): JobState.WAITING,
+                await submit(site, body='{"x": 3, "seconds": 500}'): JobState.RUNNING,
+                await submit(site): JobState.QUEUED,
+            }
+            running, waiting, *_ = jobs
+            await asyncio.sleep(1.0)
+            site.worker(3)
+            await site.eventually(lambda: {running, waiting} <= {job for job, _, _, _ in site.starts})
+            await asyncio.sleep(1.0)
+            async with Client(site.own, names=site.names, settings=RouterSettings(node="n")) as client:
+
+                async def listed(*states: JobState) -> dict[str, JobState]:
+                    found: dict[str, JobState] = {}
+                    cursor = None
+                    while True:
+                        page = await client.jobs(states=states, endpoint=site.pool, limit=limit, cursor=cursor)
+                        assert not found.keys() & {info.job for info in page.jobs}
+                        found |= {info.job: info.state for info in page.jobs}
+                        if (cursor := page.next) is None:
+                            return found
+
+                everything = await listed()
+                assert list(everything) == [*lab, *jobs]
+                assert {job: everything[job] for job in jobs} == jobs
+                for state in (JobState.WAITING, JobState.RUNNING, JobState.QUEUED):
+                    assert await listed(state) == {job: so for job, so in everything.items() if so is state}
 
     simulate(story())
 

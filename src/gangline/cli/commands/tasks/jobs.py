@@ -55,8 +55,8 @@ def ls(
     """List jobs: unfinished ones in the order of submission, then delayed ones, then ended ones, the last first.
 
     An ended job is listed as long as its result is kept: one hour, unless it was submitted with another --result-ttl.
-    'gangline dead ls' lists dead letters of the last thirty days. With --json: an object with 'jobs' and 'next', the
-    cursor of the next page.
+    'gangline dead ls' lists dead letters of the last thirty days. With --json: an object with 'jobs', 'next', the
+    cursor of the next page, and 'unanswered', endpoints whose queues change hands.
     """
     if watch and cursor is not None:
         raise click.UsageError("--cursor cannot be combined with --watch")
@@ -74,15 +74,25 @@ def ls(
 
     async def read(client: Client) -> Page[JobInfo]:
         page = await ask(client)
-        if page.next is None:
-            return Page(page.jobs)
-        more = "a higher --limit" if watch else f"--cursor {page.next}, or a higher --limit"
-        return Page(page.jobs, (f"there are more: {more}",))
+        notes: list[str] = []
+        if page.next is not None:
+            full = len(page.jobs) == limit
+            further = [*([] if watch else [f"--cursor {page.next}"]), *(["a higher --limit"] if full else [])]
+            notes.append(f"there {'are' if full else 'may be'} more: {', or '.join(further) or 'far down the queues'}")
+        for endpoint in page.unanswered:
+            notes.append(f"no dispatcher says what runs of {endpoint}: it is shown as queued or waiting")
+        return Page(page.jobs, tuple(notes))
 
     name = "gangline jobs"
     if as_json and not watch:
         page = with_client(connection, name, ask)
-        print_json({"jobs": [info.model_dump(mode="json") for info in page.jobs], "next": page.next})
+        print_json(
+            {
+                "jobs": [info.model_dump(mode="json") for info in page.jobs],
+                "next": page.next,
+                "unanswered": page.unanswered,
+            }
+        )
         return
     view = ListView(
         item="job",

@@ -98,6 +98,9 @@ class LedgerRecovery:
                 scheduler_state.add(gang)
                 self._teardown.stop(gang)
             case GangState.QUEUED:
+                if record.created_at and not record.formed_at:
+                    # It has waited since its request; since when one waits that was torn down is not recorded.
+                    gang.queued_at -= max(0.0, scheduler_state.wall - record.created_at)
                 if record.deadline_at is not None:
                     gang.deadline_wall = record.deadline_at
                     gang.deadline_at = scheduler_state.now + max(0.0, record.deadline_at - scheduler_state.wall)

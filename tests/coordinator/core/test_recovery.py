@@ -182,3 +182,18 @@ def test_a_queued_gang_that_is_being_granted_when_the_ledger_vanishes_keeps_its_
     assert record.state is GangState.QUEUED
     world.elect()
     assert world.states() == {"a": "queued"}
+
+
+def test_a_gang_has_waited_since_its_request_under_the_next_leader_too():
+    world = world_of(1)
+    world.acquire("holder", 1, ttl_s=1000.0)
+    world.flush()
+    for gang in ("first", "second"):
+        world.acquire(gang, 1, wait=False, ttl_s=1000.0)
+    world.flush()
+    world.advance(50.0)
+    for _ in range(2):
+        [ahead] = world.core.why("second").ahead
+        assert ahead.id == "first" and 50.0 <= ahead.waiting_s < 60.0
+        assert 50.0 <= world.core.statistics()["oldest_s"] < 60.0
+        world.elect()

@@ -475,8 +475,8 @@ class GangEffectExecutor:
         self.gauges.happened(event)
         self._traces.happened(event)
         if self._context.history is not None:
-            gang = self._core.get(event.gang) if event.kind is GangEventKind.FORMED else None
-            record_gang(self._context.history, event, gang)
+            seated = event.kind in (GangEventKind.FORMED, GangEventKind.RECOVERED)
+            record_gang(self._context.history, event, self._core.get(event.gang) if seated else None)
         names, bus = self._context.names, self._context.bus
         try:
             bus.publish(names.gang_event(event.gang), event.model_dump_json(exclude_none=True).encode())

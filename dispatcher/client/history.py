@@ -97,8 +97,8 @@ class HistoryReader:
         return found[-limit:]
 
     async def held_at(self, at: float) -> list[HistoryRecord]:
-        """Who held slots at that time: LEASE_GRANTED of leases, GANG_FORMED of gangs. Reads all that is kept, up to
-        some minutes after that time.
+        """Who held slots at that time: LEASE_GRANTED of leases, GANG_FORMED of gangs, or GANG_RECOVERED if the leader
+        that formed one died before it was recorded. Reads all that is kept, up to some minutes after that time.
 
         Raises: as `records`.
         """
@@ -123,6 +123,8 @@ def holdings(records: Iterable[HistoryRecord], at: float) -> list[HistoryRecord]
                 held.pop(("lease", record.lease), None)
             case HistoryKind.GANG_FORMED:
                 held["gang", record.gang] = record
+            case HistoryKind.GANG_RECOVERED if record.workers:  # earlier versions do not say where
+                held.setdefault(("gang", record.gang), record)
             case HistoryKind.GANG_TORN_DOWN | HistoryKind.GANG_RESTARTING | HistoryKind.GANG_ENDED:
                 held.pop(("gang", record.gang), None)
             case (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gangline import Pool
-from gangline.bus.memory.server import MemoryServer
+from gangline.bus.memory.server import MemoryBus, MemoryServer
 from gangline.bus.streams.history_recorder import HistorySettings, HistorySummary
 from gangline.coordinator.service import Coordinator
 from gangline.coordinator.settings.settings import ServiceSettings
@@ -45,10 +45,12 @@ async def fail() -> None:
 
 
 class System:
-    def __init__(self, client: Client, running: Any, reader: HistoryReader) -> None:
+    def __init__(self, client: Client, running: Any, reader: HistoryReader, leader: MemoryBus) -> None:
         self.client = client
         self.running = running
         self.reader = reader
+        self.leader = leader
+        """The connection of its coordinator."""
 
     async def told(self, *kinds: HistoryKind, **wanted: Any) -> list[HistoryRecord]:
         await asyncio.sleep(SETTLED_S)
@@ -72,7 +74,7 @@ async def system(workers: int = 1) -> AsyncIterator[System]:
         shell = ServiceSettings(history=HISTORY, node="c")
         async with Coordinator(bus=bus, shell=shell, ambient=ambient) as coordinator:
             await coordinator.wait_leading()
-            yield System(client, running, HistoryReader(client.router.bus, client.router.names))
+            yield System(client, running, HistoryReader(client.router.bus, client.router.names), bus)
         await bus.close()
 
 
@@ -219,6 +221,24 @@ async def test_who_held_what_at_a_time_is_read_from_the_history():
         }
         assert await seen.reader.held_at(wall) == []
         assert await seen.reader.held_at(granted.at + 3600) == []
+
+
+async def test_a_gang_held_slots_also_if_the_leader_that_formed_it_could_not_record_that():
+    async with system(workers=2) as seen:
+        hub, loop = seen.running.hub, asyncio.get_running_loop()
+        ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
+        shell = ServiceSettings(history=HISTORY, node="c")
+        async with Coordinator(bus=hub.connect("next"), shell=shell, ambient=ambient) as following:
+            async with seen.client.gang(pool="images", size=2, slots=3, ttl_s=60) as gang:
+                hub.partition(seen.leader)
+                await following.wait_leading()
+                await asyncio.sleep(SETTLED_S)
+                [held] = [record for record in await seen.reader.held_at(ambient.wall()) if record.gang]
+                assert (held.kind, held.gang, held.slots) == (HistoryKind.GANG_RECOVERED, gang.id, 6)
+                assert sorted(held.workers) == ["images.w1", "images.w2"]
+            hub.heal(seen.leader)
+            await asyncio.sleep(SETTLED_S)
+            assert await seen.reader.held_at(ambient.wall()) == []
 
 
 def test_a_worker_that_left_or_voided_its_leases_holds_nothing():

@@ -123,19 +123,19 @@ class QueueOperations:
         queue: QueueRunner,
         *,
         responder: CountingResponder,
-        counts: Callable[[str], tuple[int | None, int]],
+        delayed: Callable[[], int],
         quotas: Quotas,
     ) -> None:
         """
         Args:
-            counts: number of an endpoint's tasks in the stream, if known, and of those that wait for their time.
+            delayed: number of the endpoint's tasks that wait for their time.
             quotas: has the names of tenants.
         """
         self._bus = bus
         self._names = names
         self._queue = queue
         self._responder = responder
-        self._counts = counts
+        self._delayed = delayed
         self._quotas = quotas
         self._listening = Listening()
 
@@ -200,7 +200,7 @@ class QueueOperations:
         return CancelReply(cancelled=info.state not in (JobState.DONE, JobState.DEAD), state=info.state)
 
     def _stats(self, account: str, body: Any) -> QueueStats:
-        return self._queue.statistics(*self._counts(self._queue.endpoint))
+        return self._queue.statistics(self._delayed())
 
     def _why(self, account: str, body: Any) -> JobWhyReply:
         job = self._job(account, parse_request(JobRequest, body).job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -169,6 +170,7 @@ class Dispatcher(Service[DispatcherState]):
             found=self._found,
             strays=self._sweeper.found,
             held=lambda: self._ownership.held,
+            counted=self._counted,
             registered=lambda entries: self._schedules.seen(entries, self._queues.keys()),
         )
         self._schedules = DeclaredSchedules(self._context)
@@ -273,7 +275,7 @@ class Dispatcher(Service[DispatcherState]):
             self.names,
             queue,
             responder=self._responder,
-            counts=self._counts_of,
+            delayed=lambda: self._endpoints.delayed.get(endpoint, 0),
             quotas=self._context.settings.quotas,
         )
         try:
@@ -284,6 +286,10 @@ class Dispatcher(Service[DispatcherState]):
             await asyncio.shield(self._background.start(queue.close()))
             raise
         return consumer if self._queues.get(endpoint) is queue else None  # it may have been lost
+
+    def _counted(self, depths: Mapping[str, int], last_sequence: int) -> None:
+        for name, queue in self._queues.items():
+            queue.counted(depths.get(name, 0), last_sequence)
 
     def _found(self, endpoints: frozenset[str]) -> None:
         self._ownership.found(endpoints)
@@ -373,10 +379,6 @@ class Dispatcher(Service[DispatcherState]):
 
     # -- what can be seen -----------------------------------------------------------------------------------------
 
-    def _counts_of(self, endpoint: str) -> tuple[int | None, int]:
-        """Its tasks in the stream, if known, and those that wait for their time."""
-        return self._endpoints.depths.get(endpoint), self._endpoints.delayed.get(endpoint, 0)
-
     def _told(self) -> DispatcherStats:
         statistics = self.statistics()
         return DispatcherStats(
@@ -391,7 +393,9 @@ class Dispatcher(Service[DispatcherState]):
         return DispatcherStatistics(
             id=self.id,
             state=self.state,
-            queues=tuple(queue.statistics(*self._counts_of(name)) for name, queue in sorted(self._queues.items())),
+            queues=tuple(
+                queue.statistics(self._endpoints.delayed.get(name, 0)) for name, queue in sorted(self._queues.items())
+            ),
             peers=self._ownership.peers,
             counts={
                 **self._counts,

@@ -37,6 +37,7 @@ class EndpointDiscovery:
         found: Callable[[frozenset[str]], None],
         strays: Callable[[Stream, list[str], Mapping[str, GanglineError]], None],
         held: Callable[[], Collection[str]],
+        counted: Callable[[Mapping[str, int], int], None],
         registered: Callable[[Sequence[KvEntry]], None],
     ) -> None:
         """
@@ -45,6 +46,7 @@ class EndpointDiscovery:
             strays: called with subjects in the stream that belong to no endpoint, and with those that are refused and
                 why, which is kept up to date.
             held: endpoints whose queues some dispatcher has.
+            counted: called with the number of tasks in the stream by endpoint, and its last sequence, each time.
             registered: called with all registrations of workers, each time.
         """
         self._context, self._names, self._log = context, context.names, context.log
@@ -52,6 +54,7 @@ class EndpointDiscovery:
         self._found = found
         self._strays = strays
         self._held = held
+        self._counted = counted
         self._registered = registered
         self._quotas = context.settings.quotas
         self._refused: dict[str, GanglineError] = {}
@@ -62,8 +65,6 @@ class EndpointDiscovery:
         their queues."""
         self._work = TaskSet("endpoints", context.log)
         self._told = ""
-        self.depths: Mapping[str, int] = {}
-        """Tasks in the stream by endpoint, as of the last search."""
         self.delayed: Mapping[str, int] = {}
         """Tasks that wait for their time by endpoint, as of the last count; schedules, too."""
         self._count_delayed_at = 0.0
@@ -112,7 +113,7 @@ class EndpointDiscovery:
                     claims.setdefault(endpoint, {}).setdefault(tenant, []).append(subject)
                 else:
                     others.add(endpoint)
-        self.depths = depths
+        self._counted(depths, state.last_sequence)
         await self._count_delayed()
         ledger, router = await self._context.router.ledger(), self._context.router
         registrations = await ledger.entries(self._names.registrations_of())

@@ -113,6 +113,10 @@ class QueueRunner:
         """The highest sequence delivered."""
         self._gone: set[int] = set()
         """Higher sequences of messages that were removed before the takeover."""
+        self._unread = 0
+        """Messages in the stream that were not fetched, as of the last count and without those fetched since."""
+        self._counted_to = 0
+        """The last sequence of that count."""
         self._old_to = 0
         """Up to this sequence a message may have ended before."""
         self._asked_of = False
@@ -228,6 +232,7 @@ class QueueRunner:
         pattern = context.names.tasks_of(self.endpoint)
         state = await until_answered("looking at the stream of tasks", lambda: stream.state(pattern), self._log)
         self._old_to, waiting = state.last_sequence, sum(state.subjects.values())
+        self.counted(waiting, state.last_sequence)
         self._tries = await recovery.tries()
         noted = {(record.job, record.sequence): record.attempts for record in self._tries.values()}
         if not waiting:
@@ -513,6 +518,8 @@ class QueueRunner:
             known.message = message
             self._take(message, known.submission)
             return
+        if seq <= self._counted_to and self._unread and seq not in self.entries:
+            self._unread -= 1
         read = read_message(self._context.names, message)
         if isinstance(read, GanglineError):
             self.entries.setdefault(seq, QueuedMessage(message, None)).message = message
@@ -746,20 +753,20 @@ class QueueRunner:
                 if info is not None and not waiting.done():
                     waiting.set_result(info)
 
-    def statistics(self, depth: int | None = None, delayed: int = 0) -> QueueStats:
-        """
-        Args:
-            depth: number of tasks in the stream; None: use the fetched ones.
-            delayed: number of tasks that wait for their time, in another stream.
-        """
-        counts = self.core.statistics()
-        unread = 0 if depth is None else max(0, depth - counts.seen)
+    def counted(self, depth: int, last_sequence: int) -> None:
+        """So many of its messages are in the stream, whose last one has this sequence."""
+        self._unread = max(0, depth - sum(seq <= last_sequence for seq in self.entries))
+        self._counted_to = last_sequence
+
+    def statistics(self, delayed: int = 0) -> QueueStats:
+        """`delayed`: number of tasks that wait for their time, in another stream."""
+        counts, unread = self.core.statistics(), self._unread
         pending = {QueueObstacle.SCHEDULE.value: delayed, QueueObstacle.UNREAD.value: unread, **counts.pending}
         oldest_s = None if counts.oldest_at is None else max(0.0, self._context.ambient.wall() - counts.oldest_at)
         return QueueStats(
             endpoint=self.endpoint,
             dispatcher=self._context.dispatcher,
-            depth=counts.seen if depth is None else depth,
+            depth=counts.seen + unread,
             seen=counts.seen,
             running=counts.running,
             waiting=counts.waiting,

@@ -883,3 +883,29 @@ def test_results_are_looked_up_of_what_was_published_before_we_could_be_asked_an
             assert looked == [1, 2, 6]
 
     simulate(story())
+
+
+@pytest.mark.parametrize("window", [16, 1024])
+def test_the_depth_of_a_queue_and_what_is_unread_of_it_are_told_as_they_are(window: int) -> None:
+    async def story() -> None:
+        async with Site(window_tasks=window) as site:
+            site.worker(slots=4)
+            first = site.dispatcher()
+            await site.taken()
+            for _ in range(250):
+                await site.submit("square", {"x": 1, "seconds": 0.05})
+            await asyncio.sleep(1.5)  # they were counted
+            stream = await site.streams.tasks()
+            for number in range(60):
+                if number == 20:
+                    first.kill()
+                    site.dispatcher()
+                    await site.taken()
+                [stats] = site.holder().dispatcher.statistics().queues
+                stored = (await stream.state()).messages
+                assert abs(stats.depth - stored) <= 4, number
+                unread = stats.pending.get("unread", 0)
+                assert unread == stats.depth - stats.seen and (unread == 0 or stats.seen >= window - 4), number
+                await asyncio.sleep(0.02)
+
+    simulate(story())

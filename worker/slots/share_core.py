@@ -70,6 +70,7 @@ class ShareCore:
         "_incarnation",
         "_interval_s",
         "_limit",
+        "_offered",
         "_planned",
         "_pace",
         "_paced_at",
@@ -129,6 +130,8 @@ class ShareCore:
         self._settled_at = float("-inf")
         self._allowed = 0
         """At most the units in the record; fewer while some are being given up."""
+        self._offered = 0
+        """Units that the last write gives up. If it is refused, since others write, too, they are not new here."""
         self._withheld = 0
         """Units that nothing more starts on, because others wait for them."""
         self._generation = 0
@@ -380,8 +383,9 @@ class ShareCore:
         spent = min(record.spent, max(0, record.limit - _units(shares)))  # not more than are free
         planned = record.model_copy(update={"shares": shares, "waiting": tuple(waiting), "spent": spent})
         self._planned = (planned, self.id_lease.generation)
-        own = shares.get(self.worker)
+        own, before = shares.get(self.worker), self._allowed
         self._allowed = min(self._allowed, 0 if own is None else own.units)  # law 2
+        self._offered = before - self._allowed
         self._withheld = min(self._withheld, self._allowed)
         return planned
 
@@ -479,11 +483,11 @@ class ShareCore:
         return own.units if excess <= 0 else max(0, own.units - excess)
 
     def _allow(self, units: int, now: float) -> int:
-        gained = units - self._allowed
-        self._allowed, self._withheld = units, min(self._withheld, units)
+        gained, offered = units - self._allowed, self._offered
+        self._allowed, self._withheld, self._offered = units, min(self._withheld, units), 0
         if units:
             self._prefetch = False
-        if gained > 0 and self._wants(now):
+        if gained > offered and self._wants(now):
             self._held_until = max(now, self._refused_at + 1.25 * self._pace) + HOLD_S
         return max(0, gained)
 

@@ -721,3 +721,22 @@ def test_two_that_come_in_turn_do_not_take_the_unit_from_each_other_for_ever(tas
             b.settle(now + after_s)
             a.settle(now + after_s)
     assert min(starts.values()) >= 3, starts
+
+
+def test_a_unit_that_could_not_be_given_up_because_another_worker_wrote_is_given_up_then() -> None:
+    a, b, c = nodes("a", "b", "c", limit=1)
+    assert a.start(0.1) and not b.start(0.1)
+    b.settle(0.13)
+    a.pressed = True
+    a.settle(0.14)
+    assert b.core.waiting and not c.start(0.3) and not a.start(0.3)
+    c.settle(0.34)  # `a` has not read that it waits, too
+    a.running = 0
+    planned = a.core.plan(0, 0.35, pressed=True, fresh="")
+    assert planned is not None and planned.shares["b"].units == 1
+    assert not a.ledger.put(planned, a.core.revision)
+    a.core.conflict()
+    a.settle(0.351)
+    assert not a.start(0.352)
+    b.settle(0.353)
+    assert b.start(0.354)
